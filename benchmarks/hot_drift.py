@@ -1,10 +1,10 @@
 """How long a hot profile lasts on a news portal's log: inputs of later days that the first day's hot rows serve.
 
-Samples of a quarter of the users are made day by day as in `daily`. Every day is prepared by the vocabularies of the
-day before, so ids of the first day go on meaning the same values, and once anew. Of each day's training samples three
-shares are counted: inputs that need no rows but the first day's hot ones; the same with a profile made anew by that
-day's counts where ids are inherited, so that popular rows stand behind rows that no longer are; and with ids ranked
-anew. All three have the bytes of the first profile; tables of a few rows (weekdays, say) are
+Samples of a quarter of the users are made day by day as in `continual`. Every day is prepared by the vocabularies of
+the day before, so ids of the first day go on meaning the same values, and once anew. Of each day's training samples
+three shares are counted: inputs that need no rows but the first day's hot ones; the same with a profile made anew by
+that day's counts where ids are inherited, so that popular rows stand behind rows that no longer are; and with ids
+ranked anew. All three have the bytes of the first profile; tables of a few rows (weekdays, say) are
 hot whole on every day at no cost, as a plan has them in DRAM.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from benchmarks.daily import Days, cut, make_logs
+from benchmarks.continual import Days, cut, make_logs
 from benchmarks.sessions import recipe as shipped
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare

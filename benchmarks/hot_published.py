@@ -101,14 +101,12 @@ class Ladder:
         """Tables in the log with slots for a batch alone, and hot rows where the name asks for FAE."""
         hot = calibrate(self.dataset, self.row_bytes, self.budget, curve=()).hot(self.parts)
         apart = name.endswith("FAE")
-        heads: dict[str, dict[str, int]] = {}
-        for part, rows in zip(self.parts, hot.tolist(), strict=True):
-            heads.setdefault(part.table, {})["hot_tail" if part.whole else "hot_head"] = rows if apart else 0
+        heads = {part.table: rows if apart else 0 for part, rows in zip(self.parts, hot.tolist(), strict=True)}
         rows = self.dataset.table_rows()
         # Slots for a batch; sets fill unevenly.
         slots = {table: min(BATCH * ids, rows[table]) for table, ids in self.ids.items()}
         tables = {
-            table: TableTier(home="log", cache_rows=5 * slots[table] // 4 + 64, **hot_of)
+            table: TableTier(home="log", cache_rows=5 * slots[table] // 4 + 64, hot_rows=hot_of)
             for table, hot_of in heads.items()
         }
         tiers = TierConfig(tables=tables, log_path=self.folder / name.replace(" ", ""), lookahead=0)

@@ -19,8 +19,8 @@ from stratarec.errors import ConfigError, StrataError
 BENCHMARKS = {
     "blockstore": "benchmarks.blockstore",
     "clicks": "benchmarks.clicks",
+    "continual": "benchmarks.continual",
     "csv": "benchmarks.csv_log",
-    "daily": "benchmarks.daily",
     "dedup_quality": "benchmarks.dedup_quality",
     "dedup_reader": "benchmarks.dedup_reader",
     "dedup_storage": "benchmarks.dedup_storage",

@@ -82,7 +82,6 @@ class Bench:
     def __init__(self, contender: Contender, mesh: Any, shape: Shape, model: dict[str, Any], dense_wire: str) -> None:
         from stratarec.data.schema import DenseFeature, Schema, SparseFeature
         from stratarec.distributed.config import DistributedConfig
-        from stratarec.distributed.hot_replicas import HotRows
         from stratarec.distributed.sharded_engine import ShardedCollection
         from stratarec.distributed.sharding import Place, Sharding
         from stratarec.distributed.table_placement import beside, plan_sharding
@@ -110,7 +109,7 @@ class Bench:
             places = plan_sharding(loads, mesh.ranks, "auto" if contender.deduplicate else "table").places
             if not contender.deduplicate:
                 places = {name: Place(first=place.first) for name, place in places.items()}
-        hot = {name: HotRows(head=rows) for name, rows in contender.copies.items() if rows}
+        hot = {name: rows for name, rows in contender.copies.items() if rows}
         places = {name: replace(place, travel="rows") if name in hot else place for name, place in places.items()}
         wire: Any = contender.wire
         config = DistributedConfig(wire=wire, gradient_wire=wire, dense_wire=dense_wire)  # type: ignore[arg-type]

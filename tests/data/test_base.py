@@ -26,6 +26,7 @@ from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig, VocabularyOverride
 from stratarec.errors import ConfigError, DataError, DatasetError
+from stratarec.progress import SilentProgress
 
 SCHEMA = Schema(
     sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi"), SparseFeature(name="place")),
@@ -82,14 +83,15 @@ def training(root: Path, day: int, column: str) -> Counter[Any]:
 
 def values_of(dataset: Dataset, name: str) -> list[Any]:
     info = dataset.vocabularies[name]
-    return pl.read_parquet(dataset.path / info.path)["value"].to_list()[: info.values]
+    return pl.read_parquet(dataset.path / info.path)["value"].to_list()[info.tail_buckets :]
 
 
 @pytest.mark.parametrize("name", ["item", "tags"])
 def test_values_keep_their_ids_and_new_ones_follow_by_frequency(days: Path, name: str) -> None:
     expected: list[Any] = []
+    counts: Counter[Any] = Counter()
     for day in range(3):
-        dataset, counts = Dataset.open(days / f"day-{day}"), training(days, day, name)
+        dataset, counts = Dataset.open(days / f"day-{day}"), counts + training(days, day, name)
         info = dataset.vocabularies[name]
         assert info.inherited == len(expected)
         new = [value for value in counts if value not in expected and counts[value] >= 3]
@@ -97,7 +99,7 @@ def test_values_keep_their_ids_and_new_ones_follow_by_frequency(days: Path, name
         expected += sorted(new, key=lambda value: (-counts[value], value))
         assert values_of(dataset, name) == expected
         found = dataset.access_counts(name)
-        assert found[: len(expected)].tolist() == [counts[value] for value in expected]
+        assert found[info.tail_buckets :].tolist() == [counts[value] for value in expected]
         assert found.sum() == counts.total()
 
 
@@ -114,7 +116,7 @@ def test_moments_are_those_of_the_base(days: Path) -> None:
 def test_counts_that_rise_among_the_values_of_the_base_are_right_and_others_are_not(days: Path) -> None:
     dataset = Dataset.open(days / "day-2")
     info = dataset.vocabularies["item"]
-    counts = dataset.access_counts("item")
+    counts = dataset.access_counts("item")[info.tail_buckets :]
     assert (np.diff(counts[: info.inherited]) > 0).any()
     assert (np.diff(counts[info.inherited : info.values]) <= 0).all()
     assert any("every value within its range" in line for line in check(dataset.path))
@@ -122,12 +124,12 @@ def test_counts_that_rise_among_the_values_of_the_base_are_right_and_others_are_
 
 def stranger_ids(ids: Mapping[str, Any], values: list[Any], file: list[Any]) -> list[int]:
     """Ids by a manifest's own words and the values in its file."""
-    places, tail = {value: place for place, value in enumerate(file[: ids["values"]])}, ids["tail"]
+    places, tail = {value: place for place, value in enumerate(file) if place >= ids["tail_buckets"]}, ids["tail"]
     found = []
     for value in values:
         known = None if tail["hashed"] == "every value" else places.get(value)
         if known is None:
-            known = tail["first"] + stranger_hash(tail, value) % tail["buckets"]
+            known = stranger_hash(tail, value) % tail["buckets"]
         found.append(known)
     return found
 
@@ -187,6 +189,31 @@ def test_max_rows_leaves_the_values_of_the_base(days: Path, tmp_path: Path) -> N
     shutil.copytree(days / "day-0", tmp_path / "day-0")
     made = prepare(day_config(tmp_path, 1, "day-0", max_rows=2))
     assert values_of(made, "item") == values_of(Dataset.open(days / "day-0"), "item")
+
+
+def test_counts_that_a_limit_on_memory_forgets_are_told(tmp_path: Path) -> None:
+    for limit in (10_000, 2):
+        lines = Lines()
+        made = prepare(day_config(tmp_path, 0, candidates=limit), overwrite=True, progress=lines)
+        rest, every = made.carried_counts("item"), training(tmp_path, 0, "item")
+        rare = sorted((count, value) for value, count in every.items() if count < 3)
+        kept = sorted(rest.select("count", "value").iter_rows())
+        if limit == 2:
+            assert f"the counts of {len(rare) - 2:,} rare values are forgotten" in " ".join(lines.said)
+            assert kept == sorted(sorted(rare, key=lambda pair: (-pair[0], pair[1]))[:2])
+        else:
+            assert kept == rare
+            assert not any("forgotten" in line for line in lines.said)
+
+
+class Lines(SilentProgress):
+    """Keeps what people are told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
 
 
 def other_schema(**changes: Any) -> Schema:

@@ -156,7 +156,7 @@ def test_ids_are_ranked_by_training_lookups(tmp_path: Path) -> None:
     train = decoded(dataset, "train")
     lookups = Counter(train["item_id"].to_list()) + Counter(i for bag in train["history"] for i in bag)
     table = pl.read_parquet(dataset.path / dataset.vocabularies["item_id"].path)
-    known = table.head(dataset.vocabularies["item_id"].values)
+    known = table.tail(dataset.vocabularies["item_id"].values)
     assert known["count"].to_list() == sorted(known["count"].to_list(), reverse=True)
     assert dict(zip(known["value"], known["count"], strict=True)) == dict(lookups)
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.config import DistributedConfig
-from stratarec.distributed.hot_replicas import HotRows
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import ShardedCollection
 from stratarec.distributed.sharding import Place, Sharding
@@ -70,10 +69,7 @@ def places(layout: str, ranks: int) -> dict[str, Place]:
     return found
 
 
-HOT = {
-    "item": HotRows(head=21, tail=4), "page": HotRows(head=40), "user": HotRows(head=30, tail=0),
-    "tiny": HotRows(head=1, tail=1),
-}  # fmt: skip
+HOT = {"item": 25, "page": 40, "user": 30, "tiny": 2}
 
 
 def batch(step: int, singles: bool, *, hot: bool = False) -> KeyedJagged:

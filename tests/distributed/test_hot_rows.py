@@ -15,7 +15,6 @@ from distributed.test_runs import TIERED, assert_near, content, model, recipe, t
 from recipes import prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.config import DistributedConfig
-from stratarec.distributed.hot_replicas import HotRows
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import ShardedCollection, SharedEngine
 from stratarec.distributed.sharding import Sharding
@@ -41,7 +40,7 @@ def test_copies_train_as_the_rows_of_one_process(
     compare(together(ranks.run(count, sharded, setup, tmp_path, local=local)), single(setup, tmp_path), tolerance)
 
 
-def collection_of(mesh: Mesh, layout: str, hot: dict[str, HotRows], optimizer: str = "rowwise_adagrad") -> Any:
+def collection_of(mesh: Mesh, layout: str, hot: dict[str, int], optimizer: str = "rowwise_adagrad") -> Any:
     sharding = Sharding(TABLES, places(layout, mesh.ranks), mesh.ranks)
     made = row_optimizer(Setup(layout, optimizer=optimizer))
     return ShardedCollection(sharding, mesh, optimizer=made, seed=7, hot=hot)
@@ -85,7 +84,7 @@ def test_copies_are_the_same_on_all_ranks_and_go_on_from_a_checkpoint_that_one_p
 ) -> None:
     found = ranks.run(2, copies, tmp_path / "saved")
     want = found[0]["copies"][0]
-    assert len(want) == 3 * 6  # weights and two of state, of the parts of all tables
+    assert len(want) == 3 * len(HOT)  # weights and two of state, of all tables
     for rank in found:
         for run in rank["copies"]:
             assert all(torch.equal(value, want[name]) for name, value in run.items())
@@ -107,25 +106,25 @@ def test_batches_ahead_leave_the_bits(ranks: Ranks, wire: Any, tmp_path: Path) -
 
 
 def other(mesh: Mesh) -> None:
-    collection_of(mesh, "split", {**HOT, "page": HotRows(head=5 + mesh.rank)})
+    collection_of(mesh, "split", {**HOT, "page": 5 + mesh.rank})
 
 
 def test_ranks_with_other_hot_rows_are_refused_on_all_of_them(ranks: Ranks) -> None:
     (message,) = ranks.refused(2, other)
-    assert message.startswith("rank 1 was started with hot rows.page.head 6, rank 0 with 5")
+    assert message.startswith("rank 1 was started with hot rows.page 6, rank 0 with 5")
 
 
 @pytest.mark.parametrize(
     ("layout", "hot", "optimizer", "message"),
     [
-        ("rows", {"page": HotRows(head=41)}, "sgd", "table 'page': 41 first and 0 last rows are hot, expected 1 to 40"),
-        ("rows", {"pages": HotRows(head=1)}, "sgd", "hot rows of table 'pages', expected one of item, user"),
-        ("whole", {"page": HotRows(head=1)}, "sgd", "table 'page' has hot rows and is pooled by its owner"),
-        ("rows", {"page": HotRows(head=1)}, "adam of all rows", "set it to batch, or hot.copies to null"),
+        ("rows", {"page": 41}, "sgd", "table 'page': 41 first rows are hot, expected 1 to 40"),
+        ("rows", {"pages": 1}, "sgd", "hot rows of table 'pages', expected one of item, user"),
+        ("whole", {"page": 1}, "sgd", "table 'page' has hot rows and is pooled by its owner"),
+        ("rows", {"page": 1}, "adam of all rows", "set it to batch, or hot.copies to null"),
     ],
 )
 def test_hot_rows_that_cannot_be_trained_are_refused(
-    layout: str, hot: dict[str, HotRows], optimizer: str, message: str
+    layout: str, hot: dict[str, int], optimizer: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         collection_of(Mesh.alone(), layout, hot, optimizer)

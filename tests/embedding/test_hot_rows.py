@@ -16,14 +16,12 @@ from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels.cache import HotSlots
 
 STEPS = 120
-HOT = {"item": (300, 40), "user": (0, 500)}
+HOT = {"item": 340, "user": 500}
 
 
-def hot(config: TierConfig, rows: dict[str, tuple[int, int]] = HOT) -> TierConfig:
+def hot(config: TierConfig, rows: dict[str, int] = HOT) -> TierConfig:
     """The same caches beside hot rows."""
-    tables = {
-        name: replace(tier, hot_head=rows[name][0], hot_tail=rows[name][1]) for name, tier in config.tables.items()
-    }
+    tables = {name: replace(tier, hot_rows=rows[name]) for name, tier in config.tables.items()}
     return replace(config, tables=tables)
 
 
@@ -49,18 +47,16 @@ def test_weights_and_state_are_those_of_tables_in_memory(tmp_path: Path, kind: s
 
 
 def test_a_table_whose_every_row_is_hot_moves_none() -> None:
-    model = Model(hot(tiers(0.01), {name: (rows - 5, 5) for name, rows in ROWS.items()}), "adagrad")
+    model = Model(hot(tiers(0.01), dict(ROWS)), "adagrad")
     train(model, batches(10), 1)
     assert moved(model) == 0
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [(HOT, HOT), (HOT, {}), ({}, HOT), (HOT, {"item": (9, 0), "user": (700, 1)})]
-)
+@pytest.mark.parametrize(("before", "after"), [(HOT, HOT), (HOT, {}), ({}, HOT), (HOT, {"item": 9, "user": 701})])
 def test_a_checkpoint_goes_on_to_the_same_bits_under_any_hot_rows(tmp_path: Path, before, after) -> None:
     data = batches(STEPS)
 
-    def made(rows: dict[str, tuple[int, int]]) -> Model:
+    def made(rows: dict[str, int]) -> Model:
         return Model(hot(tiers(0.01), rows) if rows else tiers(0.01), "rowwise_adam")
 
     whole = made(before)
@@ -86,7 +82,7 @@ def test_rows_are_read_without_moving_and_written_where_they_lie() -> None:
         read = model.tables.engine.read(data)
         assert torch.equal(read[0], model.tables(data).pooled)
     group = cached_tables(model)[0]
-    rows = np.array([299, 300, ROWS["item"] - 41, ROWS["item"] - 40, ROWS["item"] + 5])
+    rows = np.array([339, 340, ROWS["item"] - 1, ROWS["item"] + 499, ROWS["item"] + 500])
     slots = group.directory.locate_hot(rows)
     assert (slots >= 0).tolist() == [True, False, False, True, False]
     assert group.directory.rows_in(slots[[0, 3]]).tolist() == rows[[0, 3]].tolist()
@@ -104,19 +100,18 @@ def test_hot_slots_of_another_row_in_a_checkpoint_are_damage() -> None:
 
 def test_more_hot_rows_than_there_are_rows_are_refused() -> None:
     with pytest.raises(ConfigError, match="20,001 rows are to be hot"):
-        Model(hot(tiers(0.01), {"item": (20_000, 1), "user": (0, 0)}), "adagrad")
-    with pytest.raises(ConfigError, match="hot_tail is -1"):
-        hot(tiers(0.01), {"item": (0, -1), "user": (0, 0)})
+        Model(hot(tiers(0.01), {"item": 20_001, "user": 0}), "adagrad")
+    with pytest.raises(ConfigError, match="hot_rows is -1"):
+        hot(tiers(0.01), {"item": -1, "user": 0})
 
 
 def test_places_of_hot_rows_are_told_beyond_two_to_the_24() -> None:
-    rows, head = np.array([1 << 30, 9]), np.array([(1 << 24) + 3, 2])
-    found = HotSlots.of(rows, head, np.array([5, 0]), 100)
-    ids = np.array([0, (1 << 24) + 1, (1 << 24) + 2, (1 << 24) + 3, (1 << 30) - 5, 1, 2])
-    tables = np.array([0, 0, 0, 0, 0, 1, 1], dtype=np.int32)
+    found = HotSlots.of(np.array([(1 << 24) + 3, 2]), 100)
+    ids = np.array([0, (1 << 24) + 1, (1 << 24) + 2, (1 << 24) + 3, 1, 2])
+    tables = np.array([0, 0, 0, 0, 1, 1], dtype=np.int32)
     slots = found.locate(tables, ids)
     first = 100 + (1 << 24) + 3
-    assert slots.tolist() == [100, first - 2, first - 1, -1, first, first + 6, -1]
+    assert slots.tolist() == [100, first - 2, first - 1, -1, first + 1, -1]
     held = slots >= 0
     back = found.rows_in(slots[held])
     assert back[0].tolist() == tables[held].tolist()

@@ -108,7 +108,7 @@ def _adapt(entry: dict[str, Any], own: Path) -> None:
             entry["tail_buckets"] = len(column) - entry["values"]
         if "rows" in entry:
             entry["rows"] = entry["values"] + entry["tail_buckets"]
-        tail = TailRule.tail_of(entry["kind"], entry["type"], entry["values"], entry["tail_buckets"])
+        tail = TailRule.tail_of(entry["kind"], entry["type"], entry["tail_buckets"])
         entry["tail"] = tail.to_dict()
     elif set(entry) == {"name", "rows", "hash"}:
         front = json.loads(own.read_bytes()[8 : 8 + int.from_bytes(own.read_bytes()[:8], "little")])
@@ -120,6 +120,7 @@ def _adapt(entry: dict[str, Any], own: Path) -> None:
 def _digest(own: Path, values: int) -> str:
     import polars as pl
 
-    found = pl.from_arrow(pq.read_table(own, columns=["value"])["value"].slice(0, values))
+    column = pq.read_table(own, columns=["value"])["value"]
+    found = pl.from_arrow(column.slice(max(len(column) - values, 0)))
     assert isinstance(found, pl.Series)
     return Vocabulary(values=found, counts=found.is_null().to_numpy(), tail_buckets=1).digest

@@ -27,17 +27,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return prepared(tmp_path_factory.mktemp("hot"), "auto")
 
 
-def part(counts: list[int], whole: bool = False, inherited: bool = False, row_bytes: int = 1) -> RowRange:
-    """A part with these counts."""
-    return RowRange(
-        table="t",
-        first=0,
-        rows=len(counts),
-        row_bytes=row_bytes,
-        whole=whole,
-        counts=np.array(counts),
-        inherited=inherited,
-    )
+def part(counts: list[int], tail: int = 1, row_bytes: int = 1) -> RowRange:
+    """A table with these counts."""
+    return RowRange(table="t", rows=len(counts), row_bytes=row_bytes, tail=tail, counts=np.array(counts))
 
 
 def bytes_of(dataset: Dataset) -> dict[str, int]:
@@ -55,14 +47,14 @@ def total(dataset: Dataset) -> int:
 
 
 def test_most_looked_up_rows_are_those_with_most_lookups_per_byte() -> None:
-    parts = [part([9, 5, 1]), part([16, 8, 4, 2], row_bytes=2), part([3, 3], whole=True)]
+    parts = [part([9, 5, 1]), part([16, 8, 4, 2], row_bytes=2), part([2, 4], tail=2)]
     assert hottest_rows(parts, 1).tolist() == [1, 0, 0]
     assert hottest_rows(parts, 3).tolist() == [1, 1, 0]
     assert hottest_rows(parts, 4).tolist() == [2, 1, 0]
     assert hottest_rows(parts, 8).tolist() == [2, 2, 2]
     assert hottest_rows(parts, 13).tolist() == [3, 4, 2]
     # A popular row behind a rare one of an earlier data set takes that one with it.
-    assert hottest_rows([part([9, 0, 7, 0], inherited=True), part([2])], 3).tolist() == [3, 0]
+    assert hottest_rows([part([9, 0, 7, 0]), part([2])], 3).tolist() == [3, 0]
 
 
 def test_thresholds_reach_the_best_ones_there_are() -> None:
@@ -128,7 +120,7 @@ def test_a_profile_is_of_one_data_set(dataset: Dataset, tmp_path: Path) -> None:
     fewer.write(tmp_path / "fewer.json")
     with pytest.raises(ConfigError, match="has other tables or rows than"):
         HotProfile.read(tmp_path / "fewer.json", dataset)
-    (tmp_path / "hot.json").write_text((tmp_path / "hot.json").read_text().replace('"head": ', '"head": 1'))
+    (tmp_path / "hot.json").write_text((tmp_path / "hot.json").read_text().replace('"hot": ', '"hot": 1'))
     with pytest.raises(ConfigError, match="was changed after it was written"):
         HotProfile.read(tmp_path / "hot.json")
 

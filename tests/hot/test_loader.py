@@ -47,7 +47,7 @@ def is_hot(batch: Batch, parts: list[RowRange], hot: Counts, dataset: Dataset) -
         values, offsets = bag.values.numpy(), bag.offsets.numpy()
         for part, number in zip(parts, hot, strict=True):
             if part.table == feature.vocabulary:
-                cold = (values >= part.first + number) & (values < part.first + part.rows)
+                cold = values >= number
                 for sample in np.searchsorted(offsets, np.flatnonzero(cold), side="right") - 1:
                     found[sample] = False
     return found

@@ -13,11 +13,9 @@ from stratarec.hot.classifier import NeedsReader, are_hot, bag_needs
 from stratarec.hot.table_parts import RowRange, parts_of
 
 
-def part(rows: int, first: int = 0, whole: bool = False) -> RowRange:
-    """A part of a table that nobody looks up."""
-    return RowRange(
-        table="t", first=first, rows=rows, row_bytes=4, whole=whole, counts=np.zeros(1, dtype=np.int64)
-    )  # fmt: skip
+def part(rows: int, tail: int = 0) -> RowRange:
+    """A table that nobody looks up."""
+    return RowRange(table="t", rows=rows, row_bytes=4, tail=tail, counts=np.zeros(1, dtype=np.int64))
 
 
 def expected(dataset: Dataset, parts: list[RowRange]) -> np.ndarray:
@@ -31,11 +29,8 @@ def expected(dataset: Dataset, parts: list[RowRange]) -> np.ndarray:
                     value = row[feature.name]
                     for identity in value if isinstance(value, list) else [value]:
                         for place, each in enumerate(parts):
-                            inside = (
-                                each.table == feature.vocabulary and each.first <= identity < each.first + each.rows
-                            )
-                            if identity >= 0 and inside:
-                                needs[place] = max(needs[place], each.rows if each.whole else identity - each.first + 1)
+                            if identity >= 0 and each.table == feature.vocabulary:
+                                needs[place] = max(needs[place], each.tail, identity + 1)
                 found.append(needs)
     return np.array(found)
 
@@ -44,7 +39,7 @@ def expected(dataset: Dataset, parts: list[RowRange]) -> np.ndarray:
 def test_needs_are_those_of_a_loop_over_all_ids(tmp_path: Path, groups: str) -> None:
     dataset = prepared(tmp_path, groups, max_rows=800)
     parts = parts_of(dataset, dict.fromkeys(dataset.vocabularies, ROW_BYTES))
-    assert len(parts) == 6
+    assert len(parts) == 3
     reader = NeedsReader(dataset, parts)
     found = [
         reader.of(dataset.row_group("train", number, group))
@@ -57,9 +52,9 @@ def test_needs_are_those_of_a_loop_over_all_ids(tmp_path: Path, groups: str) -> 
 def test_bags_may_overlap_and_be_empty() -> None:
     values = np.array([3, 0, 7, 9, 2], dtype=np.int32)
     start, length = np.array([0, 1, 5, 2, 4]), np.array([3, 0, 0, 3, 1])
-    assert bag_needs(values, start, length, part(8)).tolist() == [8, 0, 0, 8, 3]
-    assert bag_needs(values, start, length, part(4, 7, whole=True)).tolist() == [4, 0, 0, 4, 0]
-    assert bag_needs(values, start[:0], length[:0], part(8)).tolist() == []
+    assert bag_needs(values, start, length, part(10)).tolist() == [8, 0, 0, 10, 3]
+    assert bag_needs(values, start, length, part(10, tail=4)).tolist() == [8, 0, 0, 10, 4]
+    assert bag_needs(values, start[:0], length[:0], part(10)).tolist() == []
 
 
 def test_ids_beyond_two_to_the_24_are_told_apart() -> None:

@@ -24,8 +24,9 @@ from stratarec.models.runs import Runs
 from stratarec.models.zoo.autoint import AutoIntConfig
 from stratarec.models.zoo.deepfm import DeepFMConfig
 from stratarec.models.zoo.din import DINConfig
+from stratarec.models.zoo.fields import Parts
 from stratarec.models.zoo.finalmlp import FinalMLPConfig
-from stratarec.models.zoo.fm import FMConfig
+from stratarec.models.zoo.fm import FMConfig, fm_terms
 from stratarec.models.zoo.lr import LRConfig
 from stratarec.models.zoo.masknet import MaskNetConfig
 from stratarec.models.zoo.wide_deep import WideDeepConfig
@@ -38,7 +39,7 @@ CONFIGS: dict[str, ModelConfig] = {
     "wide_deep": WideDeepConfig(embedding_dim=D, deep_mlp=(6, 5)),
     "deepfm": DeepFMConfig(embedding_dim=D, deep_mlp=(6, 5)),
     "xdeepfm": XDeepFMConfig(embedding_dim=D, cin_layers=(3, 2), deep_mlp=(6,)),
-    "autoint": AutoIntConfig(embedding_dim=D, attention_layers=2, attention_dim=6, attention_heads=2),
+    "autoint": AutoIntConfig(embedding_dim=D, attention_layers=2, attention_dim=6, attention_heads=2, deep_mlp=()),
     "autoint+": AutoIntConfig(embedding_dim=D, attention_dim=6, scaled=True, layer_norm=True, deep_mlp=(6, 5)),
     "masknet": MaskNetConfig(embedding_dim=D, blocks=2, block_width=6, deep_mlp=(5,)),
     "masknet serial": MaskNetConfig(embedding_dim=D, structure="serial", blocks=2, block_width=6, field_norm=False),
@@ -261,6 +262,19 @@ def test_a_first_order_weight_is_one_more_column_of_a_row() -> None:
     narrow = build_model(FMConfig(embedding_dim=D, embedding_dims={"place": 2}), schema(), ROWS)
     assert narrow.embeddings.table("place")["weight"].shape == (5, 2)
     assert narrow(batch_of(HISTORIES)).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [LRConfig, FMConfig, WideDeepConfig, DeepFMConfig, XDeepFMConfig])
+def test_what_numbers_say_at_first_is_next_to_nothing(kind: type[Any]) -> None:
+    """First-order weights, and products that are added up as they are: nothing that a short run has to unlearn."""
+    for seed in range(3):
+        model = build_model(kind(), schema(dense=20), ROWS, seed=seed)
+        fields = model.network.score.fields
+        assert not fields.numbers.weight[-1].any()
+        if kind in (FMConfig, DeepFMConfig):
+            given = batch_of(HISTORIES, 20)
+            vectors = fields(3 * given.dense.sign(), torch.zeros(given.size, 4, fields.numbers.weight.shape[0]))
+            assert fm_terms(Parts(own=vectors, common=None, runs=None, numbers=20)).sum(1).abs().max() < 1.5
 
 
 def test_towers_without_modules_are_the_model_without_towers() -> None:

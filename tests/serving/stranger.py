@@ -31,8 +31,8 @@ class Stranger:
         self.n, self.tables = load_file(folder / "network.safetensors"), load_file(folder / "tables.safetensors")
         self.ids = {}
         for name, entry in self.about["vocabularies"].items():
-            values = pq.read_table(folder / entry["path"])["value"].to_pylist()[: entry["values"]]
-            self.ids[name] = {value: place for place, value in enumerate(values)}
+            values = pq.read_table(folder / entry["path"])["value"].to_pylist()
+            self.ids[name] = {value: place for place, value in enumerate(values) if place >= entry["tail_buckets"]}
 
     def score(self, row: dict[str, Any]) -> float:
         schema, dense, bags = self.about["schema"], [], {}
@@ -82,7 +82,7 @@ class Stranger:
     def id(self, value: Any, vocabulary: str) -> int:
         entry = self.about["vocabularies"][vocabulary]
         value = str(value) if entry["type"] == "String" else value
-        return self.ids[vocabulary].get(value, entry["values"] + hashed(value) % entry["tail_buckets"])
+        return self.ids[vocabulary].get(value, hashed(value) % entry["tail_buckets"])
 
     def rows(self, table: str, ids: list[int]) -> torch.Tensor:
         entry, stored = self.about["tables"][table], self.tables[table][ids]

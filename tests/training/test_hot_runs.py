@@ -52,7 +52,7 @@ def test_float32_homes_give_the_bits_of_tables_in_memory(home: Path, tmp_path: P
     # One evaluation, so that the best checkpoint is the last.
     made = recipe(home, tmp_path / "hot", {"budget": "256KiB", "batches": "proportional"}, eval_every=1_000_000)
     plan = exact(new_plan(made, Dataset.open(made.data.path)))
-    assert any(placed.hot_head for placed in plan.tables)
+    assert any(placed.hot_rows for placed in plan.tables)
     trainer = Trainer(made, Dataset.open(made.data.path), plan=plan)
     loader = trainer.loader
     assert isinstance(loader, HotLoader)

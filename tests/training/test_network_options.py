@@ -92,13 +92,14 @@ def test_a_plateau_slows_all_rates_and_resumes_bitwise(home: Path, tmp_path: Pat
     whole = run(home, tmp_path / "whole", {}, **options)
     weight = torch.nn.Parameter(torch.zeros(1))
     rule = torch.optim.lr_scheduler.ReduceLROnPlateau(
-        torch.optim.SGD([weight], lr=1.0), mode="max", factor=0.5, patience=1, threshold=0, min_lr=0.2
+        torch.optim.SGD([weight], lr=1.0), mode="min", factor=0.5, patience=1, threshold=0, min_lr=0.2
     )  # fmt: skip
     for entry in whole.position.regular:
-        rule.step(entry["auc"])
+        rule.step(entry["log_loss"])
     assert whole.stages.rate_factor == rule.get_last_lr()[0] < 1
     assert whole.optimizer.param_groups[0]["lr"] in (1e-3, 1e-3 * 0.5, 1e-3 * 0.25, 1e-3 * 0.2)
-    assert whole.model.embeddings.learning_rate == 0.5 * whole.stages.rate_factor
+    # Of the best checkpoint, which is tested last, and may be of before.
+    assert whole.model.embeddings.learning_rate in (0.5, 0.5 * 0.5, 0.5 * 0.25, 0.5 * 0.2)
     run(home, tmp_path / "parts", {}, max_steps=43, **options)
     parts = run(home, tmp_path / "parts", {}, resume=True, **options)
     assert parts.stages.rate_factor == whole.stages.rate_factor

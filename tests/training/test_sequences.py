@@ -82,8 +82,10 @@ def expected(row: dict[str, Any]) -> list[tuple[Any, Any]]:
 
 def stored(dataset: Dataset) -> dict[int, list[tuple[Any, Any]]]:
     """Row of the log -> its events, as values."""
+    vocabularies = (read_vocabulary(dataset.path / each.path, each, "") for each in dataset.vocabularies.values())
     values = {
-        name: read_vocabulary(dataset.path / info.path, info, "").values for name, info in dataset.vocabularies.items()
+        name: [None] * found.tail_buckets + found.values.to_list()
+        for name, found in zip(dataset.vocabularies, vocabularies, strict=True)
     }
     found = {}
     for split in ("train", "test"):

@@ -14,6 +14,7 @@ from stratarec.recipe import Recipe
 from stratarec.training.auto_config import chosen, sized
 from stratarec.training.checkpoint import read_state
 from stratarec.training.run.run_directory import read_recipe, read_result
+from stratarec.training.trainer import Trainer
 
 
 @pytest.mark.parametrize(
@@ -45,9 +46,40 @@ def test_an_ensemble_of_few_samples_has_more_members_and_passes_until_validation
     assert (alone["train.epochs"], alone["train.early_stopping.patience"]) == (10, 0)
 
 
-def test_without_validation_there_is_one_pass() -> None:
-    found = chosen(8_000, validated=False)
+@pytest.mark.parametrize("kind", ["dlrm", "fm", "lr"])
+def test_without_validation_there_is_one_pass(kind: str) -> None:
+    found = chosen(8_000, validated=False, kind=kind)
     assert (found["train.epochs"], found["train.early_stopping.patience"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("dcnv2", {}),
+        ("deepfm", {"embedding.kind": "adagrad"}),
+        ("fm", {"embedding.kind": "adagrad", "dense.learning_rate": 0.01}),
+        ("lr", {"embedding.learning_rate": 0.1, "dense.learning_rate": 0.02}),
+    ],
+)
+def test_a_kind_has_what_suits_it(kind: str, fields: dict[str, Any]) -> None:
+    found = chosen(80_000, validated=True, kind=kind)
+    assert {field: found[f"train.{field}"] for field in fields} == fields
+    others = chosen(80_000, validated=True).keys() | {f"train.{field}" for field in fields}
+    assert found.keys() == others
+    assert found["train.epochs"] == (5 if kind in ("fm", "lr") else 1)
+
+
+@pytest.mark.slow
+def test_kinds_that_are_named_come_near_the_best(tmp_path: Path) -> None:
+    """A made-up log of 20,000 rows, with nothing given but the kind."""
+    content = without(tiny(tmp_path), "batch_size", "epochs", "eval_every")
+    content["data"]["source"] |= {"samples": 20_000}
+    dataset = prepared(Recipe.from_dict(content).data)
+    auc = {}
+    for kind in ("dcnv2", "deepfm", "fm", "lr", "wide_deep"):
+        run = {**content, "model": {"kind": kind}, "train": {**content["train"], "run": str(tmp_path / kind)}}
+        auc[kind] = Trainer(Recipe.from_dict(sized(run, dataset)[0]), dataset).train()["test"]["auc"]
+    assert min(auc.values()) > max(auc.values()) - 0.02, auc
 
 
 def without(content: dict[str, Any], *fields: str) -> dict[str, Any]:

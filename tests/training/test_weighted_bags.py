@@ -106,9 +106,15 @@ def expected(row: dict[str, Any]) -> list[tuple[Any, Any]]:
     return [pair for pair in zip(row["tags"], row["share"], strict=True) if pair[0] is not None][:LONGEST]
 
 
+def values_of(dataset: Dataset) -> list[Any]:
+    """By id; those of the tail have none."""
+    found = dataset.vocabulary("item")
+    return [None] * found.tail_buckets + found.values.to_list()
+
+
 def stored(dataset: Dataset) -> dict[int, list[tuple[Any, Any]]]:
     """Row of the log -> its values and their weights."""
-    values, found = dataset.vocabulary("item").values, {}
+    values, found = values_of(dataset), {}
     for split in ("train", "test"):
         for shard, info in enumerate(dataset.shards(split)):
             for group in range(len(info.row_groups)):
@@ -128,7 +134,7 @@ def test_a_data_set_and_its_batches_have_the_weights_of_the_log(tmp_path: Path, 
     found, header = stored(dataset), log.endswith("csv")
     for place, row in enumerate(frame.iter_rows(named=True)):
         assert found[place + 1 + header] == expected(row), place
-    values, bags = dataset.vocabulary("item").values, []
+    values, bags = values_of(dataset), []
     for expand in (False, True):
         batches = list(Loader(dataset, "train", LoaderConfig(batch_size=100, expand=expand, seed=2)).epoch(0))
         for batch in batches:
@@ -145,7 +151,7 @@ def test_a_data_set_and_its_batches_have_the_weights_of_the_log(tmp_path: Path, 
     assert sorted(bags[0]) == sorted(map(expected, frame.iter_rows(named=True)))
 
 
-def _pairs(bags: JaggedTensor, values: pl.Series) -> list[list[tuple[Any, float]]]:
+def _pairs(bags: JaggedTensor, values: list[Any]) -> list[list[tuple[Any, float]]]:
     assert bags.weights is not None
     ids, weights = ([values[i] for i in bags.values.tolist()], bags.weights.tolist())
     pairs, ends = list(zip(ids, weights, strict=True)), bags.offsets.tolist()

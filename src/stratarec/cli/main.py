@@ -21,8 +21,8 @@ from importlib.metadata import version
 
 from stratarec.cli import (
     baseline_command,
-    check_command,
     compare_command,
+    continue_command,
     evaluate_command,
     explain_command,
     export_command,
@@ -35,14 +35,15 @@ from stratarec.cli import (
     tune_command,
 )
 from stratarec.cli.arguments import Parser, Subcommand, shortened
+from stratarec.cli.check import check_command
 from stratarec.errors import ConfigError, Interrupted, StrataError
 from stratarec.io.names import visible
 from stratarec.kernels.runtime.cores import narrow_libraries
 
 # In the order of --help.
 _MODULES = (
-    init_command, prepare_command, plan_command, profile_command, train_command, evaluate_command, predict_command,
-    explain_command, baseline_command, tune_command, compare_command, check_command, export_command,
+    init_command, prepare_command, plan_command, profile_command, train_command, continue_command, evaluate_command,
+    predict_command, explain_command, baseline_command, tune_command, compare_command, check_command, export_command,
 )  # fmt: skip
 
 # What sysexits.h calls an internal error, and what a shell gives a program that wrote to a closed pipe.

@@ -1,8 +1,9 @@
-"""`stratarec profile`: how values repeat, and which rows are hot."""
+"""`stratarec profile`: how values repeat, how rows are used again, and which are hot."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,13 +37,17 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 
 def profile(args: argparse.Namespace) -> None:
-    """How values repeat, and which rows are hot, as tables and an HTML report."""
+    """How values repeat, how rows are used again, and which are hot, as tables and an HTML report."""
     from stratarec.data.dataset.dataset import Dataset
     from stratarec.data.duplication import profile as run
-    from stratarec.hot.calibrator import passed_over
+    from stratarec.embedding.optimizers import RowOptimizerConfig
+    from stratarec.hot.calibrator import budgets, passed_over
+    from stratarec.hot.reuse import measure_reuse
+    from stratarec.hot.table_parts import row_bytes_of
     from stratarec.io.atomic import check_output
     from stratarec.reporting.duplication_page import print_profile, write_profile
-    from stratarec.reporting.hot_page import print_hot
+    from stratarec.reporting.hot_page import print_hot, print_reuse
+    from stratarec.reporting.progress_bar import make_progress
 
     dataset = Dataset.open(args.dataset, verify="used")
     beside = dataset.path.resolve()
@@ -51,27 +56,29 @@ def profile(args: argparse.Namespace) -> None:
     if args.classify and args.hot is None:
         raise ConfigError("--classify counts inputs that need hot rows alone: say how many bytes these have by --hot")
     with dataset.held():
-        hot = None if args.hot is None else _profile_hot(args, dataset, output.with_suffix(".hot.json"))
+        row_bytes = row_bytes_of(dataset, args.dim, RowOptimizerConfig(kind=args.optimizer))
+        hot = None if args.hot is None else _profile_hot(args, dataset, row_bytes, output.with_suffix(".hot.json"))
         counted = _classify(args, dataset, hot, output) if hot is not None and args.classify else []
         found = run(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
+        progress = make_progress(quiet=args.quiet)
+        reuse = measure_reuse(dataset, args.split, batch_size=args.batch_size, progress=progress)
+        points = budgets(dataset, row_bytes) if hot is None else hot.points
     print_profile(found)
+    print_reuse(reuse)
     if hot is not None:
         remark = passed_over(dataset)
         print_hot(hot, [*counted, *([f"note: {remark}"] if remark else [])])
-    write_profile(output, found, hot)
+    write_profile(output, found, reuse, points, hot)
     say(f"report {output}")
 
 
-def _profile_hot(args: argparse.Namespace, dataset: Dataset, output: Path) -> HotProfile:
+def _profile_hot(args: argparse.Namespace, dataset: Dataset, row_bytes: Mapping[str, int], output: Path) -> HotProfile:
     """Which rows are hot, written to `output`."""
     from stratarec.config.units import parse_bytes
-    from stratarec.embedding.optimizers import RowOptimizerConfig
     from stratarec.hot.calibrator import calibrate
-    from stratarec.hot.table_parts import row_bytes_of
     from stratarec.io.atomic import check_output
 
     check_output(output)
-    row_bytes = row_bytes_of(dataset, args.dim, RowOptimizerConfig(kind=args.optimizer))
     profile = calibrate(dataset, row_bytes, parse_bytes(args.hot, "--hot"))
     profile.write(output)
     say(f"hot rows {output}")
@@ -96,7 +103,8 @@ def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile, b
 
 COMMAND = Subcommand(
     name="profile",
-    text="Measure how values repeat inside sessions and batches, and what deduplication saves; and which rows are hot.",
+    text="Measure how values repeat inside sessions and batches, and what deduplication saves; how rows are used "
+    "again, and what caches of each size would find; and which rows are hot.",
     example="stratarec profile data/globo --batch-size 4096 --hot 64MiB",
     options=_options,
     run=profile,

@@ -7,15 +7,51 @@ time, those of one moment in the order of the log.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from stratarec.data.column_names import TIME, USER
+from stratarec.data.column_names import TIME, USER, column
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema, SparseFeature
+from stratarec.io.atomic import reading
+
+
+def last_events(events: pl.DataFrame, schema: Schema) -> pl.DataFrame:
+    """Of positive events, by user and time, those that a later history may hold."""
+    kept = [
+        column(feature.of).is_not_null()
+        & (column(feature.of).is_not_null().cum_sum(reverse=True).over(column(schema.user)) <= feature.max_length)
+        for feature in schema.histories
+    ]
+    return events.filter(pl.any_horizontal(kept))
+
+
+def event_columns(schema: Schema) -> list[str]:
+    """User, time and what histories are of."""
+    return list(dict.fromkeys([schema.user, schema.time, *(feature.of for feature in schema.histories)]))
+
+
+def read_events(path: Path, schema: Schema) -> pl.DataFrame:
+    """What a data set keeps of events, in a Parquet file that may be anybody's."""
+    with reading(path):
+        table = pq.read_table(path, use_threads=False)
+        if table.column_names != event_columns(schema):
+            raise ValueError(f"its columns are {table.column_names}, expected {event_columns(schema)}")
+        for stored in table.columns:
+            stored.validate(full=True)
+        found = pl.from_arrow(table)
+        assert isinstance(found, pl.DataFrame)
+        if found[schema.time].dtype != pl.Int64 or found[schema.user].null_count() or found[schema.time].null_count():
+            raise ValueError("a user or a time is missing, or a time is no integer")
+        for name, kind in found.schema.items():
+            if kind not in (pl.String, pl.Int64, pl.UInt64):
+                raise ValueError(f"column {name!r} is {kind}, expected text or integers of 64 bits")
+    return found
 
 
 class Events:

@@ -1,15 +1,16 @@
-"""Which id a value has: by frequency, the most frequent value of a feature being 0, or by its hash alone.
+"""Which id a value has: by frequency, the most frequent value of a feature first, or by its hash alone.
 
 A vocabulary with a base begins with the values of an earlier one, whose ids they keep; those that are new follow by
 frequency. So only the ids behind the base's are ranked, and counts rise where a value of the base is rare by now.
 Counts are lookups of the training split, those by histories included; ties go by value. Rare and unseen values share
-the tail's rows behind all others, and a missing value is an empty bag.
+the rows of the tail, which are the first ones, so that no row moves when there are more values; and a missing value is
+an empty bag.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,7 +30,6 @@ from stratarec.io.atomic import reading
 from stratarec.io.sealed import Hash, Model
 
 MISSING = -1
-_BUCKET = "@bucket"
 # Values that are hashed at a time.
 _PIECE = 1 << 16
 # Of one value on average, in a file that is read back; what a log may have is less.
@@ -38,7 +38,10 @@ _VALUE_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.int64(), pa
 # Characters of a list of columns that a message repeats.
 _LONGEST = 200
 # Ids have 31 bits, and a table has a row for each bucket whether or not a value falls into it.
-_RANGES = {"min_count": (1, 1 << 62), "tail_buckets": (1, 10**8), "max_rows": (0, 1 << 31), "buckets": (1, 10**8)}
+_RANGES = {
+    "min_count": (1, 1 << 62), "tail_buckets": (1, 10**8), "max_rows": (0, 1 << 31), "candidates": (0, 1 << 40),
+    "buckets": (1, 10**8),
+}  # fmt: skip
 
 VocabularyKind = Literal["count", "hash"]
 
@@ -53,6 +56,8 @@ class VocabularyOverride:
     """Rows shared by rare and unseen values."""
     max_rows: int | None = None
     """Keep at most this many values; 0 for no limit."""
+    candidates: int | None = None
+    """Values without a row whose counts are kept."""
     kind: VocabularyKind | None = None
     """``count`` or ``hash``."""
     buckets: int | None = None
@@ -60,7 +65,7 @@ class VocabularyOverride:
 
     def check_kind(self, where: str, kind: VocabularyKind) -> None:
         """Refuse what vocabularies of `kind` make no use of."""
-        for name in ("min_count", "tail_buckets", "max_rows") if kind == "hash" else ("buckets",):
+        for name in ("min_count", "tail_buckets", "max_rows", "candidates") if kind == "hash" else ("buckets",):
             if getattr(self, name) is not None:
                 raise ConfigError(
                     f"{where}.{name} is {getattr(self, name)}, which kind {kind} makes no use of; remove it"
@@ -77,6 +82,9 @@ class VocabularyLimits:
     """Rows shared by rare and unseen values, by a hash of the value."""
     max_rows: int = 0
     """Keep at most this many values; 0 for no limit."""
+    candidates: int = 10_000_000
+    """Keep the counts of at most this many values that have no row, for a data set that goes on from this one and may
+    give them one; the rarest are forgotten."""
     kind: VocabularyKind = "count"
     """``count`` gives frequent values rows of their own; ``hash`` gives every value one of `buckets` rows by its hash
     alone, so that memory does not grow with the values and new ones are like old ones."""
@@ -138,19 +146,17 @@ StoredType = Literal["String", "Int64", "UInt64"]
 
 
 class TailRule(HashRule):
-    """The id of a value that has no row of its own: ``first + hash % buckets``. A missing value has no id."""
+    """The id of a value that has no row of its own: ``hash % buckets``. A missing value has no id."""
 
     hashed: Literal["values that are not in the vocabulary", "every value"]
-    first: Rows
     buckets: Rows
 
     @classmethod
-    def tail_of(cls, kind: VocabularyKind, stored: StoredType, values: int, buckets: int) -> TailRule:
-        """Of a vocabulary with so many values and tail buckets."""
+    def tail_of(cls, kind: VocabularyKind, stored: StoredType, buckets: int) -> TailRule:
+        """Of a vocabulary with so many tail buckets."""
         return cls(
             **vars(HashRule.of(stored)),
             hashed="every value" if kind == "hash" else "values that are not in the vocabulary",
-            first=values,
             buckets=buckets,
         )
 
@@ -166,8 +172,10 @@ class Ids(Model):
     inherited: Rows
     """Values, the first ones, that keep the ids of the data set that this one is based on; behind them ids are ranked
     by falling count."""
+    first_rows: Rows
+    """Of the first data set that this one goes on from: by their number all rows of its table begin."""
     tail_buckets: Annotated[Rows, pydantic.Field(ge=1)]
-    """Rows behind those of the values, for all others: by `stable_hash` modulo this. All there are of a ``hash``."""
+    """Rows before those of the values, for all others: by `stable_hash` modulo this. All there are of a ``hash``."""
     digest: Hash
     """xxh3_128 of the values in order of id."""
     tail: TailRule
@@ -176,7 +184,9 @@ class Ids(Model):
     def _check_ids(self) -> Ids:
         if self.inherited > self.values or (self.kind == "hash" and self.values):
             raise ValueError(f"{self.values} values of a {self.kind}, {self.inherited} of them of its base")
-        if self.tail != TailRule.tail_of(self.kind, self.type, self.values, self.tail_buckets):
+        if not self.tail_buckets <= self.first_rows <= self.values + self.tail_buckets:
+            raise ValueError(f"{self.first_rows} first rows of {self.values + self.tail_buckets}")
+        if self.tail != TailRule.tail_of(self.kind, self.type, self.tail_buckets):
             raise ValueError("tail is not the rule that StrataRec gives ids by")
         return self
 
@@ -186,13 +196,18 @@ class Vocabulary:
     """Values in order of id, and their training counts."""
 
     values: pl.Series
-    """``[V]`` String, Int64 or UInt64; the place is the id."""
+    """``[V]`` String, Int64 or UInt64; the id is the place behind the tail buckets."""
     counts: NDArray[np.int64]
-    """``[V + tail_buckets]`` lookups in the training split; falling over the first V that are not of the base."""
+    """``[tail_buckets + V]`` lookups in the training split, and in those that it goes on from; falling over the
+    values that are not of the base."""
     tail_buckets: int
     kind: VocabularyKind = "count"
     inherited: int = 0
     """How many values, the first ones, have the ids that they have in the base."""
+    first_rows: int = 0
+    """Of the first data set that it goes on from; 0 for its own."""
+    rest: pl.DataFrame | None = None
+    """Columns `value` and `count` of those that have no row of their own, by falling count; where they are known."""
 
     @property
     def rows(self) -> int:
@@ -201,10 +216,10 @@ class Vocabulary:
 
     @classmethod
     def rank(
-        cls, counted: pl.DataFrame, limits: VocabularyLimits, base: pl.Series | None = None
+        cls, counted: pl.DataFrame, limits: VocabularyLimits, base: Vocabulary | None = None
     ) -> Vocabulary:  # fmt: skip
-        """From the columns `value` and `count`: the values `base` first, then by falling count, ties by value."""
-        known = counted["value"].clear() if base is None else base
+        """From the columns `value` and `count`: the values of `base` first, then by falling count, ties by value."""
+        known = counted["value"].clear() if base is None else base.values
         old = known.to_frame("value").join(counted, on="value", how="left", maintain_order="left")
         counted = counted.join(known.to_frame("value"), on="value", how="anti")
         counted = counted.sort(["count", "value"], descending=[True, False])
@@ -212,26 +227,30 @@ class Vocabulary:
         kept = kept.head(max(limits.max_rows - len(known), 0)) if limits.max_rows else kept
         rest = counted.slice(len(kept))
         tail = np.zeros(limits.tail_buckets, dtype=np.int64)
-        np.add.at(tail, _buckets(rest["value"], limits.tail_buckets), rest["count"].to_numpy())
-        counts = [old["count"].fill_null(0).to_numpy(), kept["count"].to_numpy(), tail]
+        np.add.at(tail, buckets_of(rest["value"], limits.tail_buckets), rest["count"].to_numpy())
+        counts = [tail, old["count"].fill_null(0).to_numpy(), kept["count"].to_numpy()]
         return cls(
             values=pl.concat([known, kept["value"]]).rename("value"),
             counts=np.concatenate([part.astype(np.int64) for part in counts]),
             tail_buckets=limits.tail_buckets,
             inherited=len(known),
+            first_rows=0 if base is None else base.first_rows or base.rows,
+            rest=rest,
         )
 
     @classmethod
-    def hashed(cls, counted: pl.DataFrame, buckets: int) -> Vocabulary:
-        """Without a row of any value's own, from the columns `value` and `count`."""
-        counts = np.zeros(buckets, dtype=np.int64)
-        np.add.at(counts, _buckets(counted["value"], buckets), counted["count"].to_numpy())
+    def hashed(cls, counted: pl.DataFrame, buckets: int, base: Vocabulary | None = None) -> Vocabulary:
+        """Without a row of any value's own, from the columns `value` and `count`; counts of `base` are added."""
+        counts = np.zeros(buckets, dtype=np.int64) if base is None else base.counts.copy()
+        np.add.at(counts, buckets_of(counted["value"], buckets), counted["count"].to_numpy())
         return cls(values=counted["value"].clear(), counts=counts, tail_buckets=buckets, kind="hash")
 
     @classmethod
-    def of(cls, counted: pl.DataFrame, limits: VocabularyLimits, base: pl.Series | None = None) -> Vocabulary:
-        """By the kind that `limits` ask for; the values `base` keep their ids, which are their places."""
-        return cls.hashed(counted, limits.buckets) if limits.kind == "hash" else cls.rank(counted, limits, base)
+    def of(cls, counted: pl.DataFrame, limits: VocabularyLimits, base: Vocabulary | None = None) -> Vocabulary:
+        """By the kind that `limits` ask for; the values of `base` keep their ids."""
+        if limits.kind == "hash":
+            return cls.hashed(counted, limits.buckets, base)
+        return cls.rank(counted, limits, base)
 
     @property
     def digest(self) -> str:
@@ -254,7 +273,7 @@ class Vocabulary:
         """``[N]`` ids; null becomes `MISSING`."""
         if values.dtype != self.values.dtype:
             values = values.cast(self.values.dtype)
-        table = pl.DataFrame({"value": self.values, "id": np.arange(len(self.values), dtype=np.int32)})
+        table = pl.DataFrame({"value": self.values, "id": np.arange(self.tail_buckets, self.rows, dtype=np.int32)})
         joined = values.to_frame("value").join(table, on="value", how="left", maintain_order="left")
         ids = joined["id"].fill_null(MISSING).to_numpy().copy()
         unknown = np.flatnonzero((ids == MISSING) & values.is_not_null().to_numpy())
@@ -264,7 +283,7 @@ class Vocabulary:
 
     def tail_ids(self, values: pl.Series) -> NDArray[np.int64]:
         """``[N]`` ids of values that have no row of their own."""
-        return len(self.values) + _buckets(values, self.tail_buckets)
+        return buckets_of(values, self.tail_buckets)
 
     @property
     def ids(self) -> Ids:
@@ -275,14 +294,15 @@ class Vocabulary:
             type=stored,
             values=len(self.values),
             inherited=self.inherited,
+            first_rows=self.first_rows or self.rows,
             tail_buckets=self.tail_buckets,
             digest=self.digest,
-            tail=TailRule.tail_of(self.kind, stored, len(self.values), self.tail_buckets),
+            tail=TailRule.tail_of(self.kind, stored, self.tail_buckets),
         )
 
     def frame(self) -> pl.DataFrame:
         """What is stored: value, id, count; the tail buckets have no value."""
-        values = self.values.extend_constant(None, self.tail_buckets)
+        values = pl.concat([self.values.clear().extend_constant(None, self.tail_buckets), self.values])
         return pl.DataFrame({"value": values, "id": np.arange(self.rows, dtype=np.int32), "count": self.counts})
 
 
@@ -312,7 +332,7 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocab
     for part in table["value"].chunks:
         if pa.types.is_dictionary(part.type) and len(part.dictionary) < len(part) - part.null_count:
             raise ValueError("its values are not distinct")
-    values = pl.from_arrow(_plain(table["value"].slice(0, expected.values)))
+    values = pl.from_arrow(_plain(table["value"].slice(expected.tail_buckets)))
     assert isinstance(values, pl.Series)
     counts = table["count"].to_numpy()
     vocabulary = Vocabulary(
@@ -321,16 +341,18 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocab
         tail_buckets=expected.tail_buckets,
         kind=expected.kind,
         inherited=expected.inherited,
+        first_rows=expected.first_rows,
     )
-    if table["value"].slice(expected.values).null_count != expected.tail_buckets or values.null_count():
-        raise ValueError(f"expected {expected.values} values and {expected.tail_buckets} rows without one")
+    if table["value"].slice(0, expected.tail_buckets).null_count != expected.tail_buckets or values.null_count():
+        raise ValueError(f"expected {expected.tail_buckets} rows without a value and {expected.values} with one")
     if str(values.dtype) != expected.type:
         raise ValueError(f"its values are {values.dtype}, expected {expected.type}")
     if values.n_unique() != len(values):
         raise ValueError("its values are not distinct")
     if not np.array_equal(table["id"].to_numpy(), np.arange(rows)):
         raise ValueError("its ids do not count up from 0")
-    if counts.min(initial=0) < 0 or (np.diff(counts[expected.inherited : expected.values]) > 0).any():
+    ranked = counts[expected.tail_buckets + expected.inherited :]
+    if counts.min(initial=0) < 0 or (np.diff(ranked) > 0).any():
         raise ValueError("its counts are negative, or rise behind the values of the base")
     if vocabulary.digest != expected.digest:
         raise ValueError("it has other values than its manifest says")
@@ -370,28 +392,8 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def merge_counts(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Columns `value` and `count` of all parts, a value once, in ascending order.
-
-    Values of unlike types (text and numbers, numbers with a sign and without, which no integer type holds) become text.
-    """
-    kinds = {part["value"].dtype for part in parts}
-    common = kinds.pop() if len(kinds) == 1 else pl.String()
-    alike = [part.select(pl.col("value").cast(common), pl.col("count").cast(pl.Int64)) for part in parts]
-    return pl.concat(alike).group_by("value").agg(pl.col("count").sum()).sort("value")
-
-
-def bounded(counted: pl.DataFrame, limits: VocabularyLimits) -> pl.DataFrame:
-    """Counts as small as a vocabulary of `limits` lets them be: one value for each bucket of a hash, with the counts of
-    all that share it."""
-    if limits.kind == "count":
-        return counted
-    bucket = pl.Series(_BUCKET, _buckets(counted["value"], limits.buckets))
-    found = counted.with_columns(bucket).group_by(_BUCKET).agg(pl.col("value").min(), pl.col("count").sum())
-    return found.select("value", "count").sort("value")
-
-
-def _buckets(values: pl.Series, buckets: int) -> NDArray[np.int64]:
+def buckets_of(values: pl.Series, buckets: int) -> NDArray[np.int64]:
+    """``[N]`` the bucket of each value."""
     if not len(values):
         return np.zeros(0, dtype=np.int64)
     return (stable_hash(values) % np.uint64(buckets)).astype(np.int64)

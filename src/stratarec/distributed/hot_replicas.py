@@ -1,8 +1,8 @@
 """Hot rows: every rank has a copy of them with their optimizer state, and all copies take the same steps.
 
-They are the first and the last rows of tables, because ids are ranked and tail buckets stand behind the values. Hot
-rows of all tables together are numbered, width by width, table by table, the first rows before the last ones. Whoever
-owns a row by its table's place keeps it, too, and gets its values when somebody asks for them by name or saves them.
+They are the first rows of tables, because ids are ranked and tail buckets stand before the values. Hot rows of all
+tables together are numbered, width by width, table by table. Whoever owns a row by its table's place keeps it, too, and
+gets its values when somebody asks for them by name or saves them.
 
 Their gradients are weights' gradients like those of the network, and are added with them: a step sends one float for
 each of their columns and one for each row, whatever the batch looks up. That is FAE's replication in its plainest form
@@ -15,7 +15,6 @@ Shapes: H hot rows of all tables, n some of them, D width.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -34,21 +33,6 @@ from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import table_key
 from stratarec.kernels.update import Gradients, RowUpdate, Scratchpad
 
-Spans = list[tuple[int, int]]
-"""Rows and their width."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HotRows:
-    """How many first and last rows of a table are hot."""
-
-    head: int
-    tail: int = 0
-
-    def spans(self, rows: int) -> Spans:
-        """First and last row of each part, of a table of so many rows."""
-        return [span for span in ((0, self.head), (rows - self.tail, rows)) if span[0] < span[1]]
-
 
 class HotGradients(NamedTuple):
     """Of one width, those of the hot rows that a batch looks up."""
@@ -61,7 +45,7 @@ class HotGradients(NamedTuple):
     """``[U, D]`` of all distinct rows of the width."""
 
 
-def check_hot(hot: Mapping[str, HotRows], sharding: Sharding, optimizer: RowOptimizerConfig, *, towers: bool) -> None:
+def check_hot(hot: Mapping[str, int], sharding: Sharding, optimizer: RowOptimizerConfig, *, towers: bool) -> None:
     """Refuse hot rows that cannot be trained.
 
     Raises
@@ -84,11 +68,8 @@ def check_hot(hot: Mapping[str, HotRows], sharding: Sharding, optimizer: RowOpti
     for name, rows in hot.items():
         if name not in tables:
             raise ConfigError(f"hot rows of table {name!r}, expected one of {', '.join(tables)}")
-        if min(rows.head, rows.tail) < 0 or not 0 < rows.head + rows.tail <= tables[name].num_embeddings:
-            raise ConfigError(
-                f"table {name!r}: {rows.head} first and {rows.tail} last rows are hot, expected 1 to "
-                f"{tables[name].num_embeddings} rows together"
-            )
+        if not 0 < rows <= tables[name].num_embeddings:
+            raise ConfigError(f"table {name!r}: {rows} first rows are hot, expected 1 to {tables[name].num_embeddings}")
         if sharding.places[name].travel != "rows":
             raise ConfigError(f"table {name!r} has hot rows and is pooled by its owner: let its rows travel")
 
@@ -100,15 +81,15 @@ class Replicas:
     ----------
     tables : sequence of EmbeddingBagConfig
         Whole tables, all whose rows travel: widths come in their order.
-    hot : mapping of str to HotRows
-        Table -> which rows.
+    hot : mapping of str to int
+        Table -> how many first rows.
     optimizer : RowOptimizerConfig
     seed : int
         Of initial weights, which are those that the owners begin with.
     """
 
     def __init__(
-        self, tables: Sequence[EmbeddingBagConfig], hot: Mapping[str, HotRows], optimizer: RowOptimizerConfig, seed: int
+        self, tables: Sequence[EmbeddingBagConfig], hot: Mapping[str, int], optimizer: RowOptimizerConfig, seed: int
     ) -> None:  # fmt: skip
         self._hot, self.first, found = dict(hot), dict[str, int](), dict[int, list[EmbeddingBagConfig]]()
         for table in tables:
@@ -117,7 +98,7 @@ class Replicas:
         self.widths, bounds = tuple(found), [0]
         self._tables = {table.name: table for mine in found.values() for table in mine}
         for mine in found.values():
-            rows = [hot[table.name].head + hot[table.name].tail for table in mine]
+            rows = [hot[table.name] for table in mine]
             starts = bounds[-1] + np.cumsum([0, *rows])
             self.first |= {table.name: int(start) for table, start in zip(mine, starts, strict=False)}
             bounds.append(int(starts[-1]))
@@ -145,30 +126,19 @@ class Replicas:
         return sum(memory.nbytes for memory in self._memory)
 
     def _fill(self, table: EmbeddingBagConfig, key: int) -> None:
-        for first, last in self._hot[table.name].spans(table.num_embeddings):
-            memory, slot = self._slot(table.name, first)
-            part = RowPart(first=first, stride=1, rows=table.num_embeddings)
-            config = EmbeddingBagConfig(
-                name=table.name, num_embeddings=last - first, embedding_dim=table.embedding_dim,
-                sequence_features=("rows",), initial=table.initial, part=part,
-            )  # fmt: skip
-            memory.fill(slot, slot + last - first, key, config)
-
-    def _slot(self, name: str, row: int) -> tuple[CpuSlots, int]:
-        """Where a hot row of a table lies."""
-        width = self.widths.index(self._tables[name].embedding_dim)
-        (number,) = self.numbers(name, np.array([row]))
-        return self._memory[width], int(number - self.bounds[width])
+        rows, width = self._hot[table.name], self.widths.index(table.embedding_dim)
+        slot = self.first[table.name] - int(self.bounds[width])
+        config = EmbeddingBagConfig(
+            name=table.name, num_embeddings=rows, embedding_dim=table.embedding_dim, sequence_features=("rows",),
+            initial=table.initial, part=RowPart(first=0, stride=1, rows=table.num_embeddings),
+        )  # fmt: skip
+        self._memory[width].fill(slot, slot + rows, key, config)
 
     def numbers(self, name: str, rows: Rows) -> Rows:
         """The number of each row of a table, -1 where it is not hot."""
         if name not in self._hot:
             return np.full(len(rows), -1, dtype=np.int64)
-        hot, table = self._hot[name], self._tables[name]
-        # Behind the first rows come the last ones; what lies between gets -1 after `first` is added.
-        begin = table.num_embeddings - hot.tail
-        found = np.where(rows < hot.head, rows, np.where(rows >= begin, rows - begin + hot.head, -1 - self.first[name]))
-        return found + self.first[name]
+        return np.where(rows < self._hot[name], rows + self.first[name], -1)
 
     # By number
 
@@ -229,21 +199,18 @@ class Replicas:
 
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
         """Views of neighbouring hot rows of a table: weights and state."""
-        memory, slot = self._slot(name, first)
-        return memory.views(slot, slot + last - first)
+        width = self.widths.index(self._tables[name].embedding_dim)
+        slot = self.first[name] - int(self.bounds[width])
+        return self._memory[width].views(slot + first, slot + last)
 
     @property
     def parts(self) -> list[tuple[str, int, int]]:
         """Table, first and last row of all hot rows."""
-        return [
-            (name, *span)
-            for name, table in self._tables.items()
-            for span in self._hot[name].spans(table.num_embeddings)
-        ]
+        return [(name, 0, self._hot[name]) for name in self._tables]
 
     def owned(self, sharding: Sharding, name: str, rank: int) -> tuple[Rows, FloatRows]:
         """The hot rows of a table that a rank owns: their numbers there, and their values."""
-        rows = np.concatenate([np.arange(*span) for span in self._hot[name].spans(self._tables[name].num_embeddings)])
+        rows = np.arange(self._hot[name], dtype=np.int64)
         # Owners keep theirs, so that checkpoints and layouts know nothing of copies.
         owners, own = sharding.owner(name, rows)
         mine = owners == rank

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,12 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.collectives import never
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.exchange.all_to_all import Dispatched, FlatExchange
-from stratarec.distributed.hot_replicas import HotRows, Replicas, check_hot
+from stratarec.distributed.hot_replicas import Replicas, check_hot
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_rows import SharedRows
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire, WireKind
 from stratarec.embedding.checkpoint.save import RANK_GROUPS
-from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.embedding.collection import EmbeddingCollection
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.engine import Engine
@@ -78,17 +77,17 @@ class SharedEngine(LookupEngine[SharedBatch]):
         Of this rank; tables that it has no rows of are left out.
     config : DistributedConfig
         Says the wires.
-    hot : mapping of str to HotRows
-        Table -> rows that every rank has; see `Replicas`.
+    hot : mapping of str to int
+        Table -> first rows that every rank has; see `Replicas`.
     """
 
     def __init__(
         self, sharding: Sharding, mesh: Mesh, optimizer: RowOptimizerConfig, seed: int, tiers: TierConfig,
-        config: DistributedConfig, hot: Mapping[str, HotRows] | None = None,
+        config: DistributedConfig, hot: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         self.sharding, self.mesh = sharding, mesh
-        hot = {name: rows for name, rows in (hot or {}).items() if rows.head or rows.tail}
-        mesh.check_same({"hot rows": {name: asdict(rows) for name, rows in hot.items()}})
+        hot = {name: rows for name, rows in (hot or {}).items() if rows}
+        mesh.check_same({"hot rows": hot})
         check_hot(hot, sharding, optimizer, towers=mesh.inside is not None)
         mine = sharding.configs(mesh.rank)
         own_tiers = replace(tiers, tables=_own_tiers(mine, tiers, hot))
@@ -219,14 +218,13 @@ class SharedEngine(LookupEngine[SharedBatch]):
         return next((found.decode() for found in channel.gather(reason.encode()) if found), "")
 
     def begin_with(
-        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int,
-        optimizer: RowOptimizerConfig,
+        self, directory: Path, manifest: Mapping[str, Any], optimizer: RowOptimizerConfig
     ) -> None:  # fmt: skip
         """See `EmbeddingCollection.begin_with`: every rank takes its own rows."""
 
         def begun() -> None:
             if self.own:
-                self.own.begin_with(directory, manifest, moved, seed, optimizer)
+                self.own.begin_with(directory, manifest, optimizer)
 
         self.mesh.files.together(begun)
         self._take_copies()
@@ -314,7 +312,7 @@ class ShardedCollection(EmbeddingCollection[SharedBatch]):
     def __init__(
         self, sharding: Sharding, mesh: Mesh, *, optimizer: RowOptimizerConfig | None = None, seed: int = 0,
         tiers: TierConfig | None = None, config: DistributedConfig | None = None,
-        hot: Mapping[str, HotRows] | None = None,
+        hot: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             SharedEngine(
@@ -325,7 +323,7 @@ class ShardedCollection(EmbeddingCollection[SharedBatch]):
 
 
 def _own_tiers(
-    tables: Sequence[EmbeddingBagConfig], tiers: TierConfig, hot: Mapping[str, HotRows]
+    tables: Sequence[EmbeddingBagConfig], tiers: TierConfig, hot: Mapping[str, int]
 ) -> dict[str, TableTier]:  # fmt: skip
     """Those of a rank's own tables: what it owns of hot rows has slots, to which copies are written at any time."""
     found = {}
@@ -334,13 +332,9 @@ def _own_tiers(
             continue
         tier, part = tiers.tables[table.name], table.numbering
         if table.name in hot:
-            rows = hot[table.name]
             # Its own rows in front of a row of the whole table.
-            head, cold = (
-                min(max(-(-(end - part.first) // part.stride), 0), table.num_embeddings)
-                for end in (rows.head, part.rows - rows.tail)
-            )
-            tier = replace(tier, hot_head=head, hot_tail=table.num_embeddings - cold)
+            own = min(max(-(-(hot[table.name] - part.first) // part.stride), 0), table.num_embeddings)
+            tier = replace(tier, hot_rows=own)
         found[table.name] = tier
     return found
 

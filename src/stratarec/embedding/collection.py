@@ -21,6 +21,7 @@ from stratarec.embedding.lookup_engine import Held, LookupEngine
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import ConfigError
+from stratarec.progress import timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +282,8 @@ class FusedLookup(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.prepared, ctx.engine = prepared, engine
         ctx.set_materialize_grads(True)
-        return engine.look_up(prepared)
+        with timed(engine.seconds, "look up"):
+            return engine.look_up(prepared)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -292,5 +294,6 @@ class FusedLookup(torch.autograd.Function):
         gradient = torch.zeros_like(weights) if weights is not None and ctx.needs_input_grad[1] else None
         # Under autocast gradients come as bfloat16; an expanded one, as of a sum, has strides of 0.
         rows = tuple(part.float().contiguous() for part in rows)
-        ctx.engine.update(prepared, pooled.float().contiguous(), rows, gradient)
+        with timed(ctx.engine.seconds, "update rows"):
+            ctx.engine.update(prepared, pooled.float().contiguous(), rows, gradient)
         return None, gradient, None, None

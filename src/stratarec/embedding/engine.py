@@ -30,7 +30,6 @@ from stratarec.embedding.build import build_tables
 from stratarec.embedding.check_features import Validator
 from stratarec.embedding.checkpoint.save import begin_tables, lie_alike, load_tables, save_tables
 from stratarec.embedding.checkpoint.tables_manifest import checked
-from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.embedding.config import EmbeddingBagConfig, check_tables
 from stratarec.embedding.handle import Prepared
 from stratarec.embedding.lookup_engine import LookupEngine
@@ -42,6 +41,7 @@ from stratarec.errors import CheckpointError, ConfigError, TrainingError
 from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
 from stratarec.kernels.update import Gradients, Scratchpad
+from stratarec.progress import timed
 
 _LAST_STAMP, _SHIFT = 2**31 - 2, 2**30
 _NO_SLOTS = np.empty(0, dtype=np.int32)
@@ -69,6 +69,7 @@ class Engine(LookupEngine[Prepared]):
         super().__init__(configs, configs, optimizer, tiers)
         self._columns = sum(self.dims)
         columns = dict(zip(self.pooled_keys, np.cumsum([0, *self.dims]).tolist(), strict=False))
+        self._seed = seed
         # Groups of tables are updated one after another. What a look-up gives has a gradient of the same size.
         self._scratch, self._output_bytes = Scratchpad(), 0
         self.tables: tuple[TableGroup, ...] = tuple(
@@ -137,7 +138,8 @@ class Engine(LookupEngine[Prepared]):
                 slots = (
                     _NO_SLOTS if self.resident else RECYCLER.empty(features.values.numel()).view(torch.int32).numpy()
                 )
-                bags = tuple(tables.stage(tables.bags(features), slots, moment) for tables in self.tables)
+                with timed(self.seconds, "bring in"):
+                    bags = tuple(tables.stage(tables.bags(features), slots, moment) for tables in self.tables)
             except BaseException:
                 # The number is used up all the same: noise of rounding is a function of it and must never repeat.
                 flight.done(number)
@@ -313,8 +315,7 @@ class Engine(LookupEngine[Prepared]):
         return ""
 
     def begin_with(
-        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int,
-        optimizer: RowOptimizerConfig,
+        self, directory: Path, manifest: Mapping[str, Any], optimizer: RowOptimizerConfig
     ) -> None:  # fmt: skip
         """See `LookupEngine.begin_with`."""
         self.health.require()
@@ -323,7 +324,7 @@ class Engine(LookupEngine[Prepared]):
         manifest = checked(directory, manifest)
         ended = StepClock(optimizer)
         ended.go_on(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
-        begin_tables(self.tables, directory, manifest["groups"], moved, seed, ended.missed, health=self.health)
+        begin_tables(self.tables, directory, manifest["groups"], self._seed, ended.missed, health=self.health)
         self.course.go_on(0, manifest["earlier"] + manifest["step"], ())
 
     @property

@@ -13,7 +13,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.handle import Handle, InFlight
 from stratarec.embedding.health import Health
@@ -22,6 +21,9 @@ from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.tiers import TierConfig
 
 Held = TypeVar("Held", bound=Handle)
+
+PARTS = ("level0", "metadata", "home_dram", "home_block", "staging", "workspace", "outputs")
+"""What `LookupEngine.bytes_by_part` tells apart."""
 
 
 class NamedRows(Protocol):
@@ -62,6 +64,8 @@ class LookupEngine(ABC, Generic[Held]):
         self.health: Health = Health() if own is None else own.health
         self.course: StepClock = StepClock(optimizer) if own is None else own.course
         self.flight: InFlight = InFlight() if own is None else own.flight
+        self.seconds: dict[str, float] = {} if own is None else own.seconds
+        """Stage of a step -> time that it took so far; see `progress.timed`."""
         self.batches = 0
         """How many were ever prepared, for the noise of rounding."""
 
@@ -139,21 +143,17 @@ class LookupEngine(ABC, Generic[Held]):
 
     @abstractmethod
     def begin_with(
-        self, directory: Path, manifest: Mapping[str, Any], moved: Mapping[str, Renumbering], seed: int,
-        optimizer: RowOptimizerConfig,
+        self, directory: Path, manifest: Mapping[str, Any], optimizer: RowOptimizerConfig
     ) -> None:  # fmt: skip
         """Begin new training with the rows and optimizer state of other tables, by whatever tiers, caches and codecs.
 
-        Steps and schedules are counted from 0; the state of row-wise Adam knows how many steps it is of.
+        Rows that the others never trained keep their initial values. Steps and schedules are counted from 0; the state
+        of row-wise Adam knows how many steps it is of.
 
         Parameters
         ----------
         directory, manifest
             As for `load`.
-        moved : mapping of str to Renumbering
-            Where the rows of each table are now; those that none of them becomes keep their initial values.
-        seed : int
-            Of the other tables, whose rows that were never looked up are functions of it.
         optimizer : RowOptimizerConfig
             Of the other tables, by which rows take the steps that they missed.
 

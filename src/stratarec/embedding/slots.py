@@ -125,6 +125,26 @@ class CpuSlots:
         weights = self._rows.weights[first * self.width : last * self.width].reshape(-1, self.width)
         fill_uniform(weights, key=key, first_row=part.first, stride=part.stride, low=-bound, high=bound)
 
+    def trained(self, first: int, last: int, key: int, table: EmbeddingBagConfig, row: int) -> Indices:
+        """Which of the slots ``first:last``, which hold the rows of `table` from `row` on, are not as `fill` left them.
+
+        Counted from `first`; differences are those of bits.
+        """
+        part, bound = table.numbering, table.bound
+        began = np.empty((last - first, self.width), dtype=np.float32)
+        begin = part.first + row * part.stride
+        fill_uniform(began, key=key, first_row=begin, stride=part.stride, low=-bound, high=bound)
+        rows = [each.reshape(self.slots, -1)[first:last].view(np.int32) for each in self._rows.parts if len(each)]
+        differs = (rows[0] != began.view(np.int32)).any(axis=1)
+        for state in rows[1:]:
+            differs |= state.any(axis=1)
+        return np.flatnonzero(differs)
+
+    def clear_state(self) -> None:
+        """Make optimizer state and clocks of all slots those of rows that were never trained."""
+        for part in self._rows.parts[1:]:
+            part[:] = 0
+
     def encode(
         self, codec: RecordCodec, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64],
         write: int,

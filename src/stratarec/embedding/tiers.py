@@ -29,15 +29,13 @@ class TableTier:
     """Slots of level 0 for this table, the overflow area included."""
     level1_rows: int = 0
     """Records of a ``log`` home that a second cache in DRAM holds, encoded, between level 0 and the files."""
-    hot_head: int = 0
+    hot_rows: int = 0
     """So many first rows have slots of their own beside the cache's and never leave them."""
-    hot_tail: int = 0
-    """So have so many last rows."""
 
     def __post_init__(self) -> None:
         if self.cache_rows < 1:
             raise ConfigError(f"cache_rows is {self.cache_rows}, expected at least 1")
-        for name in ("level1_rows", "hot_head", "hot_tail"):
+        for name in ("level1_rows", "hot_rows"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 or more")
 

@@ -102,8 +102,15 @@ def draw(dataset: Dataset, parts: Sequence[RowRange], split: str, seed: int) -> 
     )
 
 
-CURVE = (0.02, 0.068, 0.124)
+CURVE = (0.02, 0.068, 0.124, 0.25, 0.5)
 """Budgets of the curve, as shares of all bytes."""
+
+
+def budgets(dataset: Dataset, row_bytes: Mapping[str, int], *, seed: int = 0) -> tuple[Point, ...]:
+    """What the budgets of `CURVE` are worth; `row_bytes` as of `calibrate`."""
+    parts = parts_of(dataset, row_bytes)
+    sample, total = draw(dataset, parts, "train", seed), sum(part.nbytes for part in parts)
+    return tuple(_choose(parts, int(share * total), sample)[2] for share in CURVE)
 
 
 def calibrate(
@@ -184,8 +191,7 @@ def _tables(dataset: Dataset, parts: Sequence[RowRange], hot: Counts) -> tuple[H
                 name=name,
                 rows=rows,
                 row_bytes=own[0][0].row_bytes,
-                head=sum(taken for part, taken in own if not part.whole),
-                tail=sum(taken for part, taken in own if part.whole),
+                hot=sum(taken for _, taken in own),
                 accesses=accesses / total if total else 0.0,
             )
         )

@@ -1,7 +1,7 @@
 """Which inputs are hot, and how many of a split.
 
 ``needs[i, p]`` is the number of first rows of part p among which all lookups of sample i lie: 0 where it looks up none,
-all of a part that is hot as a whole or not at all. A sample is hot when no part has fewer hot rows than it needs. A bag
+at least all tail buckets else. A sample is hot when no part has fewer hot rows than it needs. A bag
 that several samples share is looked at once.
 
 Whether an input is hot follows from its ids and a hot profile, so it is told again wherever it is read; what is kept
@@ -76,9 +76,7 @@ def bag_needs(
     start, length : ndarray or None
         None where every value is a bag of its own, and none if it is negative.
     """
-    inside = (values >= part.first) & (values - np.int32(part.first) < part.rows)
-    rows = np.int32(part.rows) if part.whole else values - np.int32(part.first) + np.int32(1)
-    each: Needs = np.where(inside, rows, np.int32(0))
+    each: Needs = np.where(values >= 0, np.maximum(values + np.int32(1), np.int32(part.tail)), np.int32(0))
     if start is None or length is None:
         return each
     # Every other piece is the one from the end of a bag to the next: it is left out again. The zero is for bags that
@@ -147,7 +145,7 @@ def classify(
     -----
     Reads the whole split, as many shards at a time as there are cores.
     """
-    rows = [[part.table, part.first, int(number)] for part, number in zip(parts, hot, strict=True)]
+    rows = [[part.table, int(number)] for part, number in zip(parts, hot, strict=True)]
     key = digest({"data": dataset.fingerprint, "split": split, "hot": rows})
     found = _begun(path, key)
     shards = dataset.shards(split)

@@ -20,29 +20,22 @@ Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 
 
 class HotTable(Model):
-    """The hot rows of one table: the first `head`, and the last `tail`."""
+    """The hot rows of one table, which are its first ones."""
 
     name: str
     rows: Count
     row_bytes: Count
     """Weights and optimizer state."""
-    head: Count
-    """The most frequent values."""
-    tail: Count
-    """All tail buckets, or none."""
+    hot: Count
+    """How many: all tail buckets, and the most frequent values."""
     accesses: Share
     """Share of the table's training lookups that go to them."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> HotTable:
-        if self.head + self.tail > self.rows:
-            raise ValueError(f"{self.name}: {self.head} and {self.tail} hot rows of {self.rows}")
+        if self.hot > self.rows:
+            raise ValueError(f"{self.name}: {self.hot} hot rows of {self.rows}")
         return self
-
-    @property
-    def hot(self) -> int:
-        """Hot rows."""
-        return self.head + self.tail
 
 
 class InputShare(Model):
@@ -69,7 +62,7 @@ class Point(Model):
 class HotProfile(Model):
     """Which rows are hot."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     dataset: str
     fingerprint: Hash
     """Of the data set that it is of."""
@@ -113,13 +106,16 @@ class HotProfile(Model):
         return found
 
     @property
+    def points(self) -> list[Point]:
+        """The chosen budget among the others."""
+        return sorted((self.chosen, *self.curve), key=lambda point: point.budget_bytes)
+
+    @property
     def row_bytes(self) -> dict[str, int]:
         """Table -> weights and optimizer state of a row."""
         return {table.name: table.row_bytes for table in self.tables}
 
     def hot(self, parts: Sequence[RowRange]) -> Counts:
-        """``[parts]`` hot rows of each part of the data set's tables."""
-        tables = {table.name: table for table in self.tables}
-        return np.array(
-            [tables[part.table].tail if part.whole else tables[part.table].head for part in parts], dtype=np.int64
-        )
+        """``[parts]`` hot rows of each of the data set's tables."""
+        tables = {table.name: table.hot for table in self.tables}
+        return np.array([tables[part.table] for part in parts], dtype=np.int64)

@@ -55,10 +55,10 @@ def hottest_rows(parts: Sequence[RowRange], budget: int, floor: Counts | None = 
 
 
 def _falling(part: RowRange) -> Counts:
-    """Counts that fall with the row: a row in front of a popular one goes with it, a part that is whole is one mean."""
-    if part.whole:
-        return np.full(part.rows, -(-int(part.counts.sum()) // part.rows), dtype=np.int64)
-    return np.maximum.accumulate(part.counts[::-1])[::-1] if part.inherited else part.counts
+    """Counts that fall with the row: a row in front of a popular one goes with it, tail buckets have one mean."""
+    falling = part.counts.copy()
+    falling[: part.tail] = -(-int(falling[: part.tail].sum()) // part.tail)
+    return np.maximum.accumulate(falling[::-1])[::-1]
 
 
 def _fill(parts: Sequence[RowRange], hot: Counts, budget: int) -> Counts:
@@ -69,7 +69,7 @@ def _fill(parts: Sequence[RowRange], hot: Counts, budget: int) -> Counts:
     for place in sorted((place for place, size in enumerate(lacking) if size), key=lambda place: lacking[place]):
         part = parts[place]
         more = min(part.rows - int(found[place]), spare // part.row_bytes)
-        if part.whole and more < part.rows:
+        if int(found[place]) + more < part.tail:
             continue
         found[place] += more
         spare -= more * part.row_bytes
@@ -86,11 +86,10 @@ _ROUNDS = 64
 
 def thresholds(part: RowRange) -> Counts:
     """The numbers of first rows at which a part may be cut, rising from 0 to all of them."""
-    if part.whole:
-        return np.array([0, part.rows], dtype=np.int64)
-    steps = int(np.log(part.rows) / np.log(_STEP)) + 1
-    wide = np.round(part.rows / _STEP ** np.arange(steps)).astype(np.int64)
-    return np.unique(np.concatenate([[0, 1, part.rows], wide]))
+    values = part.rows - part.tail
+    steps = int(np.log(max(values, 1)) / np.log(_STEP)) + 1
+    wide = np.round(values / _STEP ** np.arange(steps)).astype(np.int64)
+    return np.unique(np.concatenate([[0, part.tail, part.rows], part.tail + wide]))
 
 
 def most_inputs(parts: Sequence[RowRange], budget: int, needs: Needs) -> Counts:

@@ -1,8 +1,8 @@
 """Where a table can be cut into hot and cold rows.
 
-Ids are ranked by frequency, so the hot rows of a table are a prefix of its values. Behind the values lie tail buckets,
-which share their lookups by a hash: those are hot together or not at all. A table by hash has nothing else. So every
-table has up to two *parts*, and a hot set is how many first rows of each part are hot.
+Ids are ranked by frequency, so the hot rows of a table are its first ones. Before the values lie tail buckets, which
+share their lookups by a hash: those are hot together or not at all. A table by hash has nothing else. A hot set is how
+many first rows of each table are hot.
 """
 
 from __future__ import annotations
@@ -23,19 +23,16 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowRange:
-    """Rows ``first`` to ``first + rows`` of a table."""
+    """The rows of a table."""
 
     table: str
-    first: int
     rows: int
     row_bytes: int
     """Weights and optimizer state of a row."""
-    whole: bool
-    """Whether its rows are hot together or not at all."""
+    tail: int
+    """So many first rows are hot together or not at all."""
     counts: Counts
-    """``[rows]`` training lookups."""
-    inherited: bool = False
-    """Whether some ids keep the order of an earlier data set, so that counts rise and fall."""
+    """``[rows]`` training lookups. They rise where ids keep the order of an earlier data set."""
 
     @property
     def nbytes(self) -> int:
@@ -52,24 +49,17 @@ def row_bytes_of(dataset: Dataset, width: int, optimizer: RowOptimizerConfig) ->
 
 
 def parts_of(dataset: Dataset, row_bytes: Mapping[str, int]) -> list[RowRange]:
-    """The parts of all tables, those of a table side by side; parts without rows are left out."""
-    found = []
-    for name, info in dataset.vocabularies.items():
-        counts = dataset.access_counts(name)
-        for first, rows, whole in ((0, info.values, False), (info.values, info.tail_buckets, True)):
-            if rows:
-                found.append(
-                    RowRange(
-                        table=name,
-                        first=first,
-                        rows=rows,
-                        row_bytes=row_bytes[name],
-                        whole=whole,
-                        counts=counts[first : first + rows],
-                        inherited=bool(info.inherited) and not whole,
-                    )
-                )
-    return found
+    """The rows of all tables."""
+    return [
+        RowRange(
+            table=name,
+            rows=info.rows,
+            row_bytes=row_bytes[name],
+            tail=info.tail_buckets,
+            counts=dataset.access_counts(name),
+        )
+        for name, info in dataset.vocabularies.items()
+    ]
 
 
 def used_bytes(parts: Sequence[RowRange], hot: Counts) -> int:

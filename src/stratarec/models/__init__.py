@@ -55,6 +55,7 @@ def build_model(
     config: ModelConfig,
     schema: Schema,
     table_rows: Mapping[str, int],
+    first_rows: Mapping[str, int] | None = None,
     *,
     optimizer: RowOptimizerConfig | None = None,
     seed: int = 0,
@@ -70,6 +71,8 @@ def build_model(
         Features of the data set.
     table_rows : mapping of str to int
         Vocabulary -> rows, as `Dataset.table_rows` gives.
+    first_rows : mapping of str to int
+        The same of the first data set that vocabularies are of; see `build_tables`.
     optimizer : RowOptimizerConfig
         For the embedding tables.
     click_rates : sequence of float
@@ -81,7 +84,7 @@ def build_model(
     """
     # torch's layers draw initial weights of their own before ours replace them.
     with torch.random.fork_rng(devices=[]):
-        tables = build_tables(config, schema, table_rows)
+        tables = build_tables(config, schema, table_rows, first_rows)
         if collection is None:
             collection = partial(TieredEmbeddingBagCollection, optimizer=optimizer, seed=seed, tiers=tiers)
         embeddings = collection(tables)

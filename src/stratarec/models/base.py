@@ -39,6 +39,8 @@ class VectorsConfig:
     """Whether a row has its value's first-order weight behind its vector."""
     layer_counts: ClassVar[tuple[str, ...]] = ()
     """Fields that say how many layers there are, as lists of sizes do: an export may not ask for many."""
+    suits: ClassVar[Mapping[str, Any]] = {}
+    """Field of a recipe, as ``train.embedding.kind`` -> the value for this model where the recipe leaves it out."""
     embedding_dim: int = 16
     """D, width of every vector that the network takes."""
     embedding_dims: Mapping[str, int] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class VectorsConfig:
     rate together, by which products of small rows find a way that they may not find otherwise."""
     initial_rows: float = 0.0
     """First weights of rows are uniform within plus and minus this; 0 for 1 / sqrt(rows of a table), which gives
-    small tables rows many times as large as those of large ones."""
+    small tables rows many times as large as those of large ones. A table that grows keeps to the rows it began with."""
     batch_norm: bool = False
     """Whether each hidden layer normalizes over the batch before its ReLU; those of a history's attention do not. Of
     several ranks each does so over its own samples."""
@@ -98,8 +100,14 @@ class VectorsConfig:
             raise ConfigError(f"model.embedding_dims.{other}: no such vocabulary; there are {', '.join(names)}")
 
 
-def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str, int]) -> list[EmbeddingBagConfig]:
-    """One table a vocabulary; histories and sequences that need every row are looked up without pooling."""
+def build_tables(
+    config: VectorsConfig, schema: Schema, table_rows: Mapping[str, int], first_rows: Mapping[str, int] | None = None
+) -> list[EmbeddingBagConfig]:
+    """One table a vocabulary; histories and sequences that need every row are looked up without pooling.
+
+    With `first_rows`, all rows of a table that has grown begin as those did that it had first.
+    """
+    first_rows = first_rows or table_rows
     unpooled = config.history.pooling != "mean"
     config.check_vocabularies(schema.vocabularies())
 
@@ -112,7 +120,7 @@ def build_tables(config: VectorsConfig, schema: Schema, table_rows: Mapping[str,
             num_embeddings=table_rows[name],
             embedding_dim=config.table_width(name),
             pooling=config.pooling,
-            initial=config.initial_rows,
+            initial=config.initial_rows or float(first_rows[name] ** -0.5),
             feature_names=tuple(feature.name for feature in features if not is_sequence(feature)),
             sequence_features=tuple(feature.name for feature in features if is_sequence(feature)),
         )

@@ -70,7 +70,7 @@ def make_hot_plan(
             )
         row_bytes = {table.name: _row_bytes(table, optimizer) * (table.name not in whole) for table in tables}
         found = calibrate(dataset, row_bytes, hot.budget, curve=(), field="hot.budget")
-        rows = {table.name: (table.head, table.tail) for table in found.tables if table.name not in whole}
+        rows = {table.name: table.hot for table in found.tables if table.name not in whole}
         plan = make_plan(tables, dataset, optimizer, rest, batch_size=batch_size, tiers=tiers, hot=rows)
         if whole <= _whole(plan):
             return _with_hot_rows(plan, found, hot.budget, row_bytes, passed_over(dataset))
@@ -81,17 +81,14 @@ def _with_copies(plan: Plan, parts: Sequence[RowRange], budget: int) -> Plan:
     """The plan of several processes, each with copies of the rows that are looked up most for their bytes."""
     most = np.array([part.rows for part in parts])
     rows = hottest_rows(parts, budget) if budget < used_bytes(parts, most) else most
-    copied: dict[str, dict[str, int]] = {}
-    for part, many in zip(parts, rows.tolist(), strict=True):
-        copied.setdefault(part.table, {})["copied_tail" if part.whole else "copied_head"] = many
+    copied = {part.table: many for part, many in zip(parts, rows.tolist(), strict=True)}
     row_bytes = {part.table: part.row_bytes for part in parts}
 
     def placed(table: TablePlacement) -> TablePlacement:
-        head, tail = copied[table.table].get("copied_head", 0), copied[table.table].get("copied_tail", 0)
         # The owner of a row under a cache has a slot for it, too.
         holders = plan.ranks + (table.tier != "level0")
-        more: Parts = {"dram": {"copies": holders * (head + tail) * row_bytes[table.table]}}
-        return replace(table, copied_head=head, copied_tail=tail, bytes=add_parts([table.bytes, more]))
+        more: Parts = {"dram": {"copies": holders * copied[table.table] * row_bytes[table.table]}}
+        return replace(table, copied_rows=copied[table.table], bytes=add_parts([table.bytes, more]))
 
     note = (
         f"every process has copies of {int(rows.sum()):,} hot rows, {readable(used_bytes(parts, rows))}, which take "
@@ -111,11 +108,8 @@ def _row_bytes(table: EmbeddingBagConfig, optimizer: RowOptimizerConfig) -> int:
 def hot_rows(plan: Plan, dataset: Dataset) -> tuple[list[RowRange], Counts]:
     """The parts of the tables, and how many first rows of each are hot or lie whole in level 0."""
     parts = parts_of(dataset, dict.fromkeys(dataset.vocabularies, 1))
-    rows = [
-        part.rows if plan[part.table].tier == "level0"
-        else plan[part.table].hot_tail if part.whole else plan[part.table].hot_head
-        for part in parts
-    ]  # fmt: skip
+    placed = [plan[part.table] for part in parts]
+    rows = [each.rows if each.tier == "level0" else each.hot_rows for each in placed]
     return parts, np.array(rows, dtype=np.int64)
 
 
@@ -130,9 +124,7 @@ def _with_hot_rows(
         table = found[placed.table]
         each = {part: placed.bytes["dram"].get(part, 0) // placed.cache_rows for part in ("slot weights", "slot state")}
         more = {part: size * table.hot for part, size in each.items()}
-        return replace(
-            placed, hot_head=table.head, hot_tail=table.tail, bytes=add_parts([placed.bytes, {"dram": more}])
-        )  # fmt: skip
+        return replace(placed, hot_rows=table.hot, bytes=add_parts([placed.bytes, {"dram": more}]))
 
     point = profile.chosen
     note = (

@@ -224,7 +224,7 @@ def make_plan(
     batch_size: int,
     tiers: Tiers | None = None,
     ranks: int = 1,
-    hot: Mapping[str, tuple[int, int]] | None = None,
+    hot: Mapping[str, int] | None = None,
 ) -> Plan:
     """Where the tables of a model live on this machine.
 
@@ -244,8 +244,8 @@ def make_plan(
         What the memories give; from `measure_tiers` by default.
     ranks : int
         Processes that share the tables.
-    hot : mapping of str to tuple of int
-        Table -> how many of its first and of its last rows are hot: no cache is asked for them.
+    hot : mapping of str to int
+        Table -> how many of its first rows are hot: no cache is asked for them.
 
     Raises
     ------

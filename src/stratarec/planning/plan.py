@@ -14,6 +14,7 @@ from stratarec.config.units import readable
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError, DatasetError
+from stratarec.io.names import as_html
 from stratarec.io.sealed import Count, describe, unsealed, write_sealed
 from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Home, Memory, Parts, SlotSplit, add_parts, in_memory
 from stratarec.planning.config import MOST_AHEAD, MemoryConfig, Policy
@@ -93,14 +94,10 @@ class TablePlacement:
     """Those of them that no second level holds either: rows that are read from home."""
     seconds: Seconds
     """Of a step."""
-    hot_head: _Rows = 0
+    hot_rows: _Rows = 0
     """First rows that have slots of their own beside the cache's."""
-    hot_tail: _Rows = 0
-    """Last rows that have."""
-    copied_head: _Rows = 0
+    copied_rows: _Rows = 0
     """First rows of which every process has a copy."""
-    copied_tail: _Rows = 0
-    """Last rows of which it has."""
 
     def __post_init__(self) -> None:
         cached = self.tier != "level0"
@@ -114,15 +111,14 @@ class TablePlacement:
                     f"table {self.table!r}: {name} is {getattr(self, name):,}, expected at most {most:,} for "
                     f"{self.rows:,} rows"
                 )
-        if self.hot_head + self.hot_tail > (self.rows if cached else 0):
+        if self.hot_rows > (self.rows if cached else 0):
             raise ConfigError(
-                f"table {self.table!r}: {self.hot_head + self.hot_tail:,} hot rows, expected at most its rows where "
+                f"table {self.table!r}: {self.hot_rows:,} hot rows, expected at most its rows where "
                 "it is cached, and none where it is not"
             )
-        if self.copied_head + self.copied_tail > self.rows:
+        if self.copied_rows > self.rows:
             raise ConfigError(
-                f"table {self.table!r}: {self.copied_head + self.copied_tail:,} rows are copied, expected at most "
-                f"{self.rows:,}"
+                f"table {self.table!r}: {self.copied_rows:,} rows are copied, expected at most {self.rows:,}"
             )
         if "dram" not in self.bytes or "slot weights" not in self.bytes["dram"]:
             raise ConfigError(f"table {self.table!r}: bytes lack the slot weights in dram")
@@ -140,7 +136,7 @@ class TablePlacement:
     @property
     def all_slots(self) -> int:
         """Of the cache and of hot rows."""
-        return self.cache_rows + self.hot_head + self.hot_tail
+        return self.cache_rows + self.hot_rows
 
     @property
     def hit_rate(self) -> float:
@@ -235,6 +231,13 @@ class Plan:
             f"tables cached, predicted hit rate {self.hit_rate:.1%}"
         )
 
+    def _repr_html_(self) -> str:
+        homes = [
+            (placed.table, f"{placed.tier}, {placed.codec.kind}, hit rate {placed.hit_rate:.1%}")
+            for placed in self.tables
+        ]
+        return as_html("Plan", [("summary", self.summary), *homes])
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, with the totals for whoever reads it."""
         content: dict[str, Any] = pydantic.TypeAdapter(Plan).dump_python(self, mode="json")
@@ -284,8 +287,7 @@ def tier_config(plan: Plan, memory: MemoryConfig, name: str) -> TierConfig:
             codec=placed.codec,
             cache_rows=placed.cache_rows,
             level1_rows=placed.level1_rows,
-            hot_head=placed.hot_head,
-            hot_tail=placed.hot_tail,
+            hot_rows=placed.hot_rows,
         )
         for placed in plan.tables
         if placed.tier != "level0"

@@ -22,16 +22,16 @@ def describe_tables(
     optimizer: RowOptimizerConfig,
     *,
     batch_size: int,
-    hot: Mapping[str, tuple[int, int]] | None = None,
+    hot: Mapping[str, int] | None = None,
 ) -> list[TableSpec]:
-    """The tables of a model on `dataset`, with the training split's counts.
+    """The tables of a model on `dataset`, with the counts of its training split, and of those that it goes on from.
 
-    `hot` are tables whose so many first and last rows no cache is asked for.
+    `hot` are tables whose so many first rows no cache is asked for.
 
     A table's name is its vocabulary's. Where a vocabulary has no counts (ids that came from outside), every row is
     taken to be as popular as the next, and a bag to be as long as it may be.
     """
-    samples = dataset.samples("train")
+    samples = dataset.manifest.carried.samples
     features = dataset.schema.vocabularies()
     found = []
     for table in tables:
@@ -46,20 +46,19 @@ def describe_tables(
                 rows=table.num_embeddings,
                 shape=RowShape.of(table.embedding_dim, optimizer),
                 lookups=batch_size * each,
-                popularity=cold_popularity(counts, *(hot or {}).get(table.name, (0, 0))),
+                popularity=cold_popularity(counts, (hot or {}).get(table.name, 0)),
                 outputs=table.embedding_dim * (batch_size * len(table.feature_names) + unpooled),
             )
         )
     return found
 
 
-def cold_popularity(counts: NDArray[np.int64], head: int, tail: int) -> Popularity:
-    """Of the rows between the first and the last, as shares of all lookups."""
-    if not head + tail:
+def cold_popularity(counts: NDArray[np.int64], hot: int) -> Popularity:
+    """Of the rows behind the first, as shares of all lookups."""
+    if not hot:
         return Popularity.from_counts(counts)
     cold = counts.copy()
-    cold[:head] = 0
-    cold[len(cold) - tail :] = 0
+    cold[:hot] = 0
     return Popularity.from_counts(cold).times(float(cold.sum() / max(counts.sum(), 1)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -16,6 +17,8 @@ from stratarec.models.metrics import MetricName
 _MOST_THREADS = 1024
 # Beyond this float32 has no room for the loss of negatives beside that of positives.
 _MOST_CLASS_WEIGHT = 1e9
+# Some 5 kB of a trace each.
+_MOST_TRACED = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +172,9 @@ class TrainConfig:
     """When checkpoints are written."""
     log_every: int = 50
     """Steps between points of the loss curve."""
+    trace: str = ""
+    """Steps, such as 100-120 (counted from 0), of which ``trace.json`` in the run says what every thread did when; open
+    it at ui.perfetto.dev. By default there is none."""
     report: bool = True
     """Draw ``report.html`` when the run ends, which takes about a second. A run that ended without has none."""
     shuffle_row_groups: int = 8
@@ -230,6 +236,11 @@ class TrainConfig:
             )
         if self.run:
             check_directory(self.run, "train.run")
+        if self.trace and not self.traced_steps:
+            raise ConfigError(
+                f"train.trace is {self.trace!r}, expected a first and a last step, at most {_MOST_TRACED} in all, such "
+                "as 100-120"
+            )
 
     def _check_slates(self) -> None:
         """Refuse what would cut slates."""
@@ -244,6 +255,13 @@ class TrainConfig:
         """Of the whole run, unless it stops early, where an epoch has so many."""
         steps = epoch_steps * self.epochs
         return min(steps, self.max_steps) if self.max_steps else steps
+
+    @property
+    def traced_steps(self) -> range:
+        """Of which there is a trace."""
+        found = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", self.trace)
+        steps = range(int(found[1]), int(found[2]) + 1) if found else range(0)
+        return steps if len(steps) <= _MOST_TRACED else range(0)
 
     def of_run(self, steps: int, odds: Mapping[str, float]) -> TrainConfig:
         """The same in numbers: schedules of a run that has so many steps, weights of classes by the odds of labels."""

@@ -1,17 +1,77 @@
-"""Hot rows for people: tables on the terminal, and a picture of what a budget is worth."""
+"""Hot rows for people: tables on the terminal, what a budget is worth, and what caches of each size would find."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
 from stratarec.config.units import readable
 from stratarec.hot.calibrator import without_skew
 from stratarec.hot.profile import HotProfile, Point
+from stratarec.hot.reuse import POLICIES, TableReuse
 from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, ShownTable, new_axes
 from stratarec.reporting.terminal_tables import make_console, print_table
 
-_TABLE_HEADS = ("table", "rows", "hot", "of them tail", "hot bytes", "accesses")
+_TABLE_HEADS = ("table", "rows", "hot", "hot bytes", "accesses")
 _POINT_HEADS = ("budget", "bytes", "accesses", "inputs", "interval", "by count")
+
+
+_REUSE_HEADS = (
+    "table", "rows", "used", "top 1 %", "top 10 %", "again", "between", "lru 1 %", "lru 10 %", "lfu 10 %", "rank 10 %",
+)  # fmt: skip
+REUSE_LEGEND = (
+    "used: rows that an epoch looks up; top: share of lookups that go to the most frequent 1 % or 10 % of these; "
+    "again: share of uses (different rows of each batch) that are not a row's first, the most that a cache can find; "
+    "between: other rows used between two uses of a row, median; then what caches of 1 % or 10 % of the rows find, by "
+    "policy"
+)
+# Pictures of the largest tables, and of none that any cache holds: the others are in the table.
+_PICTURES, _LEAST_ROWS = 6, 64
+
+
+def reuse_table(found: Sequence[TableReuse]) -> ShownTable:
+    """How rows are used again, a table a line."""
+    rows = [
+        (
+            each.table, f"{each.rows:,}", f"{'' if each.exact else '~'}{each.used:,.0f}",
+            *(f"{share:.1%}" for share in each.top.values()), f"{each.again:.1%}",
+            f"{each.distance:,.0f}" if each.again else "-", f"{each.rate('lru', 0.01):.1%}",
+            *(f"{each.rate(policy, 0.1):.1%}" for policy in POLICIES),
+        )
+        for each in found
+    ]  # fmt: skip
+    return ShownTable(heads=_REUSE_HEADS, rows=rows)
+
+
+def print_reuse(found: Sequence[TableReuse]) -> None:
+    """Print how rows are used again."""
+    console, table = make_console(), reuse_table(found)
+    print_table(console, table.heads, table.rows, text=("table",))
+    console.print(REUSE_LEGEND)
+
+
+def reuse_charts(found: Sequence[TableReuse]) -> list[Chart]:
+    """Hit rates of each policy over the size of a cache."""
+    return [_reuse_chart(each) for each in found[:_PICTURES] if each.rows >= _LEAST_ROWS]
+
+
+def _reuse_chart(found: TableReuse) -> Chart:
+    figure, axes = new_axes(3.6, 2.3)
+    colors = dict(zip(POLICIES, ((ACCENT, "accent"), (SECOND, "second"), (MUTED, "muted")), strict=True))
+    for policy, (color, _) in colors.items():
+        axes.plot(found.sizes, 100 * found.hits[policy], color=color, linewidth=1.5)
+    axes.set(xscale="log", xlabel="rows of the cache", ylabel="hits, %", ylim=(0, 100))
+    axes.xaxis.set_major_locator(LogLocator(numticks=4))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.grid(color=LINE)
+    return Chart(
+        title=found.table,
+        note=f"{found.rows:,} rows",
+        figure=figure,
+        legend=[(f"var(--{variable})", policy) for policy, (_, variable) in colors.items()],
+    )
 
 
 def print_hot(profile: HotProfile, counted: Sequence[str] = ()) -> None:
@@ -44,27 +104,25 @@ def hot_tables(profile: HotProfile) -> list[ShownTable]:
     """Hot rows of each table, and what other budgets are worth."""
     rows = [
         (
-            table.name, f"{table.rows:,}", f"{table.hot:,}", f"{table.tail:,}", readable(table.hot * table.row_bytes),
+            table.name, f"{table.rows:,}", f"{table.hot:,}", readable(table.hot * table.row_bytes),
             f"{table.accesses:.1%}",
         )
         for table in profile.tables
     ]  # fmt: skip
-    points = sorted((profile.chosen, *profile.curve), key=lambda point: point.budget_bytes)
     curve = [
         (
             readable(point.budget_bytes), f"{point.row_share:.1%}", f"{point.accesses:.1%}",
             f"{point.inputs.share:.2%}", _interval(point), f"{point.counted.share:.2%}",
         )
-        for point in points
+        for point in profile.points
     ]  # fmt: skip
     return [ShownTable(heads=_TABLE_HEADS, rows=rows), ShownTable(heads=_POINT_HEADS, rows=curve)]
 
 
-def hot_curve(profile: HotProfile) -> Chart:
+def hot_curve(points: Sequence[Point]) -> Chart:
     """Shares of accesses and of inputs over the share of bytes."""
-    points = sorted((profile.chosen, *profile.curve), key=lambda point: point.budget_bytes)
     bytes_share = [100 * point.row_share for point in points]
-    figure, axes = new_axes(7.2, 2.8)
+    figure, axes = new_axes(5.5, 2.6)
     curves = (
         (MUTED, [point.accesses for point in points]),
         (ACCENT, [point.inputs.share for point in points]),

@@ -32,11 +32,11 @@ class ValueIndex:
         self.is_text = self._values.dtype == pl.String
         keys = _hashes(self._values) if self.is_text else self._values.to_numpy()
         order = np.argsort(keys, kind="stable")
-        self._keys, self._ids = keys[order], order.astype(np.int32)
+        self._keys, self._places = keys[order], order.astype(np.int32)
         # For one value at a time: an item of a memory view costs a tenth of an array's.
-        self._key_view, self._id_view = self._keys.data, self._ids.data
+        self._key_view, self._place_view = self._keys.data, self._places.data
         again = np.flatnonzero(self._keys[1:] == self._keys[:-1]) + 1
-        self._same_hash = {self._values[int(place)]: int(place) for place in self._ids[again]}
+        self._same_hash = {self._values[int(place)]: int(place) for place in self._places[again]}
 
     @property
     def type(self) -> pl.DataType:
@@ -56,32 +56,34 @@ class ValueIndex:
         key = hash_text(value) if isinstance(value, str) else value
         place = bisect_left(self._key_view, key)
         if place < len(self._key_view) and self._key_view[place] == key:
-            found = self._id_view[place]
+            found, buckets = self._place_view[place], self._vocabulary.tail_buckets
             if not isinstance(value, str) or self._values[found] == value:
-                return found
+                return buckets + found
             if value in self._same_hash:
-                return self._same_hash[value]
+                return buckets + self._same_hash[value]
         hashed = key if isinstance(value, str) else hash_integer(value)
-        return len(self._values) + hashed % self._vocabulary.tail_buckets
+        return hashed % self._vocabulary.tail_buckets
 
     def _present(self, values: pl.Series) -> NDArray[np.int32]:
         keys = _hashes(values) if self.is_text else values.to_numpy()
         if not len(self._keys):
             return self._tail(keys)
-        place = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        found: NDArray[np.int32] = self._ids[place]
-        wrong = (self._values[found] != values).to_numpy() if self.is_text else self._keys[place] != keys
+        nearest = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        place: NDArray[np.int32] = self._places[nearest]
+        wrong = (self._values[place] != values).to_numpy() if self.is_text else self._keys[nearest] != keys
+        found: NDArray[np.int32] = place + np.int32(self._vocabulary.tail_buckets)
         strange = np.flatnonzero(wrong)
         found[strange] = self._tail(keys[strange])
         if self._same_hash:
             for at in strange.tolist():
-                found[at] = self._same_hash.get(values[at], found[at])
+                if values[at] in self._same_hash:
+                    found[at] = self._vocabulary.tail_buckets + self._same_hash[values[at]]
         return found
 
     def _tail(self, keys: NDArray[Any]) -> NDArray[np.int32]:
         hashes = keys if self.is_text else hash_integers(keys)
         buckets = np.uint64(self._vocabulary.tail_buckets)
-        return len(self._values) + (hashes % buckets).astype(np.int32)
+        return (hashes % buckets).astype(np.int32)
 
 
 def _hashes(texts: pl.Series) -> NDArray[np.uint64]:

@@ -1,4 +1,4 @@
-"""Values that a recipe leaves out, chosen by how many training samples there are.
+"""Values that a recipe leaves out, chosen by how many training samples there are, and by the model (its `suits`).
 
 Batches grow with the data, to twice their size where there are ten times as many samples: small data need steps, large
 ones speed. One pass is best, as rows that are seen a second time are learned by heart, but for a few thousand samples,
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.models.registry import score_of
 from stratarec.recipe import Recipe, leaves, with_values
 
 # A batch that was best, of how many training samples, and how it grows with them.
@@ -43,7 +44,7 @@ def chosen(samples: int, *, validated: bool, kind: str = "dlrm", batch_size: int
     if kind == "ensemble":
         return _of_ensemble(samples, validated, batch_size)
     batch = batch_size or _power_of_two(_BATCH * (max(samples, 1) / _SAMPLES) ** _GROWTH, _SMALLEST, _LARGEST)
-    several = validated and samples < _FEW
+    several, suits = validated and samples < _FEW, score_of(kind).config.suits
     steps = max(samples // batch, 1) * (_EPOCHS if several else 1)
     return {
         "train.batch_size": batch,
@@ -51,6 +52,7 @@ def chosen(samples: int, *, validated: bool, kind: str = "dlrm", batch_size: int
         "train.eval_every": 0 if several else max(samples // (batch * _EVALUATIONS), 1),
         "train.early_stopping.patience": 2 if validated else 0,
         "train.average.decay": round(min(max(1 - _MEMORIES / steps, 0.0), _MOST_DECAY), 4),
+        **{field: value for field, value in suits.items() if validated or field != "train.epochs"},
     }
 
 

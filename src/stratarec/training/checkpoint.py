@@ -29,17 +29,10 @@ from torch import Tensor
 
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.checkpoint.tables_manifest import TablesManifest
-from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.row_file import verify_file
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.io.atomic import (
-    file_hash,
-    remove_tree,
-    replace_directory,
-    storage_error,
-    temporary_directory,
-)
+from stratarec.io.atomic import file_hash, remove_tree, replace_directory, storage_error, temporary_directory
 from stratarec.io.lock import lock
 from stratarec.io.opening import open_regular, temporary_name
 from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
@@ -47,10 +40,11 @@ from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models import CTRModel
 from stratarec.models.metrics import WATCHED
 
-FORMAT: Literal[7] = 7
+FORMAT: Literal[9] = 9
 NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
 
 Json = dict[str, pydantic.JsonValue]
+Seconds = Annotated[float, pydantic.Field(ge=0)]
 
 
 class ReliabilityBin(Model):
@@ -74,6 +68,7 @@ class VocabularyInput(Model):
 
     values: Count
     tail_buckets: Count
+    first_rows: Count
     digest: Hash
 
 
@@ -117,7 +112,9 @@ class PositionState(Model):
     kind_losses: tuple[tuple[Count, float | None, float | None], ...]
     smoothed_by_kind: tuple[float | None, float | None]
     evaluations: tuple[Evaluation, ...]
-    train_seconds: Annotated[float, pydantic.Field(ge=0)]
+    train_seconds: Seconds
+    stage_seconds: dict[str, Seconds]
+    paces: tuple[tuple[Count, Seconds, Count], ...]
     trained_samples: Count
     untimed_samples: Count
 
@@ -140,7 +137,7 @@ class PositionState(Model):
 class TrainingState(Model):
     """All of ``state.json`` but its seal."""
 
-    format: Literal[7]
+    format: Literal[9]
     step: Count
     hashes: dict[str, Hash]
     tables: TablesManifest
@@ -156,7 +153,8 @@ class TrainingState(Model):
             if found != step:
                 raise ValueError(f"{what} at step {found} in a checkpoint of step {step}")
         told: list[Any] = [entry["step"] for entry in position.evaluations]
-        told += [first for first, *_ in (*position.losses, *position.kind_losses, *self.tables.changes)]
+        courses = (position.losses, position.kind_losses, position.paces, self.tables.changes)
+        told += [first for course in courses for first, *_ in course]
         latest = max((*told, position.epoch, position.batch), default=0)
         if latest > step:
             raise ValueError(f"losses, evaluations, epochs or batches up to {latest} in a checkpoint of step {step}")
@@ -242,11 +240,11 @@ class Checkpoint:
         model.network.load_state_dict(self.network)
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 
-    def begin(self, model: CTRModel, moved: Mapping[str, Renumbering], seed: int, rows: RowOptimizerConfig) -> None:
+    def begin(self, model: CTRModel, rows: RowOptimizerConfig) -> None:
         """Give network and tables to a `model` that begins with them; see `LookupEngine.begin_with`."""
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
-        model.embeddings.engine.begin_with(self.path / "tables", self.state["tables"], moved, seed, rows)
+        model.embeddings.engine.begin_with(self.path / "tables", self.state["tables"], rows)
 
 
 def load(path: Path) -> Checkpoint:
@@ -328,12 +326,12 @@ def recover(folder: Path) -> None:
 
 def prune(folder: Path, keep: int, protected: set[Path]) -> None:
     """Remove all but the last `keep` checkpoints and those `protected`; one that is being read stays for now."""
-    for path in steps(folder)[:-keep]:
-        if path not in protected:
-            _remove(path)
+    for path in set(steps(folder)[:-keep]) - protected:
+        remove(path)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a checkpoint unless somebody reads it."""
     with suppress(OSError), open_regular(path / STATE) as file:
         if lock(file):
             # Gone at once: half of it would still look like a checkpoint.

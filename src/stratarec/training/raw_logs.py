@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,8 @@ class FreshRows:
     logits: NDArray[np.float32]
     user: NDArray[np.int64] | None
     """Who is told from whom; None where the log does not say."""
+    novelty: NDArray[np.int8] | None
+    """What the log was opened to ask of its rows."""
 
     @property
     def samples(self) -> Scored:
@@ -93,6 +96,10 @@ class FreshLogs:
         Logs with labels whose positive rows are in the histories of the rows of `files`.
     labelled : bool
         Refuse a log without labels.
+    events : DataFrame, optional
+        What users did before the log, where `earlier` names nothing; by default what the run carries.
+    novelty : callable, optional
+        What to find out of each frame of rows; see `FreshRows.novelty`.
 
     Raises
     ------
@@ -108,6 +115,8 @@ class FreshLogs:
         keep: Sequence[str] = (),
         earlier: Sequence[str] = (),
         labelled: bool = False,
+        events: pl.DataFrame | None = None,
+        novelty: Callable[[pl.DataFrame], NDArray[np.int8]] | None = None,
     ) -> None:
         self._trained, self._config = trained, trained.recipe.data
         self._schema = trained.dataset.schema
@@ -120,16 +129,21 @@ class FreshLogs:
                 check_there(names, name, path)
         for name in keep:
             check_there(names, name, path)
-        self._earlier = tuple(earlier)
+        self._earlier, self._novelty = tuple(earlier), novelty
+        self._carried = None if earlier else trained.events if events is None else events
         # Nobody asks how much a row counts that is only scored.
         self._weight = self._schema.weight if labelled else ""
         self._given = self._given_histories(names, path)
-        self._made = bool(self._schema.histories) and not self._given and (bool(self._earlier) or self.labelled)
+        self._made = bool(self._schema.histories) and not self._given and self._has_events
         schema, self._user = self._read_schema(), self._schema.user if self._schema.user in names else ""
         self.keep = tuple(dict.fromkeys(keep))
         kept = tuple(dict.fromkeys((*self.keep, *([self._user] if self._user else []))))
         self._source = self._open(files, View(schema=schema, label=self.labelled, keep=kept))
         self.total_bytes = self._source.total_bytes
+
+    @property
+    def _has_events(self) -> bool:
+        return bool(self._earlier) or self.labelled or self._carried is not None
 
     def _open(self, files: Sequence[str], view: View) -> _Source:
         return open_view(self._config.source, self._config.on_bad_row, files, view)
@@ -195,9 +209,19 @@ class FreshLogs:
         view = View(schema=replace(schema, dense=(), sparse=sparse, session="", weight=""))
         logs = [self._earlier] if self._earlier else []
         logs += [self._source.files] if self.labelled else []
-        return Events(
-            (chunk.frame for files in logs for chunk in self._chunks(self._open(files, view))), schema
-        )  # fmt: skip
+        frames = (chunk.frame for files in logs for chunk in self._chunks(self._open(files, view)))
+        return Events(frames if self._carried is None else chain(self._before(), frames), schema)
+
+    def _before(self) -> Iterator[pl.DataFrame]:
+        """Events that the run carries, but those from the first row of the log on: it may be an old one."""
+        assert self._carried is not None
+        schema = self._schema
+        times = replace(schema, dense=(), sparse=(), session="", weight="", user="", label=schema.label, labels=())
+        chunks = self._chunks(self._open(self._source.files, View(schema=times, label=False)))
+        first = min((chunk.frame[schema.time].min() for chunk in chunks if len(chunk.frame)), default=None)  # type: ignore[type-var]
+        if first is not None:
+            label = pl.lit(None, pl.UInt8).alias(schema.label_column)
+            yield self._carried.filter(self._carried[schema.time] < first).with_columns(label)
 
     def sample(self, file: str, row: int) -> Batch:
         """The features of one row of one of the files, the label NaN where it is not known; `DataError` where there is
@@ -245,6 +269,7 @@ class FreshLogs:
             weight=frame[self._weight].to_numpy().astype(np.float32) if self._weight else None,
             logits=self._logits(dense, sparse),
             user=user,
+            novelty=None if self._novelty is None else self._novelty(frame),
         )
 
     def _label(self, frame: pl.DataFrame) -> NDArray[np.float32]:
@@ -274,6 +299,16 @@ def make_encoder(dataset: Dataset) -> FeatureEncoder:
     moments = {name: found.moments for name, found in dataset.about.moments.items()}
     vocabularies = {name: dataset.vocabulary(name) for name in dataset.vocabularies}
     return FeatureEncoder(dataset.schema, moments, vocabularies)
+
+
+def of_file(config: SourceConfig, file: str) -> SourceConfig:
+    """A source of one file; `ConfigError` where its samples are no rows of a log."""
+    if isinstance(config, CsvConfig | ParquetConfig | CriteoConfig | AvazuConfig):
+        return replace(config, paths=(file,))
+    raise ConfigError(
+        f"a run on a source of kind {config.kind} cannot go on with {file}: its samples are no rows of a log; make "
+        "them a log (Parquet or CSV, with histories as lists), and train a run on that"
+    )
 
 
 def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], view: View) -> _Source:

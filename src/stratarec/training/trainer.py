@@ -68,6 +68,7 @@ from stratarec.training.steps.hot_batches import hot_loader
 from stratarec.training.steps.position import Position, best, rate_factor
 from stratarec.training.steps.sharing import Sharing
 from stratarec.training.steps.step import Pipeline, Stages
+from stratarec.training.steps.trace import tracing
 from stratarec.training.torch_settings import build_optimizer, torch_settings
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class Trainer:
         return None if content is None else Plan.from_dict(content)
 
     def _new_loader(self, share: BatchShare) -> Loader:
-        config = _loader_config(self.config, self._slates.by if self._slates else None)
+        config = loader_config(self.config, self._slates.by if self._slates else None)
         if share.ranks > 1 or not self.recipe.hot.apart:
             return Loader(self.dataset, "train", config, share)
         return hot_loader(
@@ -298,7 +299,7 @@ class Trainer:
         self.mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
         if not ended:
             self._introduce()
-        with self._board() as board, self._stop.listening(), self.sharing:
+        with self._board() as board, self._stop.listening(), self.sharing, tracing(self):
             if not ended:
                 self._loop(Curves(board, self.model, self.optimizer, self.config.log_every), watch).run()
             found = then()
@@ -342,9 +343,8 @@ class Trainer:
 
     def _loop(self, curves: Curves, watch: Watch) -> Loop:
         validation = Validation(
-            model=self.model, dataset=self.dataset, config=self.config, progress=self.progress,
+            model=self.model, dataset=self.dataset, config=self.config, progress=self.progress, watch=watch,
             check=self.cadence.check, mesh=self.mesh, averaging=self.stages.averaging, evaluated=self._pace,
-            watch=watch,
         )  # fmt: skip
         return Loop(
             self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.position,
@@ -387,7 +387,8 @@ class Trainer:
         return result
 
 
-def _loader_config(config: TrainConfig, slate: SlateKey | None) -> LoaderConfig:
+def loader_config(config: TrainConfig, slate: SlateKey | None) -> LoaderConfig:
+    """How the samples of an epoch are dealt to batches."""
     return LoaderConfig(
         batch_size=config.batch_size,
         seed=config.seed,

@@ -17,6 +17,8 @@ class NFMConfig(VectorsConfig):
 
     kind: Literal["nfm"] = "nfm"
     first_order: ClassVar[bool] = True
+    suits: ClassVar = {"train.embedding.kind": "adagrad"}
+    initial_rows: float = 0.05
     deep_mlp: tuple[int, ...] = (64,)
     """Hidden sizes."""
 
@@ -28,7 +30,7 @@ class NFMScore(Score):
 
     def __init__(self, config: NFMConfig, dense: int, features: int) -> None:
         super().__init__()
-        self.fields = Fields(dense, features, config.vector_width)
+        self.fields = Fields(dense, features, config.vector_width, first_order=True)
         self.deep = config.mlp(config.embedding_dim, config.deep_mlp)
         self.out = Terms(self.deep.outputs, 1)
 

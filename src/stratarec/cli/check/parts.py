@@ -17,6 +17,7 @@ from stratarec.data.dataset.manifest import BASELINE, DATASET, MANIFEST
 from stratarec.data.schema import UNKNOWN
 from stratarec.embedding.checkpoint.transfer import saved_files, saved_rows
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
+from stratarec.io.atomic import file_hash
 from stratarec.io.owned_directory import HOLDER, MARKER, check_marker, kind_of
 from stratarec.io.sealed import read_sealed
 from stratarec.planning.plan import Plan
@@ -27,6 +28,8 @@ from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
 from stratarec.training.baseline.beside import read_baselines
 from stratarec.training.checkpoint import NETWORK, OPTIMIZER, STATE
+from stratarec.training.run import periods
+from stratarec.training.run.periods import DATA, PERIOD
 from stratarec.training.run.run_directory import (
     FILES,
     PLAN,
@@ -105,7 +108,12 @@ def _data_set(path: Path, read: set[Path]) -> Iterator[str]:
 def _content(path: Path, dataset: Dataset) -> Iterator[str]:
     for name, info in dataset.vocabularies.items():
         dataset.vocabulary(name)
-        yield f"vocabulary {name}: {info.values:,} values, each once"
+        rest = len(dataset.carried_counts(name)) if info.kind == "count" else 0
+        more = f", and {rest:,} without a row" if rest else ""
+        yield f"vocabulary {name}: {info.values:,} values, each once{more}"
+    events = dataset.events()
+    if events is not None:
+        yield f"events: the last {len(events):,} of users"
     for split in dataset.splits:
         found = np.zeros((len(dataset.schema.label_columns), 2), dtype=np.int64)
         for number in range(len(dataset.shards(split))):
@@ -176,6 +184,22 @@ def _run(path: Path, read: set[Path]) -> Iterator[str]:
             yield f"{each.name}: {_rows(each, recipe, read):,} rows, every hash and checksum fits"
     if (path / "export" / EXPORT).exists():
         yield from _export(path / "export", read)
+    yield from _periods(path, read)
+
+
+def _periods(run: Path, read: set[Path]) -> Iterator[str]:
+    """What a run went on with; of earlier periods only what they say of themselves is kept."""
+    for number, path in enumerate(periods.paths(run), start=1):
+        about, recipe = periods.read(path), read_recipe(path)
+        read |= {path / PERIOD, path / RECIPE}
+        yield f"period {number}: {about.file}, {about.scores['all']['samples']:,} samples"
+        if number > 1 and about.parent != file_hash(periods.of_number(run, number - 1) / PERIOD):
+            raise CheckpointError(f"{path / PERIOD} goes on from another period than the one before it")
+        for each in checkpoint.steps(path / "checkpoints"):
+            periods.check(path)
+            yield f"period {number}, {each.name}: {_rows(each, recipe, read):,} rows, every hash and checksum fits"
+        if (path / DATA / MANIFEST).exists():
+            yield from (f"period {number}, {line}" for line in _data_set(path / DATA, read))
 
 
 def _rows(path: Path, recipe: Recipe, read: set[Path]) -> int:

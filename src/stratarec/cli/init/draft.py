@@ -220,10 +220,7 @@ def _training(sample: LogSample, guesses: Guesses) -> Iterator[str]:
     yield "  top_mlp: [128, 64]"
     if len(list(_sparse(guesses))) + bool(guesses.of("dense")) < 2:
         yield "  interaction: cat  # one vector makes no pairs"
-    yield "train:"
-    yield "  # batch_size, epochs and early_stopping: left out, they are chosen by the number of samples"
-    yield "  dense: {kind: adam, learning_rate: 0.001}"
-    yield "  embedding: {kind: rowwise_adagrad, learning_rate: 0.02}"
+    yield "# train: left out, as batch_size, epochs, rates and early_stopping follow from the kind and the samples"
     if not fitting:
         yield "memory:"
         yield f"  dram: {readable(budget).replace(' ', '')}  # a quarter of this machine's; other rows rest on disk"

@@ -125,6 +125,11 @@ def input_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
             counts = [f"{each['values']:,} values and {each['tail_buckets']} tail buckets" for each in (entry, theirs)]
             alike = counts[0] == counts[1]
             detail = "other values, or the same in another order" if alike else " instead of ".join(counts)
+            if {**theirs, "first_rows": entry["first_rows"]} == entry:
+                began = (
+                    f"goes on from {entry['first_rows']:,} first rows, that of the run from {theirs['first_rows']:,}"
+                )
+                return f"vocabulary {name!r} {began}, so that rows begin with other weights"
             return f"vocabulary {name!r} has {detail}, so that ids mean other values than in training"
     return feature_difference(dataset, trained_on)
 

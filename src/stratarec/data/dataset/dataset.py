@@ -3,6 +3,8 @@
     stratarec.json                      says that this is a data set of StrataRec's making
     dataset.json                        what `manifest` says
     vocabulary/0000-<name>.parquet      value, id, count
+    carried/0000-<name>.parquet         value, count: of values that have no id of their own
+    carried/events-00000.parquet        the last positive events of users
     <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or lists of int32), @time, @row,
                                         @weights/<feature> (lists of float32) where values have weights
     <split>/shard-00000.tables.parquet  the tables that pointers point into: one row a row group of the samples, a
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -31,11 +34,14 @@ from stratarec.data.dataset.row_group import RowGroup, SlateKey
 from stratarec.data.dataset.row_group_reader import RowGroupReader
 from stratarec.data.dataset.stored_columns import ShardLayout
 from stratarec.data.splits import SPLITS
+from stratarec.data.user_history import read_events
+from stratarec.data.value_counts import read_counts
 from stratarec.data.vocabulary import Vocabulary, read_vocabulary
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import reading
 from stratarec.io.hashes import file_hashes
 from stratarec.io.lock import held
+from stratarec.io.names import as_html
 from stratarec.io.owned_directory import MARKER, kind_of
 from stratarec.io.sealed import own_file
 
@@ -161,7 +167,12 @@ class Dataset:
             "sparse": features["sparse"],
             "dense": list(map(self._dense_input, features["dense"])),
             "vocabularies": {
-                name: {"values": info.values, "tail_buckets": info.tail_buckets, "digest": info.digest}
+                name: {
+                    "values": info.values,
+                    "tail_buckets": info.tail_buckets,
+                    "first_rows": info.first_rows,
+                    "digest": info.digest,
+                }
                 for name, info in self.vocabularies.items()
             },
         }
@@ -171,6 +182,11 @@ class Dataset:
             return feature
         moments = self.about.moments[feature["name"]]
         return {**feature, "mean": moments.mean, "deviation": moments.deviation}
+
+    def _repr_html_(self) -> str:
+        rows = [(split, f"{self.samples(split):,} samples") for split in self.splits]
+        tables = self.table_rows()
+        return as_html(f"Dataset {self.name}", [*rows, ("tables", f"{len(tables)}, {sum(tables.values()):,} rows")])
 
     def samples(self, split: str) -> int:
         """Samples of a split."""
@@ -187,11 +203,30 @@ class Dataset:
         """Vocabulary -> rows that its table needs."""
         return {name: info.rows for name, info in self.vocabularies.items()}
 
+    def first_rows(self) -> dict[str, int]:
+        """The same of the first data set that this one goes on from, itself where it has no base."""
+        return {name: info.first_rows for name, info in self.vocabularies.items()}
+
     def vocabulary(self, name: str) -> Vocabulary:
         """The values of a vocabulary and their counts; `DatasetError` where its file is not what was written."""
         info = self.vocabularies[name]
         self._require([info])
         return read_vocabulary(self.path / info.path, info, str(self.path / info.path))
+
+    def carried_counts(self, name: str) -> pl.DataFrame:
+        """Columns `value` and `count` of the values of a vocabulary by count that have no row of their own."""
+        stored, info = self.manifest.carried.counts[name], self.vocabularies[name]
+        self._require([stored])
+        return read_counts(self.path / stored.path, info.type)
+
+    def events(self) -> pl.DataFrame | None:
+        """The last positive events of each user, by user and time: user, time and what histories are of; None where
+        there are no histories."""
+        stored = self.manifest.carried.events
+        if not stored:
+            return None
+        self._require(stored)
+        return pl.concat([read_events(self.path / each.path, self.schema) for each in stored], how="vertical_relaxed")
 
     def access_counts(self, vocabulary: str) -> NDArray[np.int64]:
         """``[rows]`` training lookups of each id."""

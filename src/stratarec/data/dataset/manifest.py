@@ -27,7 +27,7 @@ ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
 BASELINE = "baseline.json"
 """What `stratarec baseline` adds; of no part of the data set."""
-DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, BASELINE, "vocabulary", *SPLITS))
+DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, BASELINE, "vocabulary", "carried", *SPLITS))
 ADVICE = "prepare the data again"
 
 _Group = Annotated[int, pydantic.Field(ge=1, le=ROW_GROUP)]
@@ -85,7 +85,7 @@ class VocabularyInfo(StoredFile, Ids):
 
     path: Annotated[str, pydantic.Field(pattern=r"^vocabulary/\d{4,}(-[A-Za-z0-9_-]+)?\.parquet$")]
     rows: Rows
-    """Rows that a table needs: values and tail buckets."""
+    """Rows that a table needs: tail buckets and values."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> VocabularyInfo:
@@ -152,6 +152,25 @@ class RepeatsInfo(Model):
         return self
 
 
+class CarriedFile(StoredFile):
+    """Counts of values without a row, or events of users."""
+
+    path: Annotated[str, pydantic.Field(pattern=r"^carried/(events-\d{5,}|\d{4,}(-[A-Za-z0-9_-]+)?)\.parquet$")]
+
+
+class Carried(Model):
+    """What a data set that goes on from this one needs of its log, and those before it, beside the samples."""
+
+    counts: dict[str, CarriedFile]
+    """Vocabulary -> its values that have no row of their own, with their counts."""
+    events: tuple[CarriedFile, ...]
+    """The last positive events of each user, as many as histories hold: user, time and what histories are of."""
+    samples: Count
+    """Of the training splits of all logs so far: those that counts are of."""
+    times: tuple[int, int] | None
+    """The first of this log, and the last of all so far; None where there are none."""
+
+
 class LeakInfo(Model):
     """A feature that seems to know the label; see `leaks`."""
 
@@ -169,6 +188,9 @@ class Provenance(Model):
     bad_examples: tuple[str, ...]
     repeats: RepeatsInfo
     moments: dict[str, MomentsInfo]
+    """Of dense features, which numbers are standardised by."""
+    observed: dict[str, MomentsInfo]
+    """Those of this log's training split alone, where the others are of an earlier data set."""
     rows: RowsInfo
     leaks: tuple[LeakInfo, ...]
 
@@ -189,6 +211,7 @@ class DatasetManifest(Model):
     labels: dict[str, dict[str, LabelCount]] = pydantic.Field(default_factory=dict)
     """Split -> label -> its samples; empty where there is one label, which every sample has."""
     vocabularies: dict[str, VocabularyInfo]
+    carried: Carried
     about: Provenance
 
     @pydantic.model_validator(mode="after")
@@ -234,6 +257,11 @@ class DatasetManifest(Model):
         expected = {
             "vocabularies": (set(self.vocabularies), set(self.columns.vocabularies())),
             "moments": (set(self.about.moments), {feature.name for feature in self.columns.dense}),
+            "observed moments": (set(self.about.observed), {feature.name for feature in self.columns.dense}),
+            "carried counts": (
+                set(self.carried.counts),
+                {name for name, info in self.vocabularies.items() if info.kind == "count"},
+            ),
             "leaks": ((known := set(self.columns.names)).union(leak.feature for leak in self.about.leaks), known),
         }
         for what, (found, names) in expected.items():
@@ -272,7 +300,8 @@ class DatasetManifest(Model):
         chosen = SPLITS if split is None else (split,)
         shards = [shard for name, shards in self.splits.items() if name in chosen for shard in shards]
         tables = [shard.tables for shard in shards if shard.tables is not None]
-        return [*shards, *tables, *(self.vocabularies.values() if split is None else ())]
+        others = [*self.vocabularies.values(), *self.carried.counts.values(), *self.carried.events]
+        return [*shards, *tables, *(others if split is None else ())]
 
     @property
     def fingerprint(self) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stratarec.data.column_names import stored_name
-from stratarec.data.dataset.manifest import ROW_GROUP, Shard, StoredFile, TablesFile, VocabularyInfo
+from stratarec.data.dataset.manifest import ROW_GROUP, CarriedFile, Shard, StoredFile, TablesFile, VocabularyInfo
 from stratarec.data.dataset.row_group import Encoded, RowGroup
 from stratarec.data.vocabulary import Vocabulary
 from stratarec.io.atomic import file_hash, write_atomic
@@ -106,12 +107,21 @@ def _one_row(row_group: RowGroup) -> pa.Table:
 def write_vocabulary(root: Path, number: int, name: str, vocabulary: Vocabulary) -> VocabularyInfo:
     """Write the table of the vocabulary that is `number` among them."""
     relative = f"vocabulary/{file_name(name, number)}.parquet"
-    table = vocabulary.frame().to_arrow()
-    write_atomic(root / relative, lambda file: pq.write_table(table, file, compression="zstd"))
-    return VocabularyInfo(
-        **vars(vocabulary.ids),
-        rows=vocabulary.rows,
-        path=relative,
-        bytes=(root / relative).stat().st_size,
-        hash=file_hash(root / relative),
-    )
+    stored = _write_frame(root, relative, vocabulary.frame())
+    return VocabularyInfo(**vars(vocabulary.ids), rows=vocabulary.rows, **stored)
+
+
+def write_counts(root: Path, number: int, name: str, counts: pl.DataFrame) -> CarriedFile:
+    """Write the counts of values without a row, of the vocabulary that is `number` among them."""
+    return CarriedFile(**_write_frame(root, f"carried/{file_name(name, number)}.parquet", counts))
+
+
+def write_events(root: Path, number: int, events: pl.DataFrame) -> CarriedFile:
+    """Write the last events of some users."""
+    return CarriedFile(**_write_frame(root, f"carried/events-{number:05d}.parquet", events))
+
+
+def _write_frame(root: Path, relative: str, frame: pl.DataFrame) -> dict[str, Any]:
+    path, table = root / relative, frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+    write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd"))
+    return {"path": relative, "bytes": path.stat().st_size, "hash": file_hash(path)}

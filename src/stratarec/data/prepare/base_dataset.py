@@ -1,8 +1,8 @@
 """The earlier data set that a new one is based on: it keeps its ids and moments, so that a model goes on with it.
 
 A data set and its base differ in their samples alone: features, kinds and tail buckets are the same. A base may have a
-base of its own; nothing but the last one is needed. Only the tail's ids move, all by the number of new values. Counts
-are of the new log alone, so whoever wants popularity reads counts and not ids.
+base of its own; nothing but the last one is needed. No id moves: new values follow the earlier ones. Counts are of all
+logs so far, those of values that have no row yet, too, and a user's history goes on where the base's log ends.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import polars as pl
 
 from stratarec.config.difference import first_difference
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.manifest import Carried
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.schema import Schema
 from stratarec.data.transforms import Moments
-from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.data.value_counts import merge_counts
+from stratarec.data.vocabulary import Vocabulary, VocabularyConfig
 from stratarec.errors import ConfigError, DataError, DatasetError
 
 _FIELD = "data.vocabulary.base"
@@ -65,22 +67,36 @@ class Base:
         """See `Dataset.held`."""
         return self._dataset.held()
 
-    def values(self, name: str, counted: pl.DataFrame) -> pl.Series:
-        """The values of a vocabulary, in order of id.
+    def vocabulary(self, name: str, counted: pl.DataFrame) -> tuple[Vocabulary, pl.DataFrame]:
+        """A vocabulary, and the counts of this log, those of the earlier ones added where values are counted.
 
         Raises
         ------
         DataError
             Where they are of another type than those that were `counted` in the log.
         """
-        values = self._dataset.vocabulary(name).values
-        found = counted["value"].dtype
+        known = self._dataset.vocabulary(name)
+        values, found = known.values, counted["value"].dtype
         if len(counted) and found != values.dtype:
             raise DataError(
                 f"vocabulary {name!r} has values of type {found} in the log and of {values.dtype} in {_FIELD}, "
                 f"{self._dataset.path}: set `type` of its features, or the type of the column"
             )
-        return values
+        if known.kind == "hash":
+            return known, counted
+        counts = pl.DataFrame({"value": values, "count": known.counts[known.tail_buckets :]})
+        new = counted.select(pl.col("value").cast(values.dtype), "count")
+        total = merge_counts([counts, self._dataset.carried_counts(name), new])
+        return known, total.filter(pl.col("count") > 0)
+
+    def events(self) -> pl.DataFrame | None:
+        """See `Dataset.events`."""
+        return self._dataset.events()
+
+    @property
+    def carried(self) -> Carried:
+        """What it keeps of its log, and those before."""
+        return self._dataset.manifest.carried
 
     def moments(self) -> dict[str, Moments]:
         """Of each dense feature."""

@@ -19,11 +19,13 @@ from stratarec.data.dataset.manifest import LabelCount
 from stratarec.data.dedup_groups import Repeats
 from stratarec.data.leaks import Leak, find_leaks, looked_at, sample_rows
 from stratarec.data.prepare.executor import Executor
-from stratarec.data.prepare.partition import EachPartition, Partition, Partitions, note_of
+from stratarec.data.prepare.partition import Partition
+from stratarec.data.prepare.partitions import EachPartition, Partitions, note_of
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
-from stratarec.data.vocabulary import VocabularyConfig, bounded, merge_counts
+from stratarec.data.value_counts import bounded, merge_counts
+from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.io.atomic import read_frame, read_json, reading, write_atomic
 from stratarec.io.names import file_name
 from stratarec.progress import Progress
@@ -57,6 +59,8 @@ class Counts:
         for place, name in enumerate(self._schema.vocabularies()):
             counted = bounded(part.count(name), self._vocabulary.limits(name))
             write_atomic(self._values(number, place, name), counted.write_parquet)
+        if self._schema.histories:
+            write_atomic(self._events(number), part.events().write_parquet)
         rows = math.ceil(sample_rows(self._schema) / self._shards)
         write_atomic(self._sample(number), part.sample(looked_at(self._schema), rows).write_parquet)
         moments = {feature.name: asdict(part.moments(feature.name)) for feature in self._schema.dense}
@@ -66,6 +70,15 @@ class Counts:
 
     def _repeats(self, part: Partition) -> Repeats:
         return part.repeats() if self._count_repeats else Repeats.none(self._schema)
+
+    def _events(self, shard: int) -> Path:
+        return self._folder / f"{shard:05d}-events.parquet"
+
+    def events(self) -> Iterator[pl.DataFrame]:
+        """The last events of the users of each partition; none where there are no histories."""
+        for number in range(self._shards if self._schema.histories else 0):
+            with reading(self._events(number)):
+                yield read_frame(self._events(number))
 
     def _values(self, shard: int, place: int, name: str) -> Path:
         """Where the counts of a vocabulary in one partition lie."""

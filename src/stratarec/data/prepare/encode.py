@@ -11,7 +11,8 @@ from typing import Any
 from stratarec.data.dataset.manifest import Shard
 from stratarec.data.dataset.writer import write_shard
 from stratarec.data.prepare.executor import Executor
-from stratarec.data.prepare.partition import EachPartition, Partition, Partitions, note_of
+from stratarec.data.prepare.partition import Partition
+from stratarec.data.prepare.partitions import EachPartition, Partitions, note_of
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import Vocabulary

@@ -7,11 +7,9 @@ rows, so that vocabularies and transforms run on distinct values.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,21 +17,24 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.data.column_names import PLACE, ROW, SPLIT, TIME, WEIGHT, column, label_names, weights_of
+from stratarec.data.column_names import (
+    PLACE,
+    ROW,
+    SPLIT,
+    TIME,
+    WEIGHT,
+    column,
+    label_names,
+    weights_of,
+)
 from stratarec.data.dataset.row_group import Encoded, GroupValues, WindowValues, coverage, sample_keys, slices
 from stratarec.data.dedup_groups import Repeats, as_before
 from stratarec.data.hashing import stable_hash
-from stratarec.data.prepare.executor import Executor
-from stratarec.data.prepare.spill import Spill, SpilledChunk
 from stratarec.data.schema import UNKNOWN, Schema, SparseFeature
-from stratarec.data.splits import Span, Splitter
 from stratarec.data.transforms import Moments, squash, transform
-from stratarec.data.vocabulary import Vocabulary, merge_counts
-from stratarec.io.atomic import write_json
-from stratarec.progress import Progress
-
-# Of a process without data, and of a partition's rows with the copies that sorting and encoding them makes.
-_PROCESS_BYTES, _COPIES = 300 << 20, 6
+from stratarec.data.user_history import event_columns, last_events
+from stratarec.data.value_counts import merge_counts
+from stratarec.data.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,13 @@ class Partition:
         """Moments of a dense column over training rows."""
         feature = next(feature for feature in self._schema.dense if feature.name == name)
         return Moments.of(squash(self.frame[name].filter(pl.Series(self.split == training)), feature))
+
+    def events(self) -> pl.DataFrame:
+        """The last positive events of each user, as many as histories hold."""
+        schema = self._schema
+        clicked = self.frame.filter((self.frame[schema.label_column] == 1).fill_null(True))
+        ordered = clicked.sort(column(schema.user), column(schema.time), column(ROW))
+        return last_events(ordered.select(map(column, event_columns(schema))), schema)
 
     def sample(self, names: Sequence[str], rows: int, training: int = 0) -> pl.DataFrame:
         """Some columns of so many training rows, at random: logs have rhythms."""
@@ -264,95 +272,3 @@ def _encode_lists(lists: pl.Series, feature: SparseFeature, encode: Callable[[pl
     lengths = kept.list.len().fill_null(0).to_numpy()
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
     return pa.ListArray.from_arrays(offsets, encode(kept.drop_nulls().explode(empty_as_null=False)))
-
-
-class Partitions:
-    """The partitions of a log, read one at a time.
-
-    Parameters
-    ----------
-    spill : Spill
-    chunks : sequence of SpilledChunk
-        All of the log.
-    schema : Schema
-    splitter : Splitter
-    shard_samples : int
-        About how many samples a partition has where rows are not dealt by a key.
-    """
-
-    def __init__(
-        self, spill: Spill, chunks: Sequence[SpilledChunk], schema: Schema, splitter: Splitter, shard_samples: int
-    ) -> None:
-        self.chunks = chunks
-        self._spill, self._schema, self._splitter = spill, schema, splitter
-        self._parts = spill.shards(chunks, shard_samples)
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    @property
-    def span(self) -> Span | None:
-        """From the first to the last time of the log; None where it has no times."""
-        times = [chunk.times for chunk in self.chunks if chunk.times]
-        if not times:
-            return None
-        first, last = min(time for time, _ in times), max(time for _, time in times)
-        return Span(first=first, last=last, unit=self._schema.time_unit)
-
-    def read(self, number: int) -> Partition:
-        """A partition, split and in order."""
-        frame, span = self._spill.read(self.chunks, self._parts[number]), self.span
-        split = self._splitter.assign(frame, span.last if span else 0)
-        return Partition(frame, self._schema, self._splitter.thin(frame, split))
-
-    def memory(self, number: int) -> int:
-        """About how many bytes it takes to work with a partition."""
-        stored = sum(self._stored[part] for part in self._parts[number])
-        return _PROCESS_BYTES + _COPIES * int(stored * self._growth)
-
-    @cached_property
-    def _growth(self) -> float:
-        """Bytes of rows in memory over spilled ones."""
-        return sum(chunk.frame_bytes for chunk in self.chunks) / max(self._stored.total(), 1)
-
-    @cached_property
-    def _stored(self) -> Counter[int]:
-        """Spilled bytes of each partition of the log."""
-        found: Counter[int] = Counter()
-        for chunk in self.chunks:
-            found.update({part: size for part, (_, size, _) in chunk.places.items()})
-        return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class EachPartition:
-    """A stage whose pieces are partitions."""
-
-    partitions: Partitions
-    notes: Path
-    """Where the note of each partition is written when all else of it is."""
-    make: Callable[[int, Partition], dict[str, Any]]
-    """Does what is to be done with the partition of a number, and gives its note."""
-    held: int = 0
-    """Bytes that `make` holds itself."""
-
-    def __call__(self, number: int) -> Iterator[int]:
-        write_json(note_of(self.notes, number), self.make(number, self.partitions.read(number)))
-        # Give Arrow's freed memory back, so that peaks of different partitions do not add up.
-        pa.default_memory_pool().release_unused()
-        yield 1
-
-    def memory(self, number: int) -> int:
-        return self.partitions.memory(number) + self.held
-
-    def run(self, what: str, executor: Executor, progress: Progress) -> None:
-        """Do those partitions that have no note yet."""
-        left = [number for number in range(len(self.partitions)) if not note_of(self.notes, number).exists()]
-        progress.start(what, len(self.partitions), "shards", len(self.partitions) - len(left))
-        executor.run(self, left, progress)
-        progress.finish()
-
-
-def note_of(notes: Path, number: int) -> Path:
-    """Where in `notes` the note of a partition lies."""
-    return notes / f"{number:05d}.json"

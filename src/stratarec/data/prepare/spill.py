@@ -89,10 +89,7 @@ class Spill:
         frame = chunk.frame.with_columns(pl.Series(ROW, _number(chunk, before)), pl.Series(FILE, file))
         key = self._schema.shard_key
         if key:
-            place = (stable_hash(frame[key]) % np.uint64(self._partitions)).astype(np.int32)
-            parts = frame.with_columns(pl.Series(PARTITION, place)).partition_by(
-                PARTITION, as_dict=True, include_key=False
-            )
+            parts = frame.with_columns(self.place(frame[key])).partition_by(PARTITION, as_dict=True, include_key=False)
             named = {int(partition[0]): part for partition, part in parts.items()}
         else:
             named = {chunk.index: frame}
@@ -118,6 +115,10 @@ class Spill:
         )
         write_json(self._note(chunk.index), vars(spilled))
         return spilled
+
+    def place(self, keys: pl.Series) -> pl.Series:
+        """The partition of each value of the shard key."""
+        return pl.Series(PARTITION, (stable_hash(keys) % np.uint64(self._partitions)).astype(np.int32))
 
     def _note(self, index: int) -> Path:
         return self._folder / f"{index:08d}.json"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from stratarec.data.dataset.manifest import (
+    Carried,
     DatasetManifest,
     LabelCount,
     LeakInfo,
@@ -17,7 +18,7 @@ from stratarec.data.dataset.manifest import (
     Shard,
     VocabularyInfo,
 )
-from stratarec.data.dataset.writer import write_vocabulary
+from stratarec.data.dataset.writer import write_counts, write_events, write_vocabulary
 from stratarec.data.dedup_groups import Repeats, choose_groups, describe
 from stratarec.data.leaks import Leak
 from stratarec.data.prepare.base_dataset import Base
@@ -26,7 +27,7 @@ from stratarec.data.prepare.count import Counts
 from stratarec.data.prepare.deal import Dealing, shares_of
 from stratarec.data.prepare.encode import Shards, encode_shards
 from stratarec.data.prepare.executor import Executor
-from stratarec.data.prepare.partition import Partitions
+from stratarec.data.prepare.partitions import Partitions
 from stratarec.data.prepare.spill import SpilledChunk
 from stratarec.data.prepare.workspace import Workspace
 from stratarec.data.sources import Source
@@ -76,7 +77,8 @@ class Making:
         counts = Counts(workspace.folder("counts"), self._schema, config.vocabulary, repeats=by_session)
         counts.count(partitions, self._executor, self._progress)
         vocabularies, infos = self._vocabularies(counts)
-        moments = counts.moments() if self._base is None else self._base.moments()
+        observed = counts.moments()
+        moments = observed if self._base is None else self._base.moments()
         repeats = counts.repeats()
         groups = choose_groups(config.groups, self._schema, repeats)
         for line in describe(groups or {}, self._schema, repeats):
@@ -89,6 +91,7 @@ class Making:
             keep_rows=config.keep_rows,
         )
         shards = encode_shards(workspace.folder("encoded"), partitions, wanted, self._executor, self._progress)
+        carried = self._carried(vocabularies, counts, partitions, sum(shard.samples for shard in shards["train"]))
         labels = counts.labels()
         self._check_splits(partitions, shards, labels["train"])
         if not counts.weight():
@@ -101,24 +104,27 @@ class Making:
             positives={split: found[self._schema.label_column].positives for split, found in labels.items()},
             labels=labels if self._schema.labels else {},
             vocabularies=infos,
-            about=self._about(origin, partitions.chunks, moments, repeats, counts.leaks()),
+            carried=carried,
+            about=self._about(origin, partitions.chunks, (moments, observed), repeats, counts.leaks()),
         )
 
     def _about(
         self,
         origin: Origin,
         chunks: Sequence[SpilledChunk],
-        moments: Mapping[str, Moments],
+        moments: Sequence[Mapping[str, Moments]],
         repeats: Repeats,
         leaks: Sequence[Leak],
     ) -> Provenance:
+        used, observed = ({name: MomentsInfo.of(found) for name, found in each.items()} for each in moments)
         return Provenance(
             origin=origin,
             paths=tuple(getattr(self._config.source, "paths", ())),
             bad_rows=sum(chunk.bad_rows for chunk in chunks),
             bad_examples=tuple([text for chunk in chunks for text in chunk.bad_examples][:5]),
             repeats=RepeatsInfo.model_validate_json(json.dumps(repeats.to_dict())),
-            moments={feature: MomentsInfo.of(found) for feature, found in moments.items()},
+            moments=used,
+            observed=observed,
             leaks=tuple(LeakInfo(feature=leak.feature, text=leak.text) for leak in leaks),
             rows=RowsInfo(
                 kept=self._config.keep_rows,
@@ -128,7 +134,9 @@ class Making:
 
     def _partitions(self) -> Partitions:
         workspace, config = self._workspace, self._config
-        partitions = Partitions(workspace.spill, self._spill(), self._schema, self._splitter, config.shard_samples)
+        events = None if self._base is None else self._base.events()
+        spilled = self._spill()
+        partitions = Partitions(workspace.spill, spilled, self._schema, self._splitter, config.shard_samples, events)
         if partitions.span is not None:
             self._progress.say(f"times span {partitions.span}")
             partitions.span.check_split(config.split)
@@ -156,11 +164,38 @@ class Making:
         ranked, infos = {}, {}
         for place, name in enumerate(self._schema.vocabularies()):
             counted, limits = counts.values(place, name), self._config.vocabulary.limits(name)
-            known = None if self._base is None else self._base.values(name, counted)
+            known = None
+            if self._base is not None:
+                known, counted = self._base.vocabulary(name, counted)
             vocabulary = Vocabulary.of(counted, limits, known)
             ranked[name] = vocabulary
             infos[name] = write_vocabulary(self._workspace.output, place, name, vocabulary)
         return ranked, infos
+
+    def _carried(
+        self, vocabularies: Mapping[str, Vocabulary], counts: Counts, partitions: Partitions, samples: int
+    ) -> Carried:
+        """Write what a data set that goes on from this one needs beside the samples."""
+        output, found = self._workspace.output, {}
+        for place, (name, vocabulary) in enumerate(vocabularies.items()):
+            if vocabulary.rest is None:
+                continue
+            most = self._config.vocabulary.limits(name).candidates
+            if len(vocabulary.rest) > most:
+                self._progress.say(
+                    f"vocabulary {name!r}: the counts of {len(vocabulary.rest) - most:,} rare values are forgotten, as "
+                    f"data.vocabulary.candidates is {most:,}"
+                )
+            found[name] = write_counts(output, place, name, vocabulary.rest.head(most))
+        frames = [*counts.events(), *([] if partitions.other_events is None else [partitions.other_events])]
+        span, earlier = partitions.span, None if self._base is None else self._base.carried
+        before = None if earlier is None else earlier.times
+        return Carried(
+            counts=found,
+            events=tuple(write_events(output, number, frame) for number, frame in enumerate(frames)),
+            samples=samples + (0 if earlier is None else earlier.samples),
+            times=None if span is None else (span.first, max(span.last, before[1] if before else span.last)),
+        )
 
     def _check_splits(
         self, partitions: Partitions, shards: Mapping[str, Sequence[Shard]], labels: Mapping[str, LabelCount]

@@ -59,12 +59,9 @@ class Directory:
     ) -> None:
         rows = np.array([table.num_embeddings for table in configs], dtype=np.int64)
         shapes = np.array([cache_sets(tiers[table.name].cache_rows, ways) for table in configs], dtype=np.int64)
-        head, tail = (
-            np.array([getattr(tiers[table.name], name) for table in configs], dtype=np.int64)
-            for name in ("hot_head", "hot_tail")
-        )
-        for table, sets, hot in zip(configs, shapes.sum(axis=1).tolist(), (head + tail).tolist(), strict=True):
-            _check_size(table, sets * ways, hot)
+        hot = np.array([tiers[table.name].hot_rows for table in configs], dtype=np.int64)
+        for table, sets, many in zip(configs, shapes.sum(axis=1).tolist(), hot.tolist(), strict=True):
+            _check_size(table, sets * ways, many)
         # Tables lie one behind the other, each with its sets and then its overflow sets.
         slots = int(shapes.sum()) * ways
         self.layout = kernel.CacheLayout(
@@ -81,7 +78,7 @@ class Directory:
                 [table.numbering.stride for table in configs],
             ),
             bound=np.array([table.bound for table in configs], dtype=np.float32),
-            hot=kernel.HotSlots.of(rows, head, tail, slots) if (head + tail).any() else None,
+            hot=kernel.HotSlots.of(hot, slots) if hot.any() else None,
         )
         self.state = kernel.CacheState.empty(self.layout)
         self.workspace = kernel.StageWorkspace()
@@ -93,8 +90,7 @@ class Directory:
         sets = [[int(own), int(extra)] for own, extra in zip(layout.sets, layout.overflow_sets, strict=True)]
         found = {"ways": layout.ways, "policy": layout.policy, "sets": sets}
         if layout.hot is not None:
-            tails = layout.rows - layout.hot.tail
-            found["hot"] = [[int(head), int(tail)] for head, tail in zip(layout.hot.head, tails, strict=True)]
+            found["hot"] = layout.hot.rows.tolist()
         return found
 
     @property
@@ -244,10 +240,7 @@ class Directory:
 
 def _check_size(table: EmbeddingBagConfig, slots: int, hot: int) -> None:
     if hot > table.num_embeddings:
-        raise ConfigError(
-            f"table {table.name!r}: {hot:,} rows are to be hot, hot_head and hot_tail together, and it has "
-            f"{table.num_embeddings:,}"
-        )
+        raise ConfigError(f"table {table.name!r}: {hot:,} rows are to be hot, and it has {table.num_embeddings:,}")
     if table.num_embeddings > MOST_ROWS:
         raise ConfigError(
             f"table {table.name!r} has {table.num_embeddings:,} rows; under a cache a table has at most {MOST_ROWS:,}: "

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stratarec.embedding.checkpoint.transfer import Renumbering, begin_with, take_over
+from stratarec.embedding.checkpoint.transfer import begin_with, take_over
 from stratarec.embedding.health import Health
 from stratarec.embedding.tables.base import TableGroup
 from stratarec.errors import CheckpointError
@@ -83,7 +83,7 @@ def load_tables(
         When a file is missing or damaged, a table is not in the checkpoint or has another size, or the layout is
         another and the tables are not `fresh`.
     """
-    _check_tables(groups, manifests, {})
+    _check_tables(groups, manifests)
     # Rows that the checkpoint lacks keep what they have, which must be their initial values.
     if rank is None and not fresh:
         raise CheckpointError(
@@ -105,7 +105,6 @@ def begin_tables(
     groups: Sequence[TableGroup],
     directory: Path,
     manifests: Sequence[Mapping[str, Any]],
-    moved: Mapping[str, Renumbering],
     seed: int,
     missed: Missed | None,
     *,
@@ -115,7 +114,7 @@ def begin_tables(
 
     Parameters
     ----------
-    moved, seed, missed
+    seed, missed
         As `transfer.begin_with`.
     health : Health
         Fails when that ends in the middle.
@@ -123,14 +122,31 @@ def begin_tables(
     Raises
     ------
     CheckpointError
-        When a file is missing or damaged, or a table is not in the checkpoint or has another size there.
+        When a file is missing or damaged, or a table is not in the checkpoint or has more rows there.
     """
-    _check_tables(groups, manifests, moved)
+    _check_tables(groups, manifests, growing=True)
     try:
-        begin_with(groups, directory, manifests, moved, seed, missed)
+        if missed is None and _have_grown(groups, manifests):
+            for group, manifest in zip(groups, manifests, strict=True):
+                group.restore(directory / manifest["name"], manifest, 0)
+        else:
+            begin_with(groups, directory, manifests, seed, missed)
     except BaseException:
         health.fail(f"taking rows from {directory} did not finish")
         raise
+
+
+def _have_grown(groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the groups are those of a checkpoint but for rows behind those that tables had there."""
+    if [manifest["name"] for manifest in manifests] != _names(len(groups), 0):
+        return False
+    for group, manifest in zip(groups, manifests, strict=True):
+        alike = group.grows and group.codec.identity == manifest["codec"] and group.fits(manifest)
+        names = [table.name for table in group.configs]
+        whole = all(part[1] == part[4] for part in (*_parts(group), *manifest["tables"]))
+        if not alike or not whole or names != [name for name, *_ in manifest["tables"]]:
+            return False
+    return True
 
 
 def _same_layout(group: TableGroup, manifest: Mapping[str, Any]) -> bool:
@@ -139,13 +155,13 @@ def _same_layout(group: TableGroup, manifest: Mapping[str, Any]) -> bool:
 
 
 def _check_tables(
-    groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]], moved: Mapping[str, Renumbering]
-) -> None:  # fmt: skip
+    groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]], *, growing: bool = False
+) -> None:
     there = {name: rows for manifest in manifests for name, _, _, _, rows in manifest["tables"]}
     for group in groups:
         for table in group.configs:
-            rows = moved[table.name].rows if table.name in moved else table.numbering.rows
-            if there.get(table.name) != rows:
+            rows, saved = table.numbering.rows, there.get(table.name, 0)
+            if not 0 < saved <= rows or (saved < rows and not growing):
                 found = f"{there[table.name]} rows" if table.name in there else "no such table"
                 raise CheckpointError(f"table {table.name!r} has {rows} rows here, {found} there")
         for manifest in manifests:

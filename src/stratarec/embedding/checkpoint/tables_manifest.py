@@ -52,7 +52,8 @@ class RowsHome(_Files):
     """Records in memory that is addressed directly."""
 
     format: Literal[1]
-    layout: Literal["rows"]
+    layout: Literal["rows", "tables"]
+    """Whether files number rows in the order of the group, or those of each table (`tables.numbering`)."""
     rows: _Positive
     record_bytes: _Small
 
@@ -95,7 +96,7 @@ class CacheShape(Model):
     ways: _Small
     policy: str
     sets: tuple[tuple[Count, Count], ...]
-    hot: tuple[tuple[Count, Count], ...] = ()
+    hot: tuple[Count, ...] = ()
 
 
 class Codec(Model):

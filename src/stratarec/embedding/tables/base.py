@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,12 +51,31 @@ class BatchClock(NamedTuple):
     make_room: Callable[[], None]
 
 
+_MOST_SAMPLES = 128
+
+
 @dataclass
 class RowTraffic:
-    """Rows that came into slots and that went home, so far."""
+    """Rows that came into slots and that went home, so far; and of a batch now and then, what its tables asked for."""
 
     rows_in: int = 0
     rows_out: int = 0
+    samples: list[NDArray[np.int64]] = field(default_factory=list)
+    """``[2, T]`` distinct rows of a batch, and those of them that came in for it, the oldest first."""
+    every: int = 16
+    """Batches from one sample to the next; it doubles where samples become many."""
+
+    def sample(self, found: NDArray[np.int64]) -> None:
+        """Keep another one, or drop every second."""
+        self.samples.append(found)
+        if len(self.samples) > _MOST_SAMPLES:
+            self.samples, self.every = self.samples[::2], 2 * self.every
+
+    @property
+    def of_a_batch(self) -> NDArray[np.float64]:
+        """``[2, T]`` means of the later half of the samples: rows come into an empty cache at first."""
+        found: NDArray[np.float64] = np.mean(self.samples[len(self.samples) // 2 :], axis=0)
+        return found
 
 
 def features_of(configs: Sequence[EmbeddingBagConfig]) -> list[tuple[EmbeddingBagConfig, str]]:
@@ -245,6 +264,11 @@ class TableGroup(ABC):
     @abstractmethod
     def fits(self, manifest: Mapping[str, Any]) -> bool:
         """Whether a checkpoint has its rows laid out as these tables have."""
+
+    @property
+    def grows(self) -> bool:
+        """Whether `restore` takes a checkpoint of tables that had fewer rows."""
+        return False
 
     # The rest
 

@@ -17,6 +17,7 @@ from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.deltas import Chain
 from stratarec.embedding.stores.dram import allocate_bits, clear_bits, row_chunks, set_rows
 from stratarec.embedding.tables.base import BatchClock, TableGroup
+from stratarec.embedding.tables.numbering import TableNumbers
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import TrainingError
 from stratarec.io.atomic import make_directory
@@ -29,7 +30,7 @@ from stratarec.kernels.update import Gradients, RowUpdate, Scratchpad
 class ResidentTables(TableGroup):
     """Tables whose every row is a slot of its own, in float32.
 
-    Initial weights are uniform in +-1/sqrt(rows), a function of (seed, table name, row of the whole table).
+    Initial weights are uniform in +-bound, a function of (seed, table name, row of the whole table).
     """
 
     resident = True
@@ -47,12 +48,27 @@ class ResidentTables(TableGroup):
         memory = CpuSlots(first[-1], configs[0].embedding_dim, course.optimizer, scratch)
         super().__init__(configs, columns, memory, first[:-1], rows, course)
         self.codec = RecordCodec.of(CodecConfig(), memory.width, course.optimizer)
-        self._changed = allocate_bits(self.rows)
-        self._chain = Chain()
-        self._viewed = False
-        for table in configs:
+        self._changed, self._trained = allocate_bits(self.rows), allocate_bits(self.rows)
+        self._chain, self._seed, self._numbers = Chain(), seed, TableNumbers(rows)
+        self._viewed, self._fresh = False, True
+        self._initialize()
+
+    def _initialize(self) -> None:
+        for table in self.configs:
             begin = self.first_row[table.name]
-            memory.fill(begin, begin + table.num_embeddings, table_key(seed, table.name), table)
+            self.memory.fill(begin, begin + table.num_embeddings, table_key(self._seed, table.name), table)
+
+    def _mark_trained(self) -> None:
+        """Find the rows that are not as they began, or, where all changes are marked, add those."""
+        if not self._viewed and (self._chain.started or self.course.optimizer.clocked):
+            np.bitwise_or(self._trained, self._changed, out=self._trained)
+            return
+        for table in self.configs:
+            begin, key = self.first_row[table.name], table_key(self._seed, table.name)
+            for rows in row_chunks(table.num_embeddings):
+                first = int(rows[0])
+                found = self.memory.trained(begin + first, begin + first + len(rows), key, table, first)
+                set_bits(self._trained, begin + first + found)
 
     def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock) -> BagBatch:
         """Nothing to bring in: ids are slots."""
@@ -62,19 +78,22 @@ class ResidentTables(TableGroup):
         """See `TableGroup.read`."""
         # A row that catches up is none that changed: its last checkpoint says the same of it.
         self.catch_up(bags)
+        self._fresh = self._fresh and not self.course.optimizer.clocked
         return self.pool(bags, out)
 
     def update(self, bags: BagBatch, gradients: Gradients, rule: RowUpdate) -> None:
         """See `TableGroup.update`."""
         super().update(bags, gradients, rule)
-        # Before the first checkpoint there is nothing that changes would be counted from.
-        if self._chain.started:
+        self._fresh = False
+        # Marking takes time in every step: the first checkpoint compares rows with what they began with instead. Where
+        # rows have clocks that would not do, as reading changes them, too.
+        if self._chain.started or self.course.optimizer.clocked:
             mark_rows(self.layout, bags, self._changed)
 
     def table(self, name: str) -> dict[str, Tensor]:
         """See `TableGroup.table`."""
         # Whoever holds a view may write it at any time, which nothing here would see: from now on all rows are saved.
-        self._viewed = True
+        self._viewed, self._fresh = True, False
         first = self.first_row[name]
         last = first + next(table.num_embeddings for table in self.configs if table.name == name)
         missed = self.course.missed
@@ -89,35 +108,46 @@ class ResidentTables(TableGroup):
     def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
         """See `TableGroup.put`."""
         self.memory.write(rows, source, places)
+        self._fresh = False
         set_bits(self._changed, rows)
 
     def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
-        """See `TableGroup.save`."""
+        """See `TableGroup.save`. Rows that were never trained are left out: they are functions of their numbers."""
         home = directory / "home"
         make_directory(home)
+        self._mark_trained()
         files = self._chain.save(
             home,
             None if previous is None or self._viewed else previous / "home",
-            _Records(self),
-            lambda: row_chunks(self.rows),
-            lambda: set_rows(self._changed),
+            _Records(self, self._numbers),
+            lambda: map(self._numbers.to_files, set_rows(self._trained)),
+            lambda: map(self._numbers.to_files, set_rows(self._changed)),
         )
         clear_bits(self._changed)
         record = self.codec.record_bytes
-        return {"home": {"format": 1, "layout": "rows", "rows": self.rows, "record_bytes": record, "files": files}}
+        return {"home": {"format": 1, "layout": "tables", "rows": self.rows, "record_bytes": record, "files": files}}
 
     def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
         """See `TableGroup.restore`."""
         files = manifest["home"]["files"]
         self._chain.verify(directory / "home", files)
-        # Pieces are loaded as they are asked for.
-        for _ in self._chain.load(directory / "home", files, _Records(self)):
-            pass
-        clear_bits(self._changed)
+        if not self._fresh:  # rows that the checkpoint lacks are as they began
+            self.memory.clear_state()
+            self._initialize()
+        self._fresh = False
+        for bits in (self._trained, self._changed):
+            clear_bits(bits)
+        for numbers in self._chain.load(directory / "home", files, _Records(self, self._numbers)):
+            set_bits(self._trained, self._numbers.to_group(numbers))
 
     def fits(self, manifest: Mapping[str, Any]) -> bool:
         """See `TableGroup.fits`."""
         return "cache" not in manifest
+
+    @property
+    def grows(self) -> bool:
+        """See `TableGroup.grows`: files number the rows of each table by itself."""
+        return True
 
     def shift(self, by: int) -> None:
         """Nothing to do: rows that never leave have no stamps."""
@@ -128,17 +158,18 @@ class ResidentTables(TableGroup):
     @property
     def nbytes(self) -> dict[str, int]:
         """See `TableGroup.nbytes`."""
-        return {"level0": self.memory.nbytes, "metadata": self._changed.nbytes}
+        return {"level0": self.memory.nbytes, "metadata": self._changed.nbytes + self._trained.nbytes}
 
 
 class _Records:
-    """The slots as float32 records, piece by piece."""
+    """The slots as float32 records, piece by piece, by their numbers in files."""
 
-    def __init__(self, tables: ResidentTables) -> None:
+    def __init__(self, tables: ResidentTables, numbers: TableNumbers) -> None:
         self._memory, self._codec, self._width = tables.memory, tables.codec, tables.width
-        self.shape = (tables.rows, tables.codec.record_bytes)
+        self._numbers, self.shape = numbers, (numbers.end, tables.codec.record_bytes)
 
-    def __getitem__(self, rows: Indices, /) -> NDArray[np.uint8]:
+    def __getitem__(self, numbers: Indices, /) -> NDArray[np.uint8]:
+        rows = self._numbers.to_group(numbers)
         records = np.empty((len(rows), self._codec.record_bytes), dtype=np.uint8)
         places = np.arange(len(rows), dtype=np.int64)
         # float32 records are not rounded, so there is no noise whose key or number would matter.
@@ -147,5 +178,6 @@ class _Records:
             raise TrainingError(f"row {rows[bad]} of the tables of width {self._width} is not finite")
         return records
 
-    def __setitem__(self, rows: Indices, records: NDArray[np.uint8], /) -> None:
+    def __setitem__(self, numbers: Indices, records: NDArray[np.uint8], /) -> None:
+        rows = self._numbers.to_group(numbers)
         self._memory.decode(self._codec, records, np.arange(len(rows), dtype=np.int64), rows)

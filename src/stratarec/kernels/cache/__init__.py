@@ -30,30 +30,24 @@ POLICIES = {"lru": cpu.LRU, "lfu": cpu.LFU, "rank": cpu.RANK}
 class HotSlots:
     """Rows of each table that have slots for good, behind the slots of all tables; arrays have one entry a table."""
 
-    head: Ints
-    """The first rows below this one are hot."""
-    tail: Ints
-    """So are the rows from this one on."""
+    rows: Ints
+    """So many first rows are hot."""
     start: Ints
     """``[T + 1]`` first slot of a table's hot rows, which lie there in their order."""
 
     @classmethod
-    def of(cls, rows: Ints, head: Ints, tail: Ints, slots: int) -> HotSlots:
-        """The first `head` and the last `tail` of each table's `rows`, behind `slots` others."""
-        start = np.concatenate([[0], np.cumsum(head + tail)]).astype(np.int64) + slots
-        return cls(head=head, tail=rows - tail, start=start)
+    def of(cls, rows: Ints, slots: int) -> HotSlots:
+        """The first `rows` of each table, behind `slots` others."""
+        return cls(rows=rows, start=np.concatenate([[0], np.cumsum(rows)]).astype(np.int64) + slots)
 
     def locate(self, tables: NDArray[np.int32], ids: Ints) -> Ints:
         """The slot of each (table, id), or -1 where it is not hot."""
-        head, tail = self.head[tables], self.tail[tables]
-        place = np.where(ids < head, ids, ids - tail + head)
-        return np.where((ids < head) | (ids >= tail), self.start[tables] + place, -1)
+        return np.where(ids < self.rows[tables], self.start[tables] + ids, -1)
 
     def rows_in(self, slots: Ints) -> tuple[Ints, Ints]:
         """Table and id of what lies in hot slots."""
         tables = np.searchsorted(self.start, slots, side="right") - 1
-        place, head = slots - self.start[tables], self.head[tables]
-        return tables, np.where(place < head, place, place - head + self.tail[tables])
+        return tables, slots - self.start[tables]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +80,14 @@ class CacheLayout:
     @cached_property
     def hot_slots(self) -> HotSlots:
         """`hot`, or none of any table."""
-        none = np.zeros(len(self.rows), dtype=np.int64)
-        return self.hot or HotSlots.of(self.rows, none, none, self.slots)
+        return self.hot or HotSlots.of(np.zeros(len(self.rows), dtype=np.int64), self.slots)
 
     @cached_property
     def places(self) -> tuple[Any, ...]:
         """`cpu.Places` as kernels take it."""
         hot = self.hot_slots
         return (
-            self.rows, hot.head, hot.tail, hot.start[:-1] - self.slot_start[:-1], self.slot_start, self.sets,
+            self.rows, hot.rows, hot.start[:-1] - self.slot_start[:-1], self.slot_start, self.sets,
             self.overflow_sets, self.ways, POLICIES[self.policy],
         )  # fmt: skip
 

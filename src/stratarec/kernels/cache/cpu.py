@@ -5,8 +5,8 @@ ways, which take rows whose own set is full of rows in use. A tag is a row's id 
 is that of the last batch that used or emptied the slot. A slot whose stamp is not below the horizon is in use and is
 never a victim.
 
-Hot rows have slots for good: rows below ``head[t]`` and from ``tail[t]`` on lie, in their order, from slot ``hot[t]``
-on, counted from the table's first. These slots have neither tag nor stamp.
+Hot rows have slots for good: rows below ``hot_rows[t]`` lie, in their order, from slot ``hot[t]`` on, counted from the
+table's first. These slots have neither tag nor stamp.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class Places(NamedTuple):
     """Where the slots of each table and of its hot rows lie; arrays have one entry a table."""
 
     rows: NDArray[np.int64]
-    head: NDArray[np.int64]
-    tail: NDArray[np.int64]
+    hot_rows: NDArray[np.int64]
     hot: NDArray[np.int64]
     slot_start: NDArray[np.int64]
     sets: NDArray[np.int64]
@@ -224,7 +223,7 @@ def find_rows(t, lookups, places, area, state, batch, out, pending):
     """
     misses, bags = 0, lookups.bags
     # Read once: to the compiler what is stored below might change them.
-    limit, head, tail, hot, reach = places.rows[t], places.head[t], places.tail[t], places.hot[t], state.reach[t]
+    limit, hot_rows, hot, reach = places.rows[t], places.hot_rows[t], places.hot[t], state.reach[t]
     for f in lookups.table_features[lookups.table_start[t] : lookups.table_start[t + 1]]:
         begin, end = span(bags, lookups.key[f])
         for i in range(U(begin), U(end)):
@@ -233,8 +232,8 @@ def find_rows(t, lookups, places, area, state, batch, out, pending):
             row = bags.values[i]
             if row < 0 or row >= limit:
                 return misses, np.int64(i)
-            if row < head or row >= tail:
-                out[i] = hot + row - (0 if row < head else tail - head)
+            if row < hot_rows:
+                out[i] = hot + row
                 continue
             slot = find_slot(state.tags, area, row, reach)
             # Whether a row is there cannot be predicted: both outcomes are written, one of them in vain. A missing row

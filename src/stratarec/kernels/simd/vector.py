@@ -1,7 +1,7 @@
 """Rows of a width known at compile time, held in vector registers, for Numba kernels.
 
 Numba vectorises loops over a row only behind tests for overlap and for short rows, and keeps a running sum in memory.
-A `Row` is one LLVM vector of D float32 instead: loading, adding and storing it are straight vector moves, and a sum
+A `Row` is D float32 in a few LLVM vectors instead: loading, adding and storing it are straight vector moves, and a sum
 over a row's gradients never leaves the registers.
 """
 
@@ -18,7 +18,7 @@ from numba.extending import intrinsic, models, register_model
 LANES = 16
 """float32 values in a cache line and in the widest vector register."""
 
-_WIDEST = 256
+_WIDEST = 128
 
 _FLOAT = ir.FloatType()
 _I32 = ir.IntType(32)
@@ -28,11 +28,9 @@ _I16 = ir.IntType(16)
 @cache
 def blocks(width: int) -> tuple[int, bool]:
     """The constants that kernels for rows of `width` are compiled for: lanes of a block, and whether it is the row."""
-    # Rows of ten floats went in pairs, as 10 is no multiple of 4: 1.35 ms a backward; as one vector 0.89.
-    whole = (width % LANES == 0 and width <= _WIDEST) or width < LANES
-    # A row of 100 as one vector was twice as slow as blocks of 4, since LLVM widens it to 128.
-    lanes = width if whole else next(lanes for lanes in (256, 128, 64, 32, 16, 8, 4, 2, 1) if width % lanes == 0)
-    return lanes, whole
+    # The fewest equal blocks; single floats at worst.
+    lanes = next(width // parts for parts in range(-(-width // _WIDEST), width + 1) if width % parts == 0)
+    return lanes, lanes == width
 
 
 class Row(types.Type):
@@ -46,14 +44,52 @@ class Row(types.Type):
 @register_model(Row)
 class _RowModel(models.PrimitiveModel):
     def __init__(self, manager, kind):
-        super().__init__(manager, kind, ir.VectorType(_FLOAT, kind.width))
+        vectors = [ir.VectorType(_FLOAT, size) for size in _sizes(kind.width)]
+        super().__init__(manager, kind, vectors[0] if len(vectors) == 1 else ir.LiteralStructType(vectors))
 
 
-def _address(context, builder, kind, array, element, width):
-    """A pointer to a vector of `width` at ``array[element]`` of a C-contiguous 1-D array."""
+def _sizes(width):
+    """Lanes of the vectors that a row is: powers of two that are whole cache lines, and what is left.
+
+    As one vector LLVM widens a row of 100 to 128, which was twice as slow as blocks of 4.
+    """
+    found = []
+    while width >= LANES:
+        found.append(1 << (width.bit_length() - 1))
+        width -= found[-1]
+    return [*found, width] if width else found
+
+
+def _vectors(builder, row):
+    """The vectors of a row."""
+    if isinstance(row.type, ir.VectorType):
+        return [row]
+    return [builder.extract_value(row, place) for place in range(len(row.type.elements))]
+
+
+def _row(builder, vectors):
+    """The row of such vectors."""
+    if len(vectors) == 1:
+        return vectors[0]
+    found = ir.Constant(ir.LiteralStructType([vector.type for vector in vectors]), ir.Undefined)
+    for place, vector in enumerate(vectors):
+        found = builder.insert_value(found, vector, place)
+    return found
+
+
+def _by_vectors(builder, operation, *rows):
+    """`operation` of the rows' vectors, one after the other."""
+    return _row(builder, [operation(*parts) for parts in zip(*(_vectors(builder, row) for row in rows), strict=True)])
+
+
+def _addresses(context, builder, kind, array, element, width):
+    """Pointers to the vectors of a row at ``array[element]`` of a C-contiguous 1-D array."""
     view = context.make_array(kind)(context, builder, array)
-    number = _I16 if kind.dtype == types.uint16 else _FLOAT
-    return builder.bitcast(builder.gep(view.data, [element]), ir.VectorType(number, width).as_pointer())
+    number, first, found = _I16 if kind.dtype == types.uint16 else _FLOAT, builder.gep(view.data, [element]), []
+    for size in _sizes(width):
+        found.append(builder.bitcast(first, ir.VectorType(number, size).as_pointer()))
+        first = builder.gep(first, [_I32(size)])
+    return found
 
 
 def _splat(kind, number, width):
@@ -88,9 +124,11 @@ def load(typingctx, array, element, width):
 
     def codegen(context, builder, signature, args):
         half = signature.args[0].dtype == types.uint16
-        address = _address(context, builder, signature.args[0], args[0], args[1], lanes)
-        found = builder.load(address, align=2 if half else 4)
-        return _widen(builder, found, lanes) if half else found
+        found = [
+            builder.load(address, align=2 if half else 4)
+            for address in _addresses(context, builder, signature.args[0], args[0], args[1], lanes)
+        ]
+        return _row(builder, [_widen(builder, part, part.type.count) for part in found] if half else found)
 
     return signature, codegen
 
@@ -102,8 +140,12 @@ def store(typingctx, array, element, row):
 
     def codegen(context, builder, signature, args):
         half, width = signature.args[0].dtype == types.uint16, signature.args[2].width
-        address = _address(context, builder, signature.args[0], args[0], args[1], width)
-        builder.store(_narrow(builder, args[2], width) if half else args[2], address, align=2 if half else 4)
+        for address, part in zip(
+            _addresses(context, builder, signature.args[0], args[0], args[1], width),
+            _vectors(builder, args[2]), strict=True,
+        ):  # fmt: skip
+            kept = _narrow(builder, part, part.type.count) if half else part
+            builder.store(kept, address, align=2 if half else 4)
         return context.get_dummy_value()
 
     return signature, codegen
@@ -115,10 +157,10 @@ def stream(typingctx, array, element, row):
     signature = types.void(array, types.uint64, row)
 
     def codegen(context, builder, signature, args):
-        kind = signature.args[2]
-        place = _address(context, builder, signature.args[0], args[0], args[1], kind.width)
-        stored = builder.store(args[2], place, align=64)
-        stored.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+        places = _addresses(context, builder, signature.args[0], args[0], args[1], signature.args[2].width)
+        for place, part in zip(places, _vectors(builder, args[2]), strict=True):
+            stored = builder.store(part, place, align=64)
+            stored.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
         return context.get_dummy_value()
 
     return signature, codegen
@@ -129,7 +171,7 @@ def add(typingctx, one, other):
     """Sum of two rows."""
 
     def codegen(context, builder, signature, args):
-        return builder.fadd(args[0], args[1])
+        return _by_vectors(builder, builder.fadd, *args)
 
     return one(one, other), codegen
 
@@ -139,7 +181,7 @@ def subtract(typingctx, one, other):
     """Difference of two rows."""
 
     def codegen(context, builder, signature, args):
-        return builder.fsub(args[0], args[1])
+        return _by_vectors(builder, builder.fsub, *args)
 
     return one(one, other), codegen
 
@@ -149,7 +191,7 @@ def multiply(typingctx, one, other):
     """Element-wise product of two rows."""
 
     def codegen(context, builder, signature, args):
-        return builder.fmul(args[0], args[1])
+        return _by_vectors(builder, builder.fmul, *args)
 
     return one(one, other), codegen
 
@@ -159,7 +201,7 @@ def divide(typingctx, one, other):
     """Element-wise quotient of two rows."""
 
     def codegen(context, builder, signature, args):
-        return builder.fdiv(args[0], args[1])
+        return _by_vectors(builder, builder.fdiv, *args)
 
     return one(one, other), codegen
 
@@ -169,9 +211,11 @@ def square_root(typingctx, row):
     """Element-wise root of a row, correctly rounded."""
 
     def codegen(context, builder, signature, args):
-        kind = ir.FunctionType(args[0].type, [args[0].type])
-        name = f"llvm.sqrt.v{signature.args[0].width}f32"
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [args[0]])
+        def root(part):
+            kind, name = ir.FunctionType(part.type, [part.type]), f"llvm.sqrt.v{part.type.count}f32"
+            return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [part])
+
+        return _by_vectors(builder, root, *args)
 
     return row(row), codegen
 
@@ -181,8 +225,11 @@ def passed(typingctx, row, by):
     """`row` where `by` is above zero or no number, else zero."""
 
     def codegen(context, builder, signature, args):
-        zeros = _splat(_FLOAT, 0.0, signature.args[0].width)
-        return builder.select(builder.fcmp_ordered("<=", args[1], zeros), zeros, args[0])
+        def kept(part, by):
+            zeros = _splat(_FLOAT, 0.0, part.type.count)
+            return builder.select(builder.fcmp_ordered("<=", by, zeros), zeros, part)
+
+        return _by_vectors(builder, kept, *args)
 
     return row(row, by), codegen
 
@@ -196,11 +243,12 @@ def broadcast(typingctx, number, width):
     signature = Row(lanes)(types.float32, width)
 
     def codegen(context, builder, signature, args):
-        vector = ir.VectorType(_FLOAT, lanes)
-        first = builder.insert_element(ir.Constant(vector, ir.Undefined), args[0], _I32(0))
-        return builder.shuffle_vector(
-            first, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes)
-        )
+        found = []
+        for size in _sizes(lanes):
+            vector = ir.VectorType(_FLOAT, size)
+            first = builder.insert_element(ir.Constant(vector, ir.Undefined), args[0], _I32(0))
+            found.append(_part(builder, first, [0] * size))
+        return _row(builder, found)
 
     return signature, codegen
 
@@ -210,8 +258,10 @@ def multiply_add(typingctx, one, other, sum):
     """``sum + one * other``, rounded once where the machine can."""
 
     def codegen(context, builder, signature, args):
-        product = builder.fmul(args[0], args[1], flags=("contract",))
-        return builder.fadd(args[2], product, flags=("contract",))
+        def both(one, other, sum):
+            return builder.fadd(sum, builder.fmul(one, other, flags=("contract",)), flags=("contract",))
+
+        return _by_vectors(builder, both, *args)
 
     return one(one, other, sum), codegen
 
@@ -222,24 +272,32 @@ def _part(builder, vector, places, other=None):
     return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined) if other is None else other, mask)
 
 
-def _fold(builder, vector, width):
-    """Up to 16 partial sums: lanes of 16, block after block."""
-    lanes = math.gcd(width, LANES)
-    found = _part(builder, vector, list(range(lanes)))
-    for first in range(lanes, width, lanes):
-        found = builder.fadd(found, _part(builder, vector, list(range(first, first + lanes))))
+def _fold(builder, row):
+    """Up to 16 partial sums: lanes of 16, block after block, of which the last may be short."""
+    found, lanes = None, 0
+    for vector in _vectors(builder, row):
+        width = vector.type.count
+        if found is None:
+            lanes = math.gcd(width, LANES)
+        if found is not None and width < lanes:
+            # Adding -0.0 changes no number.
+            vector = _part(builder, vector, [*range(width), *[width] * (lanes - width)], _splat(_FLOAT, -0.0, width))
+            width = lanes
+        for first in range(0, width, lanes):
+            part = _part(builder, vector, list(range(first, first + lanes)))
+            found = part if found is None else builder.fadd(found, part)
     return found, lanes
 
 
 @intrinsic
 def total(typingctx, row):
-    """Sum of a row in a fixed order: 16 lanes, block after block, then halves.
+    """Sum of a row in a fixed order: 16 lanes, block after block (a short one counts for its own lanes), then halves.
 
     The order is part of the result's bits, so it is spelled out rather than left to the compiler and the machine.
     """
 
     def codegen(context, builder, signature, args):
-        found, lanes = _fold(builder, args[0], signature.args[0].width)
+        found, lanes = _fold(builder, args[0])
         while lanes > 1:
             lanes //= 2
             low, high = list(range(lanes)), list(range(lanes, 2 * lanes))
@@ -255,8 +313,8 @@ def store_totals(typingctx, array, element, one, two, three, four):
     signature = types.void(array, types.uint64, one, two, three, four)
 
     def codegen(context, builder, signature, args):
-        parts = [_fold(builder, row, one.width)[0] for row in args[2:]]
-        lanes = math.gcd(one.width, LANES)
+        folded = [_fold(builder, row) for row in args[2:]]
+        parts, lanes = [part for part, _ in folded], folded[0][1]
         while lanes > 1 or len(parts) > 1:
             if len(parts) > 1:
                 # Two vectors side by side from here on, so that one addition halves both.
@@ -271,7 +329,8 @@ def store_totals(typingctx, array, element, one, two, three, four):
                 high = [place + half for place in low]
                 parts = [builder.fadd(_part(builder, part, low), _part(builder, part, high)) for part in parts]
                 lanes = half
-        builder.store(parts[0], _address(context, builder, signature.args[0], args[0], args[1], 4), align=4)
+        (place,) = _addresses(context, builder, signature.args[0], args[0], args[1], 4)
+        builder.store(parts[0], place, align=4)
         return context.get_dummy_value()
 
     return signature, codegen

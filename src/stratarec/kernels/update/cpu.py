@@ -4,8 +4,8 @@ A row's gradients are summed in ascending order of lookup position, starting fro
 depend neither on the number of threads nor on which of the two ways below its table takes.
 
 - A table that fits the second cache beside what it is summed in is summed there directly, lookup after lookup.
-- For any other table the lookups are first grouped by row (an open-addressing map, then a stable counting sort), and
-  each row's sum stays in registers.
+- For any other table the lookups are first sorted by row (a stable radix sort), and each row's sum stays in registers.
+  Rows in ascending order share pages, and the memory's own rows: tables of gigabytes and long bags gain most by it.
 
 Tables' arrays are those of `pooling.cpu`. A lookup's gradient starts at its `source`; in a table with one feature of
 one unweighted id a bag it is ``b * stride + column``, and nothing needs to be listed.
@@ -29,7 +29,6 @@ from stratarec.kernels.update.lists import (
     Given,
     MemberScratch,
     batch_of,
-    group,
     is_simple,
     list_table,
     sort_by_row,
@@ -89,6 +88,8 @@ def prefetch_gradient(i, D, sources):
 def sum_dense(lanes, ids, lookups, D, own, sources):
     """``dense[r * D:][:D] += gradient`` for every lookup of row r, in order."""
     literally(lanes)
+    for i in range(min(ahead_of(D), lookups)):
+        prefetch_gradient(i, D, sources)
     for i in range(lookups):
         prefetch_gradient(min(i + ahead_of(D), lookups - U(1)), D, sources)
         row = U(ids[i])
@@ -128,12 +129,14 @@ def apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, step)
     """Sum each distinct row's gradients in order and update the row."""
     literally(lanes)
     begin = U(0)
+    for u in range(min(ahead_of(D) // U(2), distinct)):
+        prefetch_state(step.rule.kind, slots, origin + U(own.row_of[u]), D)
+    for i in range(min(ahead_of(D), lookups)):
+        prefetch_gradient(U(own.order[i]), D, sources)
     for u in range(distinct):
-        # In order of first lookup. In ascending order a row would take 12 instead of 17 ns (D = 16), 30 instead of 42
-        # (64), but sorting lookups by row must then cost little more than the 11 ns of grouping.
         ahead = origin + U(own.row_of[min(u + ahead_of(D) // U(2), distinct - U(1))])
         prefetch_state(step.rule.kind, slots, ahead, D)
-        end = U(own.count_of[u])
+        end = U(own.end_of[u])
         for i in range(begin, end):
             prefetch_gradient(U(own.order[min(i + ahead_of(D), lookups - U(1))]), D, sources)
         sum_row(lanes, (begin, end), D, own, sources)
@@ -145,8 +148,8 @@ def apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, step)
 def own_part(work, m):
     """A member's row of every array of the workspace."""
     return MemberScratch(
-        work.index_of[m], work.slot_of[m], work.listed[m], work.source_of[m], work.scale_of[m], work.order[m],
-        work.row_of[m], work.count_of[m], work.row_sum[m], work.dense[m], work.touched[m],
+        work.listed[m], work.source_of[m], work.scale_of[m], work.keys[m], work.counters[m], work.order[m],
+        work.row_of[m], work.end_of[m], work.row_sum[m], work.dense[m], work.touched[m], work.squares[m],
     )  # fmt: skip
 
 
@@ -174,30 +177,34 @@ def update_tables(member, lanes, whole, tasks, width, slots, batch, gradients, w
             plain, scaled, U(features.column[f]), U(gradients.stride), own.source_of, own.scale_of,
             gradients.pooled, gradients.rows,
         )  # fmt: skip
-        for i in range(min(ahead_of(D), lookups)):
-            prefetch_gradient(i, D, sources)
-        # Grouping costs 6 ns a lookup and the counting sort 0.7; a table that fits the cache needs neither.
+        # A table that fits the cache needs no sorting, which costs 4 to 7 ns a lookup.
         if limit * width <= DENSE_FLOATS and limit <= 4 * lookups:
             sum_dense(lanes, ids, lookups, D, own, sources)
             apply_dense(lanes, limit, origin, D, slots, own, step)
             continue
-        distinct = group(ids, lookups, limit, own)
-        sort_by_row(lookups, distinct, own)
+        distinct = sort_by_row(ids, lookups, limit, own)
         apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, step)
 
 
 @njit(**BODY)
-def norm_sorted(lanes, distinct, D, own, sources):
+def norm_sorted(lanes, lookups, distinct, D, own, sources):
     """Sum of squares of the summed gradients of all distinct rows, in the order of their first lookups."""
     literally(lanes)
-    found, begin = np.float64(0.0), U(0)
+    begin, free = U(0), U(len(own.squares)) // U(2)
+    for i in range(lookups):
+        own.squares[free + i] = 0.0
     for u in range(distinct):
-        end = U(own.count_of[u])
+        end = U(own.end_of[u])
         sum_row(lanes, (begin, end), D, own, sources)
-        begin = end
+        square = np.float64(0.0)
         for block in range(U(0), D, U(lanes)):
             part = load(own.row_sum, block, lanes)
-            found += np.float64(total(multiply(part, part)))
+            square += np.float64(total(multiply(part, part)))
+        own.squares[free + U(own.order[begin])] = square
+        begin = end
+    found = np.float64(0.0)
+    for i in range(lookups):
+        found += own.squares[free + i]
     return found
 
 
@@ -221,9 +228,8 @@ def norm_tables(member, lanes, whole, counter, width, batch, gradients, work, ou
             False, scaled, U(features.column[f]), U(gradients.stride), own.source_of, own.scale_of,
             gradients.pooled, gradients.rows,
         )  # fmt: skip
-        distinct = group(own.listed, lookups, features.rows[f], own)
-        sort_by_row(lookups, distinct, own)
-        out[table] = norm_sorted(lanes, distinct, D, own, sources)
+        distinct = sort_by_row(own.listed, lookups, features.rows[f], own)
+        out[table] = norm_sorted(lanes, lookups, distinct, D, own, sources)
 
 
 @cache

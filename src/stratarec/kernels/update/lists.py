@@ -12,6 +12,10 @@ from stratarec.kernels.bags.cpu import Bags, Features, share
 from stratarec.kernels.runtime.team import BODY
 from stratarec.kernels.simd.prefetch import U
 
+DIGIT_BITS = 11
+"""Of a radix sort's digit at most: as many lines as it has values are written at once."""
+_FEW = 24
+
 
 class Batch(NamedTuple):
     """A batch's share of a group: the features of each table, and how many lookups it has."""
@@ -35,17 +39,19 @@ class Given(NamedTuple):
 class MemberScratch(NamedTuple):
     """What a member works on; the arrays of all members have one row for each."""
 
-    index_of: NDArray[np.int32]
-    slot_of: NDArray[np.int32]
     listed: NDArray
     source_of: NDArray[np.int64]
     scale_of: NDArray[np.float32]
+    keys: NDArray[np.uint64]
+    counters: NDArray[np.int32]
     order: NDArray[np.int32]
     row_of: NDArray[np.uint64]
-    count_of: NDArray[np.int32]
+    end_of: NDArray[np.int32]
     row_sum: NDArray[np.float32]
     dense: NDArray[np.float32]
     touched: NDArray[np.uint8]
+    squares: NDArray[np.float64]
+    """The memory of `keys`, whose second half is free once they are sorted."""
 
 
 # Not a `BODY`, which must not return arrays: see `outline`.
@@ -126,51 +132,92 @@ def list_table(these, part, bags, features, given, width, own):
 
 
 @njit(**BODY)
-def group(ids, lookups, limit, own):
-    """Number the distinct rows in order of first lookup: ``slot_of[i]``, ``row_of[u]``, ``count_of[u]``.
-
-    The map from row to number is open-addressed, at most half full, and empty again afterwards.
-    """
-    bits = U(4)
-    while (U(1) << bits) < U(2) * lookups:
+def digits_of(lookups, limit):
+    """Passes of a radix sort of numbers below `limit`, and the bits of each: those that are estimated to be fastest."""
+    bits = U(1)
+    while bits < U(40) and (U(1) << bits) < U(limit):
         bits += U(1)
-    mask = (U(1) << bits) - U(1)
-    distinct = U(0)
-    for i in range(lookups):
-        row = U(ids[i])
-        # A row is its own place where all of them fit: neighbours then share lines, and nothing collides.
-        slot = row if U(limit) <= mask else (row * U(0x9E3779B97F4A7C15)) >> (U(64) - bits)
-        u = own.index_of[slot]
-        while u >= 0 and own.row_of[U(u)] != row:
-            slot = (slot + U(1)) & mask
-            u = own.index_of[slot]
-        # A branch: written without one this took as long for bags, and up to 1.2 times as long for a giant table.
-        if u < 0:
-            u = np.int32(distinct)
-            own.index_of[slot] = u
-            own.row_of[distinct] = row
-            own.count_of[distinct] = 0
-            distinct += U(1)
-        own.count_of[U(u)] += 1
-        own.slot_of[i] = u
-    # All of it: to empty only what was filled would visit the same places in random order.
-    for slot in range(mask + U(1)):
-        own.index_of[slot] = -1
-    return distinct
+    passes, digit, least = U(1), bits, ~U(0)
+    for tried in range(U(1), U(9)):
+        each = (bits + tried - U(1)) // tried
+        # A lookup moves in 2 ns, a counter is emptied and summed in about 1.
+        cost = tried * (U(2) * lookups + (U(1) << each))
+        if cost < least and each <= U(DIGIT_BITS):
+            passes, digit, least = tried, each, cost
+    return passes, digit
 
 
 @njit(**BODY)
-def sort_by_row(lookups, distinct, own):
-    """A stable counting sort: each row's lookups lie together in `order`, still in ascending order of position.
+def move_by_digit(lookups, shift, digit, halves, sides, own):
+    """A pass of the radix sort by the digit that begins at bit `shift`, of which there are counts; counts the next one.
 
-    `count_of` comes in as the count of each distinct row and goes out as the end of its share of `order`.
+    `halves` are where `keys` come from and go to, `sides` which counters are this pass's and which the next one's.
     """
-    end_of, running = own.count_of, np.int32(0)
-    for u in range(distinct):
-        count = end_of[u]
-        end_of[u] = running
+    values, (source, target), (side, other) = U(1) << digit, halves, sides
+    mask, running = values - U(1), np.int32(0)
+    for each in range(values):
+        own.counters[other + each] = 0
+        count = own.counters[side + each]
+        own.counters[side + each] = running
         running += count
     for i in range(lookups):
-        u = U(own.slot_of[i])
-        own.order[U(end_of[u])] = i
-        end_of[u] += 1
+        key = own.keys[source + i]
+        place = side + ((key >> shift) & mask)
+        own.keys[target + U(own.counters[place])] = key
+        own.counters[place] += 1
+        own.counters[other + ((key >> (shift + digit)) & mask)] += 1
+
+
+@njit(**BODY)
+def sort_few(ids, lookups, shift, own):
+    """`keys` by insertion: what is counted in a radix sort costs more than a handful of lookups."""
+    for i in range(lookups):
+        key, place = U(ids[i]) << shift | i, i
+        while place > 0 and own.keys[place - U(1)] > key:
+            own.keys[place] = own.keys[place - U(1)]
+            place -= U(1)
+        own.keys[place] = key
+
+
+@njit(**BODY)
+def sort_many(ids, lookups, limit, shift, own):
+    """`keys` by a radix sort, which ends in their first half."""
+    passes, digit = digits_of(lookups, limit)
+    half, side, mask = U(len(own.keys)) // U(2), U(0), (U(1) << digit) - U(1)
+    source, target = (half, U(0)) if passes % U(2) else (U(0), half)
+    for each in range(mask + U(1)):
+        own.counters[each] = 0
+    for i in range(lookups):
+        row = U(ids[i])
+        own.keys[source + i] = row << shift | i
+        own.counters[row & mask] += 1
+    for number in range(passes):
+        other = U(1 << DIGIT_BITS) - side
+        move_by_digit(lookups, shift + number * digit, digit, (source, target), (side, other), own)
+        source, target, side = target, source, other
+
+
+@njit(**BODY)
+def sort_by_row(ids, lookups, limit, own):
+    """Bring lookups of a row together: `order` is by row, then by position; gives the number of distinct rows.
+
+    Of each of them, in ascending order, ``row_of[u]``, and ``end_of[u]`` where its share of `order` ends. A key is a
+    row and, in its last bits, a position.
+    """
+    shift = U(1)
+    while (U(1) << shift) < lookups:
+        shift += U(1)
+    if lookups <= U(_FEW):
+        sort_few(ids, lookups, shift, own)
+    else:
+        sort_many(ids, lookups, limit, shift, own)
+    distinct, mask = U(0), (U(1) << shift) - U(1)
+    own.keys[lookups] = ~U(0)
+    for i in range(lookups):
+        key = own.keys[i]
+        own.order[i] = key & mask
+        # Written for every lookup, kept for a row's last one: without a branch.
+        own.row_of[distinct] = key >> shift
+        own.end_of[distinct] = i + U(1)
+        distinct += U(key >> shift != own.keys[i + U(1)] >> shift)
+    return distinct

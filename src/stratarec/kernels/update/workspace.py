@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.bags import BagBatch, GroupLayout, lookups_by_table
 from stratarec.kernels.runtime.memory import allocate
-from stratarec.kernels.update.lists import MemberScratch
+from stratarec.kernels.update.lists import DIGIT_BITS, MemberScratch
 
 DENSE_FLOATS = 1 << 17
 """Floats of a member's dense sums; half of a second cache of 1 MiB, the rows themselves being the other half."""
@@ -42,14 +42,14 @@ def shapes(lookups: int, width: int) -> dict[str, tuple[int, Any]]:
     """Elements and type of each array of a thread's scratch for up to `lookups` lookups of a table."""
     capacity = 1 << max(int(lookups * 1.25), 256).bit_length()
     return {
-        "index_of": (2 * capacity, np.int32),
-        "slot_of": (capacity, np.int32),
         "listed": (capacity, np.int64),
         "source_of": (capacity, np.int64),
         "scale_of": (capacity, np.float32),
+        "keys": (2 * capacity, np.uint64),
+        "counters": (2 << DIGIT_BITS, np.int32),
         "order": (capacity, np.int32),
         "row_of": (capacity, np.uint64),
-        "count_of": (capacity, np.int32),
+        "end_of": (capacity, np.int32),
         # Whole pages: no cache line is shared between threads, no row straddles two.
         "row_sum": (-(-width // _PAGE_FLOATS) * _PAGE_FLOATS, np.float32),
         "dense": (DENSE_FLOATS, np.float32),
@@ -115,14 +115,13 @@ class Arrays:
             else np.empty((threads, size), kind)
             for name, (size, kind) in shapes(lookups, width).items()
         }
-        made = MemberScratch(**arrays)
-        made.index_of.fill(-1)
+        made = MemberScratch(**arrays, squares=arrays["keys"].view(np.float64))
         made.dense.fill(NOTHING)
         made.touched.fill(0)
         self._made[np.dtype(np.int64)] = made
         self._threads, self._lookups, self._width = threads, lookups, width
         self._capacity = made.order.shape[1]
-        self.nbytes = sum(array.nbytes for array in made)
+        self.nbytes = sum(array.nbytes for array in arrays.values())
 
 
 class Kept:

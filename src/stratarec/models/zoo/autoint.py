@@ -35,8 +35,8 @@ class AutoIntConfig(VectorsConfig):
     """Whether products are divided by the root of a head's width, which the paper does not do."""
     layer_norm: bool = False
     """Whether a layer's output is normalised, which the paper does not do."""
-    deep_mlp: tuple[int, ...] = ()
-    """Hidden sizes of a deep network beside it (AutoInt+); none by default."""
+    deep_mlp: tuple[int, ...] = (512, 256)
+    """Hidden sizes of a deep network beside it (AutoInt+); empty for none, which is worse where there are numbers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,7 @@ from torch import Tensor
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.layers import check_sizes
 from stratarec.models.runs import Runs
-from stratarec.models.zoo.fields import Fields, Terms
+from stratarec.models.zoo.fields import FIRST_ORDER, MULTIPLIED, Fields, Terms
 from stratarec.models.zoo.fm import fm_terms
 
 
@@ -21,6 +21,8 @@ class DeepFMConfig(VectorsConfig):
 
     kind: Literal["deepfm"] = "deepfm"
     first_order: ClassVar[bool] = True
+    suits: ClassVar = FIRST_ORDER
+    initial_rows: float = MULTIPLIED
     deep_mlp: tuple[int, ...] = (512, 256)
     """Hidden sizes of the deep network."""
 
@@ -36,7 +38,7 @@ class DeepFMScore(Score):
 
     def __init__(self, config: DeepFMConfig, dense: int, features: int) -> None:
         super().__init__()
-        self.fields = Fields(dense, features, config.vector_width)
+        self.fields = Fields(dense, features, config.vector_width, first_order=True, deviation=config.initial_rows)
         self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp)
         self.out = Terms(self.deep.outputs, 1 + config.embedding_dim)
 

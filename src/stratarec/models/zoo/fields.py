@@ -6,6 +6,7 @@ more where a model has first-order weights.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +15,15 @@ from torch.nn import functional
 
 from stratarec.models.layers import MLP
 from stratarec.models.runs import Runs
+
+FIRST_ORDER = {"train.embedding.kind": "adagrad"}
+"""What suits rows with a first-order weight: its gradients are many times those of the vector before it, and a rate
+that all weights of a row share would be one for it alone."""
+SHALLOW = {"train.epochs": 5}
+"""What suits a model without a network: it does not learn rows by heart in its second pass, and validation ends it."""
+MULTIPLIED = 0.05
+"""First weights of rows, at most, whose products are added up as they are: those of 40 fields are then within 0.1 of a
+logit. From 1 / sqrt(rows), of small tables up to 1, they are many logits that steps must unlearn first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +63,40 @@ class Parts:
         return mlp.of_runs(self.own.flatten(1), self.common.flatten(1), places, self.runs.starts)
 
 
-class Fields(nn.Module):
-    """Every feature as a vector: a number x_i as x_i v_i, with a v_i of its own, as FM has it (Rendle 2010)."""
+class NumberVectors(nn.Module):
+    """The vectors v_i of numbers."""
 
-    def __init__(self, dense: int, features: int, width: int) -> None:
+    def __init__(self, dense: int, width: int, first_order: bool, deviation: float) -> None:
         super().__init__()
-        self.numbers = nn.Linear(dense, width, bias=False) if dense else None
+        self.weight = nn.Parameter(torch.empty(width, dense))
+        self._vectors, self._deviation = width - first_order, deviation or math.sqrt(2 / (dense + width))
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Set first weights."""
+        self.weight.normal_(0, self._deviation, generator=generator)
+        self.weight[self._vectors :] = 0
+
+
+class Fields(nn.Module):
+    """Every feature as a vector: a number x_i as x_i v_i, with a v_i of its own, as FM has it (Rendle 2010).
+
+    Parameters
+    ----------
+    dense, features, width : int
+        F_dense, F and W.
+    first_order : bool
+        Whether the last of the W columns is a first-order weight. Those of numbers are 0 at first: what a number says
+        by chance, a run of few steps does not unlearn.
+    deviation : float
+        Of the first v_i; 0 for what suits a linear layer (Glorot and Bengio 2010). Where vectors are multiplied with
+        one another that is too much.
+    """
+
+    def __init__(
+        self, dense: int, features: int, width: int, *, first_order: bool = False, deviation: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.numbers = NumberVectors(dense, width, first_order, deviation) if dense else None
         self.count = dense + features
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.runs import Runs
-from stratarec.models.zoo.fields import Fields, Parts, Terms
+from stratarec.models.zoo.fields import FIRST_ORDER, MULTIPLIED, SHALLOW, Fields, Parts, Terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,9 @@ class FMConfig(VectorsConfig):
 
     kind: Literal["fm"] = "fm"
     first_order: ClassVar[bool] = True
+    suits: ClassVar = {**FIRST_ORDER, **SHALLOW, "train.dense.learning_rate": 0.01}
+    """There is no network: what is not in tables are the vectors of numbers."""
+    initial_rows: float = MULTIPLIED
 
 
 class FMScore(Score):
@@ -34,7 +37,7 @@ class FMScore(Score):
 
     def __init__(self, config: FMConfig, dense: int, features: int) -> None:
         super().__init__()
-        self.fields = Fields(dense, features, config.vector_width)
+        self.fields = Fields(dense, features, config.vector_width, first_order=True, deviation=config.initial_rows)
         self.out = Terms(0, 1 + config.embedding_dim)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:

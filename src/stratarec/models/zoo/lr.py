@@ -10,7 +10,7 @@ from torch import Tensor
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.runs import Runs
-from stratarec.models.zoo.fields import Fields, Terms
+from stratarec.models.zoo.fields import SHALLOW, Fields, Terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +18,8 @@ class LRConfig(VectorsConfig):
     """A logistic regression: its tables are as wide as its one weight a value."""
 
     kind: Literal["lr"] = "lr"
+    suits: ClassVar = {**SHALLOW, "train.dense.learning_rate": 0.02, "train.embedding.learning_rate": 0.1}
+    """There is no network that these rates would be too much for, and at its usual ones weights hardly leave 0."""
     embedding_dim: int = 1
     """Of a weight: 1."""
 
@@ -34,7 +36,7 @@ class LRScore(Score):
 
     def __init__(self, config: LRConfig, dense: int, features: int) -> None:
         super().__init__()
-        self.fields = Fields(dense, features, 1)
+        self.fields = Fields(dense, features, 1, first_order=True)
         self.out = Terms(0, self.fields.count)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:

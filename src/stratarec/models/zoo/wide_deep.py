@@ -14,7 +14,7 @@ from torch import Tensor
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.layers import check_sizes
 from stratarec.models.runs import Runs
-from stratarec.models.zoo.fields import Fields, Terms
+from stratarec.models.zoo.fields import FIRST_ORDER, Fields, Terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,7 @@ class WideDeepConfig(VectorsConfig):
 
     kind: Literal["wide_deep"] = "wide_deep"
     first_order: ClassVar[bool] = True
+    suits: ClassVar = FIRST_ORDER
     deep_mlp: tuple[int, ...] = (512, 256)
     """Hidden sizes of the deep network."""
 
@@ -38,7 +39,7 @@ class WideDeepScore(Score):
 
     def __init__(self, config: WideDeepConfig, dense: int, features: int) -> None:
         super().__init__()
-        self.fields = Fields(dense, features, config.vector_width)
+        self.fields = Fields(dense, features, config.vector_width, first_order=True)
         self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp)
         self.out = Terms(self.deep.outputs, 1)
 

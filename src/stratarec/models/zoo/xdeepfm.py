@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.layers import check_sizes
 from stratarec.models.runs import Runs
-from stratarec.models.zoo.fields import Fields, Terms
+from stratarec.models.zoo.fields import FIRST_ORDER, MULTIPLIED, Fields, Terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,8 @@ class XDeepFMConfig(VectorsConfig):
 
     kind: Literal["xdeepfm"] = "xdeepfm"
     first_order: ClassVar[bool] = True
+    suits: ClassVar = FIRST_ORDER
+    initial_rows: float = MULTIPLIED
     cin_layers: tuple[int, ...] = (64, 64)
     """Feature maps of each layer of the compressed interaction network."""
     deep_mlp: tuple[int, ...] = (512, 256)
@@ -62,7 +64,7 @@ class XDeepFMScore(Score):
 
     def __init__(self, config: XDeepFMConfig, dense: int, features: int) -> None:
         super().__init__()
-        self.fields = Fields(dense, features, config.vector_width)
+        self.fields = Fields(dense, features, config.vector_width, first_order=True, deviation=config.initial_rows)
         self.cin = CIN(self.fields.count, config.cin_layers)
         self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp)
         self.out = Terms(self.cin.outputs + self.deep.outputs, 1)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.schema import DenseFeature
+from stratarec.data.vocabulary import Vocabulary
 from stratarec.training.explain.probe import Column, Probe
 
 # Values of a list that are shown.
@@ -53,7 +53,7 @@ def contributions(probe: Probe, columns: Sequence[Column]) -> dict[str, Contribu
 def values_of(probe: Probe, columns: Sequence[Column]) -> dict[str, str]:
     """What the model sees of the one sample of a probe, in words."""
     dataset, batch = probe.dataset, probe.batch
-    known: dict[str, pl.Series] = {}
+    known: dict[str, Vocabulary] = {}
     found = {}
     for column in columns:
         if column.dense is not None:
@@ -62,11 +62,12 @@ def values_of(probe: Probe, columns: Sequence[Column]) -> dict[str, str]:
         name = column.sparse[0]
         vocabulary = next(each.vocabulary for each in dataset.schema.sparse if each.name == name)
         if vocabulary not in known:
-            known[vocabulary] = dataset.vocabulary(vocabulary).values
+            known[vocabulary] = dataset.vocabulary(vocabulary)
         ids = batch.sparse[name].values.tolist()
         # Of histories the last are the newest.
         shown = ids[-_SHOWN:] if name in dataset.schema.behaviours else ids[:_SHOWN]
-        words = [str(known[vocabulary][each]) if each < len(known[vocabulary]) else "(rare)" for each in shown]
+        names, tail = known[vocabulary].values, known[vocabulary].tail_buckets
+        words = [str(names[each - tail]) if each >= tail else "(rare)" for each in shown]
         more = f" and {len(ids) - len(shown)} more" if len(ids) > len(shown) else ""
         found[column.name] = ", ".join(words) + more if ids else "(nothing)"
     return found

@@ -21,7 +21,7 @@ history is a list of the values that came before, oldest first.
 manifest.json              how the model is built; bytes and hash (XXH3_128) of the other files
 network.safetensors        weights of the network
 tables.safetensors         a table of rows for each vocabulary
-vocabulary/                value, id (the row of its table) and count; values that are not there share the rows behind
+vocabulary/                value, id (the row of its table) and count; values that are not there share the first rows
 
 These files are data. Scorer checks all of them, and runs nothing that is in them. What follows is for whoever scores
 without it. Names in quotes are fields of manifest.json; B samples, D "model"."embedding_dim".
@@ -31,9 +31,9 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
    (x - mean) / deviation, of "moments" by the feature's name. Then cut to the range of float32, and float32.
 
 2. IDS of each of "schema"."sparse". Its vocabulary is "vocabulary", or where that is empty that of the feature "of", or
-   its own name. A value becomes that vocabulary's "type" (String: integers in decimal digits). Its id is its place in
-   the file "path", of which the first "values" rows have values; any other value has the id
-       values + hash mod tail_buckets
+   its own name. A value becomes that vocabulary's "type" (String: integers in decimal digits). Its id stands
+   beside it in the file "path", whose first "tail_buckets" rows have no value; any other value has the id
+       hash mod tail_buckets
    where hash is, of text, XXH3_64 with seed 0 of its bytes in UTF-8, and of an integer (64 bits, two's complement)
        z = v + 0x5DEECE66D;  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;  z = (z ^ z >> 27) * 0x94D049BB133111EB;
        z ^ z >> 31;

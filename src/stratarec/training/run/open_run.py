@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from stratarec.config.difference import first_difference
 from stratarec.data.dataset.compatibility import input_difference
 from stratarec.data.dataset.dataset import Dataset
@@ -23,13 +25,14 @@ from stratarec.io.owned_directory import kind_of
 from stratarec.io.scratch import ScratchDirectory, reading_directory
 from stratarec.models import CTRModel, build_model
 from stratarec.models.base import build_tables
-from stratarec.models.calibration import Calibration
+from stratarec.models.calibration import Calibration, LogitMap
 from stratarec.models.metrics import METRICS
 from stratarec.planning.hot_rows import make_hot_plan
 from stratarec.planning.plan import Plan, tier_config
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training import checkpoint
+from stratarec.training.run import periods
 from stratarec.training.run.run_directory import RECIPE, read_plan, read_recipe, read_result
 from stratarec.training.run.shard_tables import shared_collection
 from stratarec.training.steps.position import Position, best
@@ -46,6 +49,7 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
         "checkpoint",
         "log_every",
         "report",
+        "trace",
         "eval_every",
         "early_stopping",
         "calibration",
@@ -144,6 +148,7 @@ def new_model(
         recipe.model,
         dataset.schema,
         dataset.table_rows(),
+        dataset.first_rows(),
         optimizer=recipe.train.embedding,
         seed=recipe.train.seed,
         click_rates=[
@@ -182,13 +187,24 @@ class TrainedModel:
     """Whether validation chose the checkpoint."""
     mesh: Mesh
     """The processes that have it together."""
+    maps: tuple[LogitMap, ...]
+    """The correction of each label that the model's scores have; none by default."""
     resources: ExitStack
     """What `close` gives back."""
+    period: int = 0
+    """Of which it is the end; 0 where the run did not go on."""
+
+    @property
+    def events(self) -> pl.DataFrame | None:
+        """What users did up to the end of the last period; None where the run did not go on, or has no histories."""
+        return self.dataset.events() if self.period else None
 
     @property
     def told(self) -> str:
         """Which checkpoint it is, in words."""
         step = int(self.checkpoint.name.removeprefix("step-"))
+        if self.period:
+            return f"period {self.period:,}, step {step:,} of it"
         label = METRICS[self.recipe.train.early_stopping.metric].label
         return f"step {step:,}, the {f'best by validation {label}' if self.validated else 'last one'}"
 
@@ -222,13 +238,35 @@ def open_run(
     CheckpointError, DatasetError
         Where the run, its checkpoint or the data are missing, damaged or do not belong together.
     """
-    path = Path(path)
+    path, mesh = Path(path), mesh or Mesh.alone()
     require_run(path)
+    period = periods.latest(path)
+    if period is not None:
+        return _open_period(path, period, data, same_samples=same_samples, mesh=mesh)
     with ExitStack() as stack:
-        recipe, mesh = read_recipe(path), mesh or Mesh.alone()
+        recipe = read_recipe(path)
         found = hold_chosen(path, recipe, stack)
         mesh.check_same({"checkpoint": found.name})
-        return _open(path, recipe, found, data, same_samples=same_samples, mesh=mesh)
+        result = read_result(path)
+        fitted = result is not None and result.checkpoint == found.name
+        return _open(
+            path, recipe, found, data, same_samples=same_samples, mesh=mesh,
+            maps=result.calibration if result is not None and fitted else (),
+        )  # fmt: skip
+
+
+def _open_period(
+    run: Path, period: Path, data: str | Path | None, *, same_samples: bool, mesh: Mesh
+) -> TrainedModel:  # fmt: skip
+    with ExitStack() as stack:
+        found = periods.only_checkpoint(period)
+        stack.enter_context(checkpoint.held(found))
+        about, recipe = periods.check(period), read_recipe(period)
+        mesh.check_same({"checkpoint": str(found.relative_to(run))})
+        # Where the run has been moved, its recipe still says where that was.
+        own = replace(recipe, data=replace(recipe.data, path=str(period / periods.DATA)))
+        opened = _open(period, own, found, data, same_samples=same_samples, mesh=mesh, maps=about.calibration)
+        return replace(opened, period=about.number)
 
 
 def require_run(path: Path) -> None:
@@ -258,7 +296,8 @@ def hold_chosen(path: Path, recipe: Recipe, stack: ExitStack) -> Path:
 
 
 def _open(
-    path: Path, recipe: Recipe, found: Path, data: str | Path | None, *, same_samples: bool, mesh: Mesh
+    path: Path, recipe: Recipe, found: Path, data: str | Path | None, *, same_samples: bool, mesh: Mesh,
+    maps: tuple[LogitMap, ...],
 ) -> TrainedModel:  # fmt: skip
     state = checkpoint.read_state(found)
     known, position = state["identity"], Position(**state["position"])
@@ -279,15 +318,15 @@ def _open(
         plan = read_plan(path, recipe, own) or new_plan(reading, own)
         model = stack.enter_context(temporary_model(reading, own, plan, mesh))
         checkpoint.load(found).into(model)
-        result = read_result(path)
-        if result is not None and result.calibration and result.checkpoint == found.name:
-            model.network.calibration = Calibration(result.calibration)
+        if maps:
+            model.network.calibration = Calibration(maps)
         resources = stack.pop_all()
     chosen = best(position.evaluations, recipe.train.early_stopping)
     validated = chosen is not None and chosen["step"] == position.step
     return TrainedModel(
-        recipe=recipe, dataset=own, model=model, checkpoint=found, validated=validated, mesh=mesh, resources=resources
-    )
+        recipe=recipe, dataset=own, model=model, checkpoint=found, validated=validated, mesh=mesh, maps=maps,
+        resources=resources,
+    )  # fmt: skip
 
 
 @contextmanager

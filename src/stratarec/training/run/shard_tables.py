@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.distributed.hot_replicas import HotRows
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import ShardedCollection
 from stratarec.distributed.sharding import Sharding
@@ -103,10 +102,9 @@ def shared_collection(
         )
     by_towers = mesh.between is not None
     places = dict(sharding_plan(recipe, dataset, tables, plan, mesh.ranks, by_towers=by_towers).places)
-    tiers, hot = TierConfig(), dict[str, HotRows]()
+    tiers, hot = TierConfig(), dict[str, int]()
     if plan is not None:
-        copied = [each for each in plan.tables if each.copied_head or each.copied_tail]
-        hot = {each.table: HotRows(head=each.copied_head, tail=each.copied_tail) for each in copied}
+        hot = {each.table: each.copied_rows for each in plan.tables if each.copied_rows}
         places = {name: replace(place, travel="rows") if name in hot else place for name, place in places.items()}
         tiers = tier_config(plan, recipe.memory, workspace)
         shares = {name: places[name].ranks for name in tiers.tables}

@@ -1,13 +1,11 @@
 """A new run that begins with the weights of an earlier one: `train --from`.
 
 The earlier run's vocabularies are the beginnings of those of the new run's data set: they are the same, or one data
-set was prepared with the other as `data.vocabulary.base`, directly or by way of others. Rows keep their values; those
-of tail buckets move behind the new ones. Network and optimizer state are taken over; steps, schedules, the order of
-samples and random numbers are those of a new run. The bias correction of Adam goes on, because its moments do.
-
-Rows that the earlier run has no record of get the values they have there, so that its tiers change nothing; new ones
-keep their initial values. Before the first step there is a checkpoint of step 0: from then on the run resumes without
-the earlier one.
+set was prepared with the other as `data.vocabulary.base`, directly or by way of others. Rows keep their numbers and
+their values; those that the earlier run never trained have their initial ones, as new rows do. Network and optimizer
+state are taken over; steps, schedules, the order of samples and random numbers are those of a new run. The bias
+correction of Adam goes on, because its moments do. Before the first step there is a checkpoint of step 0: from then on
+the run resumes without the earlier one.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from stratarec.data.dataset.compatibility import feature_difference
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import RowOptimizerConfig
-from stratarec.embedding.checkpoint.transfer import Renumbering
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.models import CTRModel
 from stratarec.recipe.train_section import TrainConfig
@@ -39,17 +36,13 @@ class Beginning:
     """The checkpoint of an earlier run, found to be one that a new run can begin with."""
 
     path: Path
-    moved: Mapping[str, Renumbering]
-    """Where the rows of each table are in the new run."""
-    seed: int
-    """Of the earlier run: what rows that it never looked up are functions of."""
     rows: RowOptimizerConfig
     """Of the earlier run: how its rows take the steps that they missed."""
 
     def into(self, model: CTRModel, optimizer: torch.optim.Optimizer) -> None:
         """Give weights and optimizer state to a model that was not trained."""
         loaded = checkpoint.load(self.path)
-        loaded.begin(model, self.moved, self.seed, self.rows)
+        loaded.begin(model, self.rows)
         checkpoint.restore_optimizer(self.path, optimizer, loaded.optimizer)
 
 
@@ -78,8 +71,9 @@ def beginning(
         difference = feature_difference(dataset, known["inputs"])
         if difference:
             raise CheckpointError(f"{dataset.path} does not go on from {earlier}: {difference}; {_ADVICE}")
-        moved = {name: _moved(dataset, name, earlier, entry) for name, entry in known["inputs"]["vocabularies"].items()}
-        yield Beginning(path=found, moved=moved, seed=train.seed, rows=train.embedding)
+        for name, entry in known["inputs"]["vocabularies"].items():
+            _check_begins(dataset, name, earlier, entry)
+        yield Beginning(path=found, rows=train.embedding)
 
 
 _ADVICE = "prepare the data with the data set of that run as data.vocabulary.base"
@@ -97,16 +91,15 @@ def _check_model(earlier: Path, identity: Mapping[str, Any], model: Mapping[str,
         )
 
 
-def _moved(dataset: Dataset, name: str, earlier: Path, known: Mapping[str, Any]) -> Renumbering:
-    """Where the rows of the vocabulary that was `known` are in that of `dataset`, which begins with its values."""
+def _check_begins(dataset: Dataset, name: str, earlier: Path, known: Mapping[str, Any]) -> None:
+    """Refuse a `dataset` whose vocabulary does not begin with the values of the one that was `known`."""
     info, values, tail = dataset.vocabularies[name], int(known["values"]), int(known["tail_buckets"])
     if tail != info.tail_buckets or values > info.values or not _begins(dataset, name, values, known["digest"]):
         raise CheckpointError(
             f"{dataset.path} does not go on from {earlier}: vocabulary {name!r} has {info.values:,} values and "
-            f"{info.tail_buckets} tail buckets, and does not begin with the {values:,} values of that run before its "
-            f"{tail} tail buckets; {_ADVICE}"
+            f"{info.tail_buckets} tail buckets, and does not begin with the {values:,} values and {tail} tail "
+            f"buckets of that run; {_ADVICE}"
         )
-    return Renumbering(rows=values + tail, kept=values, shift=info.values - values)
 
 
 def _begins(dataset: Dataset, name: str, values: int, digest: str) -> bool:

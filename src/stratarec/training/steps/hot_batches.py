@@ -40,7 +40,7 @@ def hot_loader(
     ConfigError
         Where the plan has no hot rows, or the recipe asks for what cannot be with hot batches.
     """
-    if plan is None or not any(placed.hot_head or placed.hot_tail for placed in plan.tables):
+    if plan is None or not any(placed.hot_rows for placed in plan.tables):
         raise ConfigError("hot.budget is set, and the plan has no hot rows: plan again with it, or set it to null")
     if recipe.hot.batches == "adaptive" and not dataset.samples("valid"):
         raise ConfigError(

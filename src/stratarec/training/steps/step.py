@@ -33,6 +33,7 @@ from stratarec.models import CTRModel
 from stratarec.models.base import autocast
 from stratarec.models.regularization import dropouts, seed_dropout
 from stratarec.models.request import Request
+from stratarec.progress import timed
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.loss import Objective
 from stratarec.training.steps.weight_average import Averaging
@@ -107,10 +108,13 @@ class Stages:
         self.model, self.optimizer, self._config, self._schedule = model, optimizer, config, schedule
         self._exchange, self._reduction = exchange or Local(), reduction or Local()
         labels = model.network.labels
+        self.seconds = model.embeddings.engine.seconds
         self.objective = Objective(config.loss_factors(labels), config.loss.kind, config.class_weights(labels))
         self.averaging = Averaging(model.network, config.average)
         self._dropouts = dropouts(model.network)
         self._rate_factor = 1.0
+        self.earlier = 0
+        """Steps that were trained before these, which schedules do not count: draws and averages go on from them."""
         self._holding = _holding(model) if config.clip_rows else None
 
     @property
@@ -150,7 +154,7 @@ class Stages:
 
     def draw(self, step: int, rank: int = 0) -> None:
         """Make the random numbers of the network those of a step, of the samples of one rank."""
-        seed_dropout(self._dropouts, self._config.seed, step, rank)
+        seed_dropout(self._dropouts, self._config.seed, self.earlier + step, rank)
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """The loss of a batch, a scalar."""
@@ -177,7 +181,7 @@ class Stages:
         for group in groups:
             group["lr"] = dense.learning_rate * dense.schedule.factor(step) * self.rate_factor
         self.optimizer.step()
-        self.averaging.update(step)
+        self.averaging.update(self.earlier + step)
 
     def _clip(self, weights: Sequence[nn.Parameter], limit: float) -> None:
         """Scale gradients of the network, and of rows that are held, down to one norm of `limit`."""
@@ -203,12 +207,15 @@ class Stages:
             When the loss is not a number, before anything is changed.
         """
         self.draw(step)
-        loss = self.forward(batch, request, prepared)
-        value = loss.item()
+        with timed(self.seconds, "forward"):
+            loss = self.forward(batch, request, prepared)
+            value = loss.item()
         if not math.isfinite(value):
             refuse_loss(value, step)
-        self.backward(loss)
-        self.update(step)
+        with timed(self.seconds, "backward"):
+            self.backward(loss)
+        with timed(self.seconds, "update network"):
+            self.update(step)
         return Trained(value, batch.size)
 
 
@@ -248,7 +255,7 @@ class Pipeline:
     """
 
     def __init__(self, stages: Stages, ahead: int) -> None:
-        self._stages, self._ahead = stages, ahead
+        self._stages, self._ahead, self.seconds = stages, ahead, stages.seconds
         engine = stages.model.embeddings.engine
         # Batches that are prepared ahead of the one that is trained.
         self.depth = 0 if engine.resident else engine.tiers.lookahead
@@ -256,8 +263,18 @@ class Pipeline:
 
     def items(self, epoch: int, first: int = 0) -> Iterator[Item]:
         """Read and request: the batches of an epoch and what they ask for, made ahead on a thread."""
+        return run_ahead(lambda: self._requested(epoch, first), self._ahead)
+
+    def _requested(self, epoch: int, first: int) -> Iterator[Item]:
         stages = self._stages
-        return run_ahead(lambda: ((batch, stages.request(batch)) for batch in stages.read(epoch, first)), self._ahead)
+        batches = stages.read(epoch, first)
+        while True:
+            with timed(stages.seconds, "read"):
+                batch = next(batches, None)
+                item = None if batch is None else (batch, stages.request(batch))
+            if item is None:
+                return
+            yield item
 
     def prepared(self, epoch: int, first: int, barrier: Callable[[int], bool]) -> Prefetcher[Item]:
         """Exchange and prepare the rest of an epoch, a context manager over ``(item, prepared)``.

@@ -1,0 +1,143 @@
+"""What caches of a table's rows would find, for every size at once: one pass over a split, in the order of training.
+
+A cache works on batches: what counts is how many of a batch's different rows it holds as the batch is staged. First
+uses of a row are in no cache. Hits of LRU follow from reuse distances, those of LFU are counted in caches of some sizes
+(`kernels/reuse`). ``rank`` keeps as many of the smallest ids as leave room for the others of the batches in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.errors import ConfigError
+from stratarec.kernels.reuse import ReuseTrace
+from stratarec.progress import Progress, SilentProgress
+
+POLICIES = ("lru", "lfu", "rank")
+Floats = NDArray[np.float64]
+# Rows that are followed, of one table and of all together: some 60 bytes each.
+_FOLLOWED, _FOLLOWED_IN_ALL = 1 << 16, 1 << 22
+_LEAST_FOLLOWED = 1 << 10
+_SIZES = 40
+# Shares of a table that LFU is replayed with.
+_COUNTED = (0.01, 0.03, 0.1, 0.25, 0.5)
+# Batches in flight: the one that trains and the one prepared ahead of it, as by default.
+_IN_FLIGHT = 2
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TableReuse:
+    """How the rows of a table are used again."""
+
+    table: str
+    features: tuple[str, ...]
+    """That look it up."""
+    rows: int
+    used: float
+    """Rows with any use."""
+    lookups: float
+    uses: float
+    """Different rows of each batch, added up."""
+    again: float
+    """Share of uses that are not a row's first."""
+    distance: float
+    """Other rows between two uses of a row, median; NaN where no row is used twice."""
+    top: Mapping[float, float]
+    """Share of the rows that are used -> share of lookups that go to so many of the most frequent."""
+    sizes: NDArray[np.int64]
+    """``[M]`` rows of a cache, ascending, to `rows`."""
+    hits: Mapping[str, Floats]
+    """Policy -> ``[M]`` share of uses whose row is in the cache."""
+    exact: bool
+    """Whether all rows were followed."""
+
+    def rate(self, policy: str, share: float) -> float:
+        """Hits of a cache of a share of all rows."""
+        return float(np.interp(share * self.rows, self.sizes, self.hits[policy]))
+
+
+def measure_reuse(
+    dataset: Dataset, split: str = "train", *, batch_size: int = 4096, progress: Progress | None = None
+) -> list[TableReuse]:
+    """How rows are used again in an epoch, table by table, those with most rows first.
+
+    Raises
+    ------
+    ConfigError
+        For a batch size below 1.
+
+    Notes
+    -----
+    Memory is bounded by `_FOLLOWED_IN_ALL`; time is that of reading an epoch, and some 100 ns a different row of a
+    batch.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch size is {batch_size}, expected at least 1")
+    rows, features = dataset.table_rows(), dataset.schema.vocabularies()
+    followed = max(min(_FOLLOWED, _FOLLOWED_IN_ALL // max(len(features), 1)), _LEAST_FOLLOWED)
+    traces = {name: _trace(rows[name], followed) for name in features}
+    loader = Loader(dataset, split, LoaderConfig(batch_size=batch_size, expand=True))
+    progress = progress or SilentProgress()
+    progress.start("reuse", len(loader), "batches")
+    batches = loader.epoch(0)
+    for batch in batches:
+        for name, columns in features.items():
+            traces[name].add(np.concatenate([batch.sparse[column.name].values.numpy() for column in columns]))
+        progress.advance(1)
+    progress.finish()
+    found = [
+        _of(name, tuple(each.name for each in features[name]), rows[name], trace) for name, trace in traces.items()
+    ]
+    return sorted((each for each in found if each.uses), key=lambda each: -each.rows)
+
+
+def _trace(rows: int, followed: int) -> ReuseTrace:
+    counted = np.unique([max(int(share * rows), 1) for share in _COUNTED])
+    return ReuseTrace(rows, followed, _sizes(rows), counted, _IN_FLIGHT)
+
+
+def _sizes(rows: int) -> NDArray[np.int64]:
+    return np.unique(np.geomspace(1, rows, _SIZES).astype(np.int64)) if rows > _SIZES else np.arange(1, rows + 1)
+
+
+def _of(name: str, features: tuple[str, ...], rows: int, trace: ReuseTrace) -> TableReuse:
+    weights = trace.weights
+    used, uses = float(weights @ (trace.uses > 0)), float(weights @ trace.uses)
+    lfu = np.interp(trace.sizes, np.append(trace.counted, rows), np.append(trace.lfu_hits, uses - used))
+    hits = {
+        name: each / max(uses, 1) for name, each in (("lru", trace.lru_hits), ("lfu", lfu), ("rank", _ranked(trace)))
+    }
+    by_lookups = np.argsort(-trace.lookups, kind="stable")
+    below, lookups = np.cumsum(weights[by_lookups]), np.cumsum((weights * trace.lookups)[by_lookups])
+    return TableReuse(
+        table=name,
+        features=features,
+        rows=rows,
+        used=used,
+        lookups=float(lookups[-1]),
+        uses=uses,
+        again=1 - used / uses if uses else 0.0,
+        distance=float(np.interp((uses - used) / 2, trace.near, trace.sizes)) if uses > used else float("nan"),
+        top={share: float(np.interp(share * used, below, lookups)) / max(lookups[-1], 1) for share in (0.01, 0.1)},
+        sizes=trace.sizes,
+        hits=hits,
+        exact=trace.exact,
+    )
+
+
+def _ranked(trace: ReuseTrace) -> Floats:
+    """``[M]`` hits of caches that keep the first rows, beside those of the batches in flight."""
+    weights = trace.weights
+    again = np.where(trace.uses > 0, trace.uses - 1, 0)
+    kept, passing = (np.concatenate([[0], np.cumsum(weights * each)]) for each in (again, trace.soon))
+    held = np.concatenate([[0.0], np.cumsum(weights * trace.held)])
+    # With the first k rows kept for good, slots are these and what others need for a while.
+    slots = np.concatenate([[0], np.cumsum(weights)]) + held[-1] - held
+    found: Floats = np.interp(trace.sizes, slots, kept + passing[-1] - passing)
+    return found

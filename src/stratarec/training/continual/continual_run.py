@@ -1,0 +1,264 @@
+"""`stratarec continue`: a run that has ended goes on with the files that came since, each a period, in order.
+
+Of each file, all or nothing, while nobody else writes in the run:
+
+1. *score* it by the model as it is: what `predict` says of it, and how good that is;
+2. *count* its values, those without a row too, and *admit* what is frequent enough in all periods together: rows that
+   are there stay where they are, new ones follow (`data.vocabulary.base`);
+3. *train* one pass: rows, network, optimizer state and averages go on where they stood, and histories where the last
+   period's ended. Learning rates fall anew in each period as they did in the run, without warming up;
+4. *commit*: data set, checkpoint and scores are renamed into the run as one directory (`training.run.periods`).
+
+A period is a function of what is committed and of its file alone: whoever is killed begins the period again. Samples
+are those of the log; split into train, valid and test is for the run itself, and not for what follows it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.manifest import MANIFEST, DatasetManifest
+from stratarec.data.prepare.prepare import prepare
+from stratarec.data.sources import open_source
+from stratarec.data.sources.files import hash_logs
+from stratarec.errors import CheckpointError, DataError, DatasetError, StorageError
+from stratarec.io.atomic import file_hash, make_directory, storage_error, sync, sync_tree, temporary_directory
+from stratarec.io.lock import held
+from stratarec.io.opening import hold_directory, leftover_directories
+from stratarec.io.sealed import validated, write_sealed
+from stratarec.models.metrics import figures
+from stratarec.progress import Progress
+from stratarec.recipe import Recipe
+from stratarec.training import checkpoint
+from stratarec.training.continual.drift import auc_drift, dense_drift
+from stratarec.training.continual.novelty import KINDS, Novelty
+from stratarec.training.continual.train_period import Before, period_recipe, train_period
+from stratarec.training.evaluation.evaluate import Scored, measured
+from stratarec.training.evaluation.fit_calibration import corrected_by, fit
+from stratarec.training.raw_logs import FreshLogs, of_file
+from stratarec.training.run import periods
+from stratarec.training.run.open_run import TrainedModel, open_run, require_run
+from stratarec.training.run.periods import Period
+from stratarec.training.run.run_directory import RECIPE, read_recipe, read_result, write_recipe
+from stratarec.training.steps.position import Position, rate_factor
+
+_PARTS = {"data", "data.preparing", "checkpoints", RECIPE, periods.PERIOD}
+
+
+def continue_run(run: Path, files: Sequence[str], progress: Progress) -> Iterator[Period]:
+    """Go on with each of `files` in turn; gives what each period was, once it is committed.
+
+    Raises
+    ------
+    CheckpointError
+        Where `run` is no run that has ended, or is damaged.
+    ConfigError
+        Where its samples are no rows of a log.
+    DataError
+        Where a file is not what comes next: it was read before, begins before the last period ended, or is no log of
+        the same columns. The run is then as the period before left it.
+    StorageError
+        When somebody else writes in the run, or it cannot be written.
+    """
+    require_run(run)
+    with held(run):
+        periods.prune(run)
+        for file in files:
+            yield _Step(run, file, progress).run()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scores:
+    """What the model before said of a log."""
+
+    scores: dict[str, Any]
+    calibration: tuple[Any, ...]
+    lookups: dict[str, Any]
+
+
+class _Step:
+    """One period of one run."""
+
+    def __init__(self, run: Path, file: str, progress: Progress) -> None:
+        self._run, self._file, self._progress = run, file, progress
+
+    def run(self) -> Period:
+        """Do all of it."""
+        self._log = self._check_file()
+        with self._work() as work:
+            with open_run(self._run) as trained:
+                before, parent = self._before(trained)
+                recipe = period_recipe(trained.recipe, self._file, work / periods.DATA, trained.dataset.path)
+                dataset = self._prepare(recipe, trained.dataset)
+                scored = self._score(trained)
+            # The model that scored is closed: tables are in memory once.
+            recipe, position = train_period(recipe, dataset, before, work / "checkpoints", self._progress)
+            final = periods.of_number(self._run, before.number)
+            written = replace(recipe, data=replace(recipe.data, path=str(final / periods.DATA)))
+            write_recipe(work, written)
+            content = {
+                "format": periods.FORMAT,
+                "number": before.number,
+                "parent": file_hash(parent),
+                "file": Path(self._file).name,
+                "log": self._log,
+                "times": dataset.manifest.carried.times,
+                "dataset": file_hash(work / periods.DATA / MANIFEST),
+                "state": file_hash(periods.only_checkpoint(work) / checkpoint.STATE),
+                "steps": position.step,
+                "rate_factor": before.rate_factor,
+                "scores": scored.scores,
+                "calibration": [each.to_dict() for each in scored.calibration],
+                "lookups": _admitted(scored.lookups, dataset),
+                "dense": dense_drift(dataset),
+                "auc": auc_drift(scored.scores["all"], self._earlier_aucs()),
+            }
+            found = validated(Period, content, self._file, periods.ADVICE, CheckpointError)
+            write_sealed(work / periods.PERIOD, found.to_dict())
+            self._commit(work, final)
+        periods.prune(self._run)
+        return found
+
+    def _check_file(self) -> str:
+        """The hash of the log, which neither the run nor a period before may have."""
+        recipe = read_recipe(self._run)
+        source = of_file(recipe.data.source, self._file)
+        opened = open_source(source, on_bad_row=recipe.data.on_bad_row, split=recipe.data.split)
+        if len(opened.files) != 1:
+            raise DataError(f"{self._file} names {len(opened.files)} files, expected one: a period is a file")
+        hashes = hash_logs(opened.files)
+        if not hashes:
+            raise DataError(f"{self._file} is a URL: copy it here first, so that its content can be told from others'")
+        (found,) = hashes.values()
+        for path in periods.paths(self._run):
+            earlier = periods.read(path)
+            if earlier.log == found:
+                raise DataError(f"{self._file} was read before, as {earlier.file} in period {earlier.number}")
+        with suppress(DatasetError):  # it need not be there any more
+            if found in str(DatasetManifest.read(Path(recipe.data.path)).about.origin.source):
+                raise DataError(f"{self._file} was read before: {self._run} was trained on it")
+        return found
+
+    @contextmanager
+    def _work(self) -> Iterator[Path]:
+        """A directory beside the run, which is gone afterwards unless it was renamed."""
+        place = self._run.resolve()
+        place = place.with_name(f"{place.name}.continuing")
+        for left in leftover_directories(place):
+            # Nothing but what a period consists of: whoever made a directory of such a name himself keeps it.
+            if {entry.name for entry in left.iterdir()} <= _PARTS:
+                shutil.rmtree(left, ignore_errors=True)
+        work = temporary_directory(place)
+        descriptor = hold_directory(work)
+        try:
+            yield work
+        finally:
+            os.close(descriptor)
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _before(self, trained: TrainedModel) -> tuple[Before, Path]:
+        """What is gone on from, and the file that says what that is."""
+        found = periods.paths(self._run)
+        state = checkpoint.read_state(trained.checkpoint)
+        if found:
+            parent = found[-2] / periods.PERIOD if len(found) > 1 else self._ended() / checkpoint.STATE
+            last, parent = periods.check(found[-1], parent), found[-1] / periods.PERIOD
+            factor, rows = last.rate_factor, read_recipe(found[-1]).train.embedding
+        else:
+            position = Position(**state["position"])
+            self._ended()
+            parent = trained.checkpoint / checkpoint.STATE
+            factor = rate_factor(position.regular, trained.recipe.train.plateau)
+            rows = trained.recipe.train.embedding
+        steps = state["tables"]["earlier"] + state["tables"]["step"]
+        before = Before(
+            number=len(found) + 1, checkpoint=trained.checkpoint, rows=rows, steps=steps, rate_factor=factor
+        )
+        return before, parent
+
+    def _earlier_aucs(self) -> list[Any]:
+        return [periods.read(path).scores["all"]["auc"] for path in periods.paths(self._run)]
+
+    def _ended(self) -> Path:
+        """The checkpoint that the run ended with."""
+        result = read_result(self._run)
+        if result is None:
+            raise CheckpointError(f"{self._run} has not ended: finish it first, with `stratarec train --resume`")
+        return self._run / "checkpoints" / result.checkpoint
+
+    def _prepare(self, recipe: Recipe, before: Dataset) -> Dataset:
+        """The log as a data set that goes on from the one before, all of it to train on."""
+        try:
+            dataset = prepare(recipe.data, name=before.name, progress=self._progress)
+        except DataError as error:
+            text = str(error)
+            raise DataError(text if self._file in text else f"{self._file}: {text}") from error
+        last, now = before.manifest.carried.times, dataset.manifest.carried.times
+        if last is not None and now is not None and now[0] < last[1]:
+            unit = dataset.schema.time_unit
+            raise DataError(
+                f"{self._file} begins at {now[0]} and the last period ended at {last[1]} ({dataset.schema.time}, in "
+                f"{unit}): periods follow each other in time, give them in order and none twice"
+            )
+        return dataset
+
+    def _score(self, trained: TrainedModel) -> _Scores:
+        """Scores of the log by the model as it is, with the correction that it has."""
+        maps, kind = trained.maps, trained.recipe.train.calibration
+        trained.model.network.calibration = None
+        novelty = Novelty(trained.dataset)
+        logs = FreshLogs(trained, [self._file], labelled=True, events=trained.dataset.events(), novelty=novelty.of)
+        parts, kinds = [], []
+        for part in logs.scored(self._progress):
+            parts.append(part.samples)
+            assert part.novelty is not None
+            kinds.append(part.novelty)
+        raw = Scored.joined(parts)
+        found = corrected_by(maps, raw) if maps else raw
+        return _Scores(
+            scores=_slices(trained.dataset, found, kinds),
+            calibration=() if kind == "none" else fit(kind, raw),
+            lookups=novelty.lookups,
+        )
+
+    def _commit(self, work: Path, final: Path) -> None:
+        try:
+            make_directory(final.parent)
+            sync_tree(work)
+            os.rename(work, final)
+            sync(final.parent)
+        except StorageError:
+            raise
+        except OSError as error:
+            raise storage_error(final, error) from error
+
+
+def _slices(dataset: Dataset, found: Scored, kinds: Sequence[NDArray[np.int8]]) -> dict[str, Any]:
+    """Metrics of all samples, and of those of each kind that there is, apart."""
+    labels, kind = dataset.schema.label_columns, np.concatenate(kinds)
+    chosen = {name: np.flatnonzero(kind == place) for place, name in enumerate(KINDS)}
+    scores = {"all": figures(measured(labels, found))}
+    for name, rows in chosen.items():
+        if len(rows):
+            scores[name] = figures(measured(labels, found.of(rows)))
+    return scores
+
+
+def _admitted(lookups: Mapping[str, Counter[str]], dataset: Dataset) -> dict[str, dict[str, int]]:
+    found = {}
+    for name, counts in lookups.items():
+        info = dataset.vocabularies[name]
+        kinds = {kind: counts[kind] for kind in KINDS}
+        found[name] = {**kinds, "admitted": info.values - info.inherited, "rows": info.rows}
+    return found

@@ -1,0 +1,55 @@
+"""Which samples of a log are of values that a model knows, and which of values that share rows or were never seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from stratarec.data.dataset.dataset import Dataset
+
+KINDS = ("known", "tail", "new")
+"""A sample is of the last of these that one of its values is: with a row of its own, counted before, neither."""
+
+
+class Novelty:
+    """Looks at the values of features of one value; lists nearly always have a rare one.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Whose vocabularies the model has.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        counted = {name: info for name, info in dataset.vocabularies.items() if info.kind == "count"}
+        self._features = {
+            feature.name: feature.vocabulary
+            for feature in dataset.schema.sparse
+            if feature.kind == "single" and feature.vocabulary in counted
+        }
+        self._kinds = {name: _kinds(dataset, name) for name in set(self._features.values())}
+        self.lookups: dict[str, Counter[str]] = {name: Counter() for name in counted}
+        """Vocabulary -> how many lookups there were of each kind."""
+
+    def of(self, frame: pl.DataFrame) -> NDArray[np.int8]:
+        """``[N]`` the place of each row's kind in `KINDS`."""
+        found = np.zeros(len(frame), dtype=np.int8)
+        for feature, name in self._features.items():
+            known, column = self._kinds[name], frame[feature]
+            values = column.cast(known["value"].dtype, strict=False).to_frame("value")
+            kind = values.join(known, on="value", how="left", maintain_order="left")["kind"].fill_null(len(KINDS) - 1)
+            kinds = kind.to_numpy()[column.is_not_null().to_numpy()]
+            self.lookups[name].update(dict(zip(KINDS, np.bincount(kinds, minlength=len(KINDS)).tolist(), strict=True)))
+            found = np.where(column.is_not_null().to_numpy(), np.maximum(found, kind.to_numpy()), found)
+        return found
+
+
+def _kinds(dataset: Dataset, name: str) -> pl.DataFrame:
+    """Columns `value` and `kind` of all values that are known of."""
+    parts = [dataset.vocabulary(name).values, dataset.carried_counts(name)["value"]]
+    return pl.concat(
+        [pl.DataFrame({"value": part, "kind": np.full(len(part), kind, np.int8)}) for kind, part in enumerate(parts)]
+    )

@@ -1,0 +1,124 @@
+"""One pass over a period: from the checkpoint before, with its optimizer state and averages, to the one after."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader
+from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
+from stratarec.kernels.runtime.cores import cores, most_threads
+from stratarec.progress import Progress
+from stratarec.recipe import Recipe
+from stratarec.training import checkpoint
+from stratarec.training.checkpoint import OPTIMIZER
+from stratarec.training.preflight import slates_of
+from stratarec.training.raw_logs import of_file
+from stratarec.training.run.open_run import identity, new_model, new_plan, run_steps
+from stratarec.training.steps.position import Position
+from stratarec.training.steps.sharing import Sharing
+from stratarec.training.steps.step import Pipeline, Stages
+from stratarec.training.torch_settings import build_optimizer, torch_settings
+from stratarec.training.trainer import loader_config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """What a period goes on from."""
+
+    number: int
+    """Of the period."""
+    checkpoint: Path
+    rows: RowOptimizerConfig
+    """By which the rows of the checkpoint take the steps that they missed."""
+    steps: int
+    """Of the run and of all periods so far."""
+    rate_factor: float
+
+
+def period_recipe(recipe: Recipe, file: str, data: Path, base: Path) -> Recipe:
+    """The recipe of a run, or of the period before, for one log: all of it is trained on, once."""
+    source = of_file(recipe.data.source, file)
+    split = replace(recipe.data.split, by="fraction", valid=0.0, test=0.0)
+    vocabulary = replace(recipe.data.vocabulary, base=str(base))
+    return replace(
+        recipe,
+        data=replace(recipe.data, source=source, split=split, vocabulary=vocabulary, path=str(data)),
+        train=replace(recipe.train, epochs=1, max_steps=0),
+        hot=replace(recipe.hot, batches="none"),
+    )
+
+
+def train_period(
+    recipe: Recipe, dataset: Dataset, before: Before, folder: Path, progress: Progress
+) -> tuple[Recipe, Position]:
+    """Train one pass over `dataset` and write the checkpoint of its end into `folder`.
+
+    Returns
+    -------
+    Recipe
+        With the schedules of this pass.
+    Position
+        At its end.
+    """
+    recipe = _with_schedules(recipe, run_steps(recipe.train, dataset))
+    train, position = recipe.train, Position()
+    # As many in all of a period: of another number products may have other bits. How they wait follows from the steps.
+    threads = train.threads or min(most_threads(torch.get_num_threads()), cores())
+    sharing = Sharing(threads, 1, progress.say)
+    with torch_settings(threads=threads, seed=train.seed), dataset.held(), sharing:
+        plan = new_plan(recipe, dataset)
+        model = new_model(recipe, dataset, plan, f"{recipe.place}-period-{uuid.uuid4().hex[:12]}")
+        try:
+            optimizer = build_optimizer(train.dense, model.network)
+            slates = slates_of(recipe, dataset, 1)
+            loader = Loader(dataset, "train", loader_config(train, slates.by if slates else None))
+            stages = Stages(model, optimizer, train, loader)
+            loaded = checkpoint.load(before.checkpoint)
+            loaded.begin(model, before.rows)
+            checkpoint.restore_optimizer(before.checkpoint, optimizer, loaded.optimizer)
+            if loaded.state["step"]:
+                stages.averaging.restore(before.checkpoint / OPTIMIZER, loaded.optimizer)
+            stages.earlier = before.steps
+            if before.rate_factor != 1:
+                stages.rate_factor = before.rate_factor
+            pipeline = Pipeline(stages, 2)
+            progress.start("train", pipeline.epoch_steps, "steps")
+            with pipeline.prepared(before.number, 0, lambda place: False) as batches:
+                began = perf_counter()
+                for item, prepared in batches:
+                    position.trained(*stages.train(position.step, *item, prepared))
+                    began, ended = perf_counter(), began
+                    sharing.stepped(began - ended, position.step)
+                    progress.advance(1, f"loss {position.smoothed_loss:.4f}")
+            progress.finish()
+            position.finished = True
+            with stages.averaging.shown():
+                checkpoint.save(
+                    folder,
+                    model=model,
+                    optimizer={**checkpoint.optimizer_tensors(optimizer), **stages.averaging.tensors()},
+                    state={"step": position.step, "position": asdict(position), "identity": identity(recipe, dataset)},
+                    previous=before.checkpoint,
+                )
+        finally:
+            model.embeddings.close()
+    return recipe, position
+
+
+def _with_schedules(recipe: Recipe, steps: int) -> Recipe:
+    """Schedules that fall within a period as they did within the run; what was warm stays so."""
+
+    def anew(schedule: ScheduleConfig) -> ScheduleConfig:
+        total = 0 if schedule.kind == "constant" else steps
+        return replace(schedule, warmup_steps=0, warmup_share=0.0, total_steps=total)
+
+    train = recipe.train
+    dense = replace(train.dense, schedule=anew(train.dense.schedule))
+    rows = replace(train.embedding, schedule=anew(train.embedding.schedule))
+    return replace(recipe, train=replace(train, dense=dense, embedding=rows))

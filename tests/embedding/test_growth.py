@@ -1,0 +1,120 @@
+"""Tables that grow: rows stay where they are, new ones are as if they had always been there, and little is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stratarec.batch.jagged import KeyedJagged
+from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.errors import CheckpointError
+
+WIDTH = 8
+SMALL, LARGE = {"a": 300, "b": 20_000}, {"a": 450, "b": 26_000}
+
+
+def built(rows: dict[str, int], optimizer: RowOptimizerConfig, tiers: TierConfig | None) -> Any:
+    tables = [
+        EmbeddingBagConfig(
+            name=name, num_embeddings=size, embedding_dim=WIDTH, feature_names=(f"f-{name}",), initial=SMALL[name]**-0.5
+        )
+        for name, size in rows.items()
+    ]  # fmt: skip
+    return TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=3, tiers=tiers)
+
+
+def train(collection: Any, rows: dict[str, int], seed: int, many: int) -> dict[str, set[int]]:
+    """Some steps on the last rows of each table; which they were."""
+    random, touched = np.random.default_rng(seed), {name: set[int]() for name in rows}
+    for _ in range(3):
+        ids = {name: size - 1 - random.integers(0, min(many, size), many) for name, size in rows.items()}
+        features = KeyedJagged(
+            keys=tuple(f"f-{name}" for name in ids),
+            values=torch.from_numpy(np.concatenate(list(ids.values())).astype(np.int32)),
+            offsets=torch.arange(0, 2 * many + 1, dtype=torch.int64),
+            batch_size=many,
+        )
+        collection(features).pooled.square().sum().backward()
+        for name, found in ids.items():
+            touched[name].update(found.tolist())
+    return touched
+
+
+def values(collection: Any) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}.{part}": value.clone()
+        for name in LARGE
+        for part, value in collection.rows(name, 0, LARGE[name]).items()
+        if part != "clock"
+    }
+
+
+TIERS = TierConfig(tables={name: TableTier(cache_rows=2048, codec=CodecConfig()) for name in SMALL}, ways=8)
+OPTIMIZERS = {
+    "adam": RowOptimizerConfig(kind="rowwise_adam", learning_rate=0.05),
+    "adam of all rows": RowOptimizerConfig(kind="adam", learning_rate=0.05, rows="all", weight_decay=0.02),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_table_that_grew_has_the_bits_of_one_that_was_made_so_large(name: str, tmp_path: Path) -> None:
+    """Wherever rows lie, before and after."""
+    optimizer, found = OPTIMIZERS[name], []
+    for number, (before, after) in enumerate([(None, None), (TIERS, None), (None, TIERS), (TIERS, TIERS)]):
+        small = built(SMALL, optimizer, before)
+        train(small, SMALL, 1, 400)
+        manifest = small.save(tmp_path / str(number))
+        small.close()
+        grown = built(LARGE, optimizer, after)
+        grown.engine.begin_with(tmp_path / str(number), manifest, optimizer)
+        train(grown, LARGE, 2, 400)
+        found.append(values(grown))
+        grown.close()
+    for other in found[1:]:
+        assert all(torch.equal(value, other[key]) for key, value in found[0].items())
+    if not optimizer.clocked:  # else steps are counted anew, and rows that were not there missed none
+        whole = built(LARGE, optimizer, None)
+        untouched = values(whole)
+        for key, value in found[0].items():
+            rows = slice(SMALL[key[0]], LARGE[key[0]] - 400)
+            assert torch.equal(value[rows], untouched[key][rows])
+
+
+def test_what_is_written_of_a_table_that_grew_is_the_rows_that_were_trained(tmp_path: Path) -> None:
+    optimizer = OPTIMIZERS["adam"]
+    small = built(SMALL, optimizer, None)
+    train(small, SMALL, 1, 12_000)
+    paths = [tmp_path / str(number) for number in range(4)]
+    manifest = small.save(paths[0])
+    for number, path in enumerate(paths[1:], start=1):
+        rows = {name: size + number * 100 for name, size in SMALL.items()}
+        grown = built(rows, optimizer, None)
+        grown.engine.begin_with(paths[number - 1], manifest, optimizer)
+        touched = train(grown, rows, number, 500)
+        manifest = grown.save(path, paths[number - 1])
+        before = {file.stat().st_ino for file in paths[number - 1].rglob("rows-*")}
+        new = sum(file.stat().st_size for file in path.rglob("rows-*") if file.stat().st_ino not in before)
+        record = grown.engine.tables[0].codec.record_bytes
+        assert 0 < new <= 1.25 * record * sum(map(len, touched.values()))
+        again = built(rows, optimizer, None)
+        again.load(path, manifest)
+        for name in rows:
+            for part, value in grown.rows(name, 0, rows[name]).items():
+                assert torch.equal(value, again.rows(name, 0, rows[name])[part])
+
+
+def test_tables_do_not_shrink(tmp_path: Path) -> None:
+    optimizer = OPTIMIZERS["adam"]
+    large = built(LARGE, optimizer, None)
+    train(large, LARGE, 1, 50)
+    manifest = large.save(tmp_path / "large")
+    with pytest.raises(CheckpointError, match=r"table 'a' has 300 rows here, 450 rows there"):
+        built(SMALL, optimizer, None).engine.begin_with(tmp_path / "large", manifest, optimizer)
+    with pytest.raises(CheckpointError, match=r"table 'a' has 500 rows here, 450 rows there"):
+        built({"a": 500, "b": 26_000}, optimizer, None).load(tmp_path / "large", manifest)

@@ -1,0 +1,455 @@
+"""A run goes on with the files that came since: what it was trained on, how it was scored, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from recipes import KILLS, assert_same_model
+from stratarec.cli import main
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.row_group import FILE_BITS
+from stratarec.data.prepare.prepare import prepare
+from stratarec.data.splits import SplitConfig
+from stratarec.io.lock import held
+from stratarec.models.metrics import auc, figures
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.serving.scorer import Scorer
+from stratarec.training.continual.drift import auc_drift
+from stratarec.training.raw_logs import FreshLogs, evaluate_logs
+from stratarec.training.run import periods
+from stratarec.training.run.open_run import new_model, open_run
+from stratarec.training.trainer import Trainer
+
+DAYS = 4
+DAY = 86_400
+
+
+def write_log(root: Path, day: int, rows: int = 900) -> Path:
+    """Items come and go; a user clicks items near those that he clicked before."""
+    random = np.random.default_rng(day)
+    user = random.integers(0, 150, rows)
+    item = day * 12 + random.geometric(0.05, rows)
+    path = root / f"day-{day}.parquet"
+    pl.DataFrame(
+        {
+            "label": (random.random(rows) < np.where((item + user) % 3 == 0, 0.7, 0.2)).astype(np.int64),
+            "time": np.sort(random.integers(day * DAY, (day + 1) * DAY - 1, rows)),
+            "user": [f"u{who}" for who in user],
+            "item": item,
+            "place": [f"p{place}" for place in random.integers(0, 40, rows)],
+            "age": random.gamma(2.0, 10.0 + day, rows),
+        }
+    ).write_parquet(path)
+    return path
+
+
+def content(root: Path, **train: Any) -> dict[str, Any]:
+    sparse = [
+        {"name": "user"}, {"name": "item"}, {"name": "place"},
+        {"name": "seen", "kind": "history", "of": "item", "max_length": 5},
+    ]  # fmt: skip
+    return {
+        "name": "days",
+        "data": {
+            "path": str(root / "data"),
+            "source": {
+                "kind": "parquet",
+                "paths": [str(root / "day-0.parquet")],
+                "schema": {"sparse": sparse, "dense": [{"name": "age"}], "time": "time", "user": "user"},
+            },
+            "split": {"valid": 0.1, "test": 0.1},
+            "vocabulary": {
+                "min_count": 9, "tail_buckets": 5, "overrides": {"place": {"kind": "hash", "buckets": 30}},
+            },
+        },
+        "model": {"kind": "dlrm", "embedding_dim": 8, "bottom_mlp": [8], "top_mlp": [8], "dropout": 0.1},
+        "train": {
+            "run": str(root / "run"), "batch_size": 64, "report": False, "calibration": "platt",
+            "average": {"decay": 0.9}, "dense": {"schedule": {"kind": "cosine", "final_factor": 0.1}},
+            "embedding": {"kind": "rowwise_adam"}, **train,
+        },
+    }  # fmt: skip
+
+
+def begin(root: Path, **changes: Any) -> Path:
+    """A run of the first day."""
+    for day in range(DAYS):
+        write_log(root, day)
+    made = content(root) | {key: value for key, value in changes.items() if key == "memory"}
+    made["train"] |= changes.get("train", {})
+    recipe = Recipe.from_dict(made)
+    Trainer(recipe, prepare(recipe.data)).train()
+    return Path(recipe.run)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The logs, a run of the first day, and a copy of it that went on with all others in one command."""
+    root = tmp_path_factory.mktemp("continual")
+    run = begin(root)
+    shutil.copytree(run, root / "whole")
+    assert main(["continue", "-q", str(root / "whole"), *(str(root / f"day-{day}.parquet") for day in (1, 2, 3))]) == 0
+    return root
+
+
+def go_on(run: Path, *logs: Path, code: int = 0) -> None:
+    assert main(["continue", "-q", str(run), *map(str, logs)]) == code
+
+
+def assert_same_period(one: Path, other: Path) -> None:
+    """All that follows from a period, to the bit."""
+    assert_same_model(periods.only_checkpoint(one), periods.only_checkpoint(other))
+    left, right = (Dataset.open(each / "data").manifest for each in (one, other))
+    assert left.fingerprint == right.fingerprint
+    told = [periods.read(each).to_dict() for each in (one, other)]
+    for each in told:
+        # Files of tables have random tokens, and a checkpoint seconds.
+        for name in ("parent", "state", "dataset"):
+            del each[name]
+    assert told[0] == told[1]
+
+
+def test_periods_in_one_command_and_in_several_give_the_same_bits(home: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(home / "run", tmp_path / "run"))
+    for day in (1, 2, 3):
+        go_on(run, home / f"day-{day}.parquet")
+    assert [path.name for path in periods.paths(run)] == [f"period-{number:05d}" for number in (1, 2, 3)]
+    for number in (2, 3):
+        assert_same_period(periods.of_number(run, number), periods.of_number(home / "whole", number))
+    assert not list(tmp_path.glob(".run*"))
+
+
+def scores(run: Path, log: Path, earlier: list[str]) -> dict[str, Any]:
+    """The metrics that `evaluate` has of a log, by the model that the run has now."""
+    with open_run(run) as trained:
+        logs = FreshLogs(trained, [str(log)], earlier=earlier, labelled=True)
+        return figures(evaluate_logs(logs, SilentProgress()).whole)
+
+
+def test_scores_of_a_period_are_those_of_the_checkpoint_before_with_the_histories_of_all_logs(
+    home: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(home / "run", tmp_path / "run"))
+    for day in (1, 2):
+        # First by the whole log that the run was trained on, then by what the period carries.
+        found = scores(run, home / f"day-{day}.parquet", [str(home / "day-0.parquet")] if day == 1 else [])
+        go_on(run, home / f"day-{day}.parquet")
+        known = periods.read(periods.of_number(run, day)).to_dict()["scores"]
+        assert known["all"] == json.loads(json.dumps(found))
+        assert {"known", "tail", "new"} <= known.keys()
+        assert sum(known[kind]["samples"] for kind in ("known", "tail", "new")) == known["all"]["samples"] == 900
+    whole = [str(home / f"day-{day}.parquet") for day in (0, 1, 2)]
+    assert scores(run, home / "day-3.parquet", []) == scores(run, home / "day-3.parquet", whole)
+    # A log that is older than what is carried: nothing of its own time is.
+    assert scores(run, home / "day-0.parquet", []) == scores(run, home / "day-0.parquet", whole[2:])
+
+
+def test_values_get_a_row_by_the_counts_of_all_periods_and_no_row_moves(home: Path) -> None:
+    """Counts are those of a loop over the logs; histories are those of `prepare` of all logs at once."""
+    before = Dataset.open(home / "data")
+    counts: Counter[Any] = Counter()
+    numbers = np.concatenate([*before.row_numbers("train")])
+    frames = [pl.read_parquet(home / "day-0.parquet")[numbers - 1]]
+    frames += [pl.read_parquet(home / f"day-{day}.parquet") for day in (1, 2, 3)]
+    known = before.vocabulary("user").values.to_list()
+    for number, frame in enumerate(frames):
+        counts.update(frame["user"].to_list())
+        if not number:
+            assert known == sorted(known, key=lambda value: (-counts[value], value))
+            continue
+        new = [value for value in counts if value not in known and counts[value] >= 9]
+        known += sorted(new, key=lambda value: (-counts[value], value))
+        if number == 1:  # its data is gone
+            continue
+        dataset = Dataset.open(periods.of_number(home / "whole", number) / "data")
+        vocabulary = dataset.vocabulary("user")
+        assert vocabulary.values.to_list() == known
+        assert vocabulary.encode(pl.Series(known)).tolist() == list(range(5, 5 + len(known)))
+        assert vocabulary.counts[5:].tolist() == [counts[value] for value in known]
+        rest = dict(dataset.carried_counts("user").iter_rows())
+        assert rest == {value: count for value, count in counts.items() if value not in known}
+    # Some of them are frequent enough in no period alone.
+    each = [Counter(frame["user"].to_list()) for frame in frames]
+    assert any(max(day[value] for day in each) < 9 for value in known)
+
+
+def test_a_table_that_grew_begins_as_one_that_was_made_so_large_and_keeps_the_bound_of_its_first_rows(
+    home: Path,
+) -> None:
+    first, last = Dataset.open(home / "data"), Dataset.open(periods.of_number(home / "whole", 3) / "data")
+    assert last.first_rows() == first.first_rows() == first.table_rows()
+    models = [new_model(Recipe.from_dict(content(home)), each, None, "none") for each in (first, last)]
+    for name, rows in first.table_rows().items():
+        # `place` is by hash, and does not grow.
+        assert (last.table_rows()[name] > rows) == (name != "place")
+        few, many = (
+            model.embeddings.rows(name, 0, each.table_rows()[name])["weight"]
+            for model, each in zip(models, (first, last), strict=True)
+        )
+        assert torch.equal(few, many[:rows])
+        assert 0.9 * rows**-0.5 < many[rows - 40 :].abs().max() <= rows**-0.5
+
+
+def test_histories_go_on_where_the_last_period_ended(home: Path, tmp_path: Path) -> None:
+    made = Recipe.from_dict(content(home))
+    paths = tuple(str(home / f"day-{day}.parquet") for day in range(DAYS))
+    source = replace(made.data.source, paths=paths)  # type: ignore[call-arg]
+    data = replace(made.data, path=str(tmp_path / "all"), source=source, split=SplitConfig(valid=0.0, test=0.0))
+    whole, last = prepare(data), Dataset.open(periods.of_number(home / "whole", 3) / "data")
+
+    def histories(dataset: Dataset) -> dict[int, list[Any]]:
+        vocabulary, found = dataset.vocabulary("item"), {}
+        names = dict(enumerate(vocabulary.values.to_list(), start=vocabulary.tail_buckets))
+        for number, shard in enumerate(dataset.shards("train")):
+            for group in range(len(shard.row_groups)):
+                table = dataset.read_row_group("train", number, group)
+                for row, ids in zip(table["@row"].to_pylist(), table["seen"].to_pylist(), strict=True):
+                    found[row] = [names.get(each) for each in ids]
+        return found
+
+    mine, theirs = histories(last), histories(whole)
+    theirs = {row - (3 << FILE_BITS): ids for row, ids in theirs.items() if row >> FILE_BITS == 3}
+    assert mine.keys() == theirs.keys()
+    for row, ids in mine.items():
+        assert len(ids) == len(theirs[row])
+        # A value may have a row in one of them alone.
+        assert all(None in pair or pair[0] == pair[1] for pair in zip(ids, theirs[row], strict=True))
+    assert sum(len(ids) == 5 for ids in mine.values()) > len(mine) / 5
+
+
+def files_of(run: Path) -> dict[str, tuple[int, int]]:
+    found = {str(path.relative_to(run)): path.stat() for path in run.rglob("*") if path.is_file()}
+    return {name: (status.st_mtime_ns, status.st_size) for name, status in found.items()}
+
+
+STAGES = [
+    "continual.continual_run.prepare",
+    "continual.continual_run.FreshLogs.scored",
+    "continual.continual_run.fit",
+    "continual.train_period.new_model",
+    "continual.train_period.Pipeline.prepared",
+    "continual.train_period.checkpoint.save",
+    "continual.continual_run.write_recipe",
+    "continual.continual_run.write_sealed",
+    "continual.continual_run.sync_tree",
+]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_whatever_stops_a_period_leaves_the_run_as_it_was_and_it_can_be_repeated(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """A full disk, or an interruption, at each of its steps."""
+    run = Path(shutil.copytree(home / "run", tmp_path / "run"))
+    before = files_of(run)
+    for error, code in ((KeyboardInterrupt(), 130), (OSError(28, "No space left on device"), 2)):
+
+        def stop(*args: Any, error: BaseException = error, **options: Any) -> Any:
+            raise error
+
+        with monkeypatch.context() as context:
+            context.setattr(f"stratarec.training.{stage}", stop)
+            go_on(run, home / "day-1.parquet", code=code)
+        assert files_of(run) == before
+        assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.slow
+def test_a_killed_period_is_begun_again_and_ends_with_the_same_bits(home: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(home / "run", tmp_path / "run"))
+    logs = [str(home / f"day-{day}.parquet") for day in (1, 2, 3)]
+    command = [sys.executable, "-m", "stratarec", "continue", "-q", str(run)]
+    draws, kills = np.random.default_rng(int(time.time())), 0
+    while len(done := periods.paths(run)) < 3:
+        process = subprocess.Popen([*command, *logs[len(done) :]], stdout=subprocess.DEVNULL)
+        try:
+            process.wait(draws.uniform(1.0, 9.0) if kills < KILLS else None)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+    assert_same_period(periods.of_number(run, 3), periods.of_number(home / "whole", 3))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def changed(change: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Path, Path], Path]:
+    def make(home: Path, folder: Path) -> Path:
+        change(pl.read_parquet(home / "day-2.parquet")).write_parquet(folder / "log.parquet")
+        return folder / "log.parquet"
+
+    return make
+
+
+def copied(name: str) -> Callable[[Path, Path], Path]:
+    return lambda home, folder: Path(shutil.copy(home / name, folder / "copy.parquet"))
+
+
+def with_time(shift: int) -> Callable[[Path, Path], Path]:
+    return changed(lambda log: log.with_columns(pl.col("time") + shift))
+
+
+REFUSED: list[tuple[Callable[[Path, Path], Path], str]] = [
+    (copied("day-1.parquet"), "copy.parquet was read before, as day-1.parquet in period 1"),
+    (copied("day-0.parquet"), "copy.parquet was read before: .* was trained on it"),
+    (with_time(-DAY), "log.parquet begins at .* and the last period ended at"),
+    (with_time(-3 * DAY), "log.parquet begins at .* periods follow each other in time"),
+    (changed(lambda log: log.drop("time")), "log.parquet.*time"),
+    (changed(lambda log: log.drop("place")), "log.parquet.*place"),
+    (changed(lambda log: log.drop("label")), "log.parquet.*label"),
+    (changed(lambda log: log.with_columns(pl.col("item").cast(pl.String))), "'item' .* of type String"),
+    (changed(lambda log: log.with_columns(pl.col("user").rank("dense").cast(pl.Int64))), "'user' .* of type Int64"),
+    (changed(lambda log: log.head(0)), "log.parquet: the file has no rows"),
+    (changed(lambda log: log.with_columns(label=pl.lit(0))), "log.parquet: .* 0 of them positive"),
+    (changed(lambda log: log.with_columns(label=pl.lit(1))), "log.parquet: .* 900 of them positive"),
+    (lambda home, folder: home / "day-*.parquet", "names 4 files, expected one"),
+    (lambda home, folder: home / "none.parquet", "none.parquet: no such file"),
+    (lambda home, folder: home, "is a directory"),
+]
+
+
+@pytest.mark.parametrize(("log", "message"), REFUSED, ids=[message[-30:] for _, message in REFUSED])
+def test_a_file_that_is_not_what_comes_next_is_refused_in_a_line(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], log: Callable[[Path, Path], Path], message: str
+) -> None:
+    run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
+    before = files_of(run)
+    go_on(run, log(home, tmp_path), code=2)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert re.search(message, said), said
+    assert files_of(run) == before
+
+
+def one_period(home: Path) -> Path:
+    """The run after its first period."""
+    run = home / "one"
+    if not run.exists():
+        shutil.copytree(home / "run", run)
+        go_on(run, home / "day-1.parquet")
+    return run
+
+
+def test_what_cannot_go_on_is_refused_in_a_line(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, log = Path(shutil.copytree(one_period(home), tmp_path / "run")), home / "day-2.parquet"
+
+    def said(path: Path) -> str:
+        go_on(path, log, code=2)
+        found = capsys.readouterr().err
+        assert found.count("\n") == 1
+        return found
+
+    with held(run):
+        assert "is in use by" in said(run)
+    assert "is no run" in said(home / "data")
+    unfinished = Path(shutil.copytree(home / "run", tmp_path / "unfinished"))
+    (unfinished / "result.json").unlink()
+    assert "has not ended" in said(unfinished)
+    (tmp_path / "r.yaml").write_text(json.dumps(content(home) | {"train": content(home)["train"] | {"run": str(run)}}))
+    assert main(["train", "-q", str(tmp_path / "r.yaml"), "--resume"]) == 2
+    assert "went on with other periods" in capsys.readouterr().err
+    first = periods.of_number(run, 1)
+    for file, message in ((first / periods.PERIOD, "changed after it was written"), (first / "data/dataset.json", "")):
+        copy = Path(shutil.copytree(run, tmp_path / f"copy-{file.name}"))
+        damaged = copy / file.relative_to(run)
+        damaged.write_text(damaged.read_text().replace('"number": 1', '"number": 2').replace('"name": "', '"name": "x'))
+        assert message in (found := said(copy))
+        assert damaged.name in found
+    # The parent is another run's.
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    state = next((other / "checkpoints").glob("step-*")) / "state.json"
+    state.write_text(state.read_text() + "\n")
+    assert "does not go with" in said(other)
+
+
+def test_a_period_of_values_that_nobody_knew_is_one(home: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
+    strange = pl.read_parquet(home / "day-2.parquet").with_columns(
+        pl.col("item") + 10**6, pl.col("user") + "x", pl.col("place") + "x"
+    )
+    strange.write_parquet(tmp_path / "strange.parquet")
+    go_on(run, tmp_path / "strange.parquet")
+    found = periods.read(periods.of_number(run, 2))
+    assert found.scores["new"]["samples"] == found.scores["all"]["samples"]
+    assert found.lookups["item"].known == 0
+    assert found.lookups["item"].admitted > 0
+
+
+def test_what_is_done_with_a_run_is_done_with_its_last_period(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, log = Path(shutil.copytree(one_period(home), tmp_path / "elsewhere")), home / "day-2.parquet"
+    capsys.readouterr()
+    assert main(["evaluate", "-q", str(run), str(log)]) == 0
+    assert "period 1, step" in capsys.readouterr().out
+    assert main(["predict", "-q", str(run), str(log), "-o", str(tmp_path / "scores.parquet")]) == 0
+    assert main(["export", "-q", str(run), "-o", str(tmp_path / "export")]) == 0
+    assert main(["check", "-q", str(run)]) == 0
+    assert "period 1: " in (said := capsys.readouterr().out)
+    assert "not read" not in said
+    assert main(["continue", "-q", "--json", str(run), str(log)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["number"] == 2
+    assert told["scores"]["all"]["samples"] == 900
+    # By the export, which knows users' histories as they are given to it.
+    frame = pl.read_parquet(log).with_columns(pl.lit(None, pl.List(pl.Int64)).alias("seen"))
+    assert Scorer.open(tmp_path / "export").score(frame).shape == (900,)
+
+
+def test_drift_is_told_against_the_first_log_and_the_periods_before(home: Path) -> None:
+    told = [periods.read(path) for path in periods.paths(home / "whole")]
+    numbers = np.concatenate([*Dataset.open(home / "data").row_numbers("train")])
+    first = np.log1p(pl.read_parquet(home / "day-0.parquet")["age"].to_numpy()[numbers - 1])
+    areas = [period.scores["all"]["auc"] for period in told]
+    for day, period in enumerate(told, start=1):
+        now = np.log1p(pl.read_parquet(home / f"day-{day}.parquet")["age"].to_numpy())
+        assert period.dense["age"].shift == pytest.approx((now.mean() - first.mean()) / first.std(), rel=1e-6)
+        assert period.dense["age"].spread == pytest.approx(now.std() / first.std(), rel=1e-6)
+        assert period.dense["age"].known == 1
+        assert period.auc.before == (None if day == 1 else pytest.approx(np.mean(areas[: day - 1])))
+
+
+def test_the_interval_of_an_auc_holds_it_as_often_as_it_says() -> None:
+    random, held = np.random.default_rng(0), 0
+    area = 0.5 * (1 + math.erf(1 / 2))  # of two normal distributions whose means are one deviation apart
+    for _ in range(300):
+        label = np.arange(400) % 4 == 0
+        score = random.normal(size=400) + label
+        found = auc_drift({"auc": auc(label, score), "positives": 100, "samples": 400}, [])
+        held += found["low"] <= area <= found["high"]  # type: ignore[operator]
+    assert 0.92 < held / 300 < 0.98
+
+
+def test_encoded_rows_under_caches_go_on_to_the_same_bits_each_time(home: Path, tmp_path: Path) -> None:
+    """In float32 that is so by `test_growth`, and to the bits of rows in memory."""
+    for day in range(DAYS):
+        (tmp_path / f"day-{day}.parquet").symlink_to(home / f"day-{day}.parquet")
+    raw = content(tmp_path) | {"memory": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 4}}}
+    raw["data"]["vocabulary"] |= {"min_count": 1, "overrides": {"place": {"kind": "hash", "buckets": 2000}}}
+    raw["train"]["batch_size"] = 16
+    made = Recipe.from_dict(raw)
+    trainer = Trainer(made, prepare(made.data))
+    trainer.train()
+    assert any(not tables.resident for tables in trainer.model.embeddings.engine.tables)
+    run = Path(made.run)
+    shutil.copytree(run, tmp_path / "again")
+    go_on(run, tmp_path / "day-1.parquet", tmp_path / "day-2.parquet")
+    for day in (1, 2):
+        go_on(tmp_path / "again", tmp_path / f"day-{day}.parquet")
+    assert_same_period(periods.of_number(run, 2), periods.of_number(tmp_path / "again", 2))

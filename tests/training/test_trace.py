@@ -1,0 +1,70 @@
+"""A trace says what threads did in the steps that were asked for, and a run is the same with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes import assert_same_model, last, prepared, tiny, train
+from stratarec.cli import main
+from stratarec.errors import ConfigError
+from stratarec.recipe import Recipe
+from stratarec.recipe.train_section import TrainConfig
+
+
+def made(root: Path, run: str, **changes: Any) -> Recipe:
+    """A short run whose tables have caches, and rows at home behind them."""
+    content = tiny(root, run=str(root / run), batch_size=64, epochs=1, eval_every=0, checkpoint={}, **changes)
+    content["data"]["source"]["scale"] = 0.05
+    content["data"]["vocabulary"] = {"min_count": 1, "tail_buckets": 4}
+    content["model"]["embedding_dim"] = 16
+    content["memory"] = {"precision": "int8", "cache": {"fraction": 0.1, "ways": 8}}
+    recipe = Recipe.from_dict(content)
+    prepared(recipe.data)
+    return recipe
+
+
+def test_steps_are_traced_and_trained_as_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = train(made(tmp_path, "traced", trace="5-8"))
+    # Nothing is left of it.
+    assert not {"forward", "backward", "update"} & vars(trainer.stages).keys()
+    train(made(tmp_path, "plain"))
+    assert_same_model(last(tmp_path / "traced"), last(tmp_path / "plain"))
+    assert not (tmp_path / "plain" / "trace.json").exists()
+    events = json.loads((tmp_path / "traced" / "trace.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    steps = {span["args"]["step"]: span for span in spans if "args" in span}
+    assert sorted(steps) == [5, 6, 7, 8]
+    threads = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    by_thread = {name: {span["name"] for span in spans if threads[span["tid"]] == name} for name in threads.values()}
+    assert {"step", "forward", "backward", "update", "look up rows", "update rows"} <= by_thread["MainThread"]
+    assert {"prepare ahead", "stage", "assign slots", "fetch rows", "place rows"} <= by_thread["prefetch"]
+    for name in ("forward", "backward", "update"):
+        own = [span for span in spans if span["name"] == name]
+        assert len(own) == len(steps)
+        for span, step in zip(own, steps.values(), strict=True):
+            assert step["ts"] <= span["ts"] <= span["ts"] + span["dur"] <= step["ts"] + step["dur"]
+    assert main(["check", str(tmp_path / "traced")]) == 0
+
+
+@pytest.mark.parametrize("steps", ["5", "8-5", "-1-5", "a-b", "0-20000", "steps 5-8"])
+def test_what_is_no_range_of_steps_is_refused(steps: str) -> None:
+    with pytest.raises(ConfigError, match=r"train\.trace is .*, expected a first and a last step"):
+        TrainConfig(trace=steps)
+
+
+def test_steps_that_a_run_has_not_are_told(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Heard:
+        def say(self, message: str) -> None:
+            said.append(message)
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_args, **_named: None
+
+    train(made(tmp_path, "short", trace="5000-5001"), progress=Heard())  # type: ignore[arg-type]
+    assert "no trace: none of the steps 5000-5001 was trained" in said
