@@ -11,7 +11,7 @@ VERSIONS ?=
 # Of kernels and of whom they are compiled for: another version of one is compiled before tests, too.
 KERNELS := tools/compile_kernels.py $(shell find src/stratarec/kernels -name '*.py')
 
-.PHONY: venv demo test test-rest test-all test-wheel test-versions lint bench clean
+.PHONY: venv demo docs test test-rest test-all test-wheel test-versions lint bench clean
 
 venv: $(VENV)/.installed $(VENV)/.compiled
 
@@ -32,6 +32,10 @@ demo: venv
 	test -f demo.yaml || $(BIN)/stratarec init --recipe demo
 	$(BIN)/stratarec prepare demo.yaml
 	$(BIN)/stratarec train demo.yaml
+
+# Into build/docs/index.html; every warning is an error.
+docs: $(VENV)/.installed
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.registry import import_peer
@@ -36,22 +38,32 @@ class Shape:
     ids: int = 1
     """Ids a bag on average; with more than one, bags hold 0 to twice as many."""
     mean: bool = False
-    skew: str = "criteo"
-    """`uniform` ids, or with Criteo's skew; frequent rows first, as `prepare` ranks them."""
+    skew: str | float = "criteo"
+    """`uniform` ids, or with Criteo's skew, or by Zipf's law with that exponent; frequent rows first, as `prepare`
+    ranks them."""
 
     def bags(self, seed: int) -> tuple[Tensor, Tensor]:
         """Ids and ``[F B + 1]`` offsets of a batch, both int64."""
         draws = np.random.default_rng(seed)
-        power = 1.0 if self.skew == "uniform" else EXPONENT
         lengths = np.ones((len(self.sizes), self.batch), dtype=np.int64)
         if self.ids > 1:
             lengths = draws.integers(0, 2 * self.ids + 1, lengths.shape)
         parts = [
-            np.minimum(rows * draws.random(int(count)) ** power, rows - 1).astype(np.int64)
+            np.minimum(rows * self._places(draws.random(int(count)), rows), rows - 1).astype(np.int64)
             for rows, count in zip(self.sizes, lengths.sum(1), strict=True)
         ]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         return torch.from_numpy(np.concatenate(parts)), torch.from_numpy(offsets)
+
+    def _places(self, draws: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
+        """Where in a table of so many rows, from 0 to 1, what is looked up lies."""
+        if isinstance(self.skew, str):
+            found: NDArray[np.float64] = draws ** (1.0 if self.skew == "uniform" else EXPONENT)
+            return found
+        rest = 1 - self.skew
+        if abs(rest) < 1e-6:
+            return ((rows + 1) ** draws - 1) / rows
+        return ((((rows + 1) ** rest - 1) * draws + 1) ** (1 / rest) - 1) / rows
 
 
 def build_fbgemm(shape: Shape) -> Any:
@@ -90,8 +102,17 @@ class Contenders:
         self.fbgemm = build_fbgemm(shape)
         for key, weight in zip(self.keys, self.fbgemm.split_embedding_weights(), strict=True):
             weight.copy_(self.ours.table(key)["weight"])
-        self.bags = [torch.nn.EmbeddingBag(rows, shape.width, mode=pooling, sparse=True) for rows in shape.sizes]
-        self.sgd = torch.optim.SGD([bag.weight for bag in self.bags], lr=RATE)
+
+    @cached_property
+    def bags(self) -> list[torch.nn.EmbeddingBag]:
+        """Torch's tables, made where they are asked for: with weights of their own."""
+        mode = "mean" if self.shape.mean else "sum"
+        return [torch.nn.EmbeddingBag(rows, self.shape.width, mode=mode, sparse=True) for rows in self.shape.sizes]
+
+    @cached_property
+    def sgd(self) -> torch.optim.SGD:
+        """Of `bags`."""
+        return torch.optim.SGD([bag.weight for bag in self.bags], lr=RATE)
 
     def step_ours(self, step: int) -> Tensor:
         ids, offsets = self.batches[step % len(self.batches)]

@@ -4,7 +4,9 @@ Samples are made of the Globo.com click log once, as the `clicks` source makes t
 own: Parquet files a day, histories as lists. Both begin with the same run of the first day. Then each day is scored
 before it is trained on: by the one run that `stratarec continue` takes through the days, and by another that is
 prepared and trained anew on all days so far, with schedules over as many steps as one pass takes. Seconds are of the
-processor, of all threads, with preparing and scoring.
+processor, of all threads, with preparing and scoring. A third forgets what it counted of values without a row after
+each day (`data.vocabulary.candidates: 0`): what carried counts give is the first's AUC over this one's. All is of one
+user in twenty.
 
 `bytes_ratio` is what a period wrote of tables over the records of the rows that it trained, `slowdown` the processor's
 seconds a sample of the last day over those of the first that is not the first of the process.
@@ -40,8 +42,10 @@ from stratarec.training.torch_settings import torch_settings
 from stratarec.training.trainer import Trainer
 
 DAY_MS = 86_400_000
-DAYS, QUICK_DAYS, SEEDS = 6, 4, 3
-BATCH = 8192
+DAYS, QUICK_DAYS, SEEDS = 4, 3, 3
+BATCH = 1024
+# One user in so many.
+_USERS = 20
 # Of users, in per mille: the validation split, which nothing is chosen by.
 _HELD = 10
 _SPLITS = ("train", "valid", "test")
@@ -50,7 +54,8 @@ _ENDINGS = {split: f"-{split}" for split in _SPLITS}
 
 def cut(config: ClicksConfig, folder: Path, days: int) -> ClicksConfig:
     """The click log as a file a day; neighbouring days have names of different splits."""
-    clicks = pl.read_parquet(config.paths[0]).with_columns((pl.col(config.time) // DAY_MS).alias("day"))
+    clicks = pl.read_parquet(config.paths[0]).filter(pl.col(config.user).hash(seed=0) % _USERS == 0)
+    clicks = clicks.with_columns((pl.col(config.time) // DAY_MS).alias("day"))
     first = int(clicks["day"].min())  # type: ignore[arg-type]
     paths = []
     for day in range(days):
@@ -89,10 +94,14 @@ class Days:
         The shipped one.
     logs, folder : Path
         What `make_logs` wrote; where data sets and runs go.
+    limits : dict
+        Of vocabularies, beside those of the recipe.
     """
 
-    def __init__(self, whole: Recipe, logs: Path, folder: Path) -> None:
-        self._content, self._logs, self._folder = whole.to_dict(), logs, folder
+    def __init__(self, whole: Recipe, logs: Path, folder: Path, **limits: int) -> None:
+        self._content, self._logs, self.folder = whole.to_dict(), logs, folder
+        self._limits = limits
+        folder.mkdir()
         source = whole.data.source
         assert isinstance(source, ClicksConfig)
         features = ClicksSource(source, "error", whole.data.split).schema
@@ -110,26 +119,26 @@ class Days:
             "user": source.user,
         }
 
-    def recipe(self, name: str, first: int, day: int, base: str = "", *, tested: bool = True) -> Recipe:
-        """Trained on the days `first` to `day`, and `tested` on the one that follows."""
-        folders = [*(f"{number:02d}" for number in range(first, day + 1 + tested)), f"{day:02d}-held"]
+    def recipe(self, name: str, day: int, *, tested: bool = True) -> Recipe:
+        """Trained on the days up to `day`, and `tested` on the one that follows."""
+        folders = [*(f"{number:02d}" for number in range(day + 1 + tested)), f"{day:02d}-held"]
         data = {
-            "path": str(self._folder / f"{name}-data"),
+            "path": str(self.folder / f"{name}-data"),
             "source": {
                 "kind": "parquet",
                 "paths": [str(self._logs / folder / "*.parquet") for folder in folders],
                 "schema": self._schema,
             },
             "split": {"by": "file", "valid": ["*-held/*"], "test": [f"*/{day + 1:02d}/*"] if tested else []},
-            "vocabulary": {**self._content["data"]["vocabulary"], "base": base and str(self._folder / f"{base}-data")},
+            "vocabulary": {**self._content["data"]["vocabulary"], **self._limits},
             "keep_rows": False,
         }
-        train = {**self._content["train"], "run": str(self._folder / f"{name}-run"), "batch_size": BATCH}
+        train = {**self._content["train"], "run": str(self.folder / f"{name}-run"), "batch_size": BATCH}
         return Recipe.from_dict({**self._content, "name": name, "data": data, "train": train})
 
-    def take(self, name: str, first: int, day: int, *, tested: bool = True) -> dict[str, Any]:
+    def take(self, name: str, day: int, *, tested: bool = True) -> dict[str, Any]:
         """Prepare and train; the metrics of the day that follows where it is `tested`."""
-        made = self.recipe(name, first, day, tested=tested)
+        made = self.recipe(name, day, tested=tested)
         dataset = prepare(made.data)
         result = Trainer(_one_pass(made, dataset), dataset).train()
         found: dict[str, Any] = result.get("test", {})
@@ -201,18 +210,20 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
         files = logs_of(root / "logs", days, root / "files")
         print("logs are made", file=sys.stderr, flush=True)
         for seed in range(seeds):
-            place = root / f"seed-{seed}"
-            place.mkdir()
-            way = Days(replace(whole, train=replace(whole.train, seed=seed)), root / "logs", place)
-            way.take("base", 0, 0, tested=False)
-            found = list(continued(place / "base-run", files))
-            for day, mine in enumerate(found, start=1):
+            made = replace(whole, train=replace(whole.train, seed=seed))
+            place, forgetful = root / f"seed-{seed}", root / f"forgetful-{seed}"
+            way, found = Days(made, root / "logs", place), []
+            for each in (way, Days(made, root / "logs", forgetful, candidates=0)):
+                each.take("base", 0, tested=False)
+                found.append(list(continued(each.folder / "base-run", files)))
+            for day, (mine, by_day) in enumerate(zip(*found, strict=True), start=1):
                 began = time.process_time()
-                anew = way.take(f"anew-{day:02d}", 0, day - 1)
+                anew = way.take(f"anew-{day:02d}", day - 1)
                 # The first day's model is the same; its test is all that differs.
                 other = {"auc": anew["auc"], "seconds": time.process_time() - began}
-                rows.append({"seed": seed, "day": day, "continued": mine, "anew": other})
+                rows.append({"seed": seed, "day": day, "continued": mine, "counts_of_a_day": by_day, "anew": other})
             shutil.rmtree(place)
+            shutil.rmtree(forgetful)
     later = [row for row in rows if row["day"] > 1]
 
     def total(way: str, name: str, day: int = 0) -> float:
@@ -223,12 +234,20 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
     }
     pace = {day: total("continued", "seconds", day) / total("continued", "samples", day) for day in deltas}
     return {
-        "config": {"recipe": "globo", "days": days, "batch_size": BATCH, "passes": 1, "seeds": seeds},
+        "config": {
+            "recipe": "globo",
+            "days": days,
+            "batch_size": BATCH,
+            "passes": 1,
+            "seeds": seeds,
+            "users": f"1 in {_USERS}",
+        },
         "metrics": {
             "auc_continued": total("continued", "auc") / len(later),
             "auc_anew": total("anew", "auc") / len(later),
             "auc_delta_daily": mean(mean(each) for each in deltas.values()),
             "auc_delta_last_day": mean(deltas[days - 1]),
+            "auc_delta_carried": (total("continued", "auc") - total("counts_of_a_day", "auc")) / len(later),
             "seconds_over_anew": total("continued", "seconds") / total("anew", "seconds"),
             "bytes_ratio": total("continued", "bytes") / total("continued", "touched_bytes"),
             "slowdown": pace[days - 1] / pace[2],

@@ -2,7 +2,8 @@
 
 26 tables of Criteo's sizes, capped; one id a bag, as in Criteo. FBGEMM's tuned form (huge pages, malloc that keeps
 freed blocks) runs beside ours; as installed it runs in a child process, see `plain_peer`. Each cell is also timed after
-a pause and beside a process that keeps one processor busy, both sides alike; `shapes` has what Criteo does not.
+a pause and beside a process that keeps one processor busy, both sides alike; `shapes` has what Criteo does not, and
+shapes drawn at random. `roof` is the least time that memory allows.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import torch
 
 from benchmarks.contenders import Contenders, Shape, best_threads, on_threads
 from benchmarks.plain_peer import PlainPeer
-from benchmarks.shapes import run_shapes
+from benchmarks.roof import Roof
+from benchmarks.shapes import run_random, run_shapes
 from benchmarks.timing import alternate, spread
 from stratarec.data.sources.synthetic import CRITEO_ROWS
 
@@ -99,8 +101,9 @@ def cell(pair: Contenders, rounds: int, most: int) -> dict[str, Any]:
     """One line of the table: all three in alternation, FBGEMM at its best number of threads."""
     threads = best_threads(pair.step_fbgemm, most)
     steps: Steps = {"ours": pair.step_ours, "fbgemm": on_threads(pair.step_fbgemm, threads)}
-    times = alternate({**steps, "bags": pair.step_bags}, rounds)
-    ours, peer, bags = (spread(times[name]) for name in ("ours", "fbgemm", "bags"))
+    roof = Roof(pair.ours, pair.batches, pair.gradient)
+    times = alternate({**steps, "bags": pair.step_bags, "roof": roof.step}, rounds)
+    ours, peer, bags, least = (spread(times[name]) for name in ("ours", "fbgemm", "bags", "roof"))
     return {
         "width": pair.shape.width,
         "batch": pair.shape.batch,
@@ -111,6 +114,8 @@ def cell(pair: Contenders, rounds: int, most: int) -> dict[str, Any]:
         "fbgemm_ms": peer["median_ms"],
         "fbgemm_threads": threads,
         "embeddingbag_ms": bags["median_ms"],
+        "roof_ms": least["median_ms"],
+        "roof_share": least["median_ms"] / ours["median_ms"],
         "ratio_fbgemm": peer["median_ms"] / ours["median_ms"],
         "ratio_embeddingbag": bags["median_ms"] / ours["median_ms"],
         **disturbed(steps, rounds),
@@ -130,15 +135,22 @@ def run(quick: bool) -> dict[str, Any]:
         for batch in (2048, 16384)
         for skew in ("uniform", "criteo")
     ]
-    shapes = run_shapes(quick)
+    shapes, random = run_shapes(quick), run_random(quick)
     metrics = {}
-    for name in ("ratio_fbgemm", "ratio_fbgemm_default", "ratio_embeddingbag"):
+    for name in ("ratio_fbgemm", "ratio_fbgemm_default", "ratio_embeddingbag", "roof_share"):
         metrics[f"{name}_median"] = median(row[name] for row in cells)
         metrics[f"{name}_min"] = min(row[name] for row in cells)
     metrics["ratio_fbgemm_rested_min"] = min(row["ratio_fbgemm_rested"] for row in cells)
     metrics["ratio_fbgemm_busy_min"] = min(row["ratio_fbgemm_busy"] for row in cells)
     return {
-        "config": {"sizes": sizes, "cap": cap, "rounds": rounds, "optimizer": "row-wise Adagrad", "ids": "int64"},
-        "metrics": metrics | shapes["metrics"],
-        "samples": {"rows": cells, "shapes": shapes["rows"]},
+        "config": {
+            "sizes": sizes,
+            "cap": cap,
+            "rounds": rounds,
+            "optimizer": "row-wise Adagrad",
+            "ids": "int64",
+            "seed": random["seed"],
+        },
+        "metrics": metrics | shapes["metrics"] | random["metrics"],
+        "samples": {"rows": cells, "shapes": shapes["rows"], "random": random["rows"]},
     }

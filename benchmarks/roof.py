@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
@@ -23,7 +22,6 @@ from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch, prefetch_row
 from stratarec.kernels.simd.vector import broadcast, store, stream
 
 _LINE = 16
-_CHUNK_LINES = 4096
 # Where our pooling writes past the caches.
 _STREAM_BYTES = 4 << 20
 
@@ -134,7 +132,7 @@ class Roof:
         bases, features, size = group.layout.base.tolist(), len(group.features), len(gradient)
         self._batches: list[tuple[NDArray[Any], NDArray[Any]]] = []
         for ids, offsets in batches:
-            places = offsets[:: size][: features + 1].tolist()
+            places = offsets[::size][: features + 1].tolist()
             distinct = [
                 np.unique(ids[first:last].numpy()) + base
                 for base, first, last in zip(bases, places, places[1:], strict=False)

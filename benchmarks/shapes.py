@@ -6,12 +6,17 @@ that fit the cache.
 
 from __future__ import annotations
 
+import secrets
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.contenders import Contenders, Shape, best_threads, on_threads
+from benchmarks.registry import PeerMissing
+from benchmarks.roof import Roof
 from benchmarks.timing import alternate, spread
 
 _MIXED = [200_000, 3_000, 50, 100_000, 700, 20_000, 10, 400_000]
@@ -35,26 +40,99 @@ SHAPES = {
 """What is looked at; every name is a line of the result."""
 
 
-def compare(name: str, rounds: int, most: int) -> dict[str, Any]:
-    """Ours and FBGEMM in alternation."""
-    pair = Contenders(SHAPES[name])
+# Of one side's tables, of the ids of a batch, and of its pooled output.
+_TABLE_BYTES, _LOOKUPS, _OUTPUT_BYTES = 3 << 30, 1 << 21, 256 << 20
+
+
+def compare(shape: Shape, rounds: int, most: int, batches: int = 8) -> dict[str, Any]:
+    """Ours, FBGEMM and the roof in alternation."""
+    pair = Contenders(shape, batches)
     threads = best_threads(pair.step_fbgemm, most)
-    times = alternate({"ours": pair.step_ours, "fbgemm": on_threads(pair.step_fbgemm, threads)}, rounds, warmup=4)
-    ours, peer = (spread(times[side])["median_ms"] for side in ("ours", "fbgemm"))
-    return {"shape": name, "ours_ms": ours, "fbgemm_ms": peer, "fbgemm_threads": threads, "ratio_fbgemm": peer / ours}
+    roof = Roof(pair.ours, pair.batches, pair.gradient)
+    steps = {"ours": pair.step_ours, "fbgemm": on_threads(pair.step_fbgemm, threads), "roof": roof.step}
+    times = alternate(steps, rounds, warmup=4)
+    ours, peer, least = (spread(times[side])["median_ms"] for side in ("ours", "fbgemm", "roof"))
+    return {
+        "ours_ms": ours,
+        "fbgemm_ms": peer,
+        "roof_ms": least,
+        "fbgemm_threads": threads,
+        "ratio_fbgemm": peer / ours,
+        "roof_share": least / ours,
+    }
+
+
+def small(shape: Shape) -> Shape:
+    """The shape with few rows, tables and samples, to compare results by."""
+    sizes = [min(rows, 2_000) for rows in shape.sizes[:8]]
+    return replace(shape, sizes=sizes, batch=min(shape.batch, 64), ids=min(shape.ids, 20))
 
 
 def run_shapes(quick: bool) -> dict[str, Any]:
     """All shapes; gated by some steps of each in small."""
     for shape in SHAPES.values():
-        small = [min(rows, 2_000) for rows in shape.sizes[:8]]
-        ids = Shape(
-            sizes=small, width=shape.width, batch=64, ids=shape.ids, mean=shape.mean, skew=shape.skew
-        )  # fmt: skip
-        Contenders(ids).agree()
-    rows = [compare(name, 10 if quick else 25, torch.get_num_threads()) for name in SHAPES]
-    ratios = [row["ratio_fbgemm"] for row in rows]
+        Contenders(small(shape)).agree()
+    rounds, most = 10 if quick else 25, torch.get_num_threads()
+    rows = [{"shape": name, **compare(shape, rounds, most)} for name, shape in SHAPES.items()]
+    ratios, shares = [row["ratio_fbgemm"] for row in rows], [row["roof_share"] for row in rows]
     return {
-        "metrics": {"ratio_fbgemm_shapes_median": median(ratios), "ratio_fbgemm_shapes_min": min(ratios)},
+        "metrics": {
+            "ratio_fbgemm_shapes_median": median(ratios), "ratio_fbgemm_shapes_min": min(ratios),
+            "roof_share_shapes_median": median(shares), "roof_share_shapes_min": min(shares),
+        },
         "rows": rows,
-    }
+    }  # fmt: skip
+
+
+def random_shape(draws: np.random.Generator) -> Shape:
+    """Tables of 10^2 to 5 10^7 rows and 4 to 512 floats, 1 to 300 of them, bags of 1 to 100 ids, 4 to 16,384 samples.
+
+    All but the skew are drawn evenly by their logarithm. What does not fit memory is made smaller: the largest tables
+    first, then batches. FBGEMM takes widths that are multiples of 4.
+    """
+
+    def between(least: float, most: float) -> float:
+        return float(np.exp(draws.uniform(np.log(least), np.log(most))))
+
+    width, tables = 4 * round(between(1, 128)), round(between(1, 300))
+    largest = between(100, 5e7)
+    sizes = [round(between(100, max(largest, 101))) for _ in range(tables - 1)] + [max(round(largest), 100)]
+    while sum(sizes) * width * 4 > _TABLE_BYTES:
+        cap = max(sizes) // 2
+        sizes = [min(rows, cap) for rows in sizes]
+    ids, batch = round(between(1, 100)), round(between(4, 16_384))
+    while batch > 4 and (tables * batch * ids > _LOOKUPS or tables * batch * width * 4 > _OUTPUT_BYTES):
+        batch //= 2
+    return Shape(
+        sizes=sizes, width=width, batch=batch, ids=ids, mean=bool(draws.integers(2)), skew=float(draws.uniform(0, 1.2))
+    )  # fmt: skip
+
+
+def run_random(quick: bool, seed: int | None = None) -> dict[str, Any]:
+    """Shapes that nobody tuned for, of a new seed, or of `seed`; none where FBGEMM is not installed."""
+    seed = secrets.randbits(32) if seed is None else seed
+    print(f"random shapes of seed {seed}", flush=True)
+    draws, rows, most = np.random.default_rng(seed), [], torch.get_num_threads()
+    for _ in range(4 if quick else 30):
+        shape = random_shape(draws)
+        try:
+            Contenders(small(shape), batches=4).agree(4)
+            found = compare(shape, 5 if quick else 10, most, batches=4)
+        except PeerMissing:
+            return {"metrics": {}, "rows": [], "seed": seed}
+        told = {
+            "tables": len(shape.sizes), "most_rows": max(shape.sizes), "width": shape.width, "batch": shape.batch,
+            "ids": shape.ids, "pooling": "mean" if shape.mean else "sum", "skew": round(shape.skew, 2),
+        }  # fmt: skip
+        rows.append({**told, **found})
+        print(" ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+                       for name, value in rows[-1].items()), flush=True)  # fmt: skip
+    ratios, shares = [row["ratio_fbgemm"] for row in rows], [row["roof_share"] for row in rows]
+    return {
+        "metrics": {
+            "ratio_fbgemm_random_median": median(ratios), "ratio_fbgemm_random_min": min(ratios),
+            "roof_share_random_median": median(shares), "roof_share_random_min": min(shares),
+        },
+        "rows": rows,
+        "seed": seed,
+    }  # fmt: skip

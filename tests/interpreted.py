@@ -190,10 +190,11 @@ def multiply_add(one: Any, other: Any, sum: Any) -> Any:
 
 @twin("vector")
 def total(row: Any) -> Any:
-    lanes = math.gcd(len(row), 16)
+    lanes = 16 if len(row) >= 16 else math.gcd(len(row), 16)
     found = row[:lanes].copy()
     for first in range(lanes, len(row), lanes):
-        found = found + row[first : first + lanes]
+        part = row[first : first + lanes]
+        found[: len(part)] += part
     while len(found) > 1:
         found = found[: len(found) // 2] + found[len(found) // 2 :]
     return found[0]

@@ -33,18 +33,19 @@ def reducer(lanes: int) -> Any:
 
 
 def in_order(row: np.ndarray) -> np.float32:
-    """16 lanes, block after block, then halves."""
-    parts = row.reshape(-1, np.gcd(len(row), 16))
-    found = parts[0]
-    for part in parts[1:]:
-        found = found + part
+    """16 lanes, block after block, of which the last may be short, then halves."""
+    lanes = 16 if len(row) >= 16 else np.gcd(len(row), 16)
+    found = row[:lanes].copy()
+    for first in range(lanes, len(row), lanes):
+        part = row[first : first + lanes]
+        found[: len(part)] += part
     while len(found) > 1:
         found = found[: len(found) // 2] + found[len(found) // 2 :]
     return np.float32(found[0])
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("lanes", [1, 4, 16, 48, 128])
+@pytest.mark.parametrize("lanes", [1, 4, 16, 20, 48, 100, 127, 128])
 def test_sums_of_a_row_keep_their_order(lanes: int) -> None:
     rows = np.random.default_rng(lanes).standard_normal((4, lanes), dtype=np.float32)
     out = np.full(8, np.nan, dtype=np.float32)
@@ -70,11 +71,12 @@ def test_stores_past_the_caches_store_the_same() -> None:
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("width", [1, 3, 10, 16, 33, 96, 256, 1024])
+@pytest.mark.parametrize("width", [1, 3, 10, 16, 33, 96, 256, 276, 509, 1024])
 def test_blocks_make_up_the_row(width: int) -> None:
     lanes, whole = blocks(width)
     assert width % lanes == 0
-    assert whole == (lanes == width)
+    assert lanes <= 128
+    assert whole == (lanes == width) == (width <= 128)
 
 
 @njit(**UNCACHED)

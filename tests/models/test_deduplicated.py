@@ -12,6 +12,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, build_model
+from stratarec.models import request as request_module
 from stratarec.models.request import Request
 from stratarec.models.zoo.dcn import DCNv2Config
 
@@ -106,6 +107,22 @@ def test_pooled_vectors_have_the_bits_of_the_expanded_path(
     assert torch.equal(found, expected)
     fewer = request.features.values.numel() < grouped.expanded(KEYS).sparse.values.numel()
     assert fewer or spare or scattered, "nothing was looked up once for several samples"
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_where_few_ids_are_spared_groups_are_looked_up_by_sample(pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_model(DLRMConfig(embedding_dim=4, history=HistoryConfig(pooling=pooling)), schema(), ROWS, seed=3)  # type: ignore[arg-type]
+    grouped, keys = numbered(batch()), model.network.sequence_keys
+    pooled = [group for group in grouped.groups if not set(group.keys) <= set(keys)]
+    ids = [group.materialize().unique.values.numel() * (group.factor - 1) for group in pooled]
+    for least, by_sample in ((sum(ids), False), (sum(ids) + 1, True)):
+        monkeypatch.setattr(request_module, "_LEAST_SPARED", least)
+        request = Request.of(grouped, keys)
+        assert (request.starts is None) == by_sample
+        with torch.no_grad():
+            _, found, _, runs = model.vectors(grouped, request)
+            found = found if runs is None else runs.expand(found.view(grouped.size, -1, 4)).flatten(1)
+            assert torch.equal(found, model.embeddings(grouped.expanded(KEYS).sparse).pooled)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])

@@ -115,7 +115,7 @@ def test_a_short_run_says_what_its_page_lacks(pages: dict[str, Path]) -> None:
     assert "grouped AUC" not in short
     assert "grouped AUC" in long
     assert [part.split("<")[0].strip() for part in long.split("<figcaption>")[1:]] == [
-        "Training loss", "Validation log loss", "Calibration",
+        "Training loss", "Validation log loss", "Validation AUC", "Calibration", "Throughput",
     ]  # fmt: skip
     assert "used / predicted" in long
     assert "nan" not in re.sub(r"[a-z-]*nan[a-z-]+", "", f"{long} {short}".lower())
@@ -137,8 +137,9 @@ const found = [...document.querySelectorAll("iframe")].map(frame => {
   return {
     width: page.documentElement.clientWidth, scroll: page.documentElement.scrollWidth,
     font: style(page.body).fontFamily, padding: style(page.querySelector("td")).paddingRight,
-    numbers: style(page.querySelector("tr:nth-child(2) td:nth-child(2)")).textAlign,
-    blocks: [...page.querySelectorAll("main > *, figure, figure svg, .card")].map(box),
+    numbers: style(page.querySelector("td:nth-child(n+2):not(.text)")).textAlign,
+    blocks: [...page.querySelectorAll("main > *, figure, figure > svg, .card, .scroll, .level, .flow")].map(box),
+    folded: style(page.querySelector("tbody td")).display,
     figures: [...page.querySelectorAll("figure svg")].map(box),
     letters: [...page.querySelectorAll("figure svg text")].map(text => parseFloat(style(text).fontSize)
       * text.ownerSVGElement.getBoundingClientRect().width / text.ownerSVGElement.viewBox.baseVal.width),
@@ -165,7 +166,8 @@ def test_a_page_fits_windows_of_any_width(pages: dict[str, Path], tmp_path: Path
         assert float(look["padding"].removesuffix("px")) > 5
         assert look["numbers"] == "right"
         assert all(left >= 0 and right <= look["width"] for left, right, _, _ in look["blocks"])
-        assert len(look["figures"]) == {"run": 3, "explain": 1, "plan": 1, "towers": 1, "profile": 3}.get(name, 0)
+        assert look["folded"] == ("block" if look["width"] <= 640 else "table-cell")
+        assert len(look["figures"]) == {"run": 5, "explain": 1, "towers": 1, "profile": 3}.get(name, 0)
         assert all(width > 250 and height > 80 for _, _, width, height in look["figures"])
         least = 5 if name == "towers" else 7  # two sides of a matrix have the names of all features
         assert all(least < size < 18 for size in look["letters"])

@@ -135,8 +135,8 @@ def test_an_export_is_data_and_its_manifest_names_every_file(whole: Path, tmp_pa
 
 def test_the_program_gives_the_same_scores(whole: Path, scores: np.ndarray[Any, Any]) -> None:
     scorer = Scorer.open(whole)
-    dense, sparse = scorer._encoder.encode(FRAME)
-    pooled, (history,) = scorer._tables.look_up(sparse)
+    dense, sparse = scorer._model.encoder.encode(FRAME)
+    pooled, (history,) = scorer._model.tables.look_up(sparse)
     program = torch.export.load(whole / "program.pt2").module()
     with torch.no_grad():
         found = program(dense, pooled, *history.padded())
@@ -154,8 +154,8 @@ def test_onnx_gives_the_same_scores(whole: Path, tmp_path: Path, scores: np.ndar
     assert (again / "network.onnx").read_bytes() == content
     assert b"stratarec" not in content, "names and places of code"
     assert "network.onnx" in ExportManifest.read(folder).files
-    dense, sparse = Scorer.open(folder)._encoder.encode(FRAME)
-    pooled, (history,) = Scorer.open(folder)._tables.look_up(sparse)
+    dense, sparse = Scorer.open(folder)._model.encoder.encode(FRAME)
+    pooled, (history,) = Scorer.open(folder)._model.tables.look_up(sparse)
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
     assert names == ["dense", "pooled", "rows_0", "mask_0"]

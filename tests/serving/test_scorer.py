@@ -272,7 +272,7 @@ def test_tables_stay_in_the_precision_that_they_were_trained_in(root: Path, log:
         return
     assert load_file(root / f"tiered-{precision}" / "tables.safetensors")["item"].dtype == np.uint8
     found = np.empty((table.rows, table.width), dtype=np.float32)
-    scorer._tables._encoded["item"].decode(np.arange(table.rows, dtype=np.int32), found)
+    scorer._model.tables._encoded["item"].decode(np.arange(table.rows, dtype=np.int32), found)
     with open_run(root / f"run-tiered-{precision}") as trained:
         expected = trained.model.embeddings.rows("item", 0, table.rows)["weight"].numpy()
         tables = trained.model.embeddings.engine.tables_of("item")
@@ -360,12 +360,12 @@ def test_threads_share_a_scorer(scorer: Scorer, log: pl.DataFrame) -> None:
 
 def features_or_fault(scorer: Scorer, frame: Any) -> Any:
     """Dense, ids and offsets of a frame; or the error."""
-    return _told(lambda: scorer._encoder.encode(frame))
+    return _told(lambda: scorer._model.encoder.encode(frame))
 
 
 def whole_columns(scorer: Scorer, frame: Any) -> Any:
     """The same without the way that few rows take."""
-    encoder = scorer._encoder
+    encoder = scorer._model.encoder
     return _told(lambda: encoder.encode_columns(read_frame(frame, encoder._read), "the frame"))
 
 
@@ -396,7 +396,7 @@ def test_few_rows_are_read_as_whole_columns_are(scorer: Scorer, log: pl.DataFram
     frame = log[first : first + rows].to_dict(as_series=False)
     for name in data.draw(st.lists(st.sampled_from(sorted(CELLS)), max_size=3)):
         frame[name] = [data.draw(CELLS[name]) for _ in range(rows)]
-    found, expected = scorer._encoder._cells.encode(frame), whole_columns(scorer, frame)
+    found, expected = scorer._model.encoder._cells.encode(frame), whole_columns(scorer, frame)
     if found is not None and not isinstance(expected, str):
         dense, sparse = found
         assert (dense.numpy().tobytes(), sparse.values.tolist(), sparse.bag_offsets().tolist()) == expected
@@ -555,7 +555,7 @@ def test_the_rows_of_a_log_are_plain_in_every_frame(scorer: Scorer, log: pl.Data
         expected = whole_columns(scorer, row)
         batch = row.to_arrow().to_batches()[0]
         for frame in (row, row.to_arrow(), batch, {name: row[name] for name in row.columns}):
-            found = scorer._encoder._cells.encode(frame)
+            found = scorer._model.encoder._cells.encode(frame)
             # The test's log has text where the vocabulary of two columns is text, which is converted elsewhere.
             assert found is None or (found[0].numpy().tobytes(), found[1].values.tolist()) == expected[:2]
 

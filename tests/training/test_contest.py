@@ -93,8 +93,10 @@ def test_a_page_has_the_curves_of_all_and_loads_nothing(runs: Path, tmp_path: Pa
     page = tmp_path / "page.html"
     assert main(["compare", str(runs / "one"), str(runs / "two"), "-o", str(page)]) == 0
     text = page.read_text()
-    assert text.count("<svg") == 2
-    assert all(word in text for word in ("Training loss", "Validation AUC", "train.dense.learning_rate", "0.003"))
+    assert text.count("<svg") == 3
+    words = ("Training loss", "Validation AUC", "Validation log loss", "train.dense.learning_rate", "0.003")
+    assert all(word in text for word in words)
+    assert "best AUC on the test split: two" in text
     assert "<script" not in text
 
 

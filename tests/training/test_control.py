@@ -85,7 +85,8 @@ def result(run: Path) -> dict[str, Any]:
 
 def position(run: Path) -> dict[str, Any]:
     found = dict(checkpoint.read_state(last(run))["position"])
-    del found["train_seconds"], found["untimed_samples"]
+    for name in ("train_seconds", "stage_seconds", "paces", "untimed_samples"):
+        del found[name]
     return found
 
 

@@ -31,12 +31,7 @@ def compare(args: argparse.Namespace) -> None:
     if args.output:
         from stratarec.reporting.compare_page import write_contest
 
-        losses = {run.name: run.losses for run in found.runs}
-        validations = {
-            run.name: [(each["step"], each["auc"]) for each in run.evaluations if each["auc"] is not None]
-            for run in found.runs
-        }
-        write_contest(Path(args.output), found.to_dict(), losses, validations)
+        write_contest(Path(args.output), found.to_dict(), found.courses)
 
 
 COMMAND = Subcommand(

@@ -12,6 +12,11 @@ def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", help=RUN_HELP)
     command.add_argument("-o", "--output", help="directory (default: export in the run)")
     command.add_argument(
+        "--since",
+        metavar="EXPORT",
+        help="also write what changed since that export, as OUTPUT.delta, for Scorer.update",
+    )
+    command.add_argument(
         "--program",
         action="store_true",
         help="also write program.pt2, which torch opens without StrataRec; opening one runs whatever its writer put in",
@@ -23,14 +28,24 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def export(args: argparse.Namespace) -> None:
     """A trained model for use elsewhere."""
+    from stratarec.serving.export_manifest import ExportManifest
     from stratarec.training.export.export import check_new
     from stratarec.training.export.export import export as run
+    from stratarec.training.export.write_delta import write_delta
     from stratarec.training.run.open_run import open_run
 
     output = Path(args.output or Path(args.run) / "export")
     check_new(output)
+    delta = output.with_name(f"{output.name}.delta")
+    if args.since:
+        check_new(delta)
+        ExportManifest.read(Path(args.since))
     with open_run(args.run, same_samples=False) as trained:
         say(f"exported {run(trained, output, program=args.program, onnx=args.onnx)}, {trained.told}")
+    if args.since:
+        share = write_delta(Path(args.since), output, delta)
+        more = f"no delta: more than a quarter of the rows differ from {args.since}, use {output} itself"
+        say(more if share is None else f"delta    {delta}, {share:.1%} of the rows, over {args.since}")
 
 
 COMMAND = Subcommand(

@@ -131,7 +131,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
     from stratarec.config.units import parse_rate
     from stratarec.distributed.simulate import Cluster
     from stratarec.planning.memories import measure_tiers
-    from stratarec.reporting.cluster_page import print_steps
+    from stratarec.reporting.plan_page import print_steps
     from stratarec.training.cluster_steps import ASSUMED, assumptions, calibrate, fastest, inside_rate, predictions
 
     hosts, ranks = args.hosts

@@ -72,7 +72,7 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
             say(*lines(f"{split}, before its correction", figures))
     say(f"speed            {result['samples_per_second']:,.0f} samples/s")
     tables, network, outputs = (readable(result[f"{part}_bytes"]) for part in ("table", "network", "output"))  # type: ignore[arg-type]
-    say(f"tables and state {tables}, network {network}, looked up and its gradient {outputs}")
+    say(f"tables and state {tables}, network {network}, vectors of a batch and their gradients {outputs}")
     say(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
     for rank, found in enumerate(result.get("ranks", ())):  # type: ignore[arg-type, var-annotated]
         exposed, hidden = found["exposed_seconds"], found["hidden_seconds"]

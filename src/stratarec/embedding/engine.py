@@ -41,6 +41,7 @@ from stratarec.errors import CheckpointError, ConfigError, TrainingError
 from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
 from stratarec.kernels.update import Gradients, Scratchpad
+from stratarec.progress import timed
 
 _LAST_STAMP, _SHIFT = 2**31 - 2, 2**30
 _NO_SLOTS = np.empty(0, dtype=np.int32)
@@ -137,7 +138,8 @@ class Engine(LookupEngine[Prepared]):
                 slots = (
                     _NO_SLOTS if self.resident else RECYCLER.empty(features.values.numel()).view(torch.int32).numpy()
                 )
-                bags = tuple(tables.stage(tables.bags(features), slots, moment) for tables in self.tables)
+                with timed(self.seconds, "bring in"):
+                    bags = tuple(tables.stage(tables.bags(features), slots, moment) for tables in self.tables)
             except BaseException:
                 # The number is used up all the same: noise of rounding is a function of it and must never repeat.
                 flight.done(number)
@@ -168,9 +170,10 @@ class Engine(LookupEngine[Prepared]):
         try:
             for tables, bags in zip(self.tables, prepared.bags, strict=True):
                 tables.catch_up(bags)
-            pooled, rows = RECYCLER.empty(prepared.features.batch_size, self._columns), []
+            empty, rows = self.transfers.empty, list[Tensor]()
+            pooled = empty(prepared.features.batch_size, self._columns)
             for tables, bags in zip(self.tables, prepared.bags, strict=True):
-                rows += tables.pool(bags, pooled)
+                rows += tables.pool(bags, pooled, empty)
         except BaseException:
             prepared.release()
             raise
@@ -181,8 +184,9 @@ class Engine(LookupEngine[Prepared]):
         """As `look_up` of a batch that was not prepared and will not be trained; changes nothing."""
         self.health.require()
         self._validator.check(features)
-        pooled = RECYCLER.empty(features.batch_size, self._columns)
-        return (pooled, *(row for tables in self.tables for row in tables.read(tables.bags(features), pooled)))
+        empty = self.transfers.empty
+        pooled = empty(features.batch_size, self._columns)
+        return (pooled, *(row for tables in self.tables for row in tables.read(tables.bags(features), pooled, empty)))
 
     def update(self, prepared: Prepared, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
         """One optimizer step from the gradients of what `look_up` gave; then the rows may go.
@@ -197,6 +201,7 @@ class Engine(LookupEngine[Prepared]):
             prepared.finish()
             try:
                 if weights is not None:
+                    self.transfers.wait()
                     for tables, bags in zip(self.tables, prepared.bags, strict=True):
                         tables.weight_gradient(bags, pooled, weights)
             except BaseException:
@@ -212,6 +217,7 @@ class Engine(LookupEngine[Prepared]):
 
     def gradient_norm(self) -> float:
         """Of the summed gradients of all rows that wait for `apply`."""
+        self.transfers.wait()
         squares = [
             square
             for held in self._held
@@ -228,6 +234,7 @@ class Engine(LookupEngine[Prepared]):
             self._apply(scale)
 
     def _apply(self, scale: float) -> None:
+        self.transfers.wait()
         while self._held:
             # Off the list first: after an error the step must not be taken again.
             held = self._held.pop(0)

@@ -19,8 +19,12 @@ from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.tiers import TierConfig
+from stratarec.kernels.runtime.accelerator import HOST, Transfers
 
 Held = TypeVar("Held", bound=Handle)
+
+PARTS = ("level0", "metadata", "home_dram", "home_block", "staging", "workspace", "outputs")
+"""What `LookupEngine.bytes_by_part` tells apart."""
 
 
 class NamedRows(Protocol):
@@ -61,8 +65,12 @@ class LookupEngine(ABC, Generic[Held]):
         self.health: Health = Health() if own is None else own.health
         self.course: StepClock = StepClock(optimizer) if own is None else own.course
         self.flight: InFlight = InFlight() if own is None else own.flight
+        self.seconds: dict[str, float] = {} if own is None else own.seconds
+        """Stage of a step -> time that it took so far; see `progress.timed`."""
         self.batches = 0
         """How many were ever prepared, for the noise of rounding."""
+        self.transfers: Transfers = HOST
+        """How what is looked up comes to the network, and its gradient back."""
 
     # Clocks
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import re
 import unicodedata
+from collections.abc import Iterable
 
 import xxhash
 
@@ -34,6 +36,12 @@ def file_name(name: str, number: int | None = None) -> str:
 def visible(text: str) -> str:
     """`text` for a terminal: characters that would act on it, or hide, are shown as Python writes them."""
     return "".join(map(_shown, text)) if not text.isprintable() else text
+
+
+def as_html(title: str, rows: Iterable[tuple[str, object]]) -> str:
+    """What a notebook shows of an object: a title over names and values, escaped."""
+    cells = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows)
+    return f"<b>{html.escape(title)}</b><table>{cells}</table>"
 
 
 def _shown(mark: str) -> str:

@@ -23,6 +23,11 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.kernels import collate, runs
 from stratarec.models.history import HistoryWindows
 
+# Ids. With fewer, groups are looked up sample by sample: a step's bookkeeping of runs takes 0.3 to 0.5 ms whatever they
+# spare, and an id of 16 floats 30 ns. Trivago's pooled histories, 4,600 ids spared of a batch of 1,024, trained at 0.83
+# of the speed without groups, and train at 0.98 so.
+_LEAST_SPARED = 12_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -52,7 +57,8 @@ class Request:
         own = averaged(batch.sparse, means)
         if not batch.groups:
             return cls(features=own, windows={})
-        starts, alike = _runs(batch.groups, batch.size)
+        few = sum(_spared(group, sequences) for group in batch.groups) < _LEAST_SPARED
+        starts, alike = _runs(() if few else batch.groups, batch.size)
         keys, parts, windows = [*batch.sparse.keys], [_bags(batch.sparse)], {}
         shared: list[str] = []
         for group in batch.groups:
@@ -68,6 +74,15 @@ class Request:
                 shared += pooled if by_run else []
         features = _weighted(_joined(keys, parts, batch.size), own.weights)
         return cls(features=features, starts=starts if shared else None, shared=frozenset(shared), windows=windows)
+
+
+def _spared(group: InverseJagged, sequences: tuple[str, ...]) -> float:
+    """Ids that are not pooled where each distinct value is pooled once; all features of a group count, or none."""
+    unique = group.unique
+    if all(key in sequences for key in group.keys):
+        return 0.0
+    ids = int(unique.length.sum()) if isinstance(unique, JaggedWindows) else unique.values.numel()
+    return ids * (group.factor - 1)
 
 
 def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> collate.FeatureBags:

@@ -14,6 +14,7 @@ from stratarec.config.units import readable
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError, DatasetError
+from stratarec.io.names import as_html
 from stratarec.io.sealed import Count, describe, unsealed, write_sealed
 from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Home, Memory, Parts, SlotSplit, add_parts, in_memory
 from stratarec.planning.config import MOST_AHEAD, MemoryConfig, Policy
@@ -229,6 +230,13 @@ class Plan:
             f"tables: {readable(self.float32_bytes)} as float32, planned {used}; {len(cached)} of {len(self.tables)} "
             f"tables cached, predicted hit rate {self.hit_rate:.1%}"
         )
+
+    def _repr_html_(self) -> str:
+        homes = [
+            (placed.table, f"{placed.tier}, {placed.codec.kind}, hit rate {placed.hit_rate:.1%}")
+            for placed in self.tables
+        ]
+        return as_html("Plan", [("summary", self.summary), *homes])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, with the totals for whoever reads it."""

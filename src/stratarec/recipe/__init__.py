@@ -20,7 +20,7 @@ from stratarec.data.prepare.config import PrepareConfig
 from stratarec.distributed.config import DistributedConfig
 from stratarec.errors import ConfigError
 from stratarec.hot.config import HotConfig
-from stratarec.io.names import file_name, visible
+from stratarec.io.names import as_html, file_name, visible
 from stratarec.io.opening import open_regular
 from stratarec.models import DLRMConfig, ModelConfig
 from stratarec.planning.config import MemoryConfig
@@ -92,6 +92,14 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data: every field, defaults included."""
         return _adapter().dump_python(self, mode="json")  # type: ignore[no-any-return]
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The fields whose values are not the defaults, by their paths."""
+        return leaves(_adapter().dump_python(self, mode="json", exclude_defaults=True))
+
+    def _repr_html_(self) -> str:
+        return as_html(f"Recipe {self.name}: what differs from the defaults", self.chosen.items())
 
     @property
     def place(self) -> str:

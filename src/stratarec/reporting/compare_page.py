@@ -7,14 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.colors import to_hex
 
 from stratarec.config.units import readable
 from stratarec.io.names import visible
-from stratarec.models.metrics import METRICS
-from stratarec.reporting.html import Chart, ShownTable, new_course, write_html
+from stratarec.models.metrics import HEADLINES, METRICS, goodness
+from stratarec.reporting.html import SERIES, Chart, ShownTable, css, new_course, write_html
 from stratarec.reporting.metric_names import by_label, show
 from stratarec.reporting.terminal_tables import make_console, print_table
 
@@ -39,20 +37,18 @@ def print_contest(content: Content) -> None:
         console.print(line)
 
 
-def write_contest(path: Path, content: Content, losses: Courses, validations: Courses) -> None:
-    """Write the tables and the courses of training loss and validation AUC as HTML."""
+def write_contest(path: Path, content: Content, courses: Mapping[str, Courses]) -> None:
+    """Write the tables and the courses as HTML, a drawing for each title."""
     heads = _heads(content)
-    charts = [
-        _courses("Training loss", "smoothed", losses),
-        _courses("Validation AUC", "", validations),
-    ]
+    charts = [_courses(title, found) for title, found in courses.items()]
     write_html(
         path,
         "contest.html.jinja",
         title="Runs side by side",
         lead=", ".join(run["run"] for run in content["runs"]),
         charts=[chart for chart in charts if chart is not None],
-        figures=ShownTable(heads=("", *heads), rows=figures(content)),
+        verdict=_verdict(content),
+        figures=ShownTable(heads=("figure", *heads), rows=figures(content)),
         fields=ShownTable(heads=("recipe", *heads), rows=fields(content)),
         notes=remarks(content),
     )
@@ -105,6 +101,27 @@ def _short(value: object) -> str:
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
 
 
+def _verdict(content: Content) -> list[str]:
+    """Which run is the best by each headline of the test, and which is the fastest."""
+    runs = [run for run in content["runs"] if run["result"] is not None]
+    if len(runs) < 2:
+        return []
+    said = []
+    for name in HEADLINES:
+        known = [(found, run["run"]) for run in runs if (found := (_test(run) or {}).get(name)) is not None]
+        if len(known) > 1 and name != "calibration":
+            known.sort(key=lambda each: -goodness(name, each[0]))
+            (best, first), (next_best, second) = known[:2]
+            by = f"{abs(best - next_best):.5f} before {visible(second)}"
+            said.append(f"best {METRICS[name].label} on the test split: {visible(first)} ({best:.5f}, {by})")
+    quick = sorted(runs, key=lambda run: -run["samples_per_second"])
+    times = quick[0]["samples_per_second"] / max(quick[1]["samples_per_second"], 1e-9)
+    return [
+        *said,
+        f"fastest: {visible(quick[0]['run'])}, {times:.2f} times the samples a second of {visible(quick[1]['run'])}",
+    ]
+
+
 def remarks(content: Content) -> list[str]:
     """What must be known before the figures are compared."""
     first, *others = content["runs"]
@@ -121,14 +138,15 @@ def remarks(content: Content) -> list[str]:
     return found
 
 
-def _courses(title: str, note: str, courses: Courses) -> Chart | None:
+def _courses(title: str, courses: Courses) -> Chart | None:
     """A line for each run that has two points."""
     drawn = {name: np.array(points).T for name, points in courses.items() if len(points) > 1}
     if not drawn:
         return None
-    figure, axes = new_course(5.5, 3.2)
-    colors = {name: to_hex(mpl.colormaps["tab10"](place % 10)) for place, name in enumerate(courses)}
+    figure, axes = new_course(3.6, 2.5)
+    colors = {name: SERIES[place % len(SERIES)] for place, name in enumerate(courses)}
     for name, (steps, values) in drawn.items():
         axes.plot(steps, values, color=colors[name], linewidth=1.5)
-    legend = [(colors[name], name) for name in drawn]
-    return Chart(title=title, note=note, figure=figure, legend=legend)
+    legend = [(css(colors[name]), name) for name in drawn]
+    text = ", ".join(f"{name} ends at {values[-1]:.4g}" for name, (_, values) in drawn.items())
+    return Chart(title=title, figure=figure, legend=legend, text=text)

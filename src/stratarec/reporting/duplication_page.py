@@ -5,27 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
-from rich.table import Table
-
 from stratarec.data.duplication import Duplication, Profile
 from stratarec.hot.profile import HotProfile, Point
 from stratarec.hot.reuse import TableReuse
 from stratarec.io.names import visible
 from stratarec.reporting.hot_page import REUSE_LEGEND, about_hot, hot_curve, hot_tables, reuse_charts, reuse_table
 from stratarec.reporting.html import write_html
-from stratarec.reporting.terminal_tables import make_console
+from stratarec.reporting.terminal_tables import make_console, print_table
 
 _HEADS = (
-    "group or feature", "stored once", "ids a sample", "stays in session", "factor in session", "factor in batch",
-    "whole sessions", "formula", "single samples", "lookups saved",
+    "feature or group", "stored once", "ids per sample", "same as before", "repeats per session", "per batch",
+    "per batch, sessions whole", "estimate of that", "per batch, samples mixed", "lookups saved",
 )  # fmt: skip
-_SHORT_HEADS = ("", "once", "ids", "stays", "session", "batch", "whole", "formula", "single", "saved")
-_LEGEND = (
-    "once: stored once; ids: looked up a sample; stays: share of neighbours in a session that agree. Then samples for "
-    "each distinct value: in a session, in a batch as training shuffles it, in one of whole sessions, by formula for "
-    "that, and in one of single samples; saved: share of lookups"
-)
+LEGEND = (
+    ("stored once", "whether samples of a session share one copy of it"),
+    ("ids per sample", "how many a sample looks up"),
+    ("same as before", "how often a sample of a session has the value of the sample before it"),
+    ("repeats", "samples for each distinct value: within a session; within a batch as training shuffles it; within one "
+     "of whole sessions, measured and estimated; and within one whose samples are shuffled one by one"),
+    ("lookups saved", "share of a batch's lookups that what is stored once makes unnecessary"),
+)  # fmt: skip
 
 
 def about(profile: Profile) -> str:
@@ -39,19 +38,14 @@ def about(profile: Profile) -> str:
 
 def print_profile(profile: Profile) -> None:
     """Show the table on the terminal."""
-    table = Table(
-        title=f"{visible(profile.dataset)}: duplication", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
-    )
-    for place, head in enumerate(_SHORT_HEADS):
-        table.add_column(head, justify="right" if place else "left", no_wrap=place > 0, overflow="fold")
-    for row in profile.rows:
-        table.add_row(*map(visible, _cells(row)))
     console = make_console()
-    console.print(table)
+    console.print(f"{visible(profile.dataset)}: duplication\n")
+    print_table(console, _HEADS, [_cells(row) for row in profile.rows], text=_HEADS[:1])
     for row in profile.rows:
         if row.features != (row.name,):
             console.print(f"{row.name}: {', '.join(row.features)}")
-    console.print(_LEGEND)
+    for term, words in LEGEND:
+        console.print(f"{term}: {words}")
     console.print(about(profile))
 
 
@@ -66,9 +60,10 @@ def write_profile(
         title=f"{profile.dataset}: duplication and reuse",
         lead=about(profile),
         heads=_HEADS,
+        legend=LEGEND,
         rows=[(row, _cells(row)) for row in profile.rows],
         reuse=reuse_table(reuse),
-        legend=REUSE_LEGEND,
+        reuse_legend=REUSE_LEGEND,
         charts=[*reuse_charts(reuse), hot_curve(points)],
         hot=hot and about_hot(hot),
         tables=[] if hot is None else hot_tables(hot),

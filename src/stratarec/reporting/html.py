@@ -22,10 +22,13 @@ from stratarec.io.atomic import write_text
 # Colours that stand for those of the page, which differ from light to dark: matplotlib takes no CSS variable.
 TEXT, MUTED, LINE, ACCENT, SECOND = "#010101", "#020202", "#030303", "#040404", "#050505"
 _CSS = {TEXT: "--text", MUTED: "--muted", LINE: "--line", ACCENT: "--accent", SECOND: "--second"}
+_CSS |= {f"#0{number}0a0a": f"--c{number}" for number in range(3, 8)}
+SERIES = (ACCENT, SECOND, *(color for color in _CSS if color.endswith("0a0a")))
+"""Colours of things that stand beside each other."""
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "stratarec",
-    "font.size": 8,
+    "font.size": 9,
     "text.color": TEXT,
     "axes.labelcolor": MUTED,
     "axes.edgecolor": MUTED,
@@ -40,6 +43,11 @@ _STYLE: Any = {
 _AROUND = re.compile(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)
 
 
+def css(color: str) -> str:
+    """What a legend calls a colour."""
+    return f"var({_CSS[color]})" if color in _CSS else color
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chart:
     """A figure, with what stands above it."""
@@ -50,6 +58,8 @@ class Chart:
     legend: Sequence[tuple[str, str]] = ()
     """Colours and what they are of."""
     wide: bool = False
+    text: str = ""
+    """What it shows, for who cannot see it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,5 +119,6 @@ def _svg(chart: Chart, number: int) -> Markup:
         text = text.replace(color, f"var({variable})")
     box = re.search(r'viewBox="[^"]*"', text)
     assert box is not None, "matplotlib writes a viewBox"
-    head = f'<svg {box[0]} role="img" aria-label="{Markup.escape(chart.title)}">'
+    told = Markup.escape(f"{chart.title}: {chart.text or chart.note}".rstrip(": "))
+    head = f'<svg {box[0]} role="img" aria-label="{told}">'
     return Markup(head + text[text.index(">") + 1 :])

@@ -1,4 +1,4 @@
-"""A plan for people: tables on the terminal, and a picture of what fills each memory."""
+"""A plan for people: tables on the terminal, a page of what fills each memory; predicted steps on a cluster."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-import numpy as np
-from matplotlib.colors import to_hex
-
 from stratarec.config.units import readable
-from stratarec.reporting.html import TEXT, Chart, ShownTable, new_axes, write_html
+from stratarec.reporting.html import ShownTable, write_html
+from stratarec.reporting.memory_levels import HOMES, levels
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]
@@ -28,11 +25,11 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "staging": ("staging",),
 }
 _HEADS = (
-    *("table", "rows", "home", "precision", "cache", "2nd level rows", "hit rate", "home reads"),
+    *("table", "rows", "home", "precision", "cache slots", "2nd level rows", "hit rate", "home reads a step"),
     *(*_COLUMNS, "total", "ms/step"),
 )
 _TOTALS = ("memory", "part", "predicted", "budget")
-COMPARED = ("memory", "part", "predicted", "used", "used / predicted", "")
+COMPARED = ("memory", "part", "predicted", "used", "used / predicted", "remark")
 # Tables that together are less than this share of all bytes stand in one line.
 _SMALL_SHARE = 0.01
 # Columns of words; the others hold numbers.
@@ -82,9 +79,10 @@ def write_plan_report(path: Path, name: str, content: Content) -> None:
         path,
         "plan.html.jinja",
         title=f"{name}: where the tables live",
-        lead=f"batches of {content['batch_size']:,}, {content['lookahead']} staged ahead, policy {content['policy']}",
+        lead=f"batches of {content['batch_size']:,}, rows of {content['lookahead']} fetched ahead, slots given up by "
+        f"{content['policy']}",
         cards=[(f"{label} {note}".rstrip(), value) for label, value, note in _figures(content)],
-        charts=[_bars(content)],
+        levels=levels(content, None, ()),
         notes=content["notes"],
         tables=ShownTable(heads=_HEADS, rows=table_rows(content)),
         memories=ShownTable(heads=_TOTALS, rows=total_rows(content)),
@@ -131,7 +129,7 @@ def _total(table: Content) -> int:
 def _line(table: Content) -> tuple[str, ...]:
     whole = table["tier"] == "level0"
     return (
-        table["table"], f"{table['rows']:,}", "level 0" if whole else table["tier"], table["codec"]["kind"],
+        table["table"], f"{table['rows']:,}", HOMES[table["tier"]], table["codec"]["kind"],
         "-" if whole else f"{table['cache_rows']:,} ({table['cache_rows'] / table['rows']:.2%})" + _hot(table),
         f"{table['level1_rows']:,}" if table["level1_rows"] else "-", *_rates([table]), *_sizes([table]),
     )  # fmt: skip
@@ -142,7 +140,7 @@ def _hot(table: Content) -> str:
 
 
 def _fold(tables: Sequence[Content]) -> tuple[str, ...]:
-    kinds = {("level 0" if table["tier"] == "level0" else table["tier"]) for table in tables}
+    kinds = {HOMES[table["tier"]] for table in tables}
     precisions = {table["codec"]["kind"] for table in tables}
     return (
         f"{len(tables)} small tables", f"{sum(table['rows'] for table in tables):,}", "/".join(sorted(kinds)),
@@ -179,42 +177,10 @@ def _figures(content: Content) -> list[tuple[str, str, str]]:
     return [
         ("all float32 in DRAM", readable(predicted["float32_bytes"]), ""),
         ("DRAM", readable(predicted["bytes"]["dram"]), ratio),
-        ("a batch's look-up", readable(content["output_bytes"]), "(with its gradient; on top of the budget)"),
+        ("vectors of a batch", readable(content["output_bytes"]), "(with their gradients; on top of the budget)"),
         ("predicted hit rate", f"{predicted['hit_rate']:.3f}", ""),
         ("embedding step", f"{predicted['step_seconds'] * 1e3:.2f} ms", "(predicted)"),
     ]
-
-
-def _bars(content: Content) -> Chart:
-    """A stacked bar for each memory, with its budget as a line."""
-    memories = list(content["budgets"])
-    stacks = {memory: content["predicted"]["parts"].get(memory, {}) for memory in memories}
-    names = list(dict.fromkeys(part for parts in stacks.values() for part, size in parts.items() if size))
-    scale, unit = _unit(max((sum(parts.values()) for parts in stacks.values()), default=0))
-    figure, axes = new_axes(5.5, 0.6 + 0.4 * len(memories))
-    colors = {part: to_hex(mpl.colormaps["tab20"](place % 20)) for place, part in enumerate(names)}
-    left = np.zeros(len(memories))
-    for part, color in colors.items():
-        sizes = np.array([stacks[memory].get(part, 0) for memory in memories]) / scale
-        axes.barh([_NAMES[memory] for memory in memories], sizes, left=left, color=color, height=0.6)
-        left += sizes
-    drawn = False
-    for place, budget in enumerate(content["budgets"].values()):
-        # A budget far beyond what is used would leave no room for the bars.
-        if budget is not None and budget / scale < 4 * left.max():
-            axes.plot([budget / scale] * 2, [place - 0.42, place + 0.42], color=TEXT, linewidth=1.5)
-            drawn = True
-    axes.invert_yaxis()
-    axes.set_xlabel(unit)
-    note = "as planned; the line is the budget" if drawn else "as planned"
-    legend = [(color, part) for part, color in colors.items()]
-    return Chart(title="What fills each memory", note=note, figure=figure, legend=legend, wide=True)
-
-
-def _unit(most: int) -> tuple[int, str]:
-    """Bytes of the unit in which `most` is a number that is easy to read."""
-    power = min(max(most.bit_length() - 1, 0) // 10, 4)
-    return 1 << (10 * power), ("B", "KiB", "MiB", "GiB", "TiB")[power]
 
 
 def _ago(seconds: float) -> str:
@@ -223,3 +189,39 @@ def _ago(seconds: float) -> str:
             count = int(seconds // size)
             return f"{count} {unit}{'s' if count > 1 else ''} ago"
     return "just now"
+
+
+_STEP_HEADS = ("exchange", "wire", "towers", "ratio", "compute", "reduce", "inside", "between", "ms", "speed")
+
+
+def print_steps(rows: Sequence[Mapping[str, Any]], best: Mapping[str, str], assumed: Sequence[str]) -> None:
+    """Print predicted steps in milliseconds, which is fastest, and what was assumed.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        ``exchange``, ``wire``, ``towers``, ``ratio``, the seconds of the parts of a step, and their sum ``step``. The
+        first is what the others are compared with.
+    best : mapping of str to str
+        Kind of change -> the fastest way.
+    assumed : sequence of str
+    """
+    console = make_console()
+    first = rows[0]["step"]
+    cells = [
+        (
+            row["exchange"], row["wire"], f"{row['towers'] or '-'}", f"{row['ratio']:g}" if row["towers"] else "-",
+            *(_ms(row[part]) for part in ("compute", "reduction", "inside", "between", "step")),
+            f"{first / row['step']:.2f}x",
+        )
+        for row in rows
+    ]  # fmt: skip
+    print_table(console, _STEP_HEADS, cells, text=("exchange", "wire"), keys=4)
+    for kind, name in best.items():
+        console.print(f"fastest, {kind}: {name}")
+    for line in assumed:
+        console.print(f"assumed: {line}")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from stratarec.models.metrics import HEADLINES, METRICS
 from stratarec.reporting import reliability_chart
 from stratarec.reporting.explain_page import importance_sections
 from stratarec.reporting.html import ACCENT, MUTED, SECOND, Chart, ShownTable, new_course, write_html
+from stratarec.reporting.memory_levels import cached_tables, levels
 from stratarec.reporting.metric_names import by_label, show, shown
 from stratarec.reporting.plan_page import COMPARED, comparison_rows
+from stratarec.reporting.step_time import StepTime, predicted_times
 from stratarec.reporting.verdict import verdict
 
 # Fewer points than this are marked, so that a line between two is not taken for a course.
@@ -27,11 +30,11 @@ _MARKED = 30
 
 def write_report(
     path: Path,
-    recipe: Mapping[str, Any],
+    recipes: tuple[Mapping[str, Any], Mapping[str, Any]],
     dataset: Dataset,
     position: Mapping[str, Any],
     result: Mapping[str, Any],
-    planned: Sequence[str] = (),
+    plan: Mapping[str, Any] | None = None,
     importance: Mapping[str, Any] | str = "",
     beside: Sequence[str] = (),
 ) -> None:
@@ -39,35 +42,54 @@ def write_report(
 
     Parameters
     ----------
+    recipes : tuple of mapping
+        All of the recipe; and by their paths the fields that are not the defaults.
     position : mapping
-        Losses and evaluations of the run.
+        Losses, evaluations and times of the run.
     result : mapping
         What ``result.json`` holds.
-    planned : sequence of str
-        What its plan says of the tables.
+    plan : mapping or None
+        Where its tables live, as `Plan.to_dict` tells it.
     importance : mapping or str
         Of its features, as `stratarec explain --json` tells it; or why there is none.
     beside : sequence of str
         What other methods make of the same data.
     """
+    recipe, chosen = recipes
     splits, metric = _splits(position, result), recipe["train"]["early_stopping"]["metric"]
+    shown_metrics = dict.fromkeys((metric, "log_loss", "auc"))
     courses = (
         _loss(position, recipe["train"]["loss"]["kind"]),
-        _validation(position, metric, _tested(result)),
+        *(_validation(position, each, _tested(result)) for each in shown_metrics),
         _kinds(position),
+        *reliability_chart.charts(splits),
+        _throughput(position),
     )
-    made = [*courses, *reliability_chart.charts(splits)]
-    charts = [chart for chart in made if chart is not None]
+    charts = [chart for chart in courses if chart is not None]
+    time, cached = StepTime.of(position), bool(result["caches"])
     write_html(
         path,
         "run.html.jinja",
         title=recipe["name"],
         lead=f"{recipe['model']['kind']}, {result['steps']:,} steps on {dataset.name}",
-        verdict=[*dataset.suspicions, *verdict(position["evaluations"], result, metric), *beside],
+        verdict=[
+            *dataset.suspicions,
+            *verdict(position["evaluations"], result, metric),
+            *beside,
+            *([] if time is None else time.verdict(cached)),
+        ],
         cards=_cards(result.get("test"), result),
         charts=charts,
-        notes=[*_notes(recipe, position, result), *_without(importance), *planned],
-        evaluations=_evaluations(position, result),
+        notes=[*_notes(recipe, position, result), *_without(importance)],
+        levels=levels(plan, result["parts"], result["caches"]),
+        planned=[] if plan is None else plan["notes"],
+        caches=cached_tables(plan, result["caches"]),
+        time=time,
+        times=predicted_times(plan, time),
+        ranks=_ranks(result),
+        chosen=ShownTable(heads=("field", "value"), rows=[(name, _value(value)) for name, value in chosen.items()]),
+        evaluations=_evaluations(position, result, of_tested=True),
+        earlier=_evaluations(position, result, of_tested=False),
         reliability=reliability_chart.table(splits),
         importance=[] if isinstance(importance, str) else importance_sections(importance),
         splits=ShownTable(
@@ -87,10 +109,10 @@ def _cards(test: Mapping[str, Any] | None, result: Mapping[str, Any]) -> list[tu
     return [
         *cards,
         ("samples/s", f"{result['samples_per_second']:,.0f}"),
-        ("tables with state", readable(result["table_bytes"])),
-        ("looked up, and its gradient", readable(result["output_bytes"])),
+        ("DRAM for tables and optimizer state", readable(result["table_bytes"])),
+        ("vectors of a batch and their gradients", readable(result["output_bytes"])),
         ("network", readable(result["network_bytes"])),
-        ("peak memory", readable(result["peak_rss_bytes"])),
+        ("peak memory of the process", readable(result["peak_rss_bytes"])),
     ]
 
 
@@ -127,9 +149,15 @@ def _correction(train: Mapping[str, Any]) -> str:
     return "all logits moved alike, as train.class_weight asks for it"
 
 
-def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any]) -> ShownTable:
-    found = [("validation", entry["step"], entry) for entry in position["evaluations"]]
-    found += [(split, _tested(result), entry) for split, entry in _outcome(result).items()]
+def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any], *, of_tested: bool) -> ShownTable:
+    """Of the checkpoint that was tested, or of all others."""
+    tested = _tested(result)
+    found = [
+        ("validation", entry["step"], entry)
+        for entry in position["evaluations"]
+        if (entry["step"] == tested) is of_tested
+    ]
+    found += [] if not of_tested else [(split, _tested(result), entry) for split, entry in _outcome(result).items()]
     rows = [(name, step, figures) for split, step, entry in found for name, figures in by_label(split, entry)]
     names = shown(figures for _, _, figures in rows)
     return ShownTable(
@@ -173,6 +201,37 @@ def _split(dataset: Dataset, name: str) -> tuple[str, ...]:
     return (name, f"{samples:,}", rate, str(len(dataset.shards(name))))
 
 
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _ranks(result: Mapping[str, Any]) -> ShownTable:
+    """Several processes side by side."""
+    rows = []
+    for rank, each in enumerate(result.get("ranks", ())):
+        exposed, hidden = each["exposed_seconds"], each["hidden_seconds"]
+        rows.append((
+            f"{rank}", readable(each["table_bytes"]), readable(each["peak_rss_bytes"]), readable(each["sent_bytes"]),
+            f"{exposed / max(each['step_seconds'], 1e-9):.0%}", f"{hidden / max(exposed + hidden, 1e-9):.0%}",
+        ))  # fmt: skip
+    return ShownTable(heads=("rank", "tables", "peak memory", "sent", "of its time waiting", "hidden"), rows=rows)
+
+
+def _throughput(position: Mapping[str, Any]) -> Chart | None:
+    """Samples a second between two points of the loss."""
+    steps, seconds, samples = np.array([(0, 0.0, 0), *position["paces"]], dtype=np.float64).T
+    # A session's first step is not timed.
+    timed = np.diff(seconds) > 0
+    if timed.sum() < 2:
+        return None
+    rates = np.diff(samples)[timed] / np.diff(seconds)[timed]
+    chart = _course("Throughput", "samples/s", steps[1:][timed], rates, ACCENT)
+    axes = chart.figure.axes[0]
+    axes.set_ylim(0, None)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    return chart
+
+
 def _loss(position: Mapping[str, Any], kind: str) -> Chart | None:
     if len(position["losses"]) < 2:
         return None
@@ -210,7 +269,8 @@ def _validation(position: Mapping[str, Any], metric: str, tested: int) -> Chart 
 def _course(title: str, note: str, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> Chart:
     figure, axes = new_course(3.6, 2.5)
     _draw(axes, steps, values, color)
-    return Chart(title=title, note=note, figure=figure)
+    text = f"{note}; from {values[0]:.4g} at step {steps[0]:,.0f} to {values[-1]:.4g} at step {steps[-1]:,.0f}"
+    return Chart(title=title, note=note, figure=figure, text=text)
 
 
 def _draw(axes: Axes, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> None:

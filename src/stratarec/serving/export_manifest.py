@@ -28,7 +28,7 @@ from stratarec.data.vocabulary import Ids
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.codecs import CodecConfig, CodecKind, RecordCodec
 from stratarec.errors import ExportError
-from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
+from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_sealed
 from stratarec.io.tensors import Spec
 from stratarec.models import ModelConfig
 from stratarec.models.base import build_tables
@@ -196,6 +196,15 @@ class ExportManifest(Model):
     def configs(self) -> list[EmbeddingBagConfig]:
         """The tables as a collection takes them."""
         return build_tables(self.model, self.columns, {name: table.rows for name, table in self.tables.items()})
+
+    def tensors(self) -> dict[str, Spec]:
+        """What ``tables.safetensors`` holds."""
+        return {key: spec for name, table in self.tables.items() for key, spec in table.tensors(name).items()}
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what the export holds, however it was made."""
+        return digest(self.to_dict())
 
     @classmethod
     def read(cls, folder: Path) -> ExportManifest:

@@ -7,29 +7,24 @@ signature: what is not checked is whether the writer of an export means well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.data.vocabulary import Vocabulary, read_vocabulary
-from stratarec.errors import ConfigError, DatasetError, ExportError
-from stratarec.io.tensors import Spec
+from stratarec.errors import ExportError
+from stratarec.io.names import as_html
 from stratarec.kernels.runtime.threads import within_cores
-from stratarec.models import build_network
-from stratarec.models.base import Network, autocast, probabilities
-from stratarec.models.calibration import Calibration
+from stratarec.models.base import autocast, probabilities
 from stratarec.models.request import averaged
-from stratarec.serving.export_files import MappedTensors, map_file, map_tensors
-from stratarec.serving.export_manifest import ADVICE, FLOATS, NETWORK, ROWS, TABLES, ExportedTable, ExportManifest
-from stratarec.serving.features import FeatureEncoder
-from stratarec.serving.mapped_tables import EncodedTable, FloatTables, ReadOnlyTables
+from stratarec.serving.export_manifest import ExportManifest
+from stratarec.serving.exported_model import ExportedModel
 
 # Samples that are scored at once: bounds memory.
 _BATCH = 8192
@@ -45,13 +40,18 @@ class Scorer:
     must not change while the scorer is in use.
     """
 
-    def __init__(
-        self, manifest: ExportManifest, encoder: FeatureEncoder, tables: ReadOnlyTables, network: Network
-    ) -> None:
-        self.manifest = manifest
-        self.labels = manifest.columns.label_columns
+    def __init__(self, model: ExportedModel) -> None:
+        self._model, self._updating = model, Lock()
+
+    @property
+    def manifest(self) -> ExportManifest:
+        """What the model is."""
+        return self._model.manifest
+
+    @property
+    def labels(self) -> tuple[str, ...]:
         """What scores are of, by the columns of the log that it was in."""
-        self._encoder, self._tables, self._network = encoder, tables, network
+        return self.manifest.columns.label_columns
 
     @classmethod
     def open(cls, folder: str | Path) -> Scorer:
@@ -65,12 +65,28 @@ class Scorer:
         ExportError
             Where a file is missing, a link, damaged, of another export, or not what the manifest says.
         """
-        folder = Path(folder)
-        manifest = ExportManifest.read(folder)
-        network = _network(folder, manifest)
-        vocabularies = {name: _vocabulary(folder, manifest, name) for name in manifest.vocabularies}
-        encoder = FeatureEncoder(manifest.columns, manifest.moments, vocabularies)
-        return cls(manifest, encoder, _tables(folder, manifest, network.sequence_keys), network)
+        return cls(ExportedModel.open(Path(folder)))
+
+    def update(self, delta: str | Path) -> None:
+        """Go on to the later model that a directory of ``stratarec export --since`` leads to: its scores to the bit.
+
+        Threads that score meanwhile do so by all of one model or all of the other. From then on tables lie in memory,
+        and while this runs those of both models do.
+
+        Raises
+        ------
+        ExportError
+            Where it is of another model than this one, as when a delta was left out or is taken twice, or its files
+            are damaged. The scorer is then as it was.
+        """
+        with self._updating:
+            self._model = self._model.updated(Path(delta))
+
+    def _repr_html_(self) -> str:
+        columns = self.manifest.columns
+        features = ", ".join([each.name for each in columns.dense] + [each.name for each in columns.sparse])
+        rows = [("model", self.manifest.model.kind), ("scores of", ", ".join(self.labels)), ("features", features)]
+        return as_html("Scorer", rows)
 
     def score(self, frame: Any) -> NDArray[np.float32]:
         """``[N]`` probabilities, those that ``stratarec predict`` gives for the same samples up to rounding; ``[N, T]``
@@ -90,8 +106,9 @@ class Scorer:
         ExportError
             When a score is no number.
         """
-        dense, sparse = self._encoder.encode(frame)
-        parts = [self._logits(*batch) for batch in _batches(dense, sparse)]
+        model = self._model  # which another thread may exchange
+        dense, sparse = model.encoder.encode(frame)
+        parts = [_logits(model, *batch) for batch in _batches(dense, sparse)]
         empty = (0, len(self.labels)) if len(self.labels) > 1 else 0
         logits = np.concatenate(parts) if parts else np.zeros(empty, dtype=np.float32)
         wrong = np.isnan(logits)
@@ -101,11 +118,12 @@ class Scorer:
             )
         return probabilities(logits)
 
-    def _logits(self, dense: Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
-        with torch.no_grad(), within_cores(), autocast(self.manifest.precision):
-            pooled, histories = self._tables.look_up(averaged(sparse, self._network.weighted_means))
-            logits: NDArray[np.float32] = self._network(dense, pooled, histories).cpu().numpy()
-        return logits
+
+def _logits(model: ExportedModel, dense: Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
+    with torch.no_grad(), within_cores(), autocast(model.manifest.precision):
+        pooled, histories = model.tables.look_up(averaged(sparse, model.network.weighted_means))
+        logits: NDArray[np.float32] = model.network(dense, pooled, histories).cpu().numpy()
+    return logits
 
 
 def _batches(dense: Tensor, sparse: KeyedJagged) -> Iterator[tuple[Tensor, KeyedJagged]]:
@@ -116,52 +134,3 @@ def _batches(dense: Tensor, sparse: KeyedJagged) -> Iterator[tuple[Tensor, Keyed
     for first in range(0, rows, _BATCH):
         chosen = torch.arange(first, min(first + _BATCH, rows))
         yield dense[chosen], sparse.take(chosen)
-
-
-def _network(folder: Path, manifest: ExportManifest) -> Network:
-    """The network with its weights; nothing is allocated before the file is known to hold them."""
-    pooled_keys = tuple(entry.feature for entry in manifest.pooled)
-    try:
-        with torch.device("meta"):
-            network = build_network(manifest.model, manifest.columns, pooled_keys)
-        specs = {name: Spec.of(tensor) for name, tensor in network.state_dict().items()}
-    except (ConfigError, RuntimeError, OverflowError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ExportError(f"{folder}: its manifest describes no network ({reason}); {ADVICE}") from error
-    weights = map_tensors(folder, NETWORK, manifest.files[NETWORK], specs)
-    # Copies: what lies in a file is aligned otherwise, and may not be written.
-    state = {name: torch.from_numpy(weights[name].copy()).view(spec.shape) for name, spec in specs.items()}
-    network.load_state_dict(state, assign=True)
-    network.calibration = Calibration(manifest.calibration) if manifest.calibration else None
-    return network.eval().requires_grad_(False)
-
-
-def _tables(folder: Path, manifest: ExportManifest, histories: Sequence[str]) -> ReadOnlyTables:
-    specs = {key: spec for name, table in manifest.tables.items() for key, spec in table.tensors(name).items()}
-    found = map_tensors(folder, TABLES, manifest.files[TABLES], specs)
-    flat, places = found.all_floats()
-    plain = {name: places[name] for name, table in manifest.tables.items() if table.codec == "fp32"}
-    encoded = {name: _encoded(table, name, found) for name, table in manifest.tables.items() if name not in plain}
-    for name, table in encoded.items():
-        if fault := table.fault():
-            raise ExportError(f"{folder / TABLES}: {name!r} has {fault}; {ADVICE}")
-    return ReadOnlyTables(manifest.configs(), FloatTables(weights=flat, place=plain), encoded, histories)
-
-
-def _encoded(table: ExportedTable, name: str, found: MappedTensors) -> EncodedTable:
-    few = bool(table.float32_rows)
-    return EncodedTable(
-        layout=table.record.layout,
-        records=found[name].reshape(table.rows, -1),
-        kept=found[ROWS + name] if few else np.zeros(0, dtype=np.int64),
-        floats=(found[FLOATS + name] if few else np.zeros(0, dtype=np.float32)).reshape(-1, table.width),
-    )
-
-
-def _vocabulary(folder: Path, manifest: ExportManifest, name: str) -> Vocabulary:
-    entry = manifest.vocabularies[name]
-    content = map_file(folder, entry.path, manifest.files[entry.path])
-    try:
-        return read_vocabulary(pa.BufferReader(pa.py_buffer(content)), entry, str(folder / entry.path))
-    except DatasetError as error:
-        raise ExportError(f"{error}; {ADVICE}") from error

@@ -32,13 +32,7 @@ from stratarec.embedding.checkpoint.tables_manifest import TablesManifest
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.row_file import verify_file
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.io.atomic import (
-    file_hash,
-    remove_tree,
-    replace_directory,
-    storage_error,
-    temporary_directory,
-)
+from stratarec.io.atomic import file_hash, remove_tree, replace_directory, storage_error, temporary_directory
 from stratarec.io.lock import lock
 from stratarec.io.opening import open_regular, temporary_name
 from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
@@ -46,10 +40,11 @@ from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models import CTRModel
 from stratarec.models.metrics import WATCHED
 
-FORMAT: Literal[8] = 8
+FORMAT: Literal[9] = 9
 NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
 
 Json = dict[str, pydantic.JsonValue]
+Seconds = Annotated[float, pydantic.Field(ge=0)]
 
 
 class ReliabilityBin(Model):
@@ -117,7 +112,9 @@ class PositionState(Model):
     kind_losses: tuple[tuple[Count, float | None, float | None], ...]
     smoothed_by_kind: tuple[float | None, float | None]
     evaluations: tuple[Evaluation, ...]
-    train_seconds: Annotated[float, pydantic.Field(ge=0)]
+    train_seconds: Seconds
+    stage_seconds: dict[str, Seconds]
+    paces: tuple[tuple[Count, Seconds, Count], ...]
     trained_samples: Count
     untimed_samples: Count
 
@@ -140,7 +137,7 @@ class PositionState(Model):
 class TrainingState(Model):
     """All of ``state.json`` but its seal."""
 
-    format: Literal[8]
+    format: Literal[9]
     step: Count
     hashes: dict[str, Hash]
     tables: TablesManifest
@@ -156,7 +153,8 @@ class TrainingState(Model):
             if found != step:
                 raise ValueError(f"{what} at step {found} in a checkpoint of step {step}")
         told: list[Any] = [entry["step"] for entry in position.evaluations]
-        told += [first for first, *_ in (*position.losses, *position.kind_losses, *self.tables.changes)]
+        courses = (position.losses, position.kind_losses, position.paces, self.tables.changes)
+        told += [first for course in courses for first, *_ in course]
         latest = max((*told, position.epoch, position.batch), default=0)
         if latest > step:
             raise ValueError(f"losses, evaluations, epochs or batches up to {latest} in a checkpoint of step {step}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stratarec.errors import CheckpointError, ConfigError
+from stratarec.models.metrics import HEADLINES, METRICS
 from stratarec.recipe import leaves
 from stratarec.training import checkpoint
 from stratarec.training.run.open_run import require_run
@@ -106,6 +107,19 @@ class Contest:
         names = dict.fromkeys(name for run in self.runs for name in run.recipe)
         found = {name: tuple(run.recipe.get(name) for run in self.runs) for name in names}
         return {name: values for name, values in found.items() if len({json.dumps(value) for value in values}) > 1}
+
+    @property
+    def courses(self) -> dict[str, dict[str, Sequence[tuple[float, float]]]]:
+        """What changed over the steps of runs -> run -> step and value."""
+        found: dict[str, dict[str, Sequence[tuple[float, float]]]] = {
+            "Training loss, smoothed": {run.name: run.losses for run in self.runs}
+        }
+        for metric in HEADLINES[:2]:
+            found[f"Validation {METRICS[metric].label}"] = {
+                run.name: [(each["step"], each[metric]) for each in run.evaluations if each[metric] is not None]
+                for run in self.runs
+            }
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""

@@ -27,6 +27,7 @@ from stratarec.models.base import Network
 from stratarec.models.regularization import statistics
 from stratarec.models.request import Request
 from stratarec.models.towers.network import TowerNetwork
+from stratarec.progress import timed
 from stratarec.training.steps.cadence import Seen
 from stratarec.training.steps.step import Stages, Trained, gradient_norm, refuse_loss
 from stratarec.training.torch_settings import peak_rss_bytes
@@ -105,16 +106,19 @@ class SharedStages(Stages):
         """See `Stages.train`; loss and samples are those of all ranks."""
         with self.waits:
             self.draw(step, self.mesh.place)
-            losses = self.forward(batch, request, prepared)
+            with timed(self.seconds, "forward"):
+                losses = self.forward(batch, request, prepared)
             found = self.mesh.rows.figures((*losses.tolist(), *self.objective.weights(batch), batch.size))
             *sums, samples = map(sum, zip(*(found[rank] for rank in self.mesh.order), strict=True))
             weights = sums[len(losses) :]
             value = self.objective.joined(torch.tensor(sums[: len(losses)], dtype=torch.float64), weights).item()
             if not math.isfinite(value):
                 refuse_loss(value, step)
-            self.backward(self.objective.joined(losses, weights))
+            with timed(self.seconds, "backward"):
+                self.backward(self.objective.joined(losses, weights))
             average(self.mesh.rows, self._statistics, batch.size / samples, self.mesh.order)
-            self.update(step)
+            with timed(self.seconds, "update network"):
+                self.update(step)
         return Trained(value, int(samples))
 
     def figures(self) -> list[dict[str, float]]:

@@ -10,8 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.sharded_engine import SharedEngine
+from stratarec.embedding.engine import Engine
+from stratarec.embedding.lookup_engine import PARTS
 from stratarec.errors import Interrupted
 from stratarec.models import CTRModel
 from stratarec.models.calibration import Calibration, LogitMap
@@ -67,6 +72,8 @@ class Ending:
             "table_bytes": round(self._sum(self.model.embeddings.engine.nbytes)),
             "output_bytes": round(self._sum(self.model.embeddings.engine.bytes_by_part().get("outputs", 0))),
             "memory": self._memory(),
+            "parts": self._parts(),
+            "caches": self._caches(),
             "network_bytes": sum(weight.numel() * weight.element_size() for weight in self.model.network.parameters()),
         }
         if self.mesh.ranks > 1:
@@ -87,9 +94,12 @@ class Ending:
             # Its drawing library is loaded here: every command and rank would wait for it.
             from stratarec.reporting.run_page import write_report
 
-            notes = () if self.plan is None else self.plan.notes
+            plan = None if self.plan is None else self.plan.to_dict()
             others = beside(self.dataset, *tested(position.evaluations, result))
-            write_report(page, self.recipe.to_dict(), self.dataset, asdict(position), result, notes, importance, others)
+            write_report(
+                page, (self.recipe.to_dict(), self.recipe.chosen), self.dataset, asdict(position), result, plan,
+                importance, others,
+            )  # fmt: skip
 
         self.mesh.first(write)
         return result
@@ -116,7 +126,7 @@ class Ending:
         if self.mesh.ranks > 1:
             return "several ranks trained it"
         network = self.model.network
-        network.calibration = Calibration(maps) if maps else None
+        network.calibration = Calibration(maps).to(self.model.device) if maps else None
         try:
             return for_report(self.model, self.dataset, split, self.recipe.train.precision, self.check)
         except Stopped:
@@ -157,6 +167,28 @@ class Ending:
         """Bytes of this rank in every memory."""
         found = self.model.embeddings.engine.bytes_by_memory()
         return {name: found.get(name, 0) for name in MEMORIES}
+
+    def _parts(self) -> dict[str, int]:
+        """Bytes of all ranks by what they are for."""
+        found = self.model.embeddings.engine.bytes_by_part()
+        return {name: round(self._sum(found.get(name, 0))) for name in PARTS}
+
+    def _caches(self) -> list[dict[str, Any]]:
+        """What batches asked of each table under a cache, in all ranks."""
+        engine = self.model.embeddings.engine
+        mine = engine.own if isinstance(engine, SharedEngine) else engine
+        found = {table.name: np.zeros(2) for table in engine.configs}
+        for group in mine.tables if isinstance(mine, Engine) else ():
+            if group.traffic.samples:
+                for table, figures in zip(group.configs, group.traffic.of_a_batch.T, strict=True):
+                    found[table.name] += figures
+        ranks = self.mesh.rows.figures(np.concatenate(list(found.values())).tolist())
+        sums = np.sum(ranks, axis=0).reshape(-1, 2).tolist()
+        return [
+            {"table": name, "distinct": distinct, "missed": missed}
+            for name, (distinct, missed) in zip(found, sums, strict=True)
+            if distinct
+        ]
 
     def _memory(self) -> list[dict[str, Any]]:
         """What was planned and what is used, for each memory; empty without a plan."""

@@ -57,6 +57,7 @@ class Loop:
         self._validation, self._curves, self._progress, self._position = validation, curves, progress, position
         self._sharing = sharing
         long = "the first step takes long: kernels are compiled for this machine, once"
+        self._seconds, self._earlier = pipeline.seconds, position.stage_seconds
         self._slow, self._warm = Timer(_LONG_SECONDS, progress.say, (long,)), False
 
     def run(self) -> None:
@@ -98,19 +99,25 @@ class Loop:
 
         with self._pipeline.prepared(position.epoch, position.batch, barrier) as batches:
             for item, prepared in batches:
+                waited = time.perf_counter() - began
                 self._step(*item, prepared)
                 position.batch += 1
                 if self._warm:
                     taken = time.perf_counter() - began
                     position.train_seconds += taken
+                    self._seconds["wait"] = self._seconds.get("wait", 0.0) + waited
                     self._sharing.stepped(taken, position.step)
                 else:
                     self._slow.cancel()
                     self._warm = True
+                    self._seconds.clear()
                     position.untimed_samples += position.trained_samples - samples
                 last = position.batch == self._pipeline.epoch_steps
                 if last:
                     position.epoch, position.batch = position.epoch + 1, 0
+                position.stage_seconds = {
+                    name: seconds + self._earlier.get(name, 0.0) for name, seconds in [*self._seconds.items()]
+                }
                 self._curves.stepped(position, self._progress)
                 self._between_steps(batches)
                 if position.finished or last or position.step >= cadence.total_steps:

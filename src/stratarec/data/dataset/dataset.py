@@ -41,6 +41,7 @@ from stratarec.errors import DatasetError
 from stratarec.io.atomic import reading
 from stratarec.io.hashes import file_hashes
 from stratarec.io.lock import held
+from stratarec.io.names import as_html
 from stratarec.io.owned_directory import MARKER, kind_of
 from stratarec.io.sealed import own_file
 
@@ -181,6 +182,11 @@ class Dataset:
             return feature
         moments = self.about.moments[feature["name"]]
         return {**feature, "mean": moments.mean, "deviation": moments.deviation}
+
+    def _repr_html_(self) -> str:
+        rows = [(split, f"{self.samples(split):,} samples") for split in self.splits]
+        tables = self.table_rows()
+        return as_html(f"Dataset {self.name}", [*rows, ("tables", f"{len(tables)}, {sum(tables.values()):,} rows")])
 
     def samples(self, split: str) -> int:
         """Samples of a split."""

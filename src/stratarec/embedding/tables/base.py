@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,10 @@ from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import ConfigError
 from stratarec.kernels.bags import BagBatch, GroupLayout
-from stratarec.kernels.runtime.memory import RECYCLER
 from stratarec.kernels.update import Gradients, RowUpdate
+
+Empty: TypeAlias = Callable[..., Tensor]
+"""Gives a float32 tensor of the host, of the sizes that it is called with, with anything in it."""
 
 
 class BatchClock(NamedTuple):
@@ -51,12 +53,31 @@ class BatchClock(NamedTuple):
     make_room: Callable[[], None]
 
 
+_MOST_SAMPLES = 128
+
+
 @dataclass
 class RowTraffic:
-    """Rows that came into slots and that went home, so far."""
+    """Rows that came into slots and that went home, so far; and of a batch now and then, what its tables asked for."""
 
     rows_in: int = 0
     rows_out: int = 0
+    samples: list[NDArray[np.int64]] = field(default_factory=list)
+    """``[2, T]`` distinct rows of a batch, and those of them that came in for it, the oldest first."""
+    every: int = 16
+    """Batches from one sample to the next; it doubles where samples become many."""
+
+    def sample(self, found: NDArray[np.int64]) -> None:
+        """Keep another one, or drop every second."""
+        self.samples.append(found)
+        if len(self.samples) > _MOST_SAMPLES:
+            self.samples, self.every = self.samples[::2], 2 * self.every
+
+    @property
+    def of_a_batch(self) -> NDArray[np.float64]:
+        """``[2, T]`` means of the later half of the samples: rows come into an empty cache at first."""
+        found: NDArray[np.float64] = np.mean(self.samples[len(self.samples) // 2 :], axis=0)
+        return found
 
 
 def features_of(configs: Sequence[EmbeddingBagConfig]) -> list[tuple[EmbeddingBagConfig, str]]:
@@ -147,20 +168,20 @@ class TableGroup(ABC):
             self.memory.catch_up(self.layout, bags, missed)
 
     @abstractmethod
-    def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
+    def read(self, bags: BagBatch, out: Tensor, empty: Empty) -> list[Tensor]:
         """As `pool` of bags that were not staged: reads rows where they lie and leaves them there."""
 
-    def pool(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
-        """Fill these tables' columns of `out`; returns the rows of their sequence features."""
-        return self._pool(bags, self.memory, self.layout, out)
+    def pool(self, bags: BagBatch, out: Tensor, empty: Empty) -> list[Tensor]:
+        """Fill these tables' columns of `out`; returns the rows of their sequence features, in tensors of `empty`."""
+        return self._pool(bags, self.memory, self.layout, out, empty)
 
-    def _pool(self, bags: BagBatch, memory: CpuSlots, layout: GroupLayout, out: Tensor) -> list[Tensor]:
+    def _pool(self, bags: BagBatch, memory: CpuSlots, layout: GroupLayout, out: Tensor, empty: Empty) -> list[Tensor]:
         self.check(bags, memory.pool(layout, bags, out))
         rows = []
         for feature in self._sequences:
             first, last = bags.span(int(feature))
-            # Recycled, not zeroed: every row is written, or `check` raises.
-            gathered = RECYCLER.empty(last - first, self.width)
+            # Not zeroed: every row is written, or `check` raises.
+            gathered = empty(last - first, self.width)
             self.check(bags, memory.gather(layout, bags, int(feature), gathered))
             rows.append(gathered)
         return rows

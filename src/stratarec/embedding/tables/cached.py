@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -26,12 +27,11 @@ from stratarec.embedding.health import Health
 from stratarec.embedding.slots import CpuSlots
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.tables.base import BatchClock, TableGroup
+from stratarec.embedding.tables.base import BatchClock, Empty, TableGroup
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import ConfigError, StrataError, TrainingError
 from stratarec.io.atomic import make_directory
 from stratarec.kernels.bags import BagBatch, Ids
-from stratarec.kernels.cache import Staging
 from stratarec.kernels.update import Scratchpad
 
 
@@ -81,17 +81,28 @@ class CachedTables(TableGroup):
 
     def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock) -> BagBatch:
         """See `TableGroup.stage`."""
-        stuck = self._bring_in(bags, out, moment, moment.horizon)
+        came_in = np.zeros(len(self.configs), dtype=np.int64)
+        stuck = self._bring_in(bags, out, moment, moment.horizon, came_in)
         if stuck >= 0 and moment.horizon < moment.stamp:
             # What was moved so far stays: it is needed, and the second pass finds it in its slots.
             moment.make_room()
-            stuck = self._bring_in(bags, out, moment, moment.stamp)
+            stuck = self._bring_in(bags, out, moment, moment.stamp, came_in)
         if stuck >= 0:
             raise TrainingError(self._too_small(bags, stuck))
+        if moment.write % self.traffic.every == 0:
+            self.traffic.sample(np.array([self._distinct(bags, out), came_in]))
         return replace(bags, values=out)
 
-    def _bring_in(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock, horizon: int) -> int:
-        """Move what the batch needs and what there is room for; the table that had none, or -1."""
+    def _distinct(self, bags: BagBatch, slots: NDArray[np.int32]) -> list[int]:
+        """How many rows of each table a batch asks for, by the slots that they have."""
+        spans = [slots[slice(*bags.span(feature))] for feature in range(len(self.features))]
+        ends = self.layout.table_start.tolist()
+        return [len(np.unique(np.concatenate(spans[first:last]))) for first, last in pairwise(ends)]
+
+    def _bring_in(
+        self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock, horizon: int, came_in: NDArray[np.int64]
+    ) -> int:
+        """Move what the batch needs and what there is room for, and count it; the table that had none, or -1."""
         with self._moving, self.health.changing("bringing rows into level 0"):
             self.health.require()
             staging = self.directory.assign(self.layout, bags, out, moment.stamp, horizon)
@@ -106,12 +117,10 @@ class CachedTables(TableGroup):
             except StrataError as error:
                 self.health.fail(str(error))
                 raise
-        self._count(staging)
-        return int(staging.stuck.argmax()) if staging.stuck.any() else -1
-
-    def _count(self, staging: Staging) -> None:
+        came_in += staging.rows_in
         self.traffic.rows_in += int(staging.rows_in.sum())
         self.traffic.rows_out += staging.rows_out
+        return int(staging.stuck.argmax()) if staging.stuck.any() else -1
 
     def _too_small(self, bags: BagBatch, table: int) -> str:
         group, slot_start = self.layout, self.directory.layout.slot_start
@@ -130,7 +139,7 @@ class CachedTables(TableGroup):
 
     # Reading
 
-    def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
+    def read(self, bags: BagBatch, out: Tensor, empty: Empty) -> list[Tensor]:
         """See `TableGroup.read`."""
         spans = [bags.span(feature) for feature in range(len(self.features))]
         rows = [self._rows_of(feature, bags.values[first:last]) for feature, (first, last) in enumerate(spans)]
@@ -140,7 +149,7 @@ class CachedTables(TableGroup):
             values[first:last] = part
         zeros = np.zeros_like(self.layout.base)
         layout = replace(self.layout, base=zeros, rows=zeros + max(len(distinct), 1))
-        return self._pool(replace(bags, values=values), self.copy(distinct), layout, out)
+        return self._pool(replace(bags, values=values), self.copy(distinct), layout, out, empty)
 
     def _rows_of(self, feature: int, ids: Ids) -> Indices:
         """The group's rows of a feature's ids, checked."""

@@ -4,8 +4,8 @@ A row's gradients are summed in ascending order of lookup position, starting fro
 depend neither on the number of threads nor on which of the two ways below its table takes.
 
 - A table that fits the second cache beside what it is summed in is summed there directly, lookup after lookup.
-- For any other table the lookups are first grouped by row (an open-addressing map, then a stable counting sort), and
-  each row's sum stays in registers.
+- For any other table the lookups are first sorted by row (a stable radix sort), and each row's sum stays in registers.
+  Rows in ascending order share pages, and the memory's own rows: tables of gigabytes and long bags gain most by it.
 
 Tables' arrays are those of `pooling.cpu`. A lookup's gradient starts at its `source`; in a table with one feature of
 one unweighted id a bag it is ``b * stride + column``, and nothing needs to be listed.
@@ -76,25 +76,42 @@ def gradient_of(lanes, i, block, sources):
 
 
 @njit(**BODY)
-def prefetch_gradient(i, D, sources):
-    """Ask for the i-th lookup's gradient; those of sequences follow one another, which the machine sees itself."""
+def prefetch_gradient(i, first, floats, sources):
+    """Ask for so many floats of the i-th lookup's gradient; those of sequences follow one another, which the machine
+    sees itself."""
     if sources.plain:
-        prefetch_row(sources.pooled, i * sources.stride + sources.column, D)
+        prefetch_row(sources.pooled, i * sources.stride + sources.column + first, floats)
     elif sources.of[i] >= 0:
-        prefetch_row(sources.pooled, U(sources.of[i]), D)
+        prefetch_row(sources.pooled, U(sources.of[i]) + first, floats)
+
+
+@njit(**BODY)
+def differs(i, sources):
+    """Whether the i-th lookup's gradient is another than that of the lookup before: a bag's lookups share one."""
+    if sources.plain or sources.of[i] != sources.of[i - U(1)]:
+        return True
+    return sources.scaled and sources.scale[i] != sources.scale[i - U(1)]
 
 
 @njit(**BODY)
 def sum_dense(lanes, ids, lookups, D, own, sources):
     """``dense[r * D:][:D] += gradient`` for every lookup of row r, in order."""
     literally(lanes)
-    for i in range(lookups):
-        prefetch_gradient(min(i + ahead_of(D), lookups - U(1)), D, sources)
-        row = U(ids[i])
-        own.touched[row] = 1
-        for block in range(U(0), D, U(lanes)):
+    # A block of all rows after the other: it stays in the second cache, a bag's gradient in registers.
+    for block in range(U(0), D, U(lanes)):
+        for i in range(min(ahead_of(D), lookups)):
+            prefetch_gradient(i, block, U(lanes), sources)
+        held = gradient_of(lanes, U(0), block, sources)
+        for i in range(lookups):
+            ahead = min(i + ahead_of(D), lookups - U(1))
+            if differs(max(ahead, U(1)), sources):
+                prefetch_gradient(ahead, block, U(lanes), sources)
+            if i > U(0) and differs(i, sources):
+                held = gradient_of(lanes, i, block, sources)
+            row = U(ids[i])
+            own.touched[row] = 1
             place = row * D + block
-            store(own.dense, place, add(load(own.dense, place, lanes), gradient_of(lanes, i, block, sources)))
+            store(own.dense, place, add(load(own.dense, place, lanes), held))
 
 
 @njit(**BODY)
@@ -127,12 +144,16 @@ def apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, step)
     """Sum each distinct row's gradients in order and update the row."""
     literally(lanes)
     begin = U(0)
+    for u in range(min(ahead_of(D) // U(2), distinct)):
+        prefetch_state(step.rule.kind, slots, origin + U(own.row_of[u]), D)
+    for i in range(min(ahead_of(D), lookups)):
+        prefetch_gradient(U(own.order[i]), U(0), D, sources)
     for u in range(distinct):
         ahead = origin + U(own.row_of[min(u + ahead_of(D) // U(2), distinct - U(1))])
         prefetch_state(step.rule.kind, slots, ahead, D)
         end = U(own.end_of[u])
         for i in range(begin, end):
-            prefetch_gradient(U(own.order[min(i + ahead_of(D), lookups - U(1))]), D, sources)
+            prefetch_gradient(U(own.order[min(i + ahead_of(D), lookups - U(1))]), U(0), D, sources)
         sum_row(lanes, (begin, end), D, own, sources)
         begin = end
         train_row(lanes, step, slots, origin + U(own.row_of[u]), D, own.row_sum, U(0))
@@ -143,7 +164,7 @@ def own_part(work, m):
     """A member's row of every array of the workspace."""
     return MemberScratch(
         work.listed[m], work.source_of[m], work.scale_of[m], work.keys[m], work.counters[m], work.order[m],
-        work.row_of[m], work.end_of[m], work.row_sum[m], work.dense[m], work.touched[m],
+        work.row_of[m], work.end_of[m], work.row_sum[m], work.dense[m], work.touched[m], work.squares[m],
     )  # fmt: skip
 
 
@@ -171,10 +192,8 @@ def update_tables(member, lanes, whole, tasks, width, slots, batch, gradients, w
             plain, scaled, U(features.column[f]), U(gradients.stride), own.source_of, own.scale_of,
             gradients.pooled, gradients.rows,
         )  # fmt: skip
-        for i in range(min(ahead_of(D), lookups)):
-            prefetch_gradient(i, D, sources)
-        # Grouping costs 6 ns a lookup and the counting sort 0.7; a table that fits the cache needs neither.
-        if limit * width <= DENSE_FLOATS and limit <= 4 * lookups:
+        # A table that fits the cache needs no sorting, which costs 4 to 7 ns a lookup.
+        if limit * width <= len(own.dense) and limit * lanes <= DENSE_FLOATS and limit <= 4 * lookups:
             sum_dense(lanes, ids, lookups, D, own, sources)
             apply_dense(lanes, limit, origin, D, slots, own, step)
             continue
@@ -183,17 +202,24 @@ def update_tables(member, lanes, whole, tasks, width, slots, batch, gradients, w
 
 
 @njit(**BODY)
-def norm_sorted(lanes, distinct, D, own, sources):
+def norm_sorted(lanes, lookups, distinct, D, own, sources):
     """Sum of squares of the summed gradients of all distinct rows, in the order of their first lookups."""
     literally(lanes)
-    found, begin = np.float64(0.0), U(0)
+    begin, free = U(0), U(len(own.squares)) // U(2)
+    for i in range(lookups):
+        own.squares[free + i] = 0.0
     for u in range(distinct):
         end = U(own.end_of[u])
         sum_row(lanes, (begin, end), D, own, sources)
-        begin = end
+        square = np.float64(0.0)
         for block in range(U(0), D, U(lanes)):
             part = load(own.row_sum, block, lanes)
-            found += np.float64(total(multiply(part, part)))
+            square += np.float64(total(multiply(part, part)))
+        own.squares[free + U(own.order[begin])] = square
+        begin = end
+    found = np.float64(0.0)
+    for i in range(lookups):
+        found += own.squares[free + i]
     return found
 
 
@@ -218,7 +244,7 @@ def norm_tables(member, lanes, whole, counter, width, batch, gradients, work, ou
             gradients.pooled, gradients.rows,
         )  # fmt: skip
         distinct = sort_by_row(own.listed, lookups, features.rows[f], own)
-        out[table] = norm_sorted(lanes, distinct, D, own, sources)
+        out[table] = norm_sorted(lanes, lookups, distinct, D, own, sources)
 
 
 @cache

@@ -14,6 +14,7 @@ from stratarec.kernels.simd.prefetch import U
 
 DIGIT_BITS = 11
 """Of a radix sort's digit at most: as many lines as it has values are written at once."""
+_FEW = 24
 
 
 class Batch(NamedTuple):
@@ -49,6 +50,8 @@ class MemberScratch(NamedTuple):
     row_sum: NDArray[np.float32]
     dense: NDArray[np.float32]
     touched: NDArray[np.uint8]
+    squares: NDArray[np.float64]
+    """The memory of `keys`, whose second half is free once they are sorted."""
 
 
 # Not a `BODY`, which must not return arrays: see `outline`.
@@ -166,18 +169,22 @@ def move_by_digit(lookups, shift, digit, halves, sides, own):
 
 
 @njit(**BODY)
-def sort_by_row(ids, lookups, limit, own):
-    """Bring lookups of a row together: `order` is by row, then by position; gives the number of distinct rows.
+def sort_few(ids, lookups, shift, own):
+    """`keys` by insertion: what is counted in a radix sort costs more than a handful of lookups."""
+    for i in range(lookups):
+        key, place = U(ids[i]) << shift | i, i
+        while place > 0 and own.keys[place - U(1)] > key:
+            own.keys[place] = own.keys[place - U(1)]
+            place -= U(1)
+        own.keys[place] = key
 
-    Of each of them, in ascending order, ``row_of[u]``, and ``end_of[u]`` where its share of `order` ends.
-    """
-    shift = U(1)
-    while (U(1) << shift) < lookups:
-        shift += U(1)
+
+@njit(**BODY)
+def sort_many(ids, lookups, limit, shift, own):
+    """`keys` by a radix sort, which ends in their first half."""
     passes, digit = digits_of(lookups, limit)
-    half, side = U(len(own.keys)) // U(2), U(0)
+    half, side, mask = U(len(own.keys)) // U(2), U(0), (U(1) << digit) - U(1)
     source, target = (half, U(0)) if passes % U(2) else (U(0), half)
-    mask = (U(1) << digit) - U(1)
     for each in range(mask + U(1)):
         own.counters[each] = 0
     for i in range(lookups):
@@ -185,9 +192,25 @@ def sort_by_row(ids, lookups, limit, own):
         own.keys[source + i] = row << shift | i
         own.counters[row & mask] += 1
     for number in range(passes):
-        other = (U(1) << U(DIGIT_BITS)) - side
+        other = U(1 << DIGIT_BITS) - side
         move_by_digit(lookups, shift + number * digit, digit, (source, target), (side, other), own)
         source, target, side = target, source, other
+
+
+@njit(**BODY)
+def sort_by_row(ids, lookups, limit, own):
+    """Bring lookups of a row together: `order` is by row, then by position; gives the number of distinct rows.
+
+    Of each of them, in ascending order, ``row_of[u]``, and ``end_of[u]`` where its share of `order` ends. A key is a
+    row and, in its last bits, a position.
+    """
+    shift = U(1)
+    while (U(1) << shift) < lookups:
+        shift += U(1)
+    if lookups <= U(_FEW):
+        sort_few(ids, lookups, shift, own)
+    else:
+        sort_many(ids, lookups, limit, shift, own)
     distinct, mask = U(0), (U(1) << shift) - U(1)
     own.keys[lookups] = ~U(0)
     for i in range(lookups):

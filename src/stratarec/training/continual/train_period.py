@@ -5,10 +5,14 @@ from __future__ import annotations
 import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import perf_counter
+
+import torch
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
+from stratarec.kernels.runtime.cores import cores, most_threads
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
@@ -17,6 +21,7 @@ from stratarec.training.preflight import slates_of
 from stratarec.training.raw_logs import of_file
 from stratarec.training.run.open_run import identity, new_model, new_plan, run_steps
 from stratarec.training.steps.position import Position
+from stratarec.training.steps.sharing import Sharing
 from stratarec.training.steps.step import Pipeline, Stages
 from stratarec.training.torch_settings import build_optimizer, torch_settings
 from stratarec.training.trainer import loader_config
@@ -63,7 +68,10 @@ def train_period(
     """
     recipe = _with_schedules(recipe, run_steps(recipe.train, dataset))
     train, position = recipe.train, Position()
-    with torch_settings(threads=train.threads, seed=train.seed), dataset.held():
+    # As many in all of a period: of another number products may have other bits. How they wait follows from the steps.
+    threads = train.threads or min(most_threads(torch.get_num_threads()), cores())
+    sharing = Sharing(threads, 1, progress.say)
+    with torch_settings(threads=threads, seed=train.seed), dataset.held(), sharing:
         plan = new_plan(recipe, dataset)
         model = new_model(recipe, dataset, plan, f"{recipe.place}-period-{uuid.uuid4().hex[:12]}")
         try:
@@ -82,8 +90,11 @@ def train_period(
             pipeline = Pipeline(stages, 2)
             progress.start("train", pipeline.epoch_steps, "steps")
             with pipeline.prepared(before.number, 0, lambda place: False) as batches:
+                began = perf_counter()
                 for item, prepared in batches:
                     position.trained(*stages.train(position.step, *item, prepared))
+                    began, ended = perf_counter(), began
+                    sharing.stepped(began - ended, position.step)
                     progress.advance(1, f"loss {position.smoothed_loss:.4f}")
             progress.finish()
             position.finished = True

@@ -48,6 +48,8 @@ class Curves:
         if position.step % self._every:
             return
         position.losses.append((position.step, position.smoothed_loss))
+        timed_samples = position.trained_samples - position.untimed_samples
+        position.paces.append((position.step, position.train_seconds, timed_samples))
         mixed, hot = position.smoothed_by_kind
         if mixed is not None or hot is not None:
             position.kind_losses.append((position.step, mixed, hot))

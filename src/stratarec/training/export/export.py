@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +75,22 @@ def export(trained: TrainedModel, folder: Path, *, program: bool = False, onnx: 
     check_new(folder)
     if onnx:
         check_onnx()
+    with new_directory(folder, _PARTS) as temporary:
+        _write(trained, temporary, program=program, onnx=onnx)
+    return folder
+
+
+@contextmanager
+def new_directory(folder: Path, parts: set[str]) -> Iterator[Path]:
+    """A directory that becomes `folder`, whole, at the end; `parts` is all that may be in it."""
     for left in leftover_directories(folder):
-        # Nothing but what an export consists of: whoever made a directory of such a name himself keeps it.
-        if {entry.name for entry in left.iterdir()} <= _PARTS:
+        # Nothing but what it consists of: whoever made a directory of such a name himself keeps it.
+        if {entry.name for entry in left.iterdir()} <= parts:
             shutil.rmtree(left, ignore_errors=True)
     temporary = temporary_directory(folder)
     held = hold_directory(temporary)
     try:
-        _write(trained, temporary, program=program, onnx=onnx)
+        yield temporary
         sync_tree(temporary)
         # A directory that came here in the meantime is in the way, unless it is empty.
         os.rename(temporary, folder)
@@ -92,7 +102,6 @@ def export(trained: TrainedModel, folder: Path, *, program: bool = False, onnx: 
     finally:
         os.close(held)
         shutil.rmtree(temporary, ignore_errors=True)
-    return folder
 
 
 def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) -> None:
@@ -111,7 +120,9 @@ def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) ->
     (folder / README).write_text(page(program=program, onnx=onnx), encoding="utf-8")
     try:
         tables = {name: table.about for name, table in writers.items()}
-        manifest = ExportManifest(**_describe(trained), tables=tables, vocabularies=vocabularies, files=_files(folder))
+        manifest = ExportManifest(
+            **_describe(trained), tables=tables, vocabularies=vocabularies, files=files_of(folder)
+        )
     except pydantic.ValidationError as error:
         raise CheckpointError(f"{trained.checkpoint} cannot be exported: {describe(error)}") from error
     manifest.write(folder)
@@ -124,7 +135,8 @@ def _last_biases(network: Network) -> list[str]:
     return [names[id(bias)] for bias in last_biases(network.score.out)]
 
 
-def _files(folder: Path) -> dict[str, ExportedFile]:
+def files_of(folder: Path) -> dict[str, ExportedFile]:
+    """What the files of a directory are now, by path."""
     return {
         path.relative_to(folder).as_posix(): ExportedFile(bytes=path.stat().st_size, hash=file_hash(path))
         for path in sorted(folder.rglob("*"))

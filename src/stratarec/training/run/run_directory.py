@@ -143,36 +143,46 @@ class RunDirectory:
             remove(aside(self.path))
 
 
-FORMAT: Literal[1] = 1
+FORMAT: Literal[2] = 2
 
 Json = dict[str, pydantic.JsonValue]
 Test = dict[str, int | float | Bins | dict[str, Figures] | None]
-Seconds = Annotated[float, pydantic.Field(ge=0)]
+Amount = Annotated[float, pydantic.Field(ge=0)]
 
 
 class RunRecipe(Model):
     """``recipe.json``."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     recipe: Json
 
 
 class RunPlan(Model):
     """``plan.json``: where tables live, and the memory section that this was made for."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     memory: Json
     plan: Json
+
+
+class CacheFigures(Model):
+    """What batches asked of a table under a cache: means over the later half of a run's last session."""
+
+    table: str
+    distinct: Amount
+    """Rows of a batch, each counted once."""
+    missed: Amount
+    """Those of them that came in from their home."""
 
 
 class RankFigures(Model):
     """What one of several processes did in a run's last session."""
 
-    exposed_seconds: Seconds
+    exposed_seconds: Amount
     """Time in which training waited for others: for rows, gradients, what is decided together, and ids."""
-    hidden_seconds: Seconds
+    hidden_seconds: Amount
     """Time in which only its other thread waited for others: for ids."""
-    step_seconds: Seconds
+    step_seconds: Amount
     """Time of steps in all, with exposed waits before them."""
     sent_bytes: Count
     """To other ranks."""
@@ -183,16 +193,20 @@ class RankFigures(Model):
 class Result(Model):
     """``result.json``: what the final test gave."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     checkpoint: Annotated[str, pydantic.Field(pattern=r"^step-\d{8,12}$")]
     """Which was tested."""
     steps: Count
     """Of the run when it ended."""
-    samples_per_second: Seconds
+    samples_per_second: Amount
     table_bytes: Count
     output_bytes: Count
     memory: tuple[dict[str, str | int | float | bool | None], ...]
     """What was planned and what is used, for each memory."""
+    parts: dict[str, Count]
+    """Bytes by what they are for; see `LookupEngine.bytes_by_part`."""
+    caches: tuple[CacheFigures, ...]
+    """Of each table that has one."""
     network_bytes: Count
     peak_rss_bytes: Count
     test: Test | None = None
@@ -212,7 +226,7 @@ class Result(Model):
 class RunFiles(Model):
     """``files.json``: what people look at, which no other file has hashes of."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     hashes: dict[Annotated[str, pydantic.Field(pattern=r"^(report\.html|trace\.json|tensorboard/[^/]+)$")], Hash]
 
 

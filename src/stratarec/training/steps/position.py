@@ -38,9 +38,15 @@ class Position:
     smoothed_by_kind: KindLosses = (None, None)
     train_seconds: float = 0.0
     """Spent in steps, by all sessions of the run, but in the first of each: it may compile kernels."""
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    """Stage -> its part of `train_seconds`; `wait`, for the next batch; and what other threads did for batches to come:
+    `read`, and `bring in`, of rows into level 0."""
+    paces: list[tuple[int, float, int]] = field(default_factory=list)
+    """As `losses`: step, `train_seconds`, and samples trained in them."""
     trained_samples: int = 0
     untimed_samples: int = 0
-    """Of `trained_samples`, those of first steps. Only this and `train_seconds` differ from run to run."""
+    """Of `trained_samples`, those of first steps. Only this, `train_seconds`, `stage_seconds` and `paces`
+    differ from run to run."""
 
     @property
     def speed(self) -> float:

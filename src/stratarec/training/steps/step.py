@@ -9,7 +9,9 @@
     backward   gradients; the rows of tables are updated              the training thread
     update     gradients of the network are reduced, and applied      the training thread
 
-The first four run ahead of the last three, up to a barrier (`Cadence`). `Stages` has a method for each. What several
+The first four run ahead of the last three, up to a barrier (`Cadence`). Where the network is on a device, the gradients
+of rows wait until they and the loss have come down, which is the one wait of a step; then rows are updated while the
+device updates the network. `Stages` has a method for each. What several
 processes do otherwise is handed to it: an `Exchange` and a `Reduction`; of one process both are `Local`. Whatever else
 differs, a subclass overrides.
 """
@@ -33,6 +35,7 @@ from stratarec.models import CTRModel
 from stratarec.models.base import autocast
 from stratarec.models.regularization import dropouts, seed_dropout
 from stratarec.models.request import Request
+from stratarec.progress import timed
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.loss import Objective
 from stratarec.training.steps.weight_average import Averaging
@@ -107,13 +110,15 @@ class Stages:
         self.model, self.optimizer, self._config, self._schedule = model, optimizer, config, schedule
         self._exchange, self._reduction = exchange or Local(), reduction or Local()
         labels = model.network.labels
+        self.seconds = model.embeddings.engine.seconds
         self.objective = Objective(config.loss_factors(labels), config.loss.kind, config.class_weights(labels))
         self.averaging = Averaging(model.network, config.average)
         self._dropouts = dropouts(model.network)
-        self._rate_factor = 1.0
+        self._rate_factor, self._transfers = 1.0, model.embeddings.engine.transfers
         self.earlier = 0
         """Steps that were trained before these, which schedules do not count: draws and averages go on from them."""
-        self._holding = _holding(model) if config.clip_rows else None
+        self._on_device = model.device.type != "cpu"
+        self._holding = _holding(model) if config.clip_rows or self._on_device else None
 
     @property
     def epoch_steps(self) -> int:
@@ -156,7 +161,7 @@ class Stages:
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """The loss of a batch, a scalar."""
-        with autocast(self._config.precision):
+        with autocast(self._config.precision, self.model.device):
             logits = self.model(batch, request, prepared)
         return self.loss(logits, batch)
 
@@ -165,32 +170,42 @@ class Stages:
         return self.objective.mean(logits, batch)
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the network, and one optimizer step of the rows, or their gradients where they are clipped."""
+        """Gradients of the network, and one optimizer step of the rows, or their gradients where these are held."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def update(self, step: int) -> None:
-        """One optimizer step of the network, at the learning rate of `step`."""
-        dense, groups = self._config.dense, self.optimizer.param_groups
-        weights = [weight for group in groups for weight in group["params"]]
+    @property
+    def _weights(self) -> list[nn.Parameter]:
+        return [weight for group in self.optimizer.param_groups for weight in group["params"]]
+
+    def update(self, step: int, norm: Tensor | None = None) -> float:
+        """One optimizer step of the network, at the learning rate of `step`; the factor of gradients that are held.
+
+        Parameters
+        ----------
+        norm : Tensor
+            Of the network's gradients, where it is known.
+        """
+        dense, groups, weights = self._config.dense, self.optimizer.param_groups, self._weights
         self._reduction.reduce(weights)
+        scale = 1.0
         if self._config.clip_norm:
-            self._clip(weights, self._config.clip_norm)
+            scale = self._clip(weights, self._config.clip_norm, self._reduction.norm(weights) if norm is None else norm)
         for group in groups:
             group["lr"] = dense.learning_rate * dense.schedule.factor(step) * self.rate_factor
         self.optimizer.step()
         self.averaging.update(self.earlier + step)
+        return scale
 
-    def _clip(self, weights: Sequence[nn.Parameter], limit: float) -> None:
-        """Scale gradients of the network, and of rows that are held, down to one norm of `limit`."""
-        norm = self._reduction.norm(weights)
-        if self._holding is None:
+    def _clip(self, weights: Sequence[nn.Parameter], limit: float, norm: Tensor) -> float:
+        """Scale the network's gradients, which have that norm, down to `limit`; the factor of those of rows."""
+        if self._holding is None or not self._config.clip_rows:
             nn.utils.clip_grads_with_norm_(weights, limit, norm)
-            return
+            return 1.0
         norm = torch.hypot(norm, torch.tensor(self._holding.gradient_norm(), dtype=norm.dtype))
-        nn.utils.clip_grads_with_norm_(weights, limit, norm)
+        nn.utils.clip_grads_with_norm_(weights, limit, self._transfers.up(norm))
         # By torch's own formula.
-        self._holding.apply(min(limit / (norm.item() + 1e-6), 1.0))
+        return min(limit / (norm.item() + 1e-6), 1.0)
 
     def figures(self) -> list[dict[str, float]]:
         """What each of several processes did, as `records.RankFigures`; nothing where there is one."""
@@ -205,12 +220,27 @@ class Stages:
             When the loss is not a number, before anything is changed.
         """
         self.draw(step)
-        loss = self.forward(batch, request, prepared)
-        value = loss.item()
+        with timed(self.seconds, "forward"):
+            loss, norm = self.forward(batch, request, prepared), None
+            found = self._transfers.down(loss.detach())
+            value = 0.0 if self._on_device else found.item()
         if not math.isfinite(value):
             refuse_loss(value, step)
-        self.backward(loss)
-        self.update(step)
+        with timed(self.seconds, "backward"):
+            self.backward(loss)
+            if self._on_device:
+                # Nothing has changed yet: gradients of rows are held. All that the host must know comes down together.
+                if self._config.clip_rows:
+                    norm = self._transfers.down(self._reduction.norm(self._weights))
+                self._transfers.wait()
+                value = found.item()
+        if not math.isfinite(value):
+            refuse_loss(value, step)
+        with timed(self.seconds, "update network"):
+            scale = self.update(step, norm)
+        if self._holding is not None:
+            with timed(self.seconds, "backward"), timed(self.seconds, "update rows"):
+                self._holding.apply(scale)
         return Trained(value, batch.size)
 
 
@@ -250,7 +280,7 @@ class Pipeline:
     """
 
     def __init__(self, stages: Stages, ahead: int) -> None:
-        self._stages, self._ahead = stages, ahead
+        self._stages, self._ahead, self.seconds = stages, ahead, stages.seconds
         engine = stages.model.embeddings.engine
         # Batches that are prepared ahead of the one that is trained.
         self.depth = 0 if engine.resident else engine.tiers.lookahead
@@ -258,8 +288,18 @@ class Pipeline:
 
     def items(self, epoch: int, first: int = 0) -> Iterator[Item]:
         """Read and request: the batches of an epoch and what they ask for, made ahead on a thread."""
+        return run_ahead(lambda: self._requested(epoch, first), self._ahead)
+
+    def _requested(self, epoch: int, first: int) -> Iterator[Item]:
         stages = self._stages
-        return run_ahead(lambda: ((batch, stages.request(batch)) for batch in stages.read(epoch, first)), self._ahead)
+        batches = stages.read(epoch, first)
+        while True:
+            with timed(stages.seconds, "read"):
+                batch = next(batches, None)
+                item = None if batch is None else (batch, stages.request(batch))
+            if item is None:
+                return
+            yield item
 
     def prepared(self, epoch: int, first: int, barrier: Callable[[int], bool]) -> Prefetcher[Item]:
         """Exchange and prepare the rest of an epoch, a context manager over ``(item, prepared)``.

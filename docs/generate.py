@@ -1,0 +1,286 @@
+"""Reference pages that are made from the code: recipe fields, the command line, metrics, public names."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import json
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import stratarec
+from stratarec.cli.main import make_parser
+from stratarec.models.metrics import METRICS
+from stratarec.recipe import Recipe
+
+
+def write(folder: Path) -> None:
+    """Write the pages, where their content changed."""
+    for name, text in (
+        ("recipe", recipe()),
+        ("command-line", commands()),
+        ("metrics", metrics()),
+        ("api", api()),
+        ("figures", figures()),
+    ):
+        path = folder / f"{name}.md"
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+
+# Recipe
+
+
+def recipe() -> str:
+    """A section for each dataclass that a recipe is made of, in the order in which it meets them."""
+    lines = [
+        "# Recipe fields",
+        "",
+        "A recipe is one YAML file. On the command line any field is set by its path, such as `train.batch_size=8192`. "
+        "Made from the dataclasses of the code.",
+        "",
+    ]
+    for path, kind in _sections():
+        lines += _section(path, kind)
+    return "\n".join(lines)
+
+
+def _sections() -> Iterator[tuple[str, type]]:
+    """Dataclasses by the path at which a recipe first meets them."""
+    seen: set[type] = set()
+    waiting: list[tuple[str, type]] = [("", Recipe)]
+    while waiting:
+        path, kind = waiting.pop(0)
+        if kind in seen:
+            continue
+        seen.add(kind)
+        yield path, kind
+        hints = typing.get_type_hints(kind)
+        fields = [(f"{path}.{each.name}".lstrip("."), hints[each.name]) for each in dataclasses.fields(kind)]
+        waiting = [(place, found) for place, hint in fields for found in _dataclasses(hint)] + waiting
+
+
+def paths() -> set[str]:
+    """The paths of all fields."""
+    seen = [(path, each.name) for path, kind in _sections() for each in dataclasses.fields(kind)]
+    found = {f"{path}.{name}".lstrip(".") for path, name in seen}
+    # A dataclass that two fields have is met once.
+    return found | {f"train.{part}.{name}" for part in ("embedding", "dense") for _, name in seen}
+
+
+def _section(path: str, kind: type) -> Iterator[str]:
+    hints, texts = typing.get_type_hints(kind, include_extras=False), _texts(kind)
+    default_kind = next((f.default for f in dataclasses.fields(kind) if f.name == "kind"), None)
+    name = path or "The recipe"
+    yield f"## {name}" + (f", kind {default_kind}" if isinstance(default_kind, str) else "")
+    yield ""
+    yield (inspect.getdoc(kind) or "").replace("``", "`")
+    yield ""
+    for each in dataclasses.fields(kind):
+        if each.name == "kind" and len(get_args(hints["kind"])) < 2:
+            continue
+        inner = [*_dataclasses(hints[each.name])]
+        what = "a section" if inner else f"`{_type(hints[each.name])}`"
+        yield f"`{each.name}`"
+        yield f": {what}, {_default(each)}. {texts.get(each.name, '')}".rstrip()
+        yield ""
+
+
+def _dataclasses(hint: Any) -> Iterator[type]:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        yield hint
+    for part in get_args(hint):
+        yield from _dataclasses(part)
+
+
+def _type(hint: Any) -> str:
+    if get_origin(hint) is typing.Literal:
+        return " | ".join(map(str, get_args(hint)))
+    if hint is type(None):
+        return "null"
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        return " | ".join(map(_type, get_args(hint)))
+    if get_args(hint):
+        name = "mapping" if "apping" in str(get_origin(hint)) or get_origin(hint) is dict else "list"
+        parts = [_type(part) for part in get_args(hint) if part is not Ellipsis]
+        return f"{name} of {' to '.join(dict.fromkeys(parts))}"
+    return {"str": "text", "int": "whole number", "float": "number", "bool": "true | false"}.get(
+        getattr(hint, "__name__", ""), getattr(hint, "__name__", str(hint))
+    )
+
+
+def _default(each: dataclasses.Field[Any]) -> str:
+    if each.default is not dataclasses.MISSING:
+        value = (
+            {None: "null", True: "true", False: "false", "": "empty", (): "none"}.get(each.default, each.default)
+            if isinstance(each.default, (type(None), bool, str, tuple))
+            else each.default
+        )
+        return f"by default `{value}`" if isinstance(value, (int, float, str)) else "with a default"
+    return "required" if each.default_factory is dataclasses.MISSING else "with defaults"
+
+
+def _texts(kind: type) -> dict[str, str]:
+    """Field -> the string below it, of the class and its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        body = _body(base)
+        for field, text in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                found[field.target.id] = " ".join(str(text.value.value).split()).replace("``", "`")
+    return found
+
+
+def _body(kind: type) -> list[ast.stmt]:
+    found = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(found, ast.ClassDef)
+    return found.body
+
+
+# Command line
+
+
+def commands() -> str:
+    """Every subcommand with its options."""
+    parser = make_parser()
+    action = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    lines = [
+        "# Command line",
+        "",
+        "`stratarec COMMAND --help` says the same.",
+        "",
+        "| exit code | what it means |",
+        "| ---: | --- |",
+        "| 0 | done |",
+        "| 2 | something that you can mend: one line says what, and what to change; nothing is half-written |",
+        "| 70 | a defect of StrataRec: the line names a file with the traceback |",
+        "| 130 | interrupted (Ctrl-C, SIGTERM): the line says how to go on |",
+        "| 141 | whoever read the output has gone, as `head` does |",
+        "",
+    ]
+    for name, command in action.choices.items():
+        lines += [f"## {name}", "", " ".join((command.description or "").split()), ""]
+        lines += ["```text", *command.format_usage().removeprefix("usage: ").splitlines(), "```", ""]
+        for each in command._actions:
+            if isinstance(each, argparse._HelpAction):
+                continue
+            shown = ", ".join(each.option_strings) or each.metavar or each.dest
+            if each.option_strings and each.nargs != 0:
+                shown += f" {each.metavar or each.dest.upper()}"
+            shown = shown if isinstance(shown, str) else each.dest
+            text = (each.help or "").replace("%%", "%") % {**vars(each), "prog": command.prog} if each.help else ""
+            lines += [f"`{shown}`", f": {text}", ""]
+        lines += ["```console", f"$ {(command.epilog or '').split(':', 1)[1].strip()}", "```", ""]
+    return "\n".join(lines)
+
+
+# Metrics
+
+
+_MEANING = {
+    "auc": "The chance that a positive sample has a higher score than a negative one; 0.5 is by chance.",
+    "log_loss": "Mean of -log of the probability that was given to what happened.",
+    "normalized_entropy": "Log loss over that of always saying the rate of positives; below 1 is better than the rate.",
+    "calibration": "Sum of predictions over positives: 1.1 promises a tenth too many.",
+    "grouped_auc": "AUC within each user, weighed by the user's samples; users of one class are left out.",
+    "ndcg_at_10": "Order of each user's first ten: 1 where all positives come first.",
+    "recall_at_10": "Share of a user's positives that are among the first ten.",
+    "hit_rate_at_10": "Share of users with a positive among the first ten.",
+    "mrr": "Mean over users of 1 / place of the first positive.",
+    "calibration_error": "Mean distance of predicted from observed rates over bins of equal weight (ECE).",
+    "calibration_noise": "What the calibration error of a perfect model would be with so few samples.",
+}
+
+
+def metrics() -> str:
+    """What every metric is."""
+    lines = [
+        "# Metrics",
+        "",
+        "A metric that is not defined (one class alone, no users) is a dash in tables and null in JSON.",
+        "",
+        "| name in JSON and recipes | called | better | what it is |",
+        "| --- | --- | --- | --- |",
+    ]
+    assert set(_MEANING) == set(METRICS), "a metric without a meaning"
+    for name, metric in METRICS.items():
+        lines.append(f"| `{name}` | {metric.label} | {metric.better or '-'} | {_MEANING[name]} |")
+    lines += ["", "`train.early_stopping.metric` is one of those that have a better end: "]
+    lines[-1] += ", ".join(f"`{name}`" for name, metric in METRICS.items() if metric.better) + "."
+    return "\n".join([*lines, ""])
+
+
+# Public names
+
+
+def api() -> str:
+    """What `stratarec` offers, by the docstrings."""
+    lines = ["# Python", "", "All of these are names of `stratarec`. Everything else may change without notice.", ""]
+    for name in stratarec.__all__:
+        found = getattr(stratarec, name)
+        kind = "autofunction" if inspect.isfunction(found) else "autoclass"
+        lines += [f"## {name}", "", "```{eval-rst}", f".. {kind}:: {found.__module__}.{found.__qualname__}", "```", ""]
+    return "\n".join(lines)
+
+
+# Benchmarks
+
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+
+
+def figures() -> str:
+    """The ratios of every result file as bars; 1 is as fast, or as large, as what it is compared with."""
+    lines = [
+        "# Figures as bars",
+        "",
+        "Ratios of the result files in `benchmarks/results/`: speeds and sizes over those of a peer, or of ourselves "
+        "without the feature; beyond the line at 1 in our favour. [Benchmarks](../benchmarks.md) says what each "
+        "is, and has all others.",
+        "",
+    ]
+    for file in sorted(RESULTS.glob("*.json")):
+        result = json.loads(file.read_text())
+        ratios = {name: value for name, value in result["metrics"].items() if _is_ratio(name) and value > 0}
+        if ratios and not result["quick"]:
+            machine, versions = result["hardware"], result["versions"]
+            peers = [f"{each} {versions[each]}" for each in ("torchrec", "lightgbm") if each in versions]
+            lines += [
+                f"## {file.stem}",
+                "",
+                f"{result['created'][:10]}, {machine['threads']} threads of {machine['processor']}; "
+                f"torch {versions['torch']}, {', '.join(peers)}.",
+                "",
+                *_bars(ratios),
+                "",
+            ]
+    return "\n".join(lines)
+
+
+def _is_ratio(name: str) -> bool:
+    return "ratio" in name or name.startswith(("speed_", "dedup_gain", "predicted_speed"))
+
+
+def _bars(ratios: dict[str, float]) -> Iterator[str]:
+    most = max(*ratios.values(), 1.2)
+    yield '<div class="bars">'
+    for name, value in ratios.items():
+        kind = "for" if value >= 1 else "against"
+        yield (
+            f'<div><span>{name.replace("_", " ")}</span><span class="track" style="--one: {100 / most:.1f}%">'
+            f'<i class="{kind}" style="width: {100 * value / most:.1f}%"></i></span><b>{value:.2f}</b></div>'
+        )
+    yield "</div>"
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

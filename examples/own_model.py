@@ -1,0 +1,69 @@
+"""Tables of ours inside a PyTorch model of yours: where TorchRec's `EmbeddingBagCollection` was, ours stands.
+
+The rest is a plain training loop. The tables train themselves in backward, so the dense optimizer does not see them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stratarec import EmbeddingBagConfig, KeyedJagged, RowOptimizerConfig, TieredEmbeddingBagCollection
+
+
+class TwoTowers(nn.Module):
+    """Users and items meet in a product, with a network on top."""
+
+    def __init__(self, users: int, items: int, width: int = 16) -> None:
+        super().__init__()
+        # TorchRec: EmbeddingBagCollection(tables=[EmbeddingBagConfig(...)]), with the same fields.
+        self.embeddings = TieredEmbeddingBagCollection(
+            [
+                EmbeddingBagConfig(name="users", num_embeddings=users, embedding_dim=width, feature_names=("user",)),
+                EmbeddingBagConfig(name="items", num_embeddings=items, embedding_dim=width, feature_names=("seen",)),
+            ],
+            optimizer=RowOptimizerConfig(kind="rowwise_adagrad", learning_rate=0.1),
+        )
+        self.network = nn.Sequential(nn.Linear(3 * width, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, features: KeyedJagged) -> Tensor:
+        """Logits ``[B]``."""
+        found = self.embeddings(features)
+        user, seen = found["user"], found["seen"]
+        logits: Tensor = self.network(torch.cat([user, seen, user * seen], dim=1)).squeeze(1)
+        return logits
+
+
+def batch(random: np.random.Generator, size: int = 512) -> tuple[KeyedJagged, Tensor]:
+    """Users with one to four items each; who is even likes what is even."""
+    user, counts = random.integers(0, 1000, size), random.integers(1, 5, size)
+    seen = random.integers(0, 5000, counts.sum())
+    even = np.add.reduceat(seen % 2 == 0, np.cumsum([0, *counts[:-1]])) > counts / 2
+    values = torch.from_numpy(np.concatenate([user, seen]))
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(np.concatenate([np.ones(size, int), counts]))]))
+    labels = torch.from_numpy((even == (user % 2 == 0)).astype(np.float32))
+    return KeyedJagged(keys=("user", "seen"), values=values, offsets=offsets, batch_size=size), labels
+
+
+def main() -> None:
+    """Train, and say how often it is right."""
+    random, model = np.random.default_rng(1), TwoTowers(1000, 5000)
+    optimizer = torch.optim.Adam(model.network.parameters(), lr=1e-3)
+    for step in range(400):
+        features, labels = batch(random)
+        loss = nn.functional.binary_cross_entropy_with_logits(model(features), labels)
+        optimizer.zero_grad()
+        loss.backward()  # rows of the tables are updated here
+        optimizer.step()
+        if step % 100 == 0:
+            print(f"step {step}: loss {loss.item():.4f}")
+    with torch.no_grad():
+        features, labels = batch(random, 4096)
+        right = ((model(features) > 0) == labels.bool()).float().mean().item()
+    print(f"right in {right:.1%} of cases")
+    assert right > 0.7
+
+
+if __name__ == "__main__":
+    main()

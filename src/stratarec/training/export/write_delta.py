@@ -1,0 +1,110 @@
+"""What changed since an earlier export; `serving.delta` says what a delta is. Rows are compared as they are encoded."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.data.vocabulary import Vocabulary
+from stratarec.errors import ExportError
+from stratarec.io.names import file_name
+from stratarec.io.sealed import write_sealed
+from stratarec.io.tensors import write_tensors
+from stratarec.serving.delta import CHANGED, DELTA, DELTA_ROWS, DeltaManifest, difference
+from stratarec.serving.export_manifest import FLOATS, NETWORK, ROWS, ExportedVocabulary
+from stratarec.serving.exported_model import ExportedModel
+from stratarec.training.export.export import files_of, new_directory
+
+# Beyond this share of the rows a delta is of no use.
+_MOST = 0.25
+# Rows that are compared at a time.
+_PIECE = 1 << 16
+
+
+def write_delta(since: Path, export: Path, folder: Path) -> float | None:
+    """Write what changed from the export `since` to a later one into `folder`; returns the share of rows that did.
+
+    None, and nothing is written, where that is more than a quarter.
+
+    Raises
+    ------
+    ExportError
+        Where either is damaged, or one cannot be said as changes of the other.
+    StorageError
+        When it cannot be written; nothing of it is left then.
+    """
+    before, after = ExportedModel.open(since), ExportedModel.open(export)
+    fault = difference(before.manifest, after.manifest)
+    for name, old in () if fault else before.vocabularies.items():
+        if after.vocabularies[name].digest_of(len(old.values)) != before.manifest.vocabularies[name].digest:
+            fault = f"vocabulary {name!r} does not begin with the values that it had"
+            break
+    if fault:
+        raise ExportError(f"{export} does not go on from {since}: {fault}; use the full export")
+    shapes = {name: table.tensors(name)[name].shape for name, table in after.manifest.tables.items()}
+    changed = {
+        name: _changed(before.arrays[name].reshape(-1, shape[1]), after.arrays[name].reshape(shape))
+        for name, shape in shapes.items()
+    }
+    share = sum(map(len, changed.values())) / sum(shape[0] for shape in shapes.values())
+    if share > _MOST:
+        return None
+    with new_directory(folder, {DELTA, DELTA_ROWS, NETWORK, "vocabulary"}) as made:
+        shutil.copyfile(export / NETWORK, made / NETWORK)
+        write_tensors(made / DELTA_ROWS, _tensors(after, changed))
+        appended = _append(made, before.vocabularies, after.vocabularies)
+        manifest = DeltaManifest(
+            parent=before.manifest.fingerprint,
+            manifest=after.manifest,
+            changed={name: len(rows) for name, rows in changed.items()},
+            appended=appended,
+            files=files_of(made),
+        )
+        write_sealed(made / DELTA, manifest.to_dict())
+    return share
+
+
+def _changed(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.int64]:
+    """Rows that differ, by their bits, and those that are new."""
+    found = [np.arange(len(before), len(after), dtype=np.int64)]
+    for first in range(0, len(before), _PIECE):
+        old, new = (each[first : min(first + _PIECE, len(before))].view(np.uint8) for each in (before, after))
+        found.append(first + np.flatnonzero((old != new).any(axis=1)))
+    return np.sort(np.concatenate(found))
+
+
+def _tensors(after: ExportedModel, changed: Mapping[str, NDArray[np.int64]]) -> dict[str, Tensor]:
+    found = {}
+    for name, table in after.manifest.tables.items():
+        rows, specs = changed[name], table.tensors(name)
+        if len(rows):
+            found[CHANGED + name] = rows
+            found[name] = after.arrays[name].reshape(specs[name].shape)[rows]
+        found |= {
+            key: after.arrays[key].reshape(specs[key].shape) for key in (ROWS + name, FLOATS + name) if key in specs
+        }
+    # Copies of what lies in a file that is only read: torch would warn of it.
+    return {name: torch.from_numpy(np.array(array)) for name, array in found.items()}
+
+
+def _append(
+    folder: Path, before: Mapping[str, Vocabulary], after: Mapping[str, Vocabulary]
+) -> dict[str, ExportedVocabulary]:  # fmt: skip
+    found = {}
+    (folder / "vocabulary").mkdir()
+    for number, (name, now) in enumerate(after.items()):
+        values = now.values[len(before[name].values) :]
+        if len(values):
+            counts = np.zeros(len(values) + now.tail_buckets, dtype=np.int64)
+            more = Vocabulary(values=values, counts=counts, tail_buckets=now.tail_buckets)
+            path = f"vocabulary/{file_name(name, number)}.parquet"
+            more.frame().write_parquet(folder / path)
+            found[name] = ExportedVocabulary(**vars(more.ids), path=path)
+    return found

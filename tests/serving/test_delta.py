@@ -1,0 +1,201 @@
+"""What changed between two exports: who takes it scores as by the later one, to the bit, and refuses all else."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from safetensors.numpy import load_file, save_file
+from training.test_continual import begin, go_on
+
+from stratarec import Scorer
+from stratarec.cli import main
+from stratarec.errors import ExportError
+from stratarec.io.atomic import file_hash
+from stratarec.io.sealed import unsealed, write_sealed
+from stratarec.serving.delta import CHANGED, DELTA, DELTA_ROWS
+from stratarec.training.export import write_delta
+
+SLOW = pytest.mark.slow
+CODECS = ["fp32", *(pytest.param(name, marks=SLOW) for name in ("fp16", "int8", "int4"))]
+
+
+def chain(root: Path, codec: str) -> Path:
+    """A run of the first day that goes on with two more: exports 0 to 2, and deltas 1 and 2."""
+    memory = {"precision": codec, "cache": {"fraction": 0.5, "ways": 4}} if codec != "fp32" else {}
+    with pytest.MonkeyPatch.context() as patch:
+        # Of so small a log nearly all rows change in a day.
+        patch.setattr(write_delta, "_MOST", 1.0)
+        run = begin(root, **({"memory": memory} if memory else {}))
+        assert main(["export", "-q", str(run), "-o", str(root / "0")]) == 0
+        for day in (1, 2):
+            go_on(run, root / f"day-{day}.parquet")
+            since = ["--since", str(root / str(day - 1))]
+            assert main(["export", "-q", str(run), "-o", str(root / str(day)), *since]) == 0
+    return root
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chain(tmp_path_factory.mktemp("chain"), "fp32")
+
+
+def frame(root: Path, day: int = 2) -> pl.DataFrame:
+    """A day's rows, with histories of earlier ones."""
+    log = pl.read_parquet(root / f"day-{day}.parquet")
+    return log.with_columns(pl.concat_list("item", pl.col("item") + 1).alias("seen"))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_an_export_and_its_deltas_score_as_the_last_export_to_the_bit(
+    codec: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    root = request.getfixturevalue("home") if codec == "fp32" else chain(tmp_path, codec)
+    scorer, rows = Scorer.open(root / "0"), frame(root)
+    assert codec == "fp32" or {table.codec for table in scorer.manifest.tables.values()} >= {codec}
+    first = scorer.score(rows)
+    for day in (1, 2):
+        scorer.update(root / f"{day}.delta")
+        whole = Scorer.open(root / str(day))
+        assert scorer.manifest == whole.manifest
+        assert np.array_equal(scorer.score(rows), whole.score(rows))
+        assert not np.array_equal(scorer.score(rows), first)
+    # One row at a time, by the other reader.
+    assert scorer.score(rows[:1].to_dict(as_series=False)) == whole.score(rows[:1].to_dict(as_series=False))
+    grown = Scorer.open(root / "0").manifest.tables["item"].rows
+    assert whole.manifest.tables["item"].rows > grown
+
+
+def test_a_delta_holds_the_rows_that_differ_alone(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = (load_file(home / name / "tables.safetensors") for name in ("1", "2"))
+    found = load_file(home / "2.delta" / DELTA_ROWS)
+    for name, table in after.items():
+        same = np.zeros(len(table), dtype=bool)
+        same[: len(before[name])] = (table[: len(before[name])] == before[name]).all(axis=1)
+        assert found[CHANGED + name].tolist() == np.flatnonzero(~same).tolist()
+    # None do: the export of the same model again.
+    shutil.copytree(home / "2", tmp_path / "2")
+    assert write_delta.write_delta(home / "2", tmp_path / "2", tmp_path / "none") == 0.0
+    scorer, rows = Scorer.open(home / "2"), frame(home)
+    expected = scorer.score(rows)
+    scorer.update(tmp_path / "none")
+    assert np.array_equal(scorer.score(rows), expected)
+    # More than a quarter: the export stands alone.
+    run = ["export", "-q", str(home / "run"), "-o", str(tmp_path / "whole"), "--since", str(home / "1")]
+    assert main(run) == 0
+    assert "no delta: more than a quarter of the rows" in capsys.readouterr().out
+    assert (tmp_path / "whole").is_dir()
+    assert not (tmp_path / "whole.delta").exists()
+
+
+def test_who_scores_meanwhile_does_so_by_one_model_or_the_other(home: Path) -> None:
+    scorer, rows = Scorer.open(home / "0"), frame(home)[:50]
+    known = [Scorer.open(home / str(day)).score(rows).tobytes() for day in range(3)]
+    with ThreadPoolExecutor(2) as threads:
+        done = [threads.submit(lambda: [scorer.score(rows).tobytes() for _ in range(100)]) for _ in range(2)]
+        for day in (1, 2):
+            scorer.update(home / f"{day}.delta")
+        found = [each for part in done for each in part.result()]
+    assert set(found) <= set(known)
+    assert scorer.score(rows).tobytes() == known[2]
+
+
+def resealed(change: Callable[[dict[str, np.ndarray[Any, Any]]], None]) -> Callable[[Path], None]:
+    """By somebody who seals what he writes."""
+
+    def craft(delta: Path) -> None:
+        tensors = load_file(delta / DELTA_ROWS)
+        change(tensors)
+        save_file(tensors, delta / DELTA_ROWS)
+        content = unsealed(delta / DELTA, 1, "")
+        content["files"][DELTA_ROWS] = {
+            "bytes": (delta / DELTA_ROWS).stat().st_size, "hash": file_hash(delta / DELTA_ROWS)
+        }  # fmt: skip
+        write_sealed(delta / DELTA, content)
+
+    return craft
+
+
+def field(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    def craft(delta: Path) -> None:
+        content = unsealed(delta / DELTA, 1, "")
+        change(content)
+        write_sealed(delta / DELTA, content)
+
+    return craft
+
+
+def flipped(name: str) -> Callable[[Path], None]:
+    def damage(delta: Path) -> None:
+        path = next(delta.glob(name))
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+
+    return damage
+
+
+def fill(key: str, place: int, value: float) -> Callable[[Path], None]:
+    return resealed(lambda tensors: tensors[key].reshape(-1).__setitem__(place, value))
+
+
+REFUSED: list[tuple[str, Callable[[Path], None], str]] = [
+    ("0", lambda delta: None, "is a delta of another model than this one"),
+    ("2", lambda delta: None, "is a delta of another model than this one"),
+    ("1", shutil.rmtree, "is no delta: it does not exist"),
+    ("1", lambda delta: (delta / DELTA).unlink(), "is no delta: it has no delta.json"),
+    ("1", flipped("network.safetensors"), "its hash does not match"),
+    ("1", flipped(DELTA_ROWS), "its hash does not match"),
+    ("1", flipped("vocabulary/*item*"), "its hash does not match"),
+    ("1", lambda delta: (delta / DELTA_ROWS).unlink(), "is missing"),
+    ("1", fill(CHANGED + "item", 0, -1), "changed rows that do not rise"),
+    ("1", fill(CHANGED + "item", -1, 10**6), "changed rows that do not rise"),
+    ("1", fill(CHANGED + "item", 1, 0), "changed rows that do not rise"),
+    ("1", fill("item", 0, np.inf), "a number that is not finite"),
+    ("1", resealed(lambda tensors: tensors.pop("item")), "'item' is missing"),
+    ("1", field(lambda content: content["changed"].update(item=1)), "expected I64|expected F32"),
+    ("1", field(lambda content: content["changed"].pop("item")), "changed: of"),
+    ("1", field(lambda content: content["files"].update({"../x": content["files"][DELTA_ROWS]})), "files: "),
+    ("1", field(lambda content: content["manifest"]["model"].update(embedding_dim=4)), "expected|is another one"),
+    ("1", field(lambda content: content["manifest"]["vocabularies"]["item"].update(digest="0" * 32)), "are not those"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("of", "change", "message"), REFUSED, ids=[f"{k}-{m[:30]}" for k, (*_, m) in enumerate(REFUSED)]
+)
+def test_what_is_no_delta_of_a_model_is_refused_and_leaves_it_as_it_was(
+    home: Path, tmp_path: Path, of: str, change: Callable[[Path], None], message: str
+) -> None:
+    delta = Path(shutil.copytree(home / "2.delta", tmp_path / "delta"))
+    change(delta)
+    scorer, rows = Scorer.open(home / of), frame(home)[:20]
+    before = scorer.score(rows)
+    with pytest.raises(ExportError, match=message) as caught:
+        scorer.update(delta)
+    assert "\n" not in str(caught.value)
+    assert re.search("; ?|: ", str(caught.value))
+    assert np.array_equal(scorer.score(rows), before)
+    assert scorer.manifest == Scorer.open(home / of).manifest
+
+
+def test_a_delta_of_what_does_not_go_on_is_refused_in_a_line(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ExportError, match=r"does not go on from .*: vocabulary .* had .*; use the full export"):
+        write_delta.write_delta(home / "2", home / "1", tmp_path / "back")
+    # Before a full export is made in vain.
+    for since in (home / "1.delta", tmp_path / "none"):
+        command = ["export", "-q", str(home / "run"), "-o", str(tmp_path / "out"), "--since", str(since)]
+        assert main(command) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,187 @@
+"""README, docs and examples are run as a reader would: every `shell` and `python` block, in a folder of its own.
+
+`console` blocks are what no test can run: installing, several hosts, a service. A `yaml` block that begins with the
+name of a file is that file.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import forked
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FROM_SCRATCH = {"README.md", "docs/tutorial.md"}
+"""Pages that begin with a log alone; others find a run of it."""
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return [(language, text) for language, text in BLOCK.findall(page.read_text()) if language in RUN]
+
+
+RUN = {"shell", "python", "yaml"}
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if blocks(path)
+}
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the logs that pages speak of."""
+    folder = tmp_path_factory.mktemp("logs")
+    code = f"from make_log import make_log\nfrom pathlib import Path\nmake_log(Path({str(folder)!r}), 3000)"
+    ran(code, folder)
+    ran("import click_log\nfrom pathlib import Path\nclick_log.make_clicks(Path('news.parquet'), 3000)", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of the log."""
+    folder = tmp_path_factory.mktemp("run") / "work"
+    shutil.copytree(logs, folder)
+    for line in (
+        "init clicks.csv --label clicked",
+        "prepare -q clicks.yaml",
+        "train -q clicks.yaml",
+    ):
+        command(f"stratarec {line}", folder)
+    return folder
+
+
+def ran(code: str, folder: Path, before: str = f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\n") -> str:
+    found = forked.python(before + code, cwd=folder)
+    assert found.returncode == 0, found.stderr[-2000:]
+    return found.stdout
+
+
+def command(line: str, folder: Path) -> None:
+    name, *arguments = shlex.split(line, comments=True)
+    assert name == "stratarec", f"{line}: tests run stratarec alone; write other commands as console"
+    found = forked.run(arguments, cwd=folder)
+    assert found.returncode == 0, f"{line}\n{found.stderr[-2000:]}"
+
+
+def commands(text: str) -> list[str]:
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def execute(page: Path, folder: Path) -> None:
+    for language, text in blocks(page):
+        if language == "shell":
+            for line in commands(text):
+                command(line, folder)
+        elif language == "python":
+            ran(text, folder, "")
+        else:
+            name = re.match(r"# ([\w.-]+\.yaml)\n", text)
+            if name:
+                (folder / name[1]).write_text(text)
+
+
+def has_commands(name: str) -> bool:
+    return any(language == "shell" for language, _ in blocks(PAGES[name]))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if has_commands(name) else ()) for name in PAGES]
+)
+def test_a_page_does_what_it_says(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    folder = tmp_path / "work"
+    if has_commands(name):
+        shutil.copytree(request.getfixturevalue("logs" if name in FROM_SCRATCH else "run"), folder)
+    else:
+        folder.mkdir()
+    execute(PAGES[name], folder)
+
+
+def test_pages_are_found_and_their_python_is_python() -> None:
+    assert {"README.md", "docs/tutorial.md", "docs/how-to/serving.md"} < PAGES.keys()
+    for page in PAGES.values():
+        for language, text in blocks(page):
+            if language == "python":
+                ast.parse(text)
+
+
+def test_no_page_speaks_of_a_field_that_there_is_not() -> None:
+    """Fields are written as `section.field` or section.field=value."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import generate
+    finally:
+        sys.path.pop(0)
+    known = generate.paths()
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*/*.md"), *(ROOT / "docs").glob("*.md")]
+    skipped = ("log.md", "benchmarks.md", "architecture.md")
+    field = re.compile(r"`((?:data|train|memory|model|hot|distributed)(?:\.[a-z_]+)+)\b")
+    texts = {
+        page.name: page.read_text() for page in pages if page.name not in skipped and page.parent.name != "reference"
+    }
+    wrong = [f"{name}: {found}" for name, text in texts.items() for found in field.findall(text) if found not in known]
+    assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["csv_log", "click_log", "own_model"])
+def test_an_example_runs(name: str, tmp_path: Path) -> None:
+    assert ran(f"import {name}\n{name}.main()", tmp_path)
+
+
+@pytest.mark.slow
+def test_the_service_scores(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fastapi")
+    pytest.importorskip("httpx")
+    command(f"stratarec export -q runs/clicks -o {tmp_path / 'exported'}", run)
+    shutil.copy(run / "tomorrow.csv", tmp_path)
+    ran(
+        """
+import warnings
+warnings.simplefilter("ignore")
+from fastapi.testclient import TestClient
+import polars as pl
+import service
+from stratarec import Scorer
+client = TestClient(service.app)
+frame = pl.read_csv("tomorrow.csv").head(20)
+columns = {name: frame[name].to_list() for name in frame.columns} | {"item_history": [["i1"]] * len(frame)}
+found = client.post("/score", json={"columns": columns})
+assert found.status_code == 200, found.text
+assert found.json()["scores"] == [float(x) for x in Scorer.open("exported").score(columns)]
+refused = client.post("/score", json={"columns": {"user": ["u1"]}})
+assert refused.status_code == 422 and "no column" in refused.text, refused.text
+assert client.get("/health").json()["labels"] == ["clicked"]
+""",
+        tmp_path,
+    )
+
+
+@pytest.mark.slow
+def test_the_documentation_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("furo")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    options = [
+        "-W",
+        "--keep-going",
+        "-q",
+        "-d",
+        str(tmp_path / "trees"),
+        str(tmp_path / "docs"),
+        str(tmp_path / "site"),
+    ]
+    found = forked.python(f"import sys\nfrom sphinx.cmd.build import main\nsys.exit(main({options!r}))")
+    assert found.returncode == 0, found.stderr[-3000:]
+    site = tmp_path / "site"
+    assert (site / "searchindex.js").stat().st_size > 10_000
+    for page in site.rglob("*.html"):
+        assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=\"(?:https?:)?//", page.read_text()), page
