@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from stratarec.kernels.runtime.accelerator import beside
+
 _STEPS = 1 << 16
 
 
@@ -45,7 +47,8 @@ class Dropout(nn.Module):
             -(1 << 63), None, generator=self.generator
         )
         bits = draws.view(torch.int16)[: shape.numel()].view(shape)
-        mask = (bits >= self.dropped - _STEPS // 2).to(inputs.dtype)
+        # Drawn on the host wherever the layer is: the same masks on every device.
+        mask = beside(bits >= self.dropped - _STEPS // 2, inputs).to(inputs.dtype)
         # By the number, not in the mask: bfloat16 has three digits.
         return (inputs * mask).mul_(_STEPS / (_STEPS - self.dropped))
 

@@ -16,7 +16,7 @@ from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 from stratarec.models.base import Network, Score, VectorsConfig
 from stratarec.models.history import History
-from stratarec.models.runs import Runs
+from stratarec.models.runs import Runs, chosen
 from stratarec.models.towers.modules import Plain, TowerModule
 from stratarec.models.towers.tower_config import TowersConfig, check_plan
 
@@ -83,8 +83,8 @@ class TowerNetwork(Network):
             for number, tower in enumerate(self.each) if tower.score.opened
         })  # fmt: skip
         vectors = sum(tower.score.vectors for tower in self.each) + len(self.openings)
-        numbers = [tower.columns for tower in self.each if tower.score.direct]
-        self.score = score(len(schema.dense), vectors, *([sum(numbers)] if numbers else []))
+        numbers = sum(tower.columns - tower.score.vectors * self.width for tower in self.each)
+        self.score = score(len(schema.dense), vectors, *([numbers] if numbers else []))
 
     @property
     def each(self) -> list[Tower]:
@@ -107,7 +107,7 @@ class TowerNetwork(Network):
         vectors = pooled.view(len(pooled), -1, self.width)
         vectors = vectors if runs is None else runs.expand(vectors)
         told = [
-            tower(dense, vectors[:, mine].flatten(1), [histories[place] for place in sequences])
+            tower(dense, chosen(vectors, mine).flatten(1), [histories[place] for place in sequences])
             for tower, mine, sequences in zip(self.each, self._pooled, self._sequences, strict=True)
         ]
         return self.combined(dense, told)
@@ -116,7 +116,7 @@ class TowerNetwork(Network):
         """See `Network.padded`."""
         vectors = pooled.view(pooled.shape[0], -1, self.width)
         told = [
-            tower.padded(dense, vectors[:, mine].flatten(1), *_both(sequences, places))
+            tower.padded(dense, chosen(vectors, mine).flatten(1), *_both(sequences, places))
             for tower, mine, places in zip(self.each, self._pooled, self._sequences, strict=True)
         ]
         return self.combined(dense, told)
@@ -130,11 +130,11 @@ class TowerNetwork(Network):
                 vectors.append(self.openings[str(number)](columns).unsqueeze(1).to(columns.dtype))
             if count:
                 vectors.append(columns[:, : count * self.width].reshape(columns.shape[0], count, self.width))
-            if tower.score.direct:
-                numbers.append(columns)
+            if columns.shape[1] > count * self.width:
+                numbers.append(columns[:, count * self.width :])
         joined = torch.cat(vectors, dim=1) if vectors else told[0].new_empty(told[0].shape[0], 0, self.width)
         if self._order is not None:
-            joined = joined[:, self._order]
+            joined = chosen(joined, self._order)
         logits: Tensor = self.score(dense, joined, None, *([torch.cat(numbers, dim=1)] if numbers else []))
         return self._corrected(logits)
 
