@@ -189,9 +189,6 @@ def continued(run: Path, files: list[Path]) -> Iterator[dict[str, Any]]:
             "samples": whole["samples"],
             "seconds": spent,
             "rows": {name: found.rows for name, found in period.lookups.items()},
-            "kinds": {
-                kind: {"samples": found["samples"], "auc": found["auc"]} for kind, found in period.scores.items()
-            },
             **written(run, period, before),
         }
         began, before = time.process_time(), periods.of_number(run, period.number)

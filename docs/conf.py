@@ -20,6 +20,7 @@ html_static_path = ["_static"]
 html_css_files = ["wide.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_search_summary = False  # excerpts are fetched, which a browser refuses for files
 myst_enable_extensions = ["colon_fence", "deflist", "html_image"]
 myst_heading_anchors = 3
 # `log.md` and the generated pages name files and fields that no page is of.

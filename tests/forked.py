@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import ModuleType
 from typing import IO, Any
 
 _NAME = "STRATAREC_TESTS_FORKED"
@@ -190,7 +191,8 @@ def _execute(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv, sys.path[0] = ["-c", *request["arguments"]], ""
-    exec(compile(request["code"], "<string>", "exec"), {"__name__": "__main__"})
+    main = sys.modules["__main__"] = ModuleType("__main__")  # dataclasses look names up there
+    exec(compile(request["code"], "<string>", "exec"), main.__dict__)
     sys.exit()
 
 

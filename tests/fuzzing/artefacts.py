@@ -203,7 +203,7 @@ def _train(root: Path, path: Path, out: Path) -> dict[str, str]:
 
 def score(path: Path, _: Path) -> dict[str, str]:
     """An export is checked, and scores."""
-    check_files(path, ExportManifest.read(path))
+    check_files(path, ExportManifest.read(path).files)
     frame = {
         "item": [0, 1, 5, 10**9],
         "city": [0, 1, 2, None],

@@ -224,4 +224,4 @@ def test_check_reads_everything(home: Path, tmp_path: Path, capsys: pytest.Captu
     assert main(["check", str(tmp_path / "export")]) == 2
     assert f"{tmp_path / 'export' / 'README.txt'} is damaged" in capsys.readouterr().err
     assert main(["check", str(tmp_path)]) == 2
-    assert "is no data set, run, export, plan or study of StrataRec" in capsys.readouterr().err
+    assert "is no data set, run, export, delta, plan or study of StrataRec" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -23,9 +25,10 @@ def pairs_of(samples: int, events: int, seed: int = 0) -> Pairs:
 def both(name: str, left: Tensor, events: Tensor, pairs: Pairs) -> list[list[Tensor]]:
     """Output and gradients of the kernel and of the reference."""
     kernel = {"sums": pair_sums, "products": pair_products, "pool": pair_pool}[name]
-    plain = {"sums": reference.pair_sums, "products": reference.pair_products, "pool": reference.pair_pool}[name]
+    pool = partial(reference.pair_pool, samples=pairs.samples)
+    plain = {"sums": reference.pair_sums, "products": reference.pair_products, "pool": pool}[name]
     found, inputs = [], [left.requires_grad_(), events.requires_grad_()]
-    for out in (kernel(left, events, pairs), plain(left, events, pairs.first, pairs.offsets)):
+    for out in (kernel(left, events, pairs), plain(left, events, *pairs.places)):
         gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
         found.append([out.detach(), *torch.autograd.grad(out, inputs, gradient)])
     return found

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratarec.kernels import runs as dedup
-from stratarec.kernels.runs import reference
+from stratarec.kernels.runs import plain, reference
 
 pytestmark = pytest.mark.interpreted
 
@@ -40,11 +40,14 @@ def test_expand_and_fold_are_the_reference_bitwise(
     kept = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
+        run = torch.repeat_interleave(torch.arange(runs), torch.tensor(starts).diff())
         expected = reference.expand(pooled, columns, starts)
+        assert torch.equal(plain.expand(pooled.clone(), spans, run), expected)
         assert torch.equal(made.expand(pooled), expected)
         folded, expected = made.fold(gradient), reference.fold(gradient, columns, starts)
         folded[runs:, columns] = 0  # not written
         assert torch.equal(folded, expected)
+        assert torch.equal(plain.fold(gradient, spans, run, runs), expected)
     finally:
         torch.set_num_threads(kept)
 
@@ -57,7 +60,9 @@ def test_sums_of_rows_are_the_reference_bitwise(threads: int, width: int) -> Non
     kept = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert torch.equal(dedup.sum_rows(gradient, inverse, 11), reference.sum_rows(gradient, inverse, 11))
+        expected = reference.sum_rows(gradient, inverse, 11)
+        assert torch.equal(dedup.sum_rows(gradient, inverse, 11), expected)
+        assert torch.equal(plain.sum_rows(gradient, inverse, 11), expected)
     finally:
         torch.set_num_threads(kept)
 
@@ -77,5 +82,8 @@ def test_windows_gather_and_scatter_as_the_reference_bitwise(threads: int, width
         assert torch.equal(gathered, reference.gather_windows(rows, start, length, longest))
         scattered = dedup.scatter_windows(gradient, start, length, values)
         assert torch.equal(scattered, reference.scatter_windows(gradient, start, length, values))
+        places = plain.window_places(start, length, longest, values)
+        assert torch.equal(plain.gather_windows(rows, places), gathered)
+        assert torch.equal(plain.scatter_windows(gradient, places, values), scattered)
     finally:
         torch.set_num_threads(kept)

@@ -53,6 +53,12 @@ def test_dropout_keeps_the_mean_and_its_gradient_has_its_mask(kind: torch.dtype)
     assert torch.equal(layer.eval()(inputs), inputs)
 
 
+def test_a_shared_mask_is_one_for_all_along_the_first_dimension() -> None:
+    found = Dropout(0.3, shared=True)(torch.ones(3, 40, 500))
+    assert torch.equal(found, found[:1].expand_as(found))
+    assert float((found[0] == 0).float().mean()) == pytest.approx(0.3, abs=0.02)
+
+
 def test_masks_are_a_function_of_their_key_and_layer() -> None:
     layers, inputs = [Dropout(0.5), Dropout(0.5)], torch.ones(64)
 

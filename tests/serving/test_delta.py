@@ -82,6 +82,8 @@ def test_a_delta_holds_the_rows_that_differ_alone(
         same = np.zeros(len(table), dtype=bool)
         same[: len(before[name])] = (table[: len(before[name])] == before[name]).all(axis=1)
         assert found[CHANGED + name].tolist() == np.flatnonzero(~same).tolist()
+    assert main(["check", "-q", str(home / "2.delta")]) == 0
+    assert "is whole" in capsys.readouterr().out
     # None do: the export of the same model again.
     shutil.copytree(home / "2", tmp_path / "2")
     assert write_delta.write_delta(home / "2", tmp_path / "2", tmp_path / "none") == 0.0

@@ -130,7 +130,7 @@ def test_an_export_is_data_and_its_manifest_names_every_file(whole: Path, tmp_pa
     # The files are what other readers of their formats take them for.
     assert safetensors.numpy.load_file(plain / "tables.safetensors")["item"].shape == (30 + 16, 4)
     for folder in (plain, whole):
-        check_files(folder, ExportManifest.read(folder))
+        check_files(folder, ExportManifest.read(folder).files)
 
 
 def test_the_program_gives_the_same_scores(whole: Path, scores: np.ndarray[Any, Any]) -> None:
@@ -239,7 +239,7 @@ def test_a_flipped_byte_is_refused_or_harmless(copy: Path, scores: np.ndarray[An
                 refusals[path.name] += str(path) in str(error)
             if path.name != "manifest.json":
                 with pytest.raises(ExportError, match=r"hash does not match|has \d+ bytes|is missing"):
-                    check_files(copy, ExportManifest.read(copy))
+                    check_files(copy, ExportManifest.read(copy).files)
             content[place] = kept
         path.write_bytes(content)
     for name, count in refusals.items():

@@ -32,6 +32,7 @@ from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
 from stratarec.training.continual.drift import auc_drift
+from stratarec.training.continual.novelty import kinds_of
 from stratarec.training.raw_logs import FreshLogs, evaluate_logs
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import new_model, open_run
@@ -410,6 +411,13 @@ def test_what_is_done_with_a_run_is_done_with_its_last_period(
     # By the export, which knows users' histories as they are given to it.
     frame = pl.read_parquet(log).with_columns(pl.lit(None, pl.List(pl.Int64)).alias("seen"))
     assert Scorer.open(tmp_path / "export").score(frame).shape == (900,)
+
+
+def test_a_feature_that_is_new_in_all_samples_makes_none_of_them_new() -> None:
+    values = np.array([[0, 2, 0], [1, 2, 0], [0, 2, 2]], dtype=np.int8)
+    assert kinds_of(values).tolist() == [0, 1, 2]
+    assert kinds_of(values[:, 1:2]).tolist() == [2, 2, 2]
+    assert kinds_of(values[:, :0]).tolist() == [0, 0, 0]
 
 
 def test_drift_is_told_against_the_first_log_and_the_periods_before(home: Path) -> None:

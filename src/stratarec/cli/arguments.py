@@ -75,6 +75,11 @@ def add_data(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_device(command: argparse.ArgumentParser) -> None:
+    """Where the network of a run is; see `open_run`."""
+    command.add_argument("--device", help="where the network is, such as cuda (default: train.device of the run)")
+
+
 def data_or_logs(args: argparse.Namespace, **options: list[str]) -> tuple[str | None, list[str]]:
     """The prepared data set behind a run, or the raw logs; what is of one of them alone is refused for the other."""
     logs = [] if len(args.data) == 1 and Path(args.data[0]).is_dir() else args.data

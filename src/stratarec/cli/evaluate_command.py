@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from stratarec.cli.arguments import SPLITS, Subcommand, add_data, data_or_logs, refuse_ranks, say, whole_number
+from stratarec.cli.arguments import (
+    SPLITS,
+    Subcommand,
+    add_data,
+    add_device,
+    data_or_logs,
+    refuse_ranks,
+    say,
+    whole_number,
+)
 from stratarec.errors import ConfigError
 
 MOST_PLACES = 1_000_000
@@ -12,6 +21,7 @@ MOST_PLACES = 1_000_000
 
 def _options(command: argparse.ArgumentParser) -> None:
     add_data(command)
+    add_device(command)
     command.add_argument(
         "--by", action="append", default=[], metavar="COLUMN", help="metrics of each value of this column (repeatable)"
     )
@@ -51,7 +61,7 @@ def evaluate(args: argparse.Namespace) -> None:
         raise ConfigError("--at says how many places --rank-by looks at; name that too, such as --rank-by user")
     at = sorted({*args.at}) or [10]
     data, logs = data_or_logs(args, by=args.by)
-    with joined() as mesh, open_run(args.run, data, mesh=mesh) as trained:
+    with joined() as mesh, open_run(args.run, data, mesh=mesh).placed(args.device) as trained:
         progress = make_progress(quiet=args.quiet or not mesh.is_first)
         if mesh.is_first:
             say(f"model: {trained.told}")

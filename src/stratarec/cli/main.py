@@ -36,6 +36,7 @@ from stratarec.cli import (
 )
 from stratarec.cli.arguments import Parser, Subcommand, shortened
 from stratarec.cli.check import check_command
+from stratarec.cli.doctor import doctor_command
 from stratarec.errors import ConfigError, Interrupted, StrataError
 from stratarec.io.names import visible
 from stratarec.kernels.runtime.cores import narrow_libraries
@@ -44,6 +45,7 @@ from stratarec.kernels.runtime.cores import narrow_libraries
 _MODULES = (
     init_command, prepare_command, plan_command, profile_command, train_command, continue_command, evaluate_command,
     predict_command, explain_command, baseline_command, tune_command, compare_command, check_command, export_command,
+    doctor_command,
 )  # fmt: skip
 
 # What sysexits.h calls an internal error, and what a shell gives a program that wrote to a closed pipe.

@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stratarec.cli.arguments import SPLITS, Subcommand, add_data, data_or_logs, refuse_ranks, say, whole_number
+from stratarec.cli.arguments import (
+    SPLITS,
+    Subcommand,
+    add_data,
+    add_device,
+    data_or_logs,
+    refuse_ranks,
+    say,
+    whole_number,
+)
 from stratarec.errors import ConfigError
 
 MOST_ROWS = 1_000_000
@@ -13,6 +22,7 @@ MOST_ROWS = 1_000_000
 
 def _options(command: argparse.ArgumentParser) -> None:
     add_data(command)
+    add_device(command)
     command.add_argument(
         "--keep",
         action="append",
@@ -55,7 +65,7 @@ def predict(args: argparse.Namespace) -> None:
         raise ConfigError("--safe is of CSV files, which raw logs give: name one by -o, such as -o scores.csv")
     output = Path(args.output or Path(args.run) / f"predictions-{'log' if logs else split}.parquet")
     check_output(output, *WRITERS)
-    with joined() as mesh, open_run(args.run, data, mesh=mesh) as trained:
+    with joined() as mesh, open_run(args.run, data, mesh=mesh).placed(args.device) as trained:
         progress = make_progress(quiet=args.quiet or not mesh.is_first)
         if logs:
             refuse_ranks(mesh.ranks)

@@ -109,13 +109,13 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
 
     def forward(self, features: KeyedJagged | Held) -> Embeddings:
         """Look up every feature of the collection; `features` may hold more, in any order."""
-        training, engine = torch.is_grad_enabled(), self.engine
+        training, engine, up = torch.is_grad_enabled(), self.engine, self.engine.transfers.up
         if not isinstance(features, KeyedJagged):
             prepared, features = features, features.features
         elif training:
             prepared = engine.prepare_now(features)
         else:
-            return self._named(features, *engine.read(features))
+            return self._named(features, *map(up, engine.read(features)))
         inputs = (self._anchor, features.weights, prepared, engine)
         found = FusedLookup.apply(*inputs)  # type: ignore[no-untyped-call]
         # No backward pass will come that lets the rows go.
@@ -283,7 +283,7 @@ class FusedLookup(torch.autograd.Function):
         ctx.prepared, ctx.engine = prepared, engine
         ctx.set_materialize_grads(True)
         with timed(engine.seconds, "look up"):
-            return engine.look_up(prepared)
+            return tuple(map(engine.transfers.up, engine.look_up(prepared)))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -293,7 +293,8 @@ class FusedLookup(torch.autograd.Function):
         # A pass over all ids, and only where somebody asked for it: rows are trained, and the anchor is a constant.
         gradient = torch.zeros_like(weights) if weights is not None and ctx.needs_input_grad[1] else None
         # Under autocast gradients come as bfloat16; an expanded one, as of a sum, has strides of 0.
-        rows = tuple(part.float().contiguous() for part in rows)
-        with timed(ctx.engine.seconds, "update rows"):
-            ctx.engine.update(prepared, pooled.float().contiguous(), rows, gradient)
+        engine = ctx.engine
+        found = [engine.transfers.down(part.float().contiguous()) for part in (pooled, *rows)]
+        with timed(engine.seconds, "update rows"):
+            engine.update(prepared, found[0], found[1:], gradient)
         return None, gradient, None, None

@@ -170,9 +170,10 @@ class Engine(LookupEngine[Prepared]):
         try:
             for tables, bags in zip(self.tables, prepared.bags, strict=True):
                 tables.catch_up(bags)
-            pooled, rows = RECYCLER.empty(prepared.features.batch_size, self._columns), []
+            empty, rows = self.transfers.empty, list[Tensor]()
+            pooled = empty(prepared.features.batch_size, self._columns)
             for tables, bags in zip(self.tables, prepared.bags, strict=True):
-                rows += tables.pool(bags, pooled)
+                rows += tables.pool(bags, pooled, empty)
         except BaseException:
             prepared.release()
             raise
@@ -183,8 +184,9 @@ class Engine(LookupEngine[Prepared]):
         """As `look_up` of a batch that was not prepared and will not be trained; changes nothing."""
         self.health.require()
         self._validator.check(features)
-        pooled = RECYCLER.empty(features.batch_size, self._columns)
-        return (pooled, *(row for tables in self.tables for row in tables.read(tables.bags(features), pooled)))
+        empty = self.transfers.empty
+        pooled = empty(features.batch_size, self._columns)
+        return (pooled, *(row for tables in self.tables for row in tables.read(tables.bags(features), pooled, empty)))
 
     def update(self, prepared: Prepared, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
         """One optimizer step from the gradients of what `look_up` gave; then the rows may go.
@@ -199,6 +201,7 @@ class Engine(LookupEngine[Prepared]):
             prepared.finish()
             try:
                 if weights is not None:
+                    self.transfers.wait()
                     for tables, bags in zip(self.tables, prepared.bags, strict=True):
                         tables.weight_gradient(bags, pooled, weights)
             except BaseException:
@@ -214,6 +217,7 @@ class Engine(LookupEngine[Prepared]):
 
     def gradient_norm(self) -> float:
         """Of the summed gradients of all rows that wait for `apply`."""
+        self.transfers.wait()
         squares = [
             square
             for held in self._held
@@ -230,6 +234,7 @@ class Engine(LookupEngine[Prepared]):
             self._apply(scale)
 
     def _apply(self, scale: float) -> None:
+        self.transfers.wait()
         while self._held:
             # Off the list first: after an error the step must not be taken again.
             held = self._held.pop(0)

@@ -19,6 +19,7 @@ from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.tiers import TierConfig
+from stratarec.kernels.runtime.accelerator import HOST, Transfers
 
 Held = TypeVar("Held", bound=Handle)
 
@@ -68,6 +69,8 @@ class LookupEngine(ABC, Generic[Held]):
         """Stage of a step -> time that it took so far; see `progress.timed`."""
         self.batches = 0
         """How many were ever prepared, for the noise of rounding."""
+        self.transfers: Transfers = HOST
+        """How what is looked up comes to the network, and its gradient back."""
 
     # Clocks
 

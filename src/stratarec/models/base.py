@@ -17,13 +17,14 @@ from stratarec.batch.batch import Batch
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
 from stratarec.errors import ConfigError
+from stratarec.kernels.runtime.accelerator import CPU, beside, transfers_of
 from stratarec.models.calibration import Calibration
 from stratarec.models.heads import HeadsConfig, MMoE, SharedBottom, build_heads
 from stratarec.models.history import History, HistoryWindows
 from stratarec.models.layers import MLP, Initialization
 from stratarec.models.projections import Projections
 from stratarec.models.request import Request
-from stratarec.models.runs import Runs
+from stratarec.models.runs import Runs, chosen
 from stratarec.models.sequence import HistoryConfig, build_pooling
 from stratarec.models.towers.tower_config import TowersConfig
 from stratarec.models.zoo.fields import Terms
@@ -270,13 +271,13 @@ class Network(nn.Module):
         if self.training:
             return found
         if any(self.correction):
-            found = found + (self.correction[0] if found.ndim == 1 else torch.tensor(self.correction))
+            found = found + (self.correction[0] if found.ndim == 1 else beside(torch.tensor(self.correction), found))
         return found if self.calibration is None else self.calibration(found)
 
 
 def _query(vectors: Tensor, targets: Sequence[int]) -> Tensor:
     """``[B, D]`` from ``[B, F, D]``: what a history or sequence is compared with."""
-    return vectors[:, targets[0]] if len(targets) == 1 else vectors[:, list(targets)].sum(1)
+    return vectors[:, targets[0]] if len(targets) == 1 else chosen(vectors, targets).sum(1)
 
 
 def _joined(columns: Sequence[History]) -> History:
@@ -304,6 +305,13 @@ class CTRModel(nn.Module):
         super().__init__()
         self.embeddings = embeddings
         self.network = network
+        self.device = CPU
+        """Where the network is; rows stay where they are."""
+
+    def place(self, device: torch.device) -> None:
+        """Take the network to a device, before anything is made of its weights."""
+        self.network.to(device)
+        self.device, self.embeddings.engine.transfers = device, transfers_of(device)
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """``[B]`` float32 logits; ``[B, T]`` of several labels.
@@ -331,7 +339,9 @@ class CTRModel(nn.Module):
         self, batch: Batch, request: Request, prepared: Handle | None = None
     ) -> tuple[Tensor, Tensor, list[History], Runs | None]:
         """What the network takes: dense, pooled, unpooled histories, and which pooled vectors samples share."""
-        return batch.dense, *self.looked_up(request, batch.size, self.network.sequence_keys, prepared)
+        # Up before rows are looked up: it is there by then.
+        dense = self.embeddings.engine.transfers.up(batch.dense)
+        return dense, *self.looked_up(request, batch.size, self.network.sequence_keys, prepared)
 
     def looked_up(
         self, request: Request, size: int, sequences: Sequence[str], prepared: Handle | None = None
@@ -350,9 +360,9 @@ class CTRModel(nn.Module):
         return pooled, histories, Runs.of(request, found.pooled_keys)
 
 
-def autocast(precision: str) -> torch.autocast:
-    """The context in which the network runs."""
-    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
+def autocast(precision: str, device: torch.device = CPU) -> torch.autocast:
+    """The context in which the network runs on a device."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
 def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from stratarec.batch.jagged import offsets_of
 from stratarec.kernels import runs
 from stratarec.kernels.attention import Pairs
+from stratarec.kernels.runtime.accelerator import beside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class History:
         start, length = self.windows.start, self.windows.length
         longest = max(int(length.max()) if len(length) else 0, 1)
         rows: Tensor = _Gather.apply(self.rows, start, length, longest)  # type: ignore[no-untyped-call]
-        return rows, torch.arange(longest) < length.unsqueeze(1)
+        return rows, beside(torch.arange(longest) < length.unsqueeze(1), rows)
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -75,26 +76,23 @@ class History:
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        ctx.rows = values.shape[0]
-        return values.index_select(0, inverse)
+        ctx.inverse, ctx.rows = inverse, values.shape[0]
+        return values.index_select(0, beside(inverse, values))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (inverse,) = ctx.saved_tensors
-        return runs.sum_rows(gradient.float(), inverse, ctx.rows).to(gradient.dtype), None
+        return runs.sum_rows(gradient.float(), ctx.inverse, ctx.rows).to(gradient.dtype), None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, start: Tensor, length: Tensor, longest: int) -> Tensor:
-        ctx.save_for_backward(start, length)
-        ctx.values = rows.shape[0]
+        ctx.windows, ctx.values = (start, length), rows.shape[0]
         return runs.gather_windows(rows, start, length, longest)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        start, length = ctx.saved_tensors
+        start, length = ctx.windows
         return runs.scatter_windows(gradient.float(), start, length, ctx.values), None, None, None

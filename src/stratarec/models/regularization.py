@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from stratarec.kernels.runtime.accelerator import beside
+
 _STEPS = 1 << 16
 
 
@@ -22,10 +24,17 @@ class Dropout(nn.Module):
     with torch's own random numbers they would depend on whatever else drew some. An element is decided by 16 random
     bits, four of them at a draw: torch's Bernoulli numbers take as long as a layer of 512 by 512. So the rate is the
     nearest one of 65,536.
+
+    Parameters
+    ----------
+    rate : float
+    shared : bool
+        Whether all along the first dimension have one mask: of members that differ in weights, that takes nothing away.
     """
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, *, shared: bool = False) -> None:
         super().__init__()
+        self.shared = shared
         self.dropped = min(round(rate * _STEPS), _STEPS - 1)
         self.generator = torch.Generator()
 
@@ -33,11 +42,13 @@ class Dropout(nn.Module):
         """Of any shape."""
         if not self.training:
             return inputs
-        draws = torch.empty(-(-inputs.numel() // 4), dtype=torch.int64).random_(
+        shape = inputs.shape[1:] if self.shared else inputs.shape
+        draws = torch.empty(-(-shape.numel() // 4), dtype=torch.int64).random_(
             -(1 << 63), None, generator=self.generator
         )
-        bits = draws.view(torch.int16)[: inputs.numel()].view(inputs.shape)
-        mask = (bits >= self.dropped - _STEPS // 2).to(inputs.dtype)
+        bits = draws.view(torch.int16)[: shape.numel()].view(shape)
+        # Drawn on the host wherever the layer is: the same masks on every device.
+        mask = beside(bits >= self.dropped - _STEPS // 2, inputs).to(inputs.dtype)
         # By the number, not in the mask: bfloat16 has three digits.
         return (inputs * mask).mul_(_STEPS / (_STEPS - self.dropped))
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stratarec.kernels import runs
+from stratarec.kernels.runtime.accelerator import beside
 from stratarec.models.request import Request
 
 
@@ -49,15 +50,26 @@ class Runs:
     def split(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """The vectors that are each sample's own, ``[B, F_o, D]``, and those of runs, ``[R, F_s, D]``."""
         places = [[place for place, shared in enumerate(self.shared) if shared is of] for of in (False, True)]
-        return vectors[:, places[0]], vectors[: self.starts.numel() - 1, places[1]]
+        return chosen(vectors, places[0]), chosen(vectors[: self.starts.numel() - 1], places[1])
 
     def repeat(self, rows: Tensor) -> Tensor:
         """``[B, ...]`` of rows of runs, ``[R, ...]``."""
-        return rows.repeat_interleave(self.starts.diff(), dim=0)
+        lengths = self.starts.diff()
+        if rows.device.type == "cpu":
+            return rows.repeat_interleave(lengths, dim=0)
+        return rows.index_select(0, beside(torch.repeat_interleave(torch.arange(len(lengths)), lengths), rows))
 
     def beside(self, others: int) -> Runs:
         """The same runs with `others` more vectors behind, which are not shared."""
         return Runs(starts=self.starts, shared=(*self.shared, *[False] * others))
+
+
+def chosen(vectors: Tensor, places: Sequence[int]) -> Tensor:
+    """``[B, n, ...]`` of ``[B, F, ...]``: those at `places`."""
+    if vectors.device.type == "cpu":
+        return vectors[:, list(places)]
+    # A list as an index would go up by a copy that the host waits for.
+    return vectors.index_select(1, beside(torch.tensor(places, dtype=torch.int64), vectors))
 
 
 class _Expand(torch.autograd.Function):

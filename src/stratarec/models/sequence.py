@@ -126,7 +126,7 @@ class TransformerPooling(nn.Module):
     def padded(self, target: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
         """``[U, D]`` from rows ``[U, L, D]`` and mask ``[U, L]``."""
         lengths = mask.sum(1, keepdim=True)
-        age = (lengths - 1 - torch.arange(rows.shape[1])).clamp(0, len(self.position) - 1)
+        age = (lengths - 1 - torch.arange(rows.shape[1], device=rows.device)).clamp(0, len(self.position) - 1)
         rows = rows + self.position[age]
         # A row that may see nothing would be NaN: the first place is always visible, and empty histories end as zeros.
         visible = mask.clone()

@@ -145,6 +145,9 @@ class TrainConfig:
     """Stop after so many steps; 0 for no limit."""
     precision: Literal["float32", "bf16"] = "float32"
     """``bf16`` runs the network's matrix products in bfloat16 (autocast); embeddings stay float32."""
+    device: str = "cpu"
+    """Where the network is: ``cpu``, or a device of torch such as ``cuda``, ``cuda:1`` or ``xpu``; rows stay in their
+    memories."""
     threads: int = 0
     """Threads of torch and of the kernels. 0 for as many as there are cores by affinity and quota, divided among the
     ranks of a machine, and for fewer while others use them and that is much faster: such a run says so, and may differ
@@ -199,7 +202,8 @@ class TrainConfig:
     """Correction of probabilities, fitted on the validation split at the end of the run: ``platt`` is a line of the
     logit, ``isotonic`` any increasing curve. It is in the final test, in predictions and in exports."""
     deduplicate: bool = True
-    """Look up and compute each distinct value of a group once a batch; false expands batches when they are read."""
+    """Look up and compute each distinct value of a group once a batch, where that spares a batch enough ids to pay;
+    false expands batches when they are read."""
 
     def __post_init__(self) -> None:
         check_finite(self, "train.")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from stratarec.errors import ExportError
 from stratarec.io.sealed import own_file
 from stratarec.io.tensors import Spec, header
-from stratarec.serving.export_manifest import ADVICE, ExportedFile, ExportManifest
+from stratarec.serving.export_manifest import ADVICE, ExportedFile
 
 # Bytes that are hashed at a time.
 _PIECE = 1 << 22
@@ -96,9 +96,9 @@ def map_tensors(folder: Path, name: str, expected: ExportedFile, specs: Mapping[
     return found
 
 
-def check_files(folder: Path, manifest: ExportManifest) -> None:
+def check_files(folder: Path, files: Mapping[str, ExportedFile]) -> None:
     """Read every file that a manifest names, those too that scoring never opens; `ExportError` for the first fault."""
-    for name, expected in manifest.files.items():
+    for name, expected in files.items():
         map_file(folder, name, expected).close()
 
 

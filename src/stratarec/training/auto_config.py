@@ -5,7 +5,7 @@ ones speed. One pass is best, as rows that are seen a second time are learned by
 which end before the network has begun. A network of one pass is left at a rate that does not fall, so it is used with
 the average of its weights over the last third of the steps. `docs/log.md` has the measurements. A value that the recipe
 names is never changed, and changes no other one: with ``train.epochs=20`` a run is the one without it, which goes on.
-Ensembles have rates, decay and members of their own, and pass after pass until validation is worse.
+Ensembles have rates, decay and members of their own, and several passes: where their rates fall, over the whole run.
 """
 
 from __future__ import annotations
@@ -57,19 +57,24 @@ def chosen(samples: int, *, validated: bool, kind: str = "dlrm", batch_size: int
 
 
 def _of_ensemble(samples: int, validated: bool, batch_size: int) -> dict[str, Any]:
-    """Members with small networks learn from many passes, until validation is worse; without it from a few."""
-    batch = batch_size or _power_of_two(samples / 60, 32, 1024)
+    """Few samples are seen in many passes, until validation is worse: some logs become better again after a while. Of
+    more, or without validation, there are a few passes at a rate that begins high and falls, a tenth of the work."""
+    several = validated and samples < _FEW
+    batch = batch_size or _power_of_two(samples / (60 if several else 120), 32, 256)
+    rate = 0.001 if several else 0.004
+    falling = {f"train.{part}.schedule.kind": "polynomial" for part in ("dense", "embedding")}
     return {
         "model.members": 16 if samples < _FEW else 8,
         "train.batch_size": batch,
-        "train.epochs": 100 if validated else 10,
+        "train.epochs": 100 if several else 5,
+        **({} if several else falling),
         "train.eval_every": 0 if samples < 100_000 else max(samples // (batch * _EVALUATIONS), 1),
         "train.early_stopping.patience": 8 if validated else 0,
         "train.dense.kind": "adamw",
-        "train.dense.learning_rate": 0.001,
+        "train.dense.learning_rate": rate,
         "train.dense.weight_decay": 0.2,
         "train.embedding.kind": "adam",
-        "train.embedding.learning_rate": 0.001,
+        "train.embedding.learning_rate": rate,
         "train.embedding.weight_decay": 2.0,
         "train.embedding.decay": "decoupled",
         "train.embedding.rows": "all",

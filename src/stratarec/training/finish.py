@@ -126,7 +126,7 @@ class Ending:
         if self.mesh.ranks > 1:
             return "several ranks trained it"
         network = self.model.network
-        network.calibration = Calibration(maps) if maps else None
+        network.calibration = Calibration(maps).to(self.model.device) if maps else None
         try:
             return for_report(self.model, self.dataset, split, self.recipe.train.precision, self.check)
         except Stopped:

@@ -282,7 +282,7 @@ class FreshLogs:
 
     def _logits(self, dense: torch.Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
         model, parts = self._trained.model.eval(), []
-        with torch.no_grad(), autocast(self._trained.recipe.train.precision):
+        with torch.no_grad(), autocast(self._trained.recipe.train.precision, model.device):
             for first in range(0, len(dense), _BATCH):
                 chosen = torch.arange(first, min(first + _BATCH, len(dense)))
                 batch = Batch(label=torch.zeros(len(chosen)), dense=dense[chosen], sparse=sparse.take(chosen))

@@ -70,9 +70,10 @@ def build_optimizer(config: DenseOptimizerConfig, network: nn.Module) -> Optimiz
         "sgd": torch.optim.SGD,
     }
     make: Any = uncompiled(kinds[config.kind])
-    found: Optimizer = make(
-        network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
-    )  # fmt: skip
+    weights = list(network.parameters())
+    # Adagrad's is for few devices.
+    fused = True if config.kind != "adagrad" or weights[0].device.type == "cpu" else None
+    found: Optimizer = make(weights, lr=config.learning_rate, weight_decay=config.weight_decay, fused=fused)
     return found
 
 

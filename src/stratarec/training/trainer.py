@@ -29,6 +29,7 @@ from stratarec.embedding import Handle
 from stratarec.errors import TrainingError
 from stratarec.hot.hot_loader import HotLoader
 from stratarec.io.owned_directory import named_directory, state
+from stratarec.kernels.runtime.accelerator import device_errors
 from stratarec.models.request import Request
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress
@@ -48,6 +49,7 @@ from stratarec.training.preflight import (
     take_up,
 )
 from stratarec.training.quantiles import take_quantiles
+from stratarec.training.run.device import device_of
 from stratarec.training.run.keeper import Keeper
 from stratarec.training.run.open_run import check_identity, identity, new_model, new_plan, of_data
 from stratarec.training.run.run_directory import (
@@ -122,6 +124,7 @@ class Trainer:
         self.progress: Progress = progress if progress and self.mesh.is_first else SilentProgress()
         self.mesh.check_same({"recipe": recipe.to_dict(), "data": dataset.fingerprint})
         self._uncompared = check_prepared(recipe.data, dataset)
+        device = device_of(self.config.device, self.mesh.ranks)
         check_validation(self.config, dataset)
         check_average(self.config, self.mesh)
         self._slates = slates_of(recipe, dataset, self.mesh.ranks)
@@ -133,6 +136,7 @@ class Trainer:
         self.plan = self._one_plan(plan)
         place = recipe.place if self.mesh.ranks == 1 else f"{recipe.place}-rank-{self.mesh.rank}"
         self.model = new_model(recipe, dataset, self.plan, place, self.mesh)
+        self.model.place(device)
         self.optimizer = build_optimizer(self.config.dense, self.model.network)
         self._identity = identity(recipe, dataset)
         self._stop = StopRequest(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
@@ -299,7 +303,8 @@ class Trainer:
         self.mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
         if not ended:
             self._introduce()
-        with self._board() as board, self._stop.listening(), self.sharing, tracing(self):
+        guarded = device_errors(self.model.device, self.config.batch_size)
+        with self._board() as board, self._stop.listening(), self.sharing, tracing(self), guarded:
             if not ended:
                 self._loop(Curves(board, self.model, self.optimizer, self.config.log_every), watch).run()
             found = then()
@@ -370,17 +375,10 @@ class Trainer:
         found = best(position.evaluations, self.config.early_stopping)
         path = self._keeper.best(position.step if found is None else found["step"], current=position.step)
         ending = Ending(
-            run=self.run,
-            recipe=self.recipe,
-            dataset=self.dataset,
-            model=self.model,
-            plan=self.plan,
-            progress=self.progress,
-            check=self.cadence.check,
-            mesh=self.mesh,
-            figures=self.stages.figures,
+            run=self.run, recipe=self.recipe, dataset=self.dataset, model=self.model, plan=self.plan,
+            progress=self.progress, check=self.cadence.check, mesh=self.mesh, figures=self.stages.figures,
             sharing=self.sharing.remark,
-        )
+        )  # fmt: skip
         result = ending.write(position, path)
         self._keeper.tested = path.name
         self._keeper.prune(position)

@@ -52,6 +52,20 @@ EXPECTED = {
 }  # fmt: skip
 
 
+def test_a_number_whose_values_tell_more_than_its_order_is_an_id(tmp_path: Path) -> None:
+    draws = np.random.default_rng(3)
+    student, age = draws.integers(1, 101, ROWS), draws.integers(18, 98, ROWS)
+    taste = draws.normal(0, 1.5, 101)[student] + (age - 58) / 20
+    frame = pl.DataFrame(
+        {"good": (draws.random(ROWS) < 1 / (1 + np.exp(-taste))).astype(int), "student": student, "age": age}
+    )
+    found = roles(write(frame, tmp_path / "log.csv"), label="good")
+    assert found == {"good": "label", "student": "sparse", "age": "dense"}
+    # Labels in random order tell nothing of either.
+    frame = frame.with_columns(pl.col("good").shuffle(seed=1))
+    assert roles(write(frame, tmp_path / "log.csv"), label="good") == {**found, "student": "dense"}
+
+
 def write(frame: pl.DataFrame, path: Path) -> Path:
     if path.suffix == ".parquet":
         frame.write_parquet(path)

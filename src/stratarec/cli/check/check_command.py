@@ -23,7 +23,7 @@ def check(args: argparse.Namespace) -> None:
 
 COMMAND = Subcommand(
     name="check",
-    text="Read all of a data set, run, export, plan or study and check it: hashes, checksums, types, ranges.",
+    text="Read all of a data set, run, export, delta, plan or study and check it: hashes, checksums, types, ranges.",
     example="stratarec check runs/demo",
     options=_options,
     run=check,

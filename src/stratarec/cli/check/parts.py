@@ -22,7 +22,8 @@ from stratarec.io.owned_directory import HOLDER, MARKER, check_marker, kind_of
 from stratarec.io.sealed import read_sealed
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
-from stratarec.serving.export_files import check_files
+from stratarec.serving.delta import DELTA, DELTA_ROWS, DeltaManifest
+from stratarec.serving.export_files import check_files, map_tensors
 from stratarec.serving.export_manifest import MANIFEST as EXPORT
 from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
@@ -67,11 +68,13 @@ def check(path: Path) -> Iterator[str]:
         yield from _study(path, read)
     elif (path / EXPORT).exists():
         yield from _export(path, read)
+    elif (path / DELTA).exists():
+        yield from _delta(path, read)
     elif path.is_file():
         Plan.load(path)
         yield "plan: every field is right"
     else:
-        raise ConfigError(f"{path} is no data set, run, export, plan or study of StrataRec")
+        raise ConfigError(f"{path} is no data set, run, export, delta, plan or study of StrataRec")
     others = [str(each.relative_to(path)) for each in _files(path) if each not in read]
     if others:
         more = f" and {len(others) - _NAMED:,} more" if len(others) > _NAMED else ""
@@ -86,10 +89,18 @@ def _files(path: Path) -> list[Path]:
 
 def _export(path: Path, read: set[Path]) -> Iterator[str]:
     manifest = Scorer.open(path).manifest
-    check_files(path, manifest)
+    check_files(path, manifest.files)
     read |= {path / EXPORT, *(path / name for name in manifest.files)}
     rows = sum(table.rows for table in manifest.tables.values())
     yield f"export: {len(manifest.tables)} tables, {rows:,} rows, every hash fits"
+
+
+def _delta(path: Path, read: set[Path]) -> Iterator[str]:
+    manifest = DeltaManifest.read(path)
+    check_files(path, manifest.files)
+    map_tensors(path, DELTA_ROWS, manifest.files[DELTA_ROWS], manifest.tensors())
+    read |= {path / DELTA, *(path / name for name in manifest.files)}
+    yield f"delta: {sum(manifest.changed.values()):,} rows, every hash fits; what it is laid over is not read"
 
 
 def _data_set(path: Path, read: set[Path]) -> Iterator[str]:
@@ -184,6 +195,8 @@ def _run(path: Path, read: set[Path]) -> Iterator[str]:
             yield f"{each.name}: {_rows(each, recipe, read):,} rows, every hash and checksum fits"
     if (path / "export" / EXPORT).exists():
         yield from _export(path / "export", read)
+    if (path / "export.delta" / DELTA).exists():
+        yield from _delta(path / "export.delta", read)
     yield from _periods(path, read)
 
 

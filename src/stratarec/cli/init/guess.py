@@ -8,6 +8,7 @@ from typing import Literal
 
 import polars as pl
 
+from stratarec.cli.init.by_value import tells_by_value
 from stratarec.cli.init.label import find_label, positives
 from stratarec.cli.init.numbers import amounts
 from stratarec.cli.init.sample import LogSample, growth
@@ -104,6 +105,8 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
     for each in rest:
         if each not in found:
             found[each] = _feature(frame[each], sample)
+    for each in rest:
+        found[each] = _as_names(found[each], frame[each], positive, sample)
     for each in rest:
         found[each] = _as_sequence(found[each], frame, [other for other in rest if found[other].role == "sparse"])
     others = any(
@@ -228,6 +231,16 @@ def _whole_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess
     return Guess(
         name=column.name, role="sparse", reason=f"{reason}{missing}", values=values, integer=integer, ordered=ordered
     )
+
+
+def _as_names(each: Guess, column: pl.Series, positive: pl.Series, sample: LogSample) -> Guess:
+    """Whole numbers as ids, where each value tells more of the label than its order does, as students' numbers do."""
+    spread = each.role == "dense" and column.dtype.is_integer() and not tokens(each.name) & AMOUNTS
+    if not spread or column.n_unique() <= _FEW or not tells_by_value(column, positive):
+        return each
+    values = growth(column, len(column), sample.total)
+    reason = f"about {values:,} values, each of which tells more than its order{_missing(column, sample)}"
+    return Guess(name=each.name, role="sparse", reason=reason, values=values, integer=sample.kind == "csv")
 
 
 def _text_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:

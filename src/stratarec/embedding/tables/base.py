@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,10 @@ from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import ConfigError
 from stratarec.kernels.bags import BagBatch, GroupLayout
-from stratarec.kernels.runtime.memory import RECYCLER
 from stratarec.kernels.update import Gradients, RowUpdate
+
+Empty: TypeAlias = Callable[..., Tensor]
+"""Gives a float32 tensor of the host, of the sizes that it is called with, with anything in it."""
 
 
 class BatchClock(NamedTuple):
@@ -166,20 +168,20 @@ class TableGroup(ABC):
             self.memory.catch_up(self.layout, bags, missed)
 
     @abstractmethod
-    def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
+    def read(self, bags: BagBatch, out: Tensor, empty: Empty) -> list[Tensor]:
         """As `pool` of bags that were not staged: reads rows where they lie and leaves them there."""
 
-    def pool(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
-        """Fill these tables' columns of `out`; returns the rows of their sequence features."""
-        return self._pool(bags, self.memory, self.layout, out)
+    def pool(self, bags: BagBatch, out: Tensor, empty: Empty) -> list[Tensor]:
+        """Fill these tables' columns of `out`; returns the rows of their sequence features, in tensors of `empty`."""
+        return self._pool(bags, self.memory, self.layout, out, empty)
 
-    def _pool(self, bags: BagBatch, memory: CpuSlots, layout: GroupLayout, out: Tensor) -> list[Tensor]:
+    def _pool(self, bags: BagBatch, memory: CpuSlots, layout: GroupLayout, out: Tensor, empty: Empty) -> list[Tensor]:
         self.check(bags, memory.pool(layout, bags, out))
         rows = []
         for feature in self._sequences:
             first, last = bags.span(int(feature))
-            # Recycled, not zeroed: every row is written, or `check` raises.
-            gathered = RECYCLER.empty(last - first, self.width)
+            # Not zeroed: every row is written, or `check` raises.
+            gathered = empty(last - first, self.width)
             self.check(bags, memory.gather(layout, bags, int(feature), gathered))
             rows.append(gathered)
         return rows

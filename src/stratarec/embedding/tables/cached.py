@@ -27,7 +27,7 @@ from stratarec.embedding.health import Health
 from stratarec.embedding.slots import CpuSlots
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.tables.base import BatchClock, TableGroup
+from stratarec.embedding.tables.base import BatchClock, Empty, TableGroup
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import ConfigError, StrataError, TrainingError
 from stratarec.io.atomic import make_directory
@@ -139,7 +139,7 @@ class CachedTables(TableGroup):
 
     # Reading
 
-    def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
+    def read(self, bags: BagBatch, out: Tensor, empty: Empty) -> list[Tensor]:
         """See `TableGroup.read`."""
         spans = [bags.span(feature) for feature in range(len(self.features))]
         rows = [self._rows_of(feature, bags.values[first:last]) for feature, (first, last) in enumerate(spans)]
@@ -149,7 +149,7 @@ class CachedTables(TableGroup):
             values[first:last] = part
         zeros = np.zeros_like(self.layout.base)
         layout = replace(self.layout, base=zeros, rows=zeros + max(len(distinct), 1))
-        return self._pool(replace(bags, values=values), self.copy(distinct), layout, out)
+        return self._pool(replace(bags, values=values), self.copy(distinct), layout, out, empty)
 
     def _rows_of(self, feature: int, ids: Ids) -> Indices:
         """The group's rows of a feature's ids, checked."""

@@ -16,7 +16,7 @@ from stratarec.embedding.slots import CpuSlots
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.deltas import Chain
 from stratarec.embedding.stores.dram import allocate_bits, clear_bits, row_chunks, set_rows
-from stratarec.embedding.tables.base import BatchClock, TableGroup
+from stratarec.embedding.tables.base import BatchClock, Empty, TableGroup
 from stratarec.embedding.tables.numbering import TableNumbers
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import TrainingError
@@ -74,12 +74,12 @@ class ResidentTables(TableGroup):
         """Nothing to bring in: ids are slots."""
         return bags
 
-    def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
+    def read(self, bags: BagBatch, out: Tensor, empty: Empty) -> list[Tensor]:
         """See `TableGroup.read`."""
         # A row that catches up is none that changed: its last checkpoint says the same of it.
         self.catch_up(bags)
         self._fresh = self._fresh and not self.course.optimizer.clocked
-        return self.pool(bags, out)
+        return self.pool(bags, out, empty)
 
     def update(self, bags: BagBatch, gradients: Gradients, rule: RowUpdate) -> None:
         """See `TableGroup.update`."""

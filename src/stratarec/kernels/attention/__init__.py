@@ -9,13 +9,15 @@ Shapes: B samples, E events, N pairs, D width.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stratarec.errors import ConfigError
-from stratarec.kernels.attention import cpu
+from stratarec.kernels.attention import cpu, reference
+from stratarec.kernels.runtime.accelerator import beside
 from stratarec.kernels.runtime.memory import RECYCLER
 from stratarec.kernels.runtime.team import team_of
 from stratarec.kernels.runtime.threads import team_threads, tile_size
@@ -41,6 +43,11 @@ class Pairs:
     def samples(self) -> int:
         return self.first.numel()
 
+    @cached_property
+    def places(self) -> tuple[Tensor, Tensor]:
+        """``[N]`` sample and ``[N]`` event of every pair."""
+        return reference.places(self.first, self.offsets)
+
     def __len__(self) -> int:
         return int(self.offsets[-1])
 
@@ -59,6 +66,8 @@ class Pairs:
 def pair_sums(samples: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
     """``[N, D]`` float32: ``samples[b] + events[e]`` of every pair."""
     pairs.check(samples, events)
+    if events.device.type != "cpu":
+        return reference.pair_sums(samples.float(), events.float(), *_places(pairs, events))
     out: Tensor = _Combine.apply(samples.float(), events.float(), pairs, False)  # type: ignore[no-untyped-call]
     return out
 
@@ -66,6 +75,8 @@ def pair_sums(samples: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
 def pair_products(samples: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
     """``[N, D]`` float32: ``samples[b] * events[e]`` of every pair."""
     pairs.check(samples, events)
+    if events.device.type != "cpu":
+        return reference.pair_products(samples.float(), events.float(), *_places(pairs, events))
     out: Tensor = _Combine.apply(samples.float(), events.float(), pairs, True)  # type: ignore[no-untyped-call]
     return out
 
@@ -75,8 +86,15 @@ def pair_pool(weights: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
     pairs.check(None, events)
     if weights.shape != (len(pairs),):
         raise ConfigError(f"{len(pairs)} pairs got weights {tuple(weights.shape)}")
+    if events.device.type != "cpu":
+        return reference.pair_pool(weights.float(), events.float(), *_places(pairs, events), pairs.samples)
     out: Tensor = _Pool.apply(weights.float(), events.float(), pairs)  # type: ignore[no-untyped-call]
     return out
+
+
+def _places(pairs: Pairs, events: Tensor) -> tuple[Tensor, Tensor]:
+    sample, event = pairs.places
+    return beside(sample, events), beside(event, events)
 
 
 def _flat(tensor: Tensor) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor
 from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import cpu, runs
 from stratarec.kernels.interaction.reference import dot_interaction as _reference
+from stratarec.kernels.interaction.reference import run_interaction as _run_reference
 from stratarec.kernels.runtime.memory import RECYCLER
 from stratarec.kernels.runtime.team import team_of
 from stratarec.kernels.runtime.threads import team_threads
@@ -56,8 +57,11 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
         raise ConfigError(
             f"dot_interaction got dense {got} and pooled {tuple(pooled.shape)}, expected [B, D], [B, F, D]"
         )
-    if torch.compiler.is_exporting() or pooled.device.type != "cpu":
+    if torch.compiler.is_exporting():
         return _reference(dense, pooled)
+    if pooled.device.type != "cpu":
+        with torch.autocast(pooled.device.type, enabled=False):
+            return _reference(None if dense is None else dense.float(), pooled.float())
     out: Tensor = _Interaction.apply(dense, pooled)  # type: ignore[no-untyped-call]
     return out
 
@@ -118,6 +122,11 @@ def run_interaction(
             f"run_interaction got dense {got}, pooled {tuple(pooled.shape)}, {len(shared)} flags and runs of "
             f"{int(starts[-1])} samples, expected [B, D], [B, F, D], F and B"
         )
+    if pooled.device.type != "cpu":
+        columns = split_columns(tuple(shared), dense=dense is not None, width=pooled.shape[2])
+        with torch.autocast(pooled.device.type, enabled=False):
+            front = None if dense is None else dense.float()
+            return _run_reference(front, pooled.float(), shared, starts, columns)
     out: tuple[Tensor, Tensor] = _RunInteraction.apply(dense, pooled, tuple(shared), starts)  # type: ignore[no-untyped-call]
     return out
 

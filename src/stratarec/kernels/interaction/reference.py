@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from stratarec.kernels.runtime.accelerator import beside
 
 
 def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
@@ -11,16 +15,17 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
     vectors = pooled if dense is None else torch.cat([dense.unsqueeze(1), pooled], dim=1)
     products = torch.bmm(vectors, vectors.transpose(1, 2))
     count = vectors.shape[1]
-    rows, columns = torch.tril_indices(count, count, offset=-1)
+    rows, columns = torch.tril_indices(count, count, offset=-1, device=pooled.device)
     pairs = products[:, rows, columns]
     return pairs if dense is None else torch.cat([dense, pairs], dim=1)
 
 
 def run_interaction(
-    dense: Tensor | None, pooled: Tensor, shared: list[bool], starts: Tensor, columns: tuple[Tensor, Tensor]
+    dense: Tensor | None, pooled: Tensor, shared: Sequence[bool], starts: Tensor, columns: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """`columns` of the interaction: the first of every sample, the second of every run's first sample."""
-    run = torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff())
-    vectors = torch.where(torch.tensor(shared).view(1, -1, 1), pooled[run], pooled)
-    whole = dot_interaction(dense, vectors)
-    return whole[:, columns[0]], whole[starts[:-1]][:, columns[1]]
+    run = beside(torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff()), pooled)
+    vectors = torch.where(beside(torch.tensor(shared), pooled).view(1, -1, 1), pooled[run], pooled)
+    whole, first = dot_interaction(dense, vectors), beside(starts[:-1], pooled)
+    own, common = (beside(part, pooled) for part in columns)
+    return whole[:, own], whole[first][:, common]

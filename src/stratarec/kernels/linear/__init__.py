@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stratarec.kernels.linear import cpu
+from stratarec.kernels.linear.reference import run_linear as _reference
 from stratarec.kernels.runtime.team import team_of
 from stratarec.kernels.runtime.threads import team_threads, tile_size
 from stratarec.kernels.simd.vector import LANES
@@ -40,6 +41,8 @@ def run_linear(
     relu : bool
         Whether what is below 0 becomes 0.
     """
+    if own.device.type != "cpu":
+        return _reference(own, common, weight, bias, columns, starts, relu=relu)
     out: Tensor = _RunLinear.apply(own, common, weight, bias, columns, starts, relu)  # type: ignore[no-untyped-call]
     return out
 

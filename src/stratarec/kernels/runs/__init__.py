@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratarec.kernels.runs import cpu
+from stratarec.kernels.runs import cpu, plain
+from stratarec.kernels.runtime.accelerator import beside
 from stratarec.kernels.runtime.memory import RECYCLER
 from stratarec.kernels.runtime.team import team_of
 from stratarec.kernels.runtime.threads import team_threads, tile_size
@@ -46,11 +48,14 @@ class RunColumns:
 
     def __init__(self, columns: int, spans: Sequence[tuple[int, int]], starts: Tensor) -> None:
         self.columns, self.starts = columns, starts.numpy()
+        self._lengths = starts.diff()
         self.size = int(self.starts[-1])
         self._spans = _merged(sorted(spans))
 
     def expand(self, pooled: Tensor) -> Tensor:
         """``[B, W]`` of which the spans are filled for each sample: `pooled` itself, overwritten."""
+        if pooled.device.type != "cpu":
+            return plain.expand(pooled, self._spans, self._run(pooled))
         first, width = _pieces(self._spans)
         cpu.expand(
             team_of(team_threads()), pooled.view(-1).numpy(), self.columns, self.starts, first, width
@@ -62,6 +67,8 @@ class RunColumns:
 
         The spans of rows beyond the number of runs hold anything.
         """
+        if gradient.device.type != "cpu":
+            return plain.fold(gradient, self._spans, self._run(gradient), len(self._lengths))
         out = RECYCLER.empty(self.size, self.columns)
         first, width = (np.array(part, dtype=np.int64) for part in zip(*self._spans, strict=True))
         threads = team_threads()
@@ -71,9 +78,15 @@ class RunColumns:
         )  # fmt: skip
         return out
 
+    def _run(self, tensor: Tensor) -> Tensor:
+        """``[B]`` run of each sample, where `tensor` is."""
+        return beside(torch.repeat_interleave(torch.arange(len(self._lengths)), self._lengths), tensor)
+
 
 def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
     """``[rows, W]`` from ``[B, W]``: row r is the sum over samples with ``inverse[b] == r`` in ascending order."""
+    if gradient.device.type != "cpu":
+        return plain.sum_rows(gradient, beside(inverse.long(), gradient), rows)
     out = RECYCLER.empty(rows, gradient.shape[1])
     cpu.sum_rows(
         team_of(team_threads()), _flat(gradient), gradient.shape[1], inverse.numpy(), out.view(-1).numpy(),
@@ -106,6 +119,8 @@ def _pieces(spans: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArra
 
 def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) -> Tensor:
     """``[U, longest, D]`` from rows ``[E, D]``, with zeros behind each window."""
+    if rows.device.type != "cpu":
+        return plain.gather_windows(rows, beside(plain.window_places(start, length, longest, len(rows)), rows))
     out, threads = RECYCLER.empty(start.numel(), longest, rows.shape[1]), team_threads()
     cpu.gather_windows(
         team_of(threads), _flat(rows), rows.shape[1], start.numpy(), length.numpy(), longest,
@@ -117,6 +132,9 @@ def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) ->
 def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int) -> Tensor:
     """``[E, D]`` from ``[U, longest, D]``: the sum over the windows that cover each value, in ascending order."""
     longest, width = gradient.shape[1:]
+    if gradient.device.type != "cpu":
+        places = beside(plain.window_places(start, length, longest, values), gradient)
+        return plain.scatter_windows(gradient, places, values)
     out, threads = RECYCLER.empty(values, width), team_threads()
     cpu.scatter_windows(
         team_of(threads), _flat(gradient), width, start.numpy(), length.numpy(), longest, tile_size(values, threads),

@@ -76,27 +76,42 @@ def gradient_of(lanes, i, block, sources):
 
 
 @njit(**BODY)
-def prefetch_gradient(i, D, sources):
-    """Ask for the i-th lookup's gradient; those of sequences follow one another, which the machine sees itself."""
+def prefetch_gradient(i, first, floats, sources):
+    """Ask for so many floats of the i-th lookup's gradient; those of sequences follow one another, which the machine
+    sees itself."""
     if sources.plain:
-        prefetch_row(sources.pooled, i * sources.stride + sources.column, D)
+        prefetch_row(sources.pooled, i * sources.stride + sources.column + first, floats)
     elif sources.of[i] >= 0:
-        prefetch_row(sources.pooled, U(sources.of[i]), D)
+        prefetch_row(sources.pooled, U(sources.of[i]) + first, floats)
+
+
+@njit(**BODY)
+def differs(i, sources):
+    """Whether the i-th lookup's gradient is another than that of the lookup before: a bag's lookups share one."""
+    if sources.plain or sources.of[i] != sources.of[i - U(1)]:
+        return True
+    return sources.scaled and sources.scale[i] != sources.scale[i - U(1)]
 
 
 @njit(**BODY)
 def sum_dense(lanes, ids, lookups, D, own, sources):
     """``dense[r * D:][:D] += gradient`` for every lookup of row r, in order."""
     literally(lanes)
-    for i in range(min(ahead_of(D), lookups)):
-        prefetch_gradient(i, D, sources)
-    for i in range(lookups):
-        prefetch_gradient(min(i + ahead_of(D), lookups - U(1)), D, sources)
-        row = U(ids[i])
-        own.touched[row] = 1
-        for block in range(U(0), D, U(lanes)):
+    # A block of all rows after the other: it stays in the second cache, a bag's gradient in registers.
+    for block in range(U(0), D, U(lanes)):
+        for i in range(min(ahead_of(D), lookups)):
+            prefetch_gradient(i, block, U(lanes), sources)
+        held = gradient_of(lanes, U(0), block, sources)
+        for i in range(lookups):
+            ahead = min(i + ahead_of(D), lookups - U(1))
+            if differs(max(ahead, U(1)), sources):
+                prefetch_gradient(ahead, block, U(lanes), sources)
+            if i > U(0) and differs(i, sources):
+                held = gradient_of(lanes, i, block, sources)
+            row = U(ids[i])
+            own.touched[row] = 1
             place = row * D + block
-            store(own.dense, place, add(load(own.dense, place, lanes), gradient_of(lanes, i, block, sources)))
+            store(own.dense, place, add(load(own.dense, place, lanes), held))
 
 
 @njit(**BODY)
@@ -132,13 +147,13 @@ def apply_sorted(lanes, lookups, distinct, origin, D, slots, own, sources, step)
     for u in range(min(ahead_of(D) // U(2), distinct)):
         prefetch_state(step.rule.kind, slots, origin + U(own.row_of[u]), D)
     for i in range(min(ahead_of(D), lookups)):
-        prefetch_gradient(U(own.order[i]), D, sources)
+        prefetch_gradient(U(own.order[i]), U(0), D, sources)
     for u in range(distinct):
         ahead = origin + U(own.row_of[min(u + ahead_of(D) // U(2), distinct - U(1))])
         prefetch_state(step.rule.kind, slots, ahead, D)
         end = U(own.end_of[u])
         for i in range(begin, end):
-            prefetch_gradient(U(own.order[min(i + ahead_of(D), lookups - U(1))]), D, sources)
+            prefetch_gradient(U(own.order[min(i + ahead_of(D), lookups - U(1))]), U(0), D, sources)
         sum_row(lanes, (begin, end), D, own, sources)
         begin = end
         train_row(lanes, step, slots, origin + U(own.row_of[u]), D, own.row_sum, U(0))
@@ -178,7 +193,7 @@ def update_tables(member, lanes, whole, tasks, width, slots, batch, gradients, w
             gradients.pooled, gradients.rows,
         )  # fmt: skip
         # A table that fits the cache needs no sorting, which costs 4 to 7 ns a lookup.
-        if limit * width <= DENSE_FLOATS and limit <= 4 * lookups:
+        if limit * width <= len(own.dense) and limit * lanes <= DENSE_FLOATS and limit <= 4 * lookups:
             sum_dense(lanes, ids, lookups, D, own, sources)
             apply_dense(lanes, limit, origin, D, slots, own, step)
             continue

@@ -12,7 +12,9 @@ from stratarec.kernels.runtime.memory import allocate
 from stratarec.kernels.update.lists import DIGIT_BITS, MemberScratch
 
 DENSE_FLOATS = 1 << 17
-"""Floats of a member's dense sums; half of a second cache of 1 MiB, the rows themselves being the other half."""
+"""Of a block of a member's dense sums; half of a second cache of 1 MiB, the rows themselves being the other half."""
+_WIDE_ROWS, _MOST_DENSE = 1024, 1 << 19
+"""Rows of several blocks that are summed so, and floats of theirs."""
 NOTHING = np.float32(-0.0)
 """Adding to it gives any number's own bits, as starting from that number would; +0.0 would change -0.0."""
 _PAGE_FLOATS = 1024
@@ -52,7 +54,7 @@ def shapes(lookups: int, width: int) -> dict[str, tuple[int, Any]]:
         "end_of": (capacity, np.int32),
         # Whole pages: no cache line is shared between threads, no row straddles two.
         "row_sum": (-(-width // _PAGE_FLOATS) * _PAGE_FLOATS, np.float32),
-        "dense": (DENSE_FLOATS, np.float32),
+        "dense": (min(max(_WIDE_ROWS * width, DENSE_FLOATS), _MOST_DENSE), np.float32),
         "touched": (DENSE_FLOATS, np.uint8),
     }
 

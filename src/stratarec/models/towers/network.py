@@ -16,7 +16,7 @@ from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 from stratarec.models.base import Network, Score, VectorsConfig
 from stratarec.models.history import History
-from stratarec.models.runs import Runs
+from stratarec.models.runs import Runs, chosen
 from stratarec.models.towers.modules import Plain, TowerModule
 from stratarec.models.towers.tower_config import TowersConfig, check_plan
 
@@ -107,7 +107,7 @@ class TowerNetwork(Network):
         vectors = pooled.view(len(pooled), -1, self.width)
         vectors = vectors if runs is None else runs.expand(vectors)
         told = [
-            tower(dense, vectors[:, mine].flatten(1), [histories[place] for place in sequences])
+            tower(dense, chosen(vectors, mine).flatten(1), [histories[place] for place in sequences])
             for tower, mine, sequences in zip(self.each, self._pooled, self._sequences, strict=True)
         ]
         return self.combined(dense, told)
@@ -116,7 +116,7 @@ class TowerNetwork(Network):
         """See `Network.padded`."""
         vectors = pooled.view(pooled.shape[0], -1, self.width)
         told = [
-            tower.padded(dense, vectors[:, mine].flatten(1), *_both(sequences, places))
+            tower.padded(dense, chosen(vectors, mine).flatten(1), *_both(sequences, places))
             for tower, mine, places in zip(self.each, self._pooled, self._sequences, strict=True)
         ]
         return self.combined(dense, told)
@@ -134,7 +134,7 @@ class TowerNetwork(Network):
                 numbers.append(columns[:, count * self.width :])
         joined = torch.cat(vectors, dim=1) if vectors else told[0].new_empty(told[0].shape[0], 0, self.width)
         if self._order is not None:
-            joined = joined[:, self._order]
+            joined = chosen(joined, self._order)
         logits: Tensor = self.score(dense, joined, None, *([torch.cat(numbers, dim=1)] if numbers else []))
         return self._corrected(logits)
 

@@ -13,7 +13,7 @@ from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import dot_interaction, run_interaction, split_columns
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.layers import check_sizes
-from stratarec.models.runs import Runs
+from stratarec.models.runs import Runs, chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def _run_beside(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `_beside`, the columns of each sample and those of each run; see `run_interaction`."""
     own, common = ([place for place, flag in enumerate(shared) if flag == of_run] for of_run in (False, True))
-    return _beside(dense, vectors[:, own]), vectors[: len(starts) - 1, common].flatten(1)
+    return _beside(dense, chosen(vectors, own)), chosen(vectors[: len(starts) - 1], common).flatten(1)
 
 
 def _split_beside(shared: Sequence[bool], *, dense: bool, width: int) -> tuple[Tensor, Tensor]:

@@ -134,12 +134,11 @@ class NumberVectors(nn.Module):
         self.weight[..., :plain] = torch.empty(numbers, 1, plain).normal_(0, 1.5 / bins, generator=generator)
 
     def forward(self, dense: Tensor) -> tuple[Tensor, Tensor]:
-        """``[B, F_dense]`` -> ``[B, F_dense, K, D]`` and ``[B, K]``."""
+        """``[B, F_dense]`` -> ``[K, B, F_dense, D]`` and ``[B, K]``."""
         bins = self.encode(dense)
         vectors = torch.baddbmm(self.bias, bins.transpose(0, 1), self.weight).relu()
         first = dense.clamp(-_MOST_DEVIATIONS, _MOST_DEVIATIONS) @ self.first
-        width = vectors.shape[2] // self.members
-        return vectors.transpose(0, 1).reshape(len(dense), -1, self.members, width), first
+        return vectors.view(*vectors.shape[:2], self.members, -1).permute(2, 1, 0, 3), first
 
 
 class EnsembleScore(Score):
@@ -157,7 +156,7 @@ class EnsembleScore(Score):
         self.layers = nn.ModuleList(
             MemberLinear(config.members, *pair, last=place == last) for place, pair in enumerate(pairwise(sizes))
         )
-        self.dropouts = nn.ModuleList(Dropout(config.dropout) for _ in config.member_mlp if config.dropout)
+        self.dropouts = nn.ModuleList(Dropout(config.dropout, shared=True) for _ in config.member_mlp if config.dropout)
         self.out = Terms(0, 1)
 
     def take_quantiles(self, quantiles: Tensor) -> None:
@@ -169,11 +168,11 @@ class EnsembleScore(Score):
         """See `Score`; in training the logits ``[B, K]`` of all members."""
         vectors = vectors if runs is None else runs.expand(vectors)
         own = vectors.view(*vectors.shape[:2], self.members, self.width + 1)
-        first, fields = own[..., -1].sum(1), own[..., :-1]
+        first, fields = own[..., -1].sum(1), own[..., :-1].permute(2, 0, 1, 3)
         if self.numbers is not None:
             of_numbers, linear = self.numbers(dense)
-            fields, first = torch.cat([of_numbers.to(fields.dtype), fields], dim=1), first + linear
-        hidden = fields.permute(2, 0, 1, 3).flatten(2)
+            fields, first = torch.cat([of_numbers.to(fields.dtype), fields], dim=2), first + linear
+        hidden = fields.flatten(2)
         for place, layer in enumerate(self.layers[:-1]):
             hidden = layer(hidden).relu()
             if len(self.dropouts):

@@ -42,7 +42,7 @@ from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.continual.drift import auc_drift, dense_drift
-from stratarec.training.continual.novelty import KINDS, Novelty
+from stratarec.training.continual.novelty import KINDS, Novelty, kinds_of
 from stratarec.training.continual.train_period import Before, period_recipe, train_period
 from stratarec.training.evaluation.evaluate import Scored, measured
 from stratarec.training.evaluation.fit_calibration import corrected_by, fit
@@ -246,7 +246,7 @@ class _Step:
 
 def _slices(dataset: Dataset, found: Scored, kinds: Sequence[NDArray[np.int8]]) -> dict[str, Any]:
     """Metrics of all samples, and of those of each kind that there is, apart."""
-    labels, kind = dataset.schema.label_columns, np.concatenate(kinds)
+    labels, kind = dataset.schema.label_columns, kinds_of(np.concatenate(kinds))
     chosen = {name: np.flatnonzero(kind == place) for place, name in enumerate(KINDS)}
     scores = {"all": figures(measured(labels, found))}
     for name, rows in chosen.items():

@@ -35,16 +35,27 @@ class Novelty:
         """Vocabulary -> how many lookups there were of each kind."""
 
     def of(self, frame: pl.DataFrame) -> NDArray[np.int8]:
-        """``[N]`` the place of each row's kind in `KINDS`."""
-        found = np.zeros(len(frame), dtype=np.int8)
-        for feature, name in self._features.items():
+        """``[N, F]`` the place of the kind of each value in `KINDS`; see `kinds_of`."""
+        found = np.zeros((len(frame), len(self._features)), dtype=np.int8)
+        for place, (feature, name) in enumerate(self._features.items()):
             known, column = self._kinds[name], frame[feature]
             values = column.cast(known["value"].dtype, strict=False).to_frame("value")
             kind = values.join(known, on="value", how="left", maintain_order="left")["kind"].fill_null(len(KINDS) - 1)
-            kinds = kind.to_numpy()[column.is_not_null().to_numpy()]
+            there = column.is_not_null().to_numpy()
+            kinds = kind.to_numpy()[there]
             self.lookups[name].update(dict(zip(KINDS, np.bincount(kinds, minlength=len(KINDS)).tolist(), strict=True)))
-            found = np.where(column.is_not_null().to_numpy(), np.maximum(found, kind.to_numpy()), found)
+            found[there, place] = kinds
         return found
+
+
+def kinds_of(values: NDArray[np.int8]) -> NDArray[np.int8]:
+    """``[N]`` kinds of samples, of those of their values ``[N, F]``.
+
+    A feature of one kind in all samples, as the day of the week is on a first Monday, tells none from another.
+    """
+    apart = (values != values[:1]).any(axis=0)
+    kinds: NDArray[np.int8] = (values[:, apart] if apart.any() else values).max(axis=1, initial=0)
+    return kinds
 
 
 def _kinds(dataset: Dataset, name: str) -> pl.DataFrame:

@@ -71,7 +71,7 @@ def logits(
         for batch in loader.epoch(0):
             check()
             # torch's settings are those of the thread: whoever takes what is given here must not find them changed.
-            with torch.no_grad(), autocast(precision):
+            with torch.no_grad(), autocast(precision, model.device):
                 mine = _scored(model, batch)
             found = [Scored(*columns) for columns in zip(*(_of_all(mesh, part) for part in mine), strict=True)]
             yield found

@@ -101,7 +101,7 @@ class Probe:
         batch, training, parts = batch or self.batch, self._model.training, []
         self._model.eval()
         try:
-            with torch.no_grad(), autocast(self._precision):
+            with torch.no_grad(), autocast(self._precision, self._model.device):
                 for first in range(0, batch.size, _BATCH):
                     whole = batch.size <= _BATCH
                     rows = torch.arange(first, min(first + _BATCH, batch.size))

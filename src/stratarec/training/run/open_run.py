@@ -33,6 +33,7 @@ from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training import checkpoint
 from stratarec.training.run import periods
+from stratarec.training.run.device import device_of
 from stratarec.training.run.run_directory import RECIPE, read_plan, read_recipe, read_result
 from stratarec.training.run.shard_tables import shared_collection
 from stratarec.training.steps.position import Position, best
@@ -53,6 +54,7 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
         "eval_every",
         "early_stopping",
         "calibration",
+        "device",
     )
     train = {key: value for key, value in content["train"].items() if key not in free}
     if recipe.hot.apart:  # another order of samples
@@ -211,6 +213,16 @@ class TrainedModel:
     def close(self) -> None:
         """Give back what the tables take, files too, and the data set; the model is of no use afterwards."""
         self.resources.close()
+
+    def placed(self, name: str | None) -> TrainedModel:
+        """The same with its network on that device, or, for None, where it was trained; closed where that cannot be."""
+        name = self.recipe.train.device if name is None else name
+        try:
+            self.model.place(device_of(name, self.mesh.ranks, "--device"))
+        except BaseException:
+            self.close()
+            raise
+        return self
 
     def __enter__(self) -> TrainedModel:
         return self

@@ -47,7 +47,7 @@ RUN = Kind(
     field="train.run",
     content=(
         RECIPE, PLAN, "checkpoints", "tensorboard", RESULT, REPORT, TRACE, FILES, "predictions-*.parquet",
-        "explanation.html", "export", "periods",
+        "explanation.html", "export", "export.delta", "periods",
     ),
 )  # fmt: skip
 

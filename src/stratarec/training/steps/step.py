@@ -9,7 +9,9 @@
     backward   gradients; the rows of tables are updated              the training thread
     update     gradients of the network are reduced, and applied      the training thread
 
-The first four run ahead of the last three, up to a barrier (`Cadence`). `Stages` has a method for each. What several
+The first four run ahead of the last three, up to a barrier (`Cadence`). Where the network is on a device, the gradients
+of rows wait until they and the loss have come down, which is the one wait of a step; then rows are updated while the
+device updates the network. `Stages` has a method for each. What several
 processes do otherwise is handed to it: an `Exchange` and a `Reduction`; of one process both are `Local`. Whatever else
 differs, a subclass overrides.
 """
@@ -112,10 +114,11 @@ class Stages:
         self.objective = Objective(config.loss_factors(labels), config.loss.kind, config.class_weights(labels))
         self.averaging = Averaging(model.network, config.average)
         self._dropouts = dropouts(model.network)
-        self._rate_factor = 1.0
+        self._rate_factor, self._transfers = 1.0, model.embeddings.engine.transfers
         self.earlier = 0
         """Steps that were trained before these, which schedules do not count: draws and averages go on from them."""
-        self._holding = _holding(model) if config.clip_rows else None
+        self._on_device = model.device.type != "cpu"
+        self._holding = _holding(model) if config.clip_rows or self._on_device else None
 
     @property
     def epoch_steps(self) -> int:
@@ -158,7 +161,7 @@ class Stages:
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """The loss of a batch, a scalar."""
-        with autocast(self._config.precision):
+        with autocast(self._config.precision, self.model.device):
             logits = self.model(batch, request, prepared)
         return self.loss(logits, batch)
 
@@ -167,32 +170,42 @@ class Stages:
         return self.objective.mean(logits, batch)
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the network, and one optimizer step of the rows, or their gradients where they are clipped."""
+        """Gradients of the network, and one optimizer step of the rows, or their gradients where these are held."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def update(self, step: int) -> None:
-        """One optimizer step of the network, at the learning rate of `step`."""
-        dense, groups = self._config.dense, self.optimizer.param_groups
-        weights = [weight for group in groups for weight in group["params"]]
+    @property
+    def _weights(self) -> list[nn.Parameter]:
+        return [weight for group in self.optimizer.param_groups for weight in group["params"]]
+
+    def update(self, step: int, norm: Tensor | None = None) -> float:
+        """One optimizer step of the network, at the learning rate of `step`; the factor of gradients that are held.
+
+        Parameters
+        ----------
+        norm : Tensor
+            Of the network's gradients, where it is known.
+        """
+        dense, groups, weights = self._config.dense, self.optimizer.param_groups, self._weights
         self._reduction.reduce(weights)
+        scale = 1.0
         if self._config.clip_norm:
-            self._clip(weights, self._config.clip_norm)
+            scale = self._clip(weights, self._config.clip_norm, self._reduction.norm(weights) if norm is None else norm)
         for group in groups:
             group["lr"] = dense.learning_rate * dense.schedule.factor(step) * self.rate_factor
         self.optimizer.step()
         self.averaging.update(self.earlier + step)
+        return scale
 
-    def _clip(self, weights: Sequence[nn.Parameter], limit: float) -> None:
-        """Scale gradients of the network, and of rows that are held, down to one norm of `limit`."""
-        norm = self._reduction.norm(weights)
-        if self._holding is None:
+    def _clip(self, weights: Sequence[nn.Parameter], limit: float, norm: Tensor) -> float:
+        """Scale the network's gradients, which have that norm, down to `limit`; the factor of those of rows."""
+        if self._holding is None or not self._config.clip_rows:
             nn.utils.clip_grads_with_norm_(weights, limit, norm)
-            return
+            return 1.0
         norm = torch.hypot(norm, torch.tensor(self._holding.gradient_norm(), dtype=norm.dtype))
-        nn.utils.clip_grads_with_norm_(weights, limit, norm)
+        nn.utils.clip_grads_with_norm_(weights, limit, self._transfers.up(norm))
         # By torch's own formula.
-        self._holding.apply(min(limit / (norm.item() + 1e-6), 1.0))
+        return min(limit / (norm.item() + 1e-6), 1.0)
 
     def figures(self) -> list[dict[str, float]]:
         """What each of several processes did, as `records.RankFigures`; nothing where there is one."""
@@ -208,14 +221,26 @@ class Stages:
         """
         self.draw(step)
         with timed(self.seconds, "forward"):
-            loss = self.forward(batch, request, prepared)
-            value = loss.item()
+            loss, norm = self.forward(batch, request, prepared), None
+            found = self._transfers.down(loss.detach())
+            value = 0.0 if self._on_device else found.item()
         if not math.isfinite(value):
             refuse_loss(value, step)
         with timed(self.seconds, "backward"):
             self.backward(loss)
+            if self._on_device:
+                # Nothing has changed yet: gradients of rows are held. All that the host must know comes down together.
+                if self._config.clip_rows:
+                    norm = self._transfers.down(self._reduction.norm(self._weights))
+                self._transfers.wait()
+                value = found.item()
+        if not math.isfinite(value):
+            refuse_loss(value, step)
         with timed(self.seconds, "update network"):
-            self.update(step)
+            scale = self.update(step, norm)
+        if self._holding is not None:
+            with timed(self.seconds, "backward"), timed(self.seconds, "update rows"):
+                self._holding.apply(scale)
         return Trained(value, batch.size)
 
 

@@ -84,7 +84,7 @@ class Averaging:
             found = {name.removeprefix(checkpoint.WEIGHTS): tensors[name] for name in names}
             checkpoint.check_tensors(path, found, self._weights)
             # Memory of torch's own: what a file gave may lie at any address, and matrix products heed that.
-            self._average = {name: weight.clone() for name, weight in found.items()}
+            self._average = {name: weight.clone().to(self._weights[name].device) for name, weight in found.items()}
             self.swap()
 
     @property

@@ -1,0 +1,226 @@
+"""Whether a GPU gives what the CPU gives: each operation, trainings, transfers under load.
+
+Shapes: B samples, R runs of them, D width.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from stratarec.batch.batch import Batch
+from stratarec.batch.jagged import JaggedTensor, KeyedJagged
+from stratarec.cli.doctor.finding import Finding
+from stratarec.config.units import readable
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.kernels.attention import Pairs, pair_pool, pair_products, pair_sums
+from stratarec.kernels.interaction import dot_interaction, run_interaction
+from stratarec.kernels.linear import run_linear
+from stratarec.kernels.runtime.accelerator import CPU, transfers_of
+from stratarec.models import DLRMConfig, HistoryConfig, build_model
+from stratarec.models.history import History, HistoryWindows
+from stratarec.models.runs import Runs
+from stratarec.models.zoo.dcn import DCNv2Config
+from stratarec.recipe.train_section import TrainConfig
+from stratarec.training.steps.step import Stages
+from stratarec.training.torch_settings import build_optimizer, torch_settings
+
+_EXACT, _ROUNDED = 1e-5, 3e-3
+"""How far losses, and relatively numbers of an operation, may be from those of the CPU: float32, and bf16."""
+_ROWS = {"item": 500, "place": 20}
+Operation: TypeAlias = Callable[..., Tensor | tuple[Tensor, ...]]
+
+
+class Sizes(NamedTuple):
+    """How much is done."""
+
+    steps: int = 200
+    batch: int = 512
+    transfer_bytes: int = 64 << 20
+
+
+WHOLE = Sizes()
+
+
+def verify(device: torch.device, sizes: Sizes = WHOLE) -> Iterator[tuple[Finding, dict[str, float]]]:
+    """What was found of a device, one after another, and figures to be kept; a finding with a change is a failure."""
+    yield _operations(device), {}
+    for config in _models():
+        for precision in ("float32", "bf16"):
+            yield _trainings(config, precision, device, sizes), {}
+    yield _transfers(device)
+    yield from _bandwidths(device, sizes.transfer_bytes)
+
+
+def _operations(device: torch.device) -> Finding:
+    worst, name = max((_difference(operate, inputs, device), name) for name, (operate, inputs) in _cases().items())
+    said = f"{len(_cases())} operations and their gradients, at most {worst:.1e} from the CPU ({name})"
+    return Finding("operations", said, "" if worst <= _EXACT else f"{name} differs by more than {_EXACT:g}: {_REPORT}")
+
+
+_REPORT = "leave train.device at cpu, and report this with the output of `stratarec doctor --gpu`"
+
+
+def _cases() -> Mapping[str, tuple[Operation, Sequence[Tensor]]]:
+    draws = torch.Generator().manual_seed(5)
+
+    def some(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draws)
+
+    starts = torch.tensor([0, 3, 4, 9, 16, 40])
+    runs = Runs(starts=starts, shared=(False, True, True, False))
+    length = torch.randint(0, 7, (40,), generator=draws)
+    windows = HistoryWindows(start=(torch.arange(40) % 20), length=length, inverse=torch.arange(40).flip(0))
+    pairs = Pairs(first=windows.start, offsets=torch.cat([torch.zeros(1, dtype=torch.int64), length.cumsum(0)]))
+    columns = torch.arange(10), torch.arange(10, 16)
+    return {
+        "interaction": (dot_interaction, [some(40, 8), some(40, 4, 8)]),
+        "interaction of runs": (lambda dense, pooled: _of_runs(dense, pooled, runs), [some(40, 8), some(40, 4, 8)]),
+        "layer of runs": (
+            lambda own, common, weight, bias: run_linear(own, common, weight, bias, columns, starts, relu=True),
+            [some(40, 10), some(5, 6), some(12, 16), some(12)],
+        ),
+        "vectors of runs": (lambda own, common: runs.expand(_side_by_side(own, common)), [some(40, 16), some(5, 16)]),
+        "windows": (lambda rows: History(rows=rows, windows=windows).padded()[0], [some(30, 8)]),
+        "samples of windows": (lambda rows: History(rows=rows, windows=windows).expand(rows), [some(40, 8)]),
+        "sums of pairs": (lambda left, rows: pair_sums(left, rows, pairs), [some(40, 8), some(30, 8)]),
+        "products of pairs": (lambda left, rows: pair_products(left, rows, pairs), [some(40, 8), some(30, 8)]),
+        "pooled pairs": (lambda weights, rows: pair_pool(weights, rows, pairs), [some(len(pairs)), some(30, 8)]),
+    }
+
+
+def _side_by_side(own: Tensor, common: Tensor) -> Tensor:
+    """``[B, 4, D]``, in the middle ``[R, 2, D]`` of runs, behind which nothing means anything."""
+    shared = functional.pad(common.view(-1, 2, 8), (0, 0, 0, 0, 0, len(own) - len(common)))
+    mine = own.view(-1, 2, 8)
+    return torch.cat([mine[:, :1], shared, mine[:, 1:]], dim=1)
+
+
+def _of_runs(dense: Tensor, pooled: Tensor, runs: Runs) -> tuple[Tensor, ...]:
+    own, common = run_interaction(dense, pooled, runs.shared, runs.starts)
+    # Zeros behind the products, which the CPU has for its own sake.
+    return own[:, :21], common[:, :1]
+
+
+def _difference(operate: Operation, inputs: Sequence[Tensor], device: torch.device) -> float:
+    """Of outputs and gradients, the largest relative to the largest number of each."""
+    found = []
+    for where in (CPU, device):
+        given = [each.to(where).requires_grad_() for each in inputs]
+        out = operate(*given)
+        outs = out if isinstance(out, tuple) else (out,)
+        total = sum((each * each.detach().sin()).sum() for each in outs)
+        assert isinstance(total, Tensor)
+        gradients = torch.autograd.grad(total, given)
+        found.append([each.detach().cpu() for each in (*outs, *gradients)])
+    pairs = [(one[:, : other.shape[1]] if one.dim() == 2 else one, other) for one, other in zip(*found, strict=True)]
+    return max(float((one - other).abs().max() / one.abs().max().clamp(min=1)) for one, other in pairs)
+
+
+def _models() -> list[Any]:
+    attention, transformer = HistoryConfig(pooling="target_attention"), HistoryConfig(pooling="transformer")
+    return [
+        DLRMConfig(embedding_dim=16, bottom_mlp=(32,), top_mlp=(64,), history=attention),
+        DCNv2Config(embedding_dim=16, deep_mlp=(64,), dropout=0.1, batch_norm=True, history=transformer),
+    ]
+
+
+def _trainings(config: Any, precision: Any, device: torch.device, sizes: Sizes) -> Finding:
+    """Losses of one training on the CPU and of two on the device."""
+    train = TrainConfig(precision=precision, clip_norm=10.0)
+    expected, one, other = (_losses(config, train, where, sizes) for where in (CPU, device, device))
+    limit, what = (_EXACT if precision == "float32" else _ROUNDED), f"{config.kind}, {precision}"
+    apart = [abs(left - right) for left, right in zip(expected, one, strict=True)]
+    # Roundings to bfloat16 part the ways of single steps.
+    worst, how = (max(apart), "at most") if precision == "float32" else (sum(apart) / len(apart), "on average")
+    same = "the same" if one == other else "other"
+    said = f"{sizes.steps} steps, losses {how} {worst:.1e} from the CPU's, {same} bits in a second run"
+    change = ""
+    if one != other:
+        change = f"two runs have different bits: {_REPORT}"
+    elif not worst <= limit:
+        change = f"losses differ by more than {limit:g}: {_REPORT}"
+    return Finding(what, said, change)
+
+
+def _losses(config: Any, train: TrainConfig, device: torch.device, sizes: Sizes) -> list[float]:
+    schema = Schema(
+        dense=tuple(DenseFeature(name=f"n{place}") for place in range(4)),
+        sparse=(
+            SparseFeature(name="item"), SparseFeature(name="place"),
+            SparseFeature(name="history", kind="history", of="item", max_length=20),
+        ),
+        user="user", time="time",
+    )  # fmt: skip
+    model = build_model(config, schema, _ROWS, seed=1, click_rates=[0.5])
+    model.place(device)
+    model.train()
+    nothing: Any = None  # batches are not read from anywhere
+    stages = Stages(model, build_optimizer(train.dense, model.network), train, nothing)
+    with torch_settings(seed=1):
+        try:
+            return [stages.train(step, _batch(sizes.batch, step)).loss for step in range(sizes.steps)]
+        finally:
+            model.embeddings.close()
+
+
+def _batch(size: int, step: int) -> Batch:
+    draws = torch.Generator().manual_seed(step)
+
+    def bags(rows: int, lengths: Tensor) -> JaggedTensor:
+        values = torch.randint(0, rows, (int(lengths.sum()),), generator=draws)
+        return JaggedTensor(values=values, offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]))
+
+    one = torch.ones(size, dtype=torch.int64)
+    sparse = KeyedJagged.from_features({
+        "item": bags(_ROWS["item"], one), "place": bags(_ROWS["place"], one),
+        "history": bags(_ROWS["item"], torch.randint(0, 21, (size,), generator=draws)),
+    })  # fmt: skip
+    dense = torch.randn(size, 4, generator=draws)
+    label = (dense.sum(1) + sparse["item"].values.remainder(5) > 2).float()
+    return Batch(label=label, dense=dense, sparse=sparse)
+
+
+def _transfers(device: torch.device, rounds: int = 64) -> tuple[Finding, dict[str, float]]:
+    """Numbers that go up and down while the device computes."""
+    transfers, wrong = transfers_of(device), 0
+    busy = torch.randn(256, 256).to(device)
+    for number in range(rounds):
+        host = transfers.empty(1 << 16)
+        host.copy_(torch.arange(1 << 16) + number)
+        expected, found = host.clone(), transfers.up(host)
+        del host
+        busy = (busy @ busy).tanh()
+        back = transfers.down(found * 2)
+        if number % 4 == 3:
+            transfers.wait()
+            wrong += not torch.equal(back, expected * 2)
+    change = f"{wrong} of {rounds // 4} arrived damaged: {_REPORT}" if wrong else ""
+    return Finding("transfers", f"{rounds} up and down while it computed", change), {}
+
+
+def _bandwidths(device: torch.device, size: int) -> Iterator[tuple[Finding, dict[str, float]]]:
+    transfers, found = transfers_of(device), dict[str, float]()
+    host = transfers.empty(size // 4).fill_(1.0)
+    there = transfers.up(host)
+
+    def timed(move: Callable[[], object]) -> float:
+        shortest = float("inf")
+        for _ in range(3):
+            transfers.down(there[:1])
+            transfers.wait()
+            began = time.perf_counter()
+            move()
+            transfers.wait()
+            shortest = min(shortest, time.perf_counter() - began)
+        return size / shortest
+
+    found["up_bytes_per_second"] = timed(lambda: transfers.down(transfers.up(host)[:1]))
+    found["down_bytes_per_second"] = timed(lambda: transfers.down(there))
+    said = ", ".join(f"{name.partition('_')[0]} {readable(round(rate))}/s" for name, rate in found.items())
+    yield Finding("pinned memory", said), found

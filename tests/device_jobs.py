@@ -1,0 +1,237 @@
+"""What tests do in a process that has a lazy device: the same trainings there and on the CPU."""
+
+from __future__ import annotations
+
+import json
+import pydoc
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import forked
+import lazy_device
+import numpy as np
+import torch
+from models.test_deduplicated import ROWS, batch, schema
+
+from recipes import assert_same_model, interrupt, last, prepared, tiny
+from stratarec.batch.batch import Batch
+from stratarec.cli.doctor.verify_gpu import Sizes, verify
+from stratarec.embedding import RowOptimizerConfig
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.errors import Interrupted, StrataError
+from stratarec.kernels.runtime import accelerator
+from stratarec.kernels.runtime.accelerator import open_device
+from stratarec.models import CTRModel, build_model
+from stratarec.models.registry import score_of
+from stratarec.models.sequence import HistoryConfig
+from stratarec.models.towers.tower_config import TowersConfig
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.recipe.train_section import AverageConfig, DenseOptimizerConfig, LossConfig, TrainConfig
+from stratarec.training.evaluation.evaluate import whole_split
+from stratarec.training.run.device import record
+from stratarec.training.run.open_run import open_run
+from stratarec.training.steps.loss import Objective
+from stratarec.training.steps.step import Stages
+from stratarec.training.torch_settings import build_optimizer, torch_settings
+from stratarec.training.trainer import Trainer
+
+ACCELERATOR = "stratarec.kernels.runtime.accelerator."
+KINDS = (
+    "dlrm", "dcnv2", "lr", "fm", "wide_deep", "deepfm", "xdeepfm", "autoint", "masknet", "finalmlp", "din", "ensemble",
+)  # fmt: skip
+TOWERS = (("item", "history"), ("os", "tags"))
+CASES: dict[str, dict[str, Any]] = {
+    **{kind: {"kind": kind} for kind in KINDS},
+    "grouped windows, attention": {"kind": "dlrm", "pooling": "target_attention", "grouped": True},
+    "grouped windows, transformer": {"kind": "dcnv2", "pooling": "transformer", "grouped": True},
+    "runs under a dlrm": {"kind": "dlrm", "grouped": True},
+    "runs side by side": {"kind": "dlrm", "grouped": True, "model": {"interaction": "cat"}},
+    "runs under a deepfm": {"kind": "deepfm", "grouped": True},
+    "dropout and normalization": {"kind": "dcnv2", "model": {"dropout": 0.3, "batch_norm": True}},
+    "rows clipped, average": {
+        "kind": "dlrm", "train": {"clip_norm": 0.1, "clip_rows": True, "average": AverageConfig(decay=0.9)},
+    },
+    "network clipped, adagrad": {
+        "kind": "dcnv2", "train": {"clip_norm": 0.1, "dense": DenseOptimizerConfig(kind="adagrad", learning_rate=0.01)},
+    },
+    "rows in a cache": {"kind": "dlrm", "tiers": True},
+    "all rows change": {"kind": "dlrm", "rows": RowOptimizerConfig(kind="adam", rows="all")},
+    "classes weigh": {"kind": "dlrm", "train": {"class_weight": {"label": 3.0}}},
+    "slates, softmax": {"kind": "dcnv2", "slates": True, "train": {"loss": LossConfig(kind="softmax", by="session")}},
+    "slates, pairwise": {"kind": "dcnv2", "slates": True, "train": {"loss": LossConfig(kind="pairwise", by="session")}},
+    "towers": {"kind": "dlrm", "model": {"towers": TowersConfig(plan=TOWERS, compression=2)}},
+}  # fmt: skip
+
+
+def built(case: dict[str, Any]) -> tuple[CTRModel, TrainConfig]:
+    """The model of a case, and how it is trained."""
+    sizes = {} if case["kind"] == "lr" else {"embedding_dim": 8}
+    config: Any = score_of(case["kind"]).config(**sizes, **case.get("model", {}))
+    pooling = case.get("pooling", "target_attention" if case["kind"] == "din" else "mean")
+    config = replace(config, history=HistoryConfig(pooling=pooling))
+    rows = case.get("rows", RowOptimizerConfig(kind="adagrad", learning_rate=0.05))
+    tiers = TierConfig(tables={"item": TableTier(home="dram", cache_rows=64)}) if case.get("tiers") else None
+    model = build_model(config, schema(), ROWS, seed=3, optimizer=rows, tiers=tiers)
+    return model, TrainConfig(**case.get("train", {}))
+
+
+def stages_of(case: dict[str, Any], device: str) -> Stages:
+    """Of the model of a case, on a device."""
+    model, train = built(case)
+    model.place(open_device(device))
+    model.train()
+    nothing: Any = None
+    return Stages(model, build_optimizer(train.dense, model.network), train, nothing)
+
+
+def batch_of(case: dict[str, Any], step: int) -> Batch:
+    """Of a step."""
+    given = batch(seed=step)
+    given = given if case.get("grouped") else given.expanded(("item", "os", "tags", "history"))
+    return given.replace(slates=torch.tensor([5] * 8)) if case.get("slates") else given
+
+
+def losses(case: dict[str, Any], device: str, steps: int) -> list[float]:
+    """Of each step, and the mean of the scores after the last."""
+    stages, found = stages_of(case, device), []
+    with torch_settings(threads=1):
+        for step in range(steps):
+            lazy_device.WAITS.clear()
+            found.append(stages.train(step, batch_of(case, step)).loss)
+            if device != "cpu":
+                assert lazy_device.WAITS in ([], ["event"]), lazy_device.WAITS
+        stages.model.eval()
+        with torch.no_grad(), stages.averaging.shown():
+            found.append(float(stages.model(batch_of(case, 0)).mean().cpu()))
+    stages.model.embeddings.close()
+    return found
+
+
+def compare(names: Sequence[str], steps: int) -> None:
+    """Print, as JSON, what each case gives on the CPU and on the device."""
+    print(json.dumps({name: [losses(CASES[name], device, steps) for device in ("cpu", "lazy")] for name in names}))
+
+
+@contextmanager
+def damaged(patch: Mapping[str, Any]) -> Iterator[None]:
+    """Attributes, each named by its path, are others."""
+    before = []
+    for path, other in patch.items():
+        owner, name = pydoc.locate(path.rpartition(".")[0]), path.rpartition(".")[2]
+        before.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, other)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+_WAIT, _MEAN = lazy_device.Stream.wait_event, Objective.mean
+_LOSS = "stratarec.training.steps.loss.Objective.mean"
+FAULTS: dict[str, dict[str, Any]] = {
+    "the network does not wait for what goes up": {
+        "lazy_device.Stream.wait_event": lambda stream, event: stream.is_main or _WAIT(stream, event)
+    },
+    "what comes down does not wait for the network": {
+        "lazy_device.Stream.wait_event": lambda stream, event: _WAIT(stream, event) if stream.is_main else None
+    },
+    "the host does not wait": {ACCELERATOR + "DeviceTransfers.wait": lambda self: None},
+    "buffers are taken again too early": {ACCELERATOR + "_Pinned.busy": lambda self, tensor, copy: None},
+    "memory is given to others too early": {"lazy_device.Driver.keep": lambda self, tensor, stream: None},
+    "the host reads a number": {
+        _LOSS: lambda self, logits, batch: _MEAN(self, logits * float(logits.abs().max() < 1e9), batch)
+    },
+    "the host takes an array": {
+        _LOSS: lambda self, logits, batch: _MEAN(self, logits + torch.from_numpy(logits.detach().numpy()), batch)
+    },
+    "tensors of both sides": {"stratarec.training.steps.loss.beside": lambda host, tensor: host},
+}
+
+
+def find() -> None:
+    """Print, as JSON, by which schedules each fault is found; under "" is no fault."""
+    expected, found = losses(CASES["fm"], "cpu", 2), {}
+    for name, patch in {"": {}, **FAULTS}.items():
+        found[name] = []
+        for schedule in lazy_device.SCHEDULES:
+            lazy_device.follow(schedule)
+            accelerator._OPEN.clear()  # no buffers of before
+            try:
+                with damaged(patch):
+                    same = losses(CASES["fm"], "lazy", 2) == expected
+            except (AssertionError, StrataError, RuntimeError, TypeError):
+                same = False
+            found[name] += [] if same else [schedule]
+            for stream in lazy_device._STREAMS:
+                stream.drain()
+    print(json.dumps(found))
+
+
+def whole(root: str) -> None:
+    """A run of a recipe on the CPU, one on the device, and one that is interrupted on each and goes on on the other;
+    with what commands say of the second. Tables have tiers, and batches are prepared ahead."""
+    home = Path(root)
+    record(open_device("lazy"), {})
+
+    def trained(name: str, device: str, at: int = 0, *, resume: bool = False) -> Recipe:
+        made = tiny(home, run=str(home / name), device=device, max_steps=9, eval_every=5, average={"decay": 0.9})
+        made["model"] = {"kind": "dcnv2", "embedding_dim": 4, "deep_mlp": [8], "dropout": 0.1, "batch_norm": True}
+        made["memory"] = {"dram": "1.5MB", "mapped": {"path": str(home / "mapped")}, "lookahead": 2}
+        recipe = Recipe.from_dict(made)
+        trainer = Trainer(recipe, prepared(recipe.data))
+        assert not trainer.model.embeddings.engine.resident
+        if at:
+            interrupt(trainer, at)
+        with suppress(Interrupted):
+            trainer.train(resume=resume)
+        return recipe
+
+    for name in ("cpu", "lazy"):
+        trained(name, name)
+    trained("both", "cpu", 3)
+    trained("both", "lazy", 6, resume=True)
+    trained("both", "cpu", resume=True)
+    same = {name: last(home / name) for name in ("cpu", "lazy", "both")}
+    for name in ("lazy", "both"):
+        assert_same_model(same["cpu"], same[name])
+    scores = []
+    for device in ("cpu", None):
+        with open_run(home / "lazy").placed(device) as opened:
+            assert opened.model.device.type == (device or "lazy")
+            scores.append(
+                whole_split(opened.model, opened.dataset, "test", precision="float32", progress=SilentProgress())
+            )
+    np.testing.assert_array_equal(*(part.logit for part in scores))
+    print(json.dumps(len(scores[0].logit)))
+
+
+def verified() -> None:
+    """Print, as JSON, what a doctor finds of the device, and finds of one that computes something else."""
+    found = []
+    for patch in ({}, {"lazy_device.run": _damaged_run}):
+        with damaged(patch):
+            found.append([each for each, _ in verify(open_device("lazy"), Sizes(2, 32, 1 << 16)) if each.change])
+    print(json.dumps(found))
+
+
+_RUN = lazy_device.run
+
+
+def _damaged_run(func: Any, args: Any, options: dict[str, Any]) -> Any:
+    """Sums at places lose a little."""
+    found = _RUN(func, args, options)
+    return found * 0.999 if func is torch.ops.aten.index_add.default else found
+
+
+def run(code: str, schedule: str = "random1", **options: Any) -> Any:
+    """What `code` prints as JSON in a process with a lazy device."""
+    head = f"import sys; sys.path[:] = {sys.path!r}\nimport lazy_device\nlazy_device.install({schedule!r})\n"
+    done = forked.python(head + "import device_jobs\n" + code, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])

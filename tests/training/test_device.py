@@ -1,0 +1,86 @@
+"""The network on a device, rows where they are: on a device that is lazy, by the bits of the CPU.
+
+What a real device would show besides (numerics of its kernels, its speed, errors in mid-run) nothing here does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import device_jobs
+import forked
+import pytest
+from device_jobs import CASES
+from lazy_device import SCHEDULES
+
+from stratarec.errors import ConfigError
+from stratarec.training.run.device import device_of
+
+# Products of pairs, and sums over runs and pairs, are made in another order there.
+OTHER_ORDERS = ("dlrm", "autoint", "din")
+FEW = ("dcnv2", "grouped windows, attention", "runs under a dlrm", "dropout and normalization", "rows in a cache")
+
+
+def compared(names: tuple[str, ...], steps: int, **options: str) -> None:
+    found = device_jobs.run(f"device_jobs.compare({names!r}, {steps})", **options)
+    for name, (expected, got) in found.items():
+        same = CASES[name]["kind"] not in OTHER_ORDERS and not CASES[name].get("grouped")
+        assert got == pytest.approx(expected, rel=0, abs=0.0 if same else 1e-6), name
+
+
+def test_losses_are_those_of_the_cpu_and_a_step_waits_once() -> None:
+    compared(FEW, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_losses_of_all_models_are_those_of_the_cpu_by_any_schedule(schedule: str) -> None:
+    compared(tuple(CASES), 3, schedule=schedule)
+
+
+def test_each_fault_is_found_by_some_schedule_and_none_where_there_is_none() -> None:
+    found = device_jobs.run("device_jobs.find()")
+    assert found.pop("") == []
+    assert found.keys() == device_jobs.FAULTS.keys()
+    assert all(found.values()), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES[:1] + SCHEDULES[3:])
+def test_a_run_goes_on_on_another_device_with_the_same_bits(tmp_path: Path, schedule: str) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert device_jobs.run(f"device_jobs.whole({str(tmp_path)!r})", schedule=schedule, environment=cache)
+
+
+def test_a_doctor_finds_a_device_that_computes_something_else() -> None:
+    healthy, damaged = device_jobs.run("device_jobs.verified()")
+    assert healthy == []
+    assert "operations" in {finding[0] for finding in damaged}
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "said"),
+    [
+        ("", "cuda", "is built for"),
+        ("", "gpu", "expected cpu, or a device such as cuda"),
+        ("import lazy_device; lazy_device.install()", "lazy", "was not verified on this machine"),
+        ("import lazy_device; lazy_device.install()", "lazy:3", "there are 1 here"),
+        ("import lazy_device; lazy_device.install()", "cuda", "is built for lazy"),
+        ("import lazy_device; lazy_device.install(); lazy_device.Backend.present = False", "lazy", "no driver for it"),
+    ],
+)
+def test_a_device_that_is_not_there_is_one_line(before: str, name: str, said: str, tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}\n{before}\n"
+        "from stratarec.training.run.device import device_of\nfrom stratarec.errors import ConfigError\n"
+        f"try: device_of({name!r})\nexcept ConfigError as error: print(error)"
+    )
+    done = forked.python(code, environment={"XDG_CACHE_HOME": str(tmp_path)})
+    assert said in done.stdout, done.stdout + done.stderr
+    assert "set train.device to cpu" in done.stdout or name == "gpu"
+
+
+def test_ranks_have_no_devices() -> None:
+    with pytest.raises(ConfigError, match="2 ranks have their networks on the CPU"):
+        device_of("cuda", 2)

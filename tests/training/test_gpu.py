@@ -1,0 +1,97 @@
+"""The network on a real GPU: what a lazy device cannot show. Where there is none they say that they never ran."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import device_jobs
+import pytest
+import torch
+
+from recipes import interrupt, last, tiny
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.errors import Interrupted, TrainingError
+from stratarec.io.tensors import read_tensors
+from stratarec.kernels.runtime.accelerator import device_errors, open_device, transfers_of
+from stratarec.recipe import Recipe
+from stratarec.training.run.device import record
+from stratarec.training.trainer import Trainer
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def gpu(request: pytest.FixtureRequest) -> str:
+    """The name of the device that there is."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None:
+        count = sum(item.get_closest_marker("gpu") is not None for item in request.session.items)
+        pytest.skip(f"no GPU: {count} tests never ran")
+    return found.type
+
+
+@pytest.fixture
+def watched(gpu: str) -> Iterator[str]:
+    """The same, where an operation that makes the host wait is an error, as far as torch sees it."""
+    if gpu == "cuda":
+        transfers_of(open_device(gpu)).wait()
+        torch.cuda.set_sync_debug_mode("error")
+    yield gpu
+    if gpu == "cuda":
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", device_jobs.CASES)
+def test_losses_are_those_of_the_cpu_and_of_a_second_run(name: str, gpu: str) -> None:
+    case = device_jobs.CASES[name]
+    expected, one, other = (device_jobs.losses(case, device, 20) for device in ("cpu", gpu, gpu))
+    assert one == other
+    assert one == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", device_jobs.CASES)
+def test_no_step_waits_but_for_what_it_brings_down(name: str, watched: str) -> None:
+    stages = device_jobs.stages_of(device_jobs.CASES[name], watched)
+    for step in range(3):
+        stages.train(step, device_jobs.batch_of(device_jobs.CASES[name], step))
+
+
+def test_a_doctor_verifies_it(gpu: str, tmp_path: Path) -> None:
+    cache = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "stratarec", "doctor", "--gpu", gpu]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=cache)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_run_goes_on_on_the_other_device(
+    gpu: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    record(open_device(gpu), {})
+
+    def trained(name: str, device: str, at: int = 0, *, resume: bool = False) -> Path:
+        recipe = Recipe.from_dict(tiny(home, run=str(tmp_path / name), device=device, max_steps=12))
+        trainer = Trainer(recipe, Dataset.open(recipe.data.path))
+        if at:
+            interrupt(trainer, at)
+        with suppress(Interrupted):
+            trainer.train(resume=resume)
+        return tmp_path / name
+
+    expected = read_tensors(last(trained("cpu", "cpu")) / "network.safetensors")
+    trained("both", gpu, 4)
+    trained("both", "cpu", 8, resume=True)
+    found = read_tensors(last(trained("both", gpu, resume=True)) / "network.safetensors")
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-4)
+
+
+def test_too_large_a_batch_is_one_line(gpu: str) -> None:
+    expected = r"too little memory for batches of 8 samples.*train.batch_size to 4"
+    with pytest.raises(TrainingError, match=expected), device_errors(torch.device(gpu), 8):
+        torch.empty(1 << 50, device=gpu)
