@@ -87,7 +87,7 @@ def test_without_modules_the_exchange_by_towers_has_the_bits_of_the_flat_one(
 ) -> None:
     found = []
     for name, towers in (("flat", 0), ("sptt", 2)):
-        made = recipe(home, tmp_path / name, None, deduplicate=False, batch_size=118, network=network)
+        made = recipe(home, tmp_path / name, 1.0, deduplicate=False, batch_size=118, network=network)
         every = ranks.run(4, pooled, made, local=2, towers=towers)
         assert all(one == every[0] for one in every), name
         found.append(every[0])
