@@ -30,6 +30,7 @@ BENCHMARKS = {
     "globo": "benchmarks.globo",
     "hot_distributed": "benchmarks.hot_distributed",
     "hot_drift": "benchmarks.hot_drift",
+    "hot_published": "benchmarks.hot_published",
     "hot_quality": "benchmarks.hot_quality",
     "hot_single": "benchmarks.hot_single",
     "neighbours": "benchmarks.neighbours",

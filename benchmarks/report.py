@@ -119,6 +119,10 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
     _put(readme, [*rows, *(["", note] if older & {name for _, name, _, _ in MATTER} else [])])
     ratios = [(text, metrics[name][metric]) for text, name, metric, _ in MATTER if not metric.startswith("auc")]
     write_picture(picture, ratios)
+    ladder = [row for result in found if result["benchmark"] == "hot_published" for row in result["samples"]["rows"]]
+    if ladder:
+        of_ladder = [(f"{row['data']}: {row['rung']}", row["ratio"]) for row in ladder]
+        write_picture(picture.with_name("hot_ladder.svg"), of_ladder)
     rows = ["| benchmark | metric | value | target |", "| --- | --- | ---: | --- |"]
     rows += [
         f"| {name} | `{key}` | {value:.4g} | {_judged(value, targets[name].get(key))} |"

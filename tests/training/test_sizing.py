@@ -49,6 +49,7 @@ def test_an_ensemble_of_few_samples_has_more_members_and_passes_until_validation
         assert falls == [each["train.epochs"] == 5] * 2
 
 
+@pytest.mark.parametrize("kind", ["dlrm", "fm", "lr"])
 def test_without_validation_there_is_one_pass(kind: str) -> None:
     found = chosen(8_000, validated=False, kind=kind)
     assert (found["train.epochs"], found["train.early_stopping.patience"]) == (1, 0)

@@ -130,7 +130,7 @@ def victim(uses, counts, held, count, draws, horizon):
     found = np.int64(-1)
     for _ in range(WAYS):
         draws[0] += np.uint64(1)
-        at = np.int64(mix(draws[0] * GOLDEN) % np.uint64(count))
+        at = np.int64((mix(draws[0] * GOLDEN) >> np.uint64(32)) * np.uint64(count) >> np.uint64(32))
         row = held[at]
         if uses.batch[row] < horizon:
             best = held[found] if found >= 0 else row

@@ -83,8 +83,8 @@ class TowerNetwork(Network):
             for number, tower in enumerate(self.each) if tower.score.opened
         })  # fmt: skip
         vectors = sum(tower.score.vectors for tower in self.each) + len(self.openings)
-        numbers = [tower.columns for tower in self.each if tower.score.direct]
-        self.score = score(len(schema.dense), vectors, *([sum(numbers)] if numbers else []))
+        numbers = sum(tower.columns - tower.score.vectors * self.width for tower in self.each)
+        self.score = score(len(schema.dense), vectors, *([numbers] if numbers else []))
 
     @property
     def each(self) -> list[Tower]:
@@ -130,8 +130,8 @@ class TowerNetwork(Network):
                 vectors.append(self.openings[str(number)](columns).unsqueeze(1).to(columns.dtype))
             if count:
                 vectors.append(columns[:, : count * self.width].reshape(columns.shape[0], count, self.width))
-            if tower.score.direct:
-                numbers.append(columns)
+            if columns.shape[1] > count * self.width:
+                numbers.append(columns[:, count * self.width :])
         joined = torch.cat(vectors, dim=1) if vectors else told[0].new_empty(told[0].shape[0], 0, self.width)
         if self._order is not None:
             joined = chosen(joined, self._order)

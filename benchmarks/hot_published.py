@@ -1,0 +1,222 @@
+"""Hot batches (FAE) against what they were published against, and beside what this library does without them: a ladder.
+
+Rows are at home in a log on this machine's disk, float32, and all rungs train the same DLRM (the published sizes for
+Criteo Kaggle) on the same samples within the same bytes of DRAM:
+
+- ``fetched``: every batch reads its rows when it comes and writes them back when it is done; no cache, no lookahead.
+- ``fetched + FAE``: hot rows stay in DRAM, inputs that need no others have batches of their own, the rest is fetched.
+- ``cache``: ours as planned, rows cached and batches prepared ahead, hot inputs among the others.
+- ``cache + FAE``: likewise with a seventh of the budget for hot rows and with hot batches.
+
+The first two are kinder than the published baseline: a batch reads a row once, however often it is looked up, and a
+batch with cold inputs reads only what is not hot. Steps are timed in alternation, in stretches that hold both kinds of
+batches in proportion; `shares` are of the budgets that the paper has.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.hot_single import shares
+from benchmarks.precision_quality import criteo_shape
+from benchmarks.registry import PeerMissing
+from benchmarks.sessions import ROOT, prepared
+from benchmarks.tiers import fill
+from benchmarks.train import EPS, RATE, Side
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.embedding import RowOptimizerConfig
+from stratarec.embedding.tables.cached import CachedTables
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.hot.calibrator import calibrate
+from stratarec.hot.classifier import classify
+from stratarec.hot.config import HotConfig
+from stratarec.hot.hot_loader import HotLoader
+from stratarec.hot.table_parts import parts_of, row_bytes_of
+from stratarec.models import DLRMConfig, build_model
+from stratarec.models.base import build_tables
+from stratarec.planning.config import BlockConfig, MemoryConfig
+from stratarec.planning.hot_rows import hot_rows, make_hot_plan
+from stratarec.planning.plan import tier_config
+
+WIDTH, BATCH, LOOKAHEAD = 16, 1024, 1
+MODEL = DLRMConfig(embedding_dim=WIDTH, bottom_mlp=(512, 256, 64), top_mlp=(512, 256), pooling="sum")
+OPTIMIZER = RowOptimizerConfig(learning_rate=RATE, eps=EPS)
+SHARE = 0.124
+"""Of the bytes of all rows, for hot rows of FAE; ours has the bytes that FAE uses in all, `OURS_HOT` for hot rows."""
+OURS_HOT = 0.15
+GATE_STEPS = 4
+SIZES = (300_000, 200_000), (600_000, 400_000)
+"""Samples of the made-up log, and most rows of a table."""
+LEAST_ROWS = 100_000
+"""Of a log for a ladder: a part of fewer does not hold a batch."""
+RUNGS = ("fetched", "fetched + FAE", "cache", "cache + FAE")
+
+
+class FetchedSide(Side):
+    """After a step no row is left in a slot, but for hot ones; what the log would keep in its write buffer, neither."""
+
+    def step(self) -> float:
+        loss = super().step()
+        for tables in self.model.embeddings.engine.tables:  # type: ignore[operator, union-attr]
+            if isinstance(tables, CachedTables):
+                send_home(tables)
+        return loss
+
+
+def send_home(tables: CachedTables) -> None:
+    """Write every row that is in a slot of the cache, and empty it."""
+    directory = tables.directory
+    slots = np.flatnonzero(directory.state.tags[: directory.layout.slots] > 0)
+    if not len(slots):
+        return
+    tables.put(directory.rows_in(slots), tables.memory.read(slots), np.arange(len(slots), dtype=np.int64), 0)
+    directory.clear()
+    tables.store.flush()
+
+
+class Ladder:
+    """The rungs on one data set."""
+
+    def __init__(self, dataset: Dataset, folder: Path) -> None:
+        self.dataset, self.folder = dataset, folder
+        self.row_bytes = row_bytes_of(dataset, WIDTH, OPTIMIZER)
+        self.parts = parts_of(dataset, self.row_bytes)
+        self.total = sum(part.nbytes for part in self.parts)
+        self.budget = int(SHARE * self.total)
+        self.ids = {
+            table: sum(1 if feature.kind == "single" else feature.max_length for feature in features)
+            for table, features in dataset.schema.vocabularies().items()
+        }
+
+    def fetched(self, name: str) -> Side:
+        """Tables in the log with slots for a batch alone, and hot rows where the name asks for FAE."""
+        hot = calibrate(self.dataset, self.row_bytes, self.budget, curve=()).hot(self.parts)
+        apart = name.endswith("FAE")
+        heads = {part.table: rows if apart else 0 for part, rows in zip(self.parts, hot.tolist(), strict=True)}
+        rows = self.dataset.table_rows()
+        # Slots for a batch; sets fill unevenly.
+        slots = {table: min(BATCH * ids, rows[table]) for table, ids in self.ids.items()}
+        tables = {
+            table: TableTier(home="log", cache_rows=5 * slots[table] // 4 + 64, hot_rows=hot_of)
+            for table, hot_of in heads.items()
+        }
+        tiers = TierConfig(tables=tables, log_path=self.folder / name.replace(" ", ""), lookahead=0)
+        return self._side(tiers, hot if apart else None, FetchedSide)
+
+    def ours(self, name: str, dram: int) -> Side:
+        """As planned within so many bytes."""
+        block = BlockConfig(path=str(self.folder))
+        memory = MemoryConfig(dram=dram, block=block, precision="fp32", lookahead=LOOKAHEAD)
+        apart = name.endswith("FAE")
+        config = HotConfig(budget=int(OURS_HOT * dram), batches="proportional") if apart else HotConfig()
+        tables = build_tables(MODEL, self.dataset.schema, self.dataset.table_rows())
+        plan = make_hot_plan(tables, self.dataset, OPTIMIZER, memory, config, batch_size=BATCH)
+        hot = hot_rows(plan, self.dataset)[1] if apart else None
+        return self._side(tier_config(plan, memory, name.replace(" ", "")), hot, Side)
+
+    def _side(self, tiers: TierConfig, hot: Any, kind: type[Side]) -> Side:
+        loading = LoaderConfig(batch_size=BATCH)
+        loader = Loader(self.dataset, "train", loading)
+        if hot is not None:
+            counts = classify(self.dataset, self.parts, hot, "train").shards
+            loader = HotLoader(self.dataset, "train", loading, self.parts, hot, counts, lambda epoch: None)
+        schema, rows = self.dataset.schema, self.dataset.table_rows()
+        model = build_model(MODEL, schema, rows, optimizer=OPTIMIZER, tiers=tiers)
+        dense = torch.optim.Adagrad(model.network.parameters(), lr=0.01, fused=True)
+        return kind(model, dense, loader, "float32", tiers.lookahead)
+
+
+def gate(sides: dict[str, Side]) -> None:
+    """Fetched rows are the rows of a cache: the first losses have the same bits."""
+    losses = [[sides[name].step() for _ in range(GATE_STEPS)] for name in ("fetched", "cache")]
+    if losses[0] != losses[1]:
+        raise AssertionError(f"losses of fetched and of cached rows differ: {losses}")
+
+
+def ladder(dataset: Dataset, folder: Path, rounds: int, stretch: int) -> list[dict[str, Any]]:
+    """A line for each rung, the first being what the others are times as fast as."""
+    made = Ladder(dataset, folder)
+    sides = {name: made.fetched(name) for name in RUNGS[:2]}
+    for side in sides.values():
+        fill(side)
+        side.step()  # which takes what the update works in
+    dram = _engine(sides["fetched + FAE"]).nbytes
+    for name in RUNGS[2:]:
+        sides[name] = made.ours(name, dram)
+        fill(sides[name])
+        sides[name].step()
+    gate(sides)
+    torch.set_num_threads(1)  # not before: work on data sets sets it, too
+    found: dict[str, list[tuple[float, float, int]]] = {name: [] for name in RUNGS}
+    for round_ in range(-1, rounds):
+        for name in RUNGS if round_ % 2 else RUNGS[::-1]:
+            began = _now(sides[name])
+            for _ in range(stretch):
+                sides[name].step()
+            if round_ >= 0:
+                now = _now(sides[name])
+                found[name].append(tuple((after - before) / stretch for before, after in zip(began, now, strict=True)))  # type: ignore[arg-type]
+    rows = []
+    for name, side in sides.items():
+        clock, processor, moved = zip(*found[name], strict=True)
+        ratios = sorted(slow / fast for (slow, *_), fast in zip(found["fetched"], clock, strict=True))
+        rows.append({
+            "data": dataset.name, "rung": name, "step_ms": 1e3 * median(clock), "ratio": median(ratios),
+            "ratio_low": ratios[len(ratios) // 4], "ratio_high": ratios[3 * len(ratios) // 4],
+            "processor_ms": 1e3 * median(processor), "rows_in_a_step": sum(moved) / len(moved),
+            "dram_mib": _engine(side).nbytes / 2**20,
+            "hot_inputs": side.loader.hot_samples / side.loader.samples if isinstance(side.loader, HotLoader) else None,
+        })  # fmt: skip
+    for side in sides.values():
+        side.close()
+        _engine(side).close()
+    return rows
+
+
+def _now(side: Side) -> tuple[float, float, int]:
+    """Seconds by the clock and of processors, and rows that came from home so far."""
+    moved = sum(tables.traffic.rows_in for tables in _engine(side).tables)
+    return time.perf_counter(), time.process_time(), moved
+
+
+def _engine(side: Side) -> Any:
+    return side.model.embeddings.engine  # type: ignore[union-attr]
+
+
+def datasets(quick: bool, folder: Path) -> list[Dataset]:
+    """A made-up log of Criteo's shape, and where they are there Trivago's and Globo's."""
+    found = [Dataset.open(criteo_shape(folder / "synthetic", *(SIZES[0] if quick else SIZES[1])).path)]
+    with suppress(PeerMissing):  # logs that are not there
+        found += [prepared(name, "none") for name in (() if quick else ("trivago", "globo"))]
+    return found
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """All logs; `quick` has the demo's alone."""
+    rows, found = [], []
+    with tempfile.TemporaryDirectory(dir=ROOT / "data") as folder:
+        for dataset in datasets(quick, Path(folder)):
+            found += shares(dataset)
+            if sum(dataset.table_rows().values()) < LEAST_ROWS:
+                continue
+            rows += ladder(dataset, Path(folder) / f"{dataset.name}-rows", *((4, 8) if quick else (8, 25)))
+    ratio = {(row["data"], row["rung"]): row["ratio"] for row in rows}
+    return {
+        "config": {"width": WIDTH, "batch": BATCH, "share": SHARE, "targets": {"ratio_fae_single": 2.3}},
+        "metrics": {
+            "ratio_fae_single": max(value for (_, rung), value in ratio.items() if rung == "fetched + FAE"),
+            **{f"ratio_{data}_{rung.replace(' + ', '_').lower()}": v for (data, rung), v in ratio.items() if v != 1},
+            **{f"processor_{r['data']}_{r['rung'].replace(' + ', '_').lower()}": r["processor_ms"] for r in rows},
+            **{f"hot_inputs_{row['data']}_{100 * row['bytes_share']:g}": row["inputs"] for row in found},
+        },
+        "samples": {"shares": found, "rows": rows},
+    }  # fmt: skip
