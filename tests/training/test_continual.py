@@ -95,6 +95,7 @@ def begin(root: Path, **changes: Any) -> Path:
         write_log(root, day)
     made = content(root) | {key: value for key, value in changes.items() if key == "memory"}
     made["train"] |= changes.get("train", {})
+    made["data"]["vocabulary"] |= changes.get("vocabulary", {})
     recipe = Recipe.from_dict(made)
     Trainer(recipe, prepare(recipe.data)).train()
     return Path(recipe.run)
