@@ -212,7 +212,7 @@ def test_too_little_memory_is_one_line(place: Path, tmp_path: Path) -> None:
         ["check", "data/tiny"],
         pytest.param(["plan", "r.yaml"], marks=pytest.mark.slow),
         pytest.param(["evaluate", "-q", "runs/tiny"], marks=pytest.mark.slow),
-        pytest.param(["profile", "data/tiny"], marks=pytest.mark.slow),
+        pytest.param(["profile", "-q", "data/tiny"], marks=pytest.mark.slow),
     ],
 )
 def test_a_reader_who_leaves_is_no_error(place: Path, tmp_path: Path, arguments: list[str]) -> None:
