@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -108,6 +109,16 @@ def sleeping() -> Iterator[None]:
 
 @pytest.mark.skipif(bool(DEFECT), reason="this Numba runs no teams")
 @pytest.mark.usefixtures("sleeping")
+def test_numba_leaves_torch_its_threads_when_it_starts_its_own() -> None:
+    code = (
+        "import torch; torch.set_num_threads(1)\n"
+        "from stratarec.kernels.runtime.threads import use_torch_threads\n"
+        "print(use_torch_threads(), torch.get_num_threads())"
+    )
+    done = forked.python(code)
+    assert (done.returncode, done.stdout) == (0, "1 1\n"), done.stderr
+
+
 def test_threads_that_sleep_do_the_same_work() -> None:
     assert any(thread.name == "stratarec-crowd" for thread in threading.enumerate())
     left = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))

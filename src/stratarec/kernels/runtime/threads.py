@@ -59,8 +59,12 @@ def threads_for(rows: int) -> int:
 
 def use_torch_threads() -> int:
     """Set the calling thread's threads for Numba's own parallel kernels to `team_threads`; returns the number."""
-    threads = team_threads()
+    threads, before = team_threads(), torch.get_num_threads()
     numba.set_num_threads(threads)
+    if torch.get_num_threads() != before:
+        # When Numba starts its threads it tells OpenMP how many there are, which is what torch goes by, too: products of
+        # matrices would then have other bits than before.
+        torch.set_num_threads(before)
     return threads
 
 
