@@ -62,8 +62,8 @@ def use_torch_threads() -> int:
     threads, before = team_threads(), torch.get_num_threads()
     numba.set_num_threads(threads)
     if torch.get_num_threads() != before:
-        # When Numba starts its threads it tells OpenMP how many there are, which is what torch goes by, too: products of
-        # matrices would then have other bits than before.
+        # Numba, when it starts its threads, tells OpenMP how many there are, and torch goes by that, too: its products
+        # of matrices would have other bits than before.
         torch.set_num_threads(before)
     return threads
 
