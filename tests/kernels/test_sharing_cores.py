@@ -100,15 +100,6 @@ def test_a_command_in_a_control_group_takes_no_more_threads_than_its_quota() -> 
     assert done.stdout.split() == ["1", "1"]
 
 
-@pytest.fixture
-def sleeping() -> Iterator[None]:
-    waiting.sleep_while_waiting(True)
-    yield
-    waiting.sleep_while_waiting(False)
-
-
-@pytest.mark.skipif(bool(DEFECT), reason="this Numba runs no teams")
-@pytest.mark.usefixtures("sleeping")
 def test_numba_leaves_torch_its_threads_when_it_starts_its_own() -> None:
     code = (
         "import torch; torch.set_num_threads(1)\n"
@@ -119,6 +110,15 @@ def test_numba_leaves_torch_its_threads_when_it_starts_its_own() -> None:
     assert (done.returncode, done.stdout) == (0, "1 1\n"), done.stderr
 
 
+@pytest.fixture
+def sleeping() -> Iterator[None]:
+    waiting.sleep_while_waiting(True)
+    yield
+    waiting.sleep_while_waiting(False)
+
+
+@pytest.mark.skipif(bool(DEFECT), reason="this Numba runs no teams")
+@pytest.mark.usefixtures("sleeping")
 def test_threads_that_sleep_do_the_same_work() -> None:
     assert any(thread.name == "stratarec-crowd" for thread in threading.enumerate())
     left = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))

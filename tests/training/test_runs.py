@@ -121,7 +121,7 @@ def test_the_command_line_does_the_whole_job(tmp_path: Path, capsys: pytest.Capt
     assert html.count("<svg") == 5
     assert "train valid test" in " ".join(re.findall(r"<tr[^>]*>\s*<td[^>]*>(\w+)</td>", html))
     assert "<h2>Importance</h2>" in html
-    assert f"<b>{float(auc.split()[-1]):.5f}</b><span>test AUC" in html
+    assert re.search(rf"AUC[^<]*</dt><dd>{float(auc.split()[-1]):.5f}<", html)
     assert "http://" not in html.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     )
