@@ -61,7 +61,8 @@ def print_result(result: dict[str, Any]) -> None:
     console = make_console()
     rows = result.get("samples", {}).get("rows", [])
     if rows:
-        console.print(f"{result['benchmark']}{' (quick: not to be quoted)' if result['quick'] else ''}\n")
+        console.print(f"{result['benchmark']}{' (quick: not to be quoted)' if result['quick'] else ''}")
+        console.print()
         _print_rows(console, rows)
     width = max(map(len, result["metrics"]), default=0)
     for name, value in result["metrics"].items():
@@ -78,7 +79,8 @@ def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     columns = [*keys, *(name for name in columns if name not in keys)]
     heads = [name.replace("_", " ") for name in columns]
     if same:
-        console.print(", ".join(f"{name.replace('_', ' ')} {_cell(rows[0].get(name))}" for name in same) + "\n")
+        console.print(", ".join(f"{name.replace('_', ' ')} {_cell(rows[0].get(name))}" for name in same))
+        console.print()
     words = {head for head, name in zip(heads, columns, strict=True) if isinstance(rows[0].get(name), str)}
     cells = [[_cell(row.get(name)) for name in columns] for row in rows]
     print_table(console, heads, cells, text=words, keys=len(keys))

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from recipes import tiny
 from stratarec.batch.batch import Batch
+from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
@@ -27,6 +28,7 @@ from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
 from stratarec.training.auto_config import sized
 from stratarec.training.export.export import export
+from stratarec.training.export.write_delta import write_delta
 from stratarec.training.run.open_run import open_run
 from stratarec.training.steps.loss import Objective
 from stratarec.training.trainer import Trainer
@@ -182,6 +184,14 @@ def test_it_learns_a_bend_from_numbers_alone_and_its_export_scores_as_it_does(tm
     middle = np.abs(frame["a"].to_numpy()) < 0.6
     assert scores[middle].mean() > 0.7
     assert scores[~middle].mean() < 0.35
+    # What knows no tables: a delta, and a profile.
+    with open_run(recipe.run) as trained:
+        export(trained, tmp_path / "later")
+    assert write_delta(tmp_path / "export", tmp_path / "later", tmp_path / "delta") == 0
+    scorer.update(tmp_path / "delta")
+    assert (np.asarray(scorer.score(frame.drop("click").to_arrow())) == scores).all()
+    assert main(["profile", "-q", recipe.data.path, "-o", str(tmp_path / "p.html")]) == 0
+    assert "Reuse" not in (tmp_path / "p.html").read_text()
 
 
 def test_where_there_is_nothing_to_learn_it_learns_nothing(tmp_path: Path) -> None:

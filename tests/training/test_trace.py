@@ -50,6 +50,14 @@ def test_steps_are_traced_and_trained_as_without(tmp_path: Path, capsys: pytest.
     assert main(["check", str(tmp_path / "traced")]) == 0
 
 
+def test_a_run_that_goes_on_among_the_steps_is_traced_from_there(tmp_path: Path) -> None:
+    train(made(tmp_path, "traced", max_steps=6))
+    train(made(tmp_path, "traced", trace="5-8"), resume=True)
+    events = json.loads((tmp_path / "traced" / "trace.json").read_text())["traceEvents"]
+    names = [event["name"] for event in events if event["ph"] == "X"]
+    assert [names.count(name) for name in ("step", "forward", "backward", "update")] == [3, 3, 3, 3]
+
+
 @pytest.mark.parametrize("steps", ["5", "8-5", "-1-5", "a-b", "0-20000", "steps 5-8"])
 def test_what_is_no_range_of_steps_is_refused(steps: str) -> None:
     with pytest.raises(ConfigError, match=r"train\.trace is .*, expected a first and a last step"):

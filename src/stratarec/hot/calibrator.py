@@ -107,8 +107,10 @@ CURVE = (0.02, 0.068, 0.124, 0.25, 0.5)
 
 
 def budgets(dataset: Dataset, row_bytes: Mapping[str, int], *, seed: int = 0) -> tuple[Point, ...]:
-    """What the budgets of `CURVE` are worth; `row_bytes` as of `calibrate`."""
+    """What the budgets of `CURVE` are worth; `row_bytes` as of `calibrate`. None of data without tables."""
     parts = parts_of(dataset, row_bytes)
+    if not parts:
+        return ()
     sample, total = draw(dataset, parts, "train", seed), sum(part.nbytes for part in parts)
     return tuple(_choose(parts, int(share * total), sample)[2] for share in CURVE)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from stratarec.data.duplication import Duplication, Profile
 from stratarec.hot.profile import HotProfile, Point
 from stratarec.hot.reuse import TableReuse
-from stratarec.io.names import visible
 from stratarec.reporting.hot_page import REUSE_LEGEND, about_hot, hot_curve, hot_tables, reuse_charts, reuse_table
 from stratarec.reporting.html import write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
@@ -39,7 +38,8 @@ def about(profile: Profile) -> str:
 def print_profile(profile: Profile) -> None:
     """Show the table on the terminal."""
     console = make_console()
-    console.print(f"{visible(profile.dataset)}: duplication\n")
+    console.print(f"{profile.dataset}: duplication")
+    console.print()
     print_table(console, _HEADS, [_cells(row) for row in profile.rows], text=_HEADS[:1])
     for row in profile.rows:
         if row.features != (row.name,):
@@ -64,7 +64,7 @@ def write_profile(
         rows=[(row, _cells(row)) for row in profile.rows],
         reuse=reuse_table(reuse),
         reuse_legend=REUSE_LEGEND,
-        charts=[*reuse_charts(reuse), hot_curve(points)],
+        charts=[*reuse_charts(reuse), *([hot_curve(points)] if points else [])],
         hot=hot and about_hot(hot),
         tables=[] if hot is None else hot_tables(hot),
     )

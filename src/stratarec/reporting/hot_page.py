@@ -45,8 +45,11 @@ def reuse_table(found: Sequence[TableReuse]) -> ShownTable:
 
 
 def print_reuse(found: Sequence[TableReuse]) -> None:
-    """Print how rows are used again."""
+    """Print how rows are used again, where there are any."""
+    if not found:
+        return
     console, table = make_console(), reuse_table(found)
+    console.print()
     print_table(console, table.heads, table.rows, text=("table",))
     console.print(REUSE_LEGEND)
 

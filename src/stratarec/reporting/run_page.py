@@ -157,7 +157,7 @@ def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any], *, of_t
         for entry in position["evaluations"]
         if (entry["step"] == tested) is of_tested
     ]
-    found += [] if not of_tested else [(split, _tested(result), entry) for split, entry in _outcome(result).items()]
+    found += [] if not of_tested else [(split, tested, entry) for split, entry in _outcome(result).items()]
     rows = [(name, step, figures) for split, step, entry in found for name, figures in by_label(split, entry)]
     names = shown(figures for _, _, figures in rows)
     return ShownTable(

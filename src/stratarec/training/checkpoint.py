@@ -326,7 +326,7 @@ def recover(folder: Path) -> None:
 
 def prune(folder: Path, keep: int, protected: set[Path]) -> None:
     """Remove all but the last `keep` checkpoints and those `protected`; one that is being read stays for now."""
-    for path in set(steps(folder)[:-keep]) - protected:
+    for path in sorted(set(steps(folder)[:-keep]) - protected):
         remove(path)
 
 

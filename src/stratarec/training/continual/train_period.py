@@ -12,7 +12,6 @@ import torch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
-from stratarec.kernels.runtime.cores import cores, most_threads
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
@@ -21,7 +20,7 @@ from stratarec.training.preflight import slates_of
 from stratarec.training.raw_logs import of_file
 from stratarec.training.run.open_run import identity, new_model, new_plan, run_steps
 from stratarec.training.steps.position import Position
-from stratarec.training.steps.sharing import Sharing
+from stratarec.training.steps.sharing import Sharing, share_of
 from stratarec.training.steps.step import Pipeline, Stages
 from stratarec.training.torch_settings import build_optimizer, torch_settings
 from stratarec.training.trainer import loader_config
@@ -69,7 +68,7 @@ def train_period(
     recipe = _with_schedules(recipe, run_steps(recipe.train, dataset))
     train, position = recipe.train, Position()
     # As many in all of a period: of another number products may have other bits. How they wait follows from the steps.
-    threads = train.threads or min(most_threads(torch.get_num_threads()), cores())
+    threads = share_of(train.threads, torch.get_num_threads())
     sharing = Sharing(threads, 1, progress.say)
     with torch_settings(threads=threads, seed=train.seed), dataset.held(), sharing:
         plan = new_plan(recipe, dataset)
@@ -93,8 +92,9 @@ def train_period(
                 began = perf_counter()
                 for item, prepared in batches:
                     position.trained(*stages.train(position.step, *item, prepared))
-                    began, ended = perf_counter(), began
-                    sharing.stepped(began - ended, position.step)
+                    ended = perf_counter()
+                    sharing.stepped(ended - began, position.step)
+                    began = ended
                     progress.advance(1, f"loss {position.smoothed_loss:.4f}")
             progress.finish()
             position.finished = True

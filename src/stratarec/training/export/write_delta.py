@@ -53,7 +53,8 @@ def write_delta(since: Path, export: Path, folder: Path) -> float | None:
         name: _changed(before.arrays[name].reshape(-1, shape[1]), after.arrays[name].reshape(shape))
         for name, shape in shapes.items()
     }
-    share = sum(map(len, changed.values())) / sum(shape[0] for shape in shapes.values())
+    # A log of numbers alone has no tables.
+    share = sum(map(len, changed.values())) / max(sum(shape[0] for shape in shapes.values()), 1)
     if share > _MOST:
         return None
     with new_directory(folder, {DELTA, DELTA_ROWS, NETWORK, "vocabulary"}) as made:

@@ -47,6 +47,11 @@ class Way(NamedTuple):
         sleep_while_waiting(self.sleep, self.threads)
 
 
+def share_of(asked: int, most: int, ranks: int = 1) -> int:
+    """Threads of each of the ranks of a machine: as `asked`, or for 0 its share of the cores; torch has `most`."""
+    return asked or max(1, min(most_threads(most), cores() // ranks))
+
+
 class Sharing:
     """Threads of one run, in the process and the Python thread that train it.
 
@@ -88,7 +93,7 @@ class Sharing:
         self._use(Way(self.threads, sleep=False))
 
     def _share(self) -> int:
-        return self._asked or max(1, min(most_threads(self._most), cores() // self._ranks))
+        return share_of(self._asked, self._most, self._ranks)
 
     def stepped(self, seconds: float, step: int) -> None:
         """A step took so long, and `step` comes next."""

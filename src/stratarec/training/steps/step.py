@@ -223,9 +223,7 @@ class Stages:
         with timed(self.seconds, "forward"):
             loss, norm = self.forward(batch, request, prepared), None
             found = self._transfers.down(loss.detach())
-            value = 0.0 if self._on_device else found.item()
-        if not math.isfinite(value):
-            refuse_loss(value, step)
+            value = 0.0 if self._on_device else _finite(found, step)
         with timed(self.seconds, "backward"):
             self.backward(loss)
             if self._on_device:
@@ -233,9 +231,7 @@ class Stages:
                 if self._config.clip_rows:
                     norm = self._transfers.down(self._reduction.norm(self._weights))
                 self._transfers.wait()
-                value = found.item()
-        if not math.isfinite(value):
-            refuse_loss(value, step)
+                value = _finite(found, step)
         with timed(self.seconds, "update network"):
             scale = self.update(step, norm)
         if self._holding is not None:
@@ -259,6 +255,13 @@ def _holding(model: CTRModel) -> Engine:
 def gradient_norm(weights: Iterable[nn.Parameter]) -> Tensor:
     """Of the gradients that there are."""
     return nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+
+
+def _finite(loss: Tensor, step: int) -> float:
+    value = loss.item()
+    if not math.isfinite(value):
+        refuse_loss(value, step)
+    return value
 
 
 def refuse_loss(value: float, step: int) -> NoReturn:

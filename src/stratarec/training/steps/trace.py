@@ -53,6 +53,11 @@ class Tracer:
         # A list takes one item at a time, whoever else adds.
         self.spans.append(Span(name, thread, begin, time.perf_counter_ns(), step))
 
+    @property
+    def follows(self) -> bool:
+        """Whether calls are noted now."""
+        return bool(self._replaced)
+
     def follow(self, owner: Any, method: str, name: str) -> None:
         """Note every call of a method from now on."""
         call: Callable[..., Any] = getattr(owner, method)
@@ -100,11 +105,11 @@ def tracing(trainer: Trainer) -> Iterator[None]:
     def noted(batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
         nonlocal ended
         number, begin = trainer.position.step, time.perf_counter_ns()
-        if number == steps[0]:
-            _follow(tracer, trainer)
         if number not in steps:
             step(batch, request, prepared)
             return
+        if not tracer.follows:  # the first of them here: a run that was resumed may begin in their middle
+            _follow(tracer, trainer)
         if ended:
             tracer.note("wait for the next batch", ended)
         step(batch, request, prepared)
