@@ -80,7 +80,11 @@ def _cases() -> Mapping[str, tuple[Operation, Sequence[Tensor]]]:
     columns = torch.arange(10), torch.arange(10, 16)
     return {
         "interaction": (dot_interaction, [some(40, 8), some(40, 4, 8)]),
-        "interaction of runs": (lambda dense, pooled: _of_runs(dense, pooled, runs), [some(40, 8), some(40, 4, 8)]),
+        "interaction of runs": (
+            # Gradients of rows behind the runs are left as they were: only those of the two parts mean anything.
+            lambda dense, own, common: _of_runs(dense, _side_by_side(own, common), runs),
+            [some(40, 8), some(40, 16), some(5, 16)],
+        ),
         "layer of runs": (
             lambda own, common, weight, bias: run_linear(own, common, weight, bias, columns, starts, relu=True),
             [some(40, 10), some(5, 6), some(12, 16), some(12)],
