@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.cli.tune.study_record import FILE, STUDY, read_study, run_name
@@ -118,10 +119,11 @@ def _data_set(path: Path, read: set[Path]) -> Iterator[str]:
 
 def _content(path: Path, dataset: Dataset) -> Iterator[str]:
     for name, info in dataset.vocabularies.items():
-        dataset.vocabulary(name)
-        rest = len(dataset.carried_counts(name)) if info.kind == "count" else 0
+        counted = dataset.carried_counts(name)["value"] if info.kind == "count" else pl.Series([])
+        rest = (~counted.is_in(dataset.vocabulary(name).values.implode())).sum() if len(counted) else 0
         more = f", and {rest:,} without a row" if rest else ""
-        yield f"vocabulary {name}: {info.values:,} values, each once{more}"
+        more = f"{more}; {info.holes:,} rows of values that are gone" if info.holes else more
+        yield f"vocabulary {name}: {info.values - info.holes:,} values, each once{more}"
     events = dataset.events()
     if events is not None:
         yield f"events: the last {len(events):,} of users"

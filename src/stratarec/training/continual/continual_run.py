@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,6 +84,8 @@ class _Scores:
     scores: dict[str, Any]
     calibration: tuple[Any, ...]
     lookups: dict[str, Any]
+    holes: dict[str, int]
+    """Vocabulary -> values that were gone before."""
 
 
 class _Step:
@@ -120,7 +121,7 @@ class _Step:
                 "rate_factor": before.rate_factor,
                 "scores": scored.scores,
                 "calibration": [each.to_dict() for each in scored.calibration],
-                "lookups": _admitted(scored.lookups, dataset),
+                "lookups": _admitted(scored, dataset),
                 "dense": dense_drift(dataset),
                 "auc": auc_drift(scored.scores["all"], self._earlier_aucs()),
             }
@@ -230,6 +231,7 @@ class _Step:
             scores=_slices(trained.dataset, found, kinds),
             calibration=() if kind == "none" else fit(kind, raw),
             lookups=novelty.lookups,
+            holes={name: info.holes for name, info in trained.dataset.vocabularies.items()},
         )
 
     def _commit(self, work: Path, final: Path) -> None:
@@ -255,10 +257,11 @@ def _slices(dataset: Dataset, found: Scored, kinds: Sequence[NDArray[np.int8]]) 
     return scores
 
 
-def _admitted(lookups: Mapping[str, Counter[str]], dataset: Dataset) -> dict[str, dict[str, int]]:
+def _admitted(scored: _Scores, dataset: Dataset) -> dict[str, dict[str, int]]:
     found = {}
-    for name, counts in lookups.items():
+    for name, counts in scored.lookups.items():
         info = dataset.vocabularies[name]
         kinds = {kind: counts[kind] for kind in KINDS}
-        found[name] = {**kinds, "admitted": info.values - info.inherited, "rows": info.rows}
+        changes = {"admitted": info.values - info.inherited, "evicted": info.holes - scored.holes[name]}
+        found[name] = {**kinds, **changes, "rows": info.rows}
     return found

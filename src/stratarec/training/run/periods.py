@@ -31,7 +31,7 @@ from stratarec.training import checkpoint
 from stratarec.training.checkpoint import Bins, Figures
 
 PERIODS, PERIOD, DATA = "periods", "period.json", "data"
-FORMAT: Literal[1] = 1
+FORMAT: Literal[2] = 2
 ADVICE = "restore it, or train the run anew"
 _NAME = re.compile(r"period-\d{5,}")
 # The last ones whose data and checkpoints are kept: who reads one must not lose it to the next.
@@ -49,6 +49,8 @@ class Lookups(Model):
     """Values that were never counted."""
     admitted: Count
     """Values that the period gave a row."""
+    evicted: Count
+    """Values that lost theirs."""
     rows: Count
     """Of the table, from then on."""
 
@@ -72,7 +74,7 @@ class AucDrift(Model):
 class Period(Model):
     """All of ``period.json`` but its seal."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     number: Annotated[int, pydantic.Field(ge=1, lt=1 << 31)]
     parent: Hash
     """Of the file that says what it went on from."""
