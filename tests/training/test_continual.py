@@ -249,7 +249,7 @@ STAGES = [
     "continual.train_period.checkpoint.save",
     "continual.continual_run.write_recipe",
     "continual.continual_run.write_sealed",
-    "continual.continual_run.sync_tree",
+    "continual.chain.sync_tree",
 ]
 
 

@@ -40,12 +40,9 @@ def bounded(counted: pl.DataFrame, limits: VocabularyLimits) -> pl.DataFrame:
     all that share it."""
     if limits.kind == "count":
         return counted
+    last = [pl.col("last").max()] if "last" in counted.columns else []
     bucket = pl.Series(_BUCKET, buckets_of(counted["value"], limits.buckets))
-    found = (
-        counted.with_columns(bucket)
-        .group_by(_BUCKET)
-        .agg(pl.col("value").min(), pl.col("count").sum(), pl.col("last").max())
-    )
+    found = counted.with_columns(bucket).group_by(_BUCKET).agg(pl.col("value").min(), pl.col("count").sum(), *last)
     return found.drop(_BUCKET).sort("value")
 
 

@@ -82,8 +82,8 @@ class Ids(Model):
     def _check_ids(self) -> Ids:
         if max(self.inherited, self.holes) > self.values or (self.kind == "hash" and self.values):
             raise ValueError(f"{self.values} values of a {self.kind}, {self.inherited} of its base, {self.holes} gone")
-        if not self.tail_buckets <= self.first_rows <= self.values + self.tail_buckets:
-            raise ValueError(f"{self.first_rows} first rows of {self.values + self.tail_buckets}")
+        if self.tail_buckets > self.first_rows:
+            raise ValueError(f"{self.first_rows} first rows, {self.tail_buckets} of them tail buckets")
         if self.tail != TailRule.tail_of(self.kind, self.type, self.tail_buckets):
             raise ValueError("tail is not the rule that StrataRec gives ids by")
         return self

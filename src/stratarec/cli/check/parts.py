@@ -207,7 +207,8 @@ def _periods(run: Path, read: set[Path]) -> Iterator[str]:
     for number, path in enumerate(periods.paths(run), start=1):
         about, recipe = periods.read(path), read_recipe(path)
         read |= {path / PERIOD, path / RECIPE}
-        yield f"period {number}: {about.file}, {about.scores['all']['samples']:,} samples"
+        samples = f"{about.file}, {about.scores['all']['samples']:,} samples" if about.kind == "log" else about.kind
+        yield f"period {number}: {samples}"
         if number > 1 and about.parent != file_hash(periods.of_number(run, number - 1) / PERIOD):
             raise CheckpointError(f"{path / PERIOD} goes on from another period than the one before it")
         for each in checkpoint.steps(path / "checkpoints"):

@@ -116,6 +116,13 @@ class ResidentTables(TableGroup):
         self._fresh = False
         set_bits(self._changed, rows)
 
+    def take(self, rows: Indices) -> FloatRows:
+        """See `TableGroup.take`."""
+        missed = self.course.missed
+        if missed is not None:
+            self.memory.settle(0, self.rows, missed)
+        return self.memory.read(rows)
+
     def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
         """See `TableGroup.save`. Rows that were never trained are left out: they are functions of their numbers."""
         home = directory / "home"
