@@ -8,6 +8,10 @@ processor, of all threads, with preparing and scoring. A third forgets what it c
 each day (`data.vocabulary.candidates: 0`): what carried counts give is the first's AUC over this one's. All is of one
 user in twenty.
 
+`auc_delta_idle` is over the days from the fifth on, of one run that takes eight, and another that gives up rows of
+articles that nobody clicked for three days (`data.vocabulary.evict`), less the first; `rows_idle` the articles' rows
+that the other has in the end, without those that are nobody's, over the first's.
+
 `bytes_ratio` is what a period wrote of tables over the records of the rows that it trained, `slowdown` the processor's
 seconds a sample of the last day over those of the first that is not the first of the process.
 """
@@ -43,6 +47,8 @@ from stratarec.training.trainer import Trainer
 
 DAY_MS = 86_400_000
 DAYS, QUICK_DAYS, SEEDS = 4, 3, 3
+# What idle articles are told by: the first lose their rows at the end of the fourth.
+IDLE_DAYS, IDLE = 8, "3d"
 BATCH = 1024
 # One user in so many.
 _USERS = 20
@@ -98,7 +104,7 @@ class Days:
         Of vocabularies, beside those of the recipe.
     """
 
-    def __init__(self, whole: Recipe, logs: Path, folder: Path, **limits: int) -> None:
+    def __init__(self, whole: Recipe, logs: Path, folder: Path, **limits: Any) -> None:
         self._content, self._logs, self.folder = whole.to_dict(), logs, folder
         self._limits = limits
         folder.mkdir()
@@ -189,9 +195,30 @@ def continued(run: Path, files: list[Path]) -> Iterator[dict[str, Any]]:
             "samples": whole["samples"],
             "seconds": spent,
             "rows": {name: found.rows for name, found in period.lookups.items()},
+            "evicted": {name: found.evicted for name, found in period.lookups.items()},
             **written(run, period, before),
         }
         began, before = time.process_time(), periods.of_number(run, period.number)
+
+
+def idle(whole: Recipe, logs: Path, files: list[Path], folder: Path) -> dict[str, Any]:
+    """All days with the rows of all articles, and with those of articles that are clicked."""
+    item = whole.data.source.item  # type: ignore[union-attr]
+    folder.mkdir()
+    found = {}
+    for name, limits in (("all", {}), ("clicked", {"evict": {item: {"idle": IDLE}}})):
+        way = Days(whole, logs, folder / name, **limits)
+        way.take("base", 0, tested=False)
+        found[name] = list(continued(way.folder / "base-run", files))
+    shutil.rmtree(folder)
+    deltas = [other["auc"] - one["auc"] for one, other in zip(*found.values(), strict=True)]
+    gone = sum(day["evicted"][item] for day in found["clicked"])
+    rows = {name: days[-1]["rows"][item] for name, days in found.items()}
+    return {
+        "auc_delta_idle": mean(deltas[4:]),
+        "rows_idle": (rows["clicked"] - gone) / rows["all"],
+        "days": found,
+    }
 
 
 @torch_settings()
@@ -201,13 +228,18 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
     whole = shipped("globo", "auto")
     assert isinstance(whole.data.source, ClicksConfig)
     rows: list[dict[str, Any]] = []
+    lost: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        make_logs(cut(whole.data.source, root, days), root / "logs")
-        files = logs_of(root / "logs", days, root / "files")
+        longest = days if quick else IDLE_DAYS
+        make_logs(cut(whole.data.source, root, longest), root / "logs")
+        every = logs_of(root / "logs", longest, root / "files")
+        files = every[: days - 1]
         print("logs are made", file=sys.stderr, flush=True)
         for seed in range(seeds):
             made = replace(whole, train=replace(whole.train, seed=seed))
+            if not quick:
+                lost.append(idle(made, root / "logs", every, root / f"idle-{seed}"))
             place, forgetful = root / f"seed-{seed}", root / f"forgetful-{seed}"
             way, found = Days(made, root / "logs", place), []
             for each in (way, Days(made, root / "logs", forgetful, candidates=0)):
@@ -246,8 +278,9 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
             "auc_delta_last_day": mean(deltas[days - 1]),
             "auc_delta_carried": (total("continued", "auc") - total("counts_of_a_day", "auc")) / len(later),
             "seconds_over_anew": total("continued", "seconds") / total("anew", "seconds"),
+            **{name: mean(each[name] for each in lost) for name in ("auc_delta_idle", "rows_idle") if lost},
             "bytes_ratio": total("continued", "bytes") / total("continued", "touched_bytes"),
             "slowdown": pace[days - 1] / pace[2],
         },
-        "samples": {"rows": rows},
+        "samples": {"rows": rows, "idle": [each["days"] for each in lost]},
     }
