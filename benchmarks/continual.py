@@ -12,6 +12,10 @@ user in twenty.
 articles that nobody clicked for three days (`data.vocabulary.evict`), less the first; `rows_idle` the articles' rows
 that the other has in the end, without those that are nobody's, over the first's.
 
+`seconds_to_scorer` is from the command on an hour of the next day, in a process of its own, to the answer of a `Scorer`
+that took the delta it published; `seconds_into_1e8` what 10,000 rows and a checkpoint of them take in a log of 10^8
+rows that was restored from a checkpoint.
+
 `bytes_ratio` is what a period wrote of tables over the records of the rows that it trained, `slowdown` the processor's
 seconds a sample of the last day over those of the first that is not the first of the process.
 """
@@ -19,6 +23,7 @@ seconds a sample of the last day over those of the first that is not the first o
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +33,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from benchmarks.sessions import recipe as shipped
@@ -36,16 +42,19 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.splits import SplitConfig
 from stratarec.data.user_history import Events
+from stratarec.embedding.stores.log import LogRecords
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
+from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
 from stratarec.training.continual.continual_run import continue_run
+from stratarec.training.export.publish import publish
 from stratarec.training.run import periods
 from stratarec.training.run.periods import Period
 from stratarec.training.torch_settings import torch_settings
 from stratarec.training.trainer import Trainer
 
-DAY_MS = 86_400_000
+DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 DAYS, QUICK_DAYS, SEEDS = 4, 3, 3
 # What idle articles are told by: the first lose their rows at the end of the fourth.
 IDLE_DAYS, IDLE = 8, "3d"
@@ -221,6 +230,50 @@ def idle(whole: Recipe, logs: Path, files: list[Path], folder: Path) -> dict[str
     }
 
 
+def to_scorer(run: Path, day: Path, folder: Path, time_column: str) -> float:
+    """Seconds until who serves answers with an hour that has just come."""
+    folder.mkdir()
+    frame = pl.read_parquet(day)
+    first = int(frame[time_column].min())  # type: ignore[arg-type]
+    frame.filter(pl.col(time_column) < first + HOUR_MS).write_parquet(folder / "hour.parquet")
+    publish(run, folder / "serve")
+    (full,) = (folder / "serve").iterdir()
+    scorer, rows = Scorer.open(full), frame[:100]
+    scorer.score(rows)
+    command = [sys.executable, "-m", "stratarec", "continue", "-q", str(run), str(folder / "hour.parquet")]
+    began = time.perf_counter()
+    subprocess.run([*command, "--publish", str(folder / "serve")], check=True, stdout=subprocess.DEVNULL)
+    (later,) = set((folder / "serve").iterdir()) - {full}
+    if later.suffix == ".delta":
+        scorer.update(later)
+    else:
+        scorer = Scorer.open(later)
+    scorer.score(rows)
+    return time.perf_counter() - began
+
+
+def into_a_log(folder: Path, rows: int) -> float:
+    """Seconds that 10,000 rows take into a log of so many, and a checkpoint of them."""
+    width, step = 20, 1 << 20
+    store = LogRecords(folder / "first", rows=rows, record_bytes=width)
+    for first in range(0, rows, step):
+        numbers = np.arange(first, min(first + step, rows), dtype=np.int64)
+        store.write(numbers, np.zeros((len(numbers), width), dtype=np.uint8))
+    for name in ("before", "after"):
+        (folder / name).mkdir()
+    manifest = store.checkpoint(folder / "before", None)
+    store.close()
+    store = LogRecords(folder / "second", rows=rows, record_bytes=width)
+    store.restore(folder / "before", manifest)
+    numbers = np.unique(np.random.default_rng(0).integers(0, rows, 10_000))
+    began = time.perf_counter()
+    store.write(numbers, np.ones((len(numbers), width), dtype=np.uint8))
+    store.checkpoint(folder / "after", folder / "before")
+    spent = time.perf_counter() - began
+    store.close()
+    return spent
+
+
 @torch_settings()
 def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
     """The first days of the log; `quick` takes fewer, and one seed."""
@@ -229,6 +282,7 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
     assert isinstance(whole.data.source, ClicksConfig)
     rows: list[dict[str, Any]] = []
     lost: list[dict[str, Any]] = []
+    seconds: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         longest = days if quick else IDLE_DAYS
@@ -251,8 +305,13 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
                 # The first day's model is the same; its test is all that differs.
                 other = {"auc": anew["auc"], "seconds": time.process_time() - began}
                 rows.append({"seed": seed, "day": day, "continued": mine, "counts_of_a_day": by_day, "anew": other})
+            if not quick and not seed:
+                column = whole.data.source.time
+                seconds.append(to_scorer(place / "base-run", every[days - 1], root / "hour", column))
             shutil.rmtree(place)
             shutil.rmtree(forgetful)
+        (root / "log").mkdir()
+        into = into_a_log(root / "log", 10**6 if quick else 10**8)
     later = [row for row in rows if row["day"] > 1]
 
     def total(way: str, name: str, day: int = 0) -> float:
@@ -279,6 +338,8 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
             "auc_delta_carried": (total("continued", "auc") - total("counts_of_a_day", "auc")) / len(later),
             "seconds_over_anew": total("continued", "seconds") / total("anew", "seconds"),
             **{name: mean(each[name] for each in lost) for name in ("auc_delta_idle", "rows_idle") if lost},
+            **({"seconds_to_scorer": seconds[0]} if seconds else {}),
+            **({} if quick else {"seconds_into_1e8": into}),
             "bytes_ratio": total("continued", "bytes") / total("continued", "touched_bytes"),
             "slowdown": pace[days - 1] / pace[2],
         },

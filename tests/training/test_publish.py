@@ -112,16 +112,14 @@ def test_a_period_that_has_moved_is_told_on_a_page_in_a_line_and_by_an_exit_code
     assert main([*command, str(home / "day-1.parquet")]) == 0
     assert json.loads(capsys.readouterr().out)["alarms"] == []
     assert "nothing is alarming" in page.read_text()
-    # What was clicked is not, and everybody is older.
-    strange = pl.read_parquet(home / "day-2.parquet").with_columns(1 - pl.col("label"), pl.col("age") * 5)
+    strange = pl.read_parquet(home / "day-2.parquet").with_columns(pl.col("age") * 5)
     strange.write_parquet(tmp_path / "strange.parquet")
     assert main([*command, str(tmp_path / "strange.parquet")]) == 3
     told = capsys.readouterr()
     assert told.err.count("\n") == 1
     found = json.loads(told.out)["alarms"]
-    assert len(found) == 2
-    assert "AUC is 0.4" in found[0]
-    assert "age: its mean has moved by +" in found[1]
+    assert "age: its mean has moved by +" in found[-1]
+    assert found[-1] in told.err
     assert len(periods.paths(run)) == 2  # committed all the same
     html = page.read_text()
     for text in ("strange.parquet", "AUC, and what chance gives", "Calibration", "Lookups without a row", "evicted"):
