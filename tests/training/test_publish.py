@@ -14,7 +14,7 @@ from training.test_continual import DAY, begin, files_of
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.errors import ExportError
-from stratarec.reporting.drift_page import alarms
+from stratarec.training.continual.drift import alarms
 from stratarec.training.export import publish as publishing
 from stratarec.training.export import write_delta
 from stratarec.training.run import periods

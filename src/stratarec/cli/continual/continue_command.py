@@ -37,9 +37,9 @@ def continue_(args: argparse.Namespace) -> None:
     """Score, count, train and commit each file."""
     from stratarec.io.atomic import check_output
     from stratarec.io.owned_directory import named_directory
-    from stratarec.reporting.drift_page import alarms, write_drift
     from stratarec.reporting.progress_bar import make_progress
     from stratarec.training.continual.continual_run import continue_run
+    from stratarec.training.continual.drift import alarms
 
     if args.output:
         check_output(Path(args.output).resolve(), ".html")
@@ -53,10 +53,11 @@ def continue_(args: argparse.Namespace) -> None:
             told = publish(run, Path(args.publish))
             say(*([] if args.json else [f"serve  {told}"]))
         if args.output:
+            from stratarec.reporting.courses.drift_page import write_drift
             from stratarec.training.run import periods
 
             told_all = [periods.read(path).to_dict() for path in periods.paths(run)]
-            write_drift(Path(args.output), args.run, [each for each in told_all if each["kind"] == "log"])
+            write_drift(Path(args.output), args.run, [each for each in told_all if each["kind"] == "log"], alarming)
     if args.alert and alarming:
         raise Alarm(f"{args.run}, period {period.number}: {'; '.join(alarming)}")
 

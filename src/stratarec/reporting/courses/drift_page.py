@@ -8,33 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from stratarec.reporting.html import ACCENT, MUTED, SERIES, Chart, ShownTable, css, new_course, write_html
+from stratarec.reporting.html import MUTED, SERIES, Chart, ShownTable, new_course, write_html
 from stratarec.reporting.metric_names import INTERVAL, interval, show
 
 Content = Mapping[str, Any]
 """What `Period.to_dict` gives."""
 
-# Deviations by which the mean of a feature has moved that are worth a line.
-_MOVED = 0.5
 
-
-def alarms(period: Content) -> list[str]:
-    """What is not as it was: an AUC below that of the periods before by more than chance gives, means that moved."""
-    auc, found = period["auc"], []
-    if auc["before"] is not None and auc["high"] is not None and auc["high"] < auc["before"]:
-        area = show(period["scores"]["all"]["auc"], 5)
-        found.append(
-            f"AUC is {area} and was {auc['before']:.5f} in the periods before; by chance it is {auc['low']:.5f} to "
-            f"{auc['high']:.5f} here"
-        )
-    for name, drift in period["dense"].items():
-        if abs(drift["shift"]) > _MOVED:
-            found.append(f"{name}: its mean has moved by {drift['shift']:+.1f} deviations since the run's first log")
-    return found
-
-
-def write_drift(path: Path, run: str, told: Sequence[Content]) -> None:
-    """Write a page of the periods of a run that were of logs."""
+def write_drift(path: Path, run: str, told: Sequence[Content], alarming: Sequence[str]) -> None:
+    """Write a page of the periods of a run that were of logs; of the last one also what is `alarming`."""
     last = told[-1]
     rows = [
         (
@@ -53,7 +35,7 @@ def write_drift(path: Path, run: str, told: Sequence[Content]) -> None:
         "drift.html.jinja",
         title="A run that goes on",
         lead=run,
-        verdict=alarms(last) or [f"period {last['number']:,}: nothing is alarming"],
+        verdict=alarming or [f"period {last['number']:,}: nothing is alarming"],
         charts=list(_charts(told)),
         periods=ShownTable(heads=heads, rows=rows),
         kinds=ShownTable(heads=("samples of", "share", "AUC", "log loss", "calibration"), rows=list(_kinds(last))),
@@ -96,33 +78,32 @@ def _lookups(period: Content) -> Iterator[tuple[str, ...]]:
 
 def _charts(told: Sequence[Content]) -> Iterator[Chart]:
     """Courses over the periods, of which there are two at least."""
-    numbers = [period["number"] for period in told]
     if len(told) < 2:
         return
     known = [period for period in told if period["auc"]["low"] is not None]
     if len(known) > 1:
-        x = [period["number"] for period in known]
-        area = [period["scores"]["all"]["auc"] for period in known]
-        figure, axes = new_course(3.6, 2.5)
-        low, high = ([each["auc"][end] for each in known] for end in ("low", "high"))
-        axes.fill_between(x, low, high, color=MUTED, alpha=0.25)
-        axes.plot(x, area, color=ACCENT, linewidth=1.5)
-        axes.set_xlabel("period")
-        text = f"AUC ends at {area[-1]:.4f}"
-        yield Chart(title="AUC, and what chance gives", figure=figure, legend=[(css(ACCENT), "AUC")], text=text)
-    figure, axes = new_course(3.6, 2.5)
+        ends = {name: [each["auc"][name] for each in known] for name in ("low", "high")}
+        lines = {"AUC": [each["scores"]["all"]["auc"] for each in known]}
+        yield _course("AUC, and what chance gives", "", [each["number"] for each in known], lines, ends)
+    numbers = [period["number"] for period in told]
     found = [period["scores"]["all"]["calibration"] for period in told]
-    axes.plot(numbers, [np.nan if each is None else each for each in found], color=ACCENT, linewidth=1.5)
-    axes.axhline(1.0, color=MUTED, linestyle="--", linewidth=1)
-    axes.set_xlabel("period")
-    yield Chart(title="Calibration", note="predicted over observed clicks", figure=figure, text=show(found[-1], 3))
+    shown = {"predicted": [np.nan if each is None else each for each in found]}
+    yield _course("Calibration", "predicted over observed clicks", numbers, shown)
+    names = told[-1]["lookups"]
+    shares = {name: [sum(_shares(period["lookups"][name])) for period in told] for name in names}
+    if shares:
+        yield _course("Lookups without a row", "rare and new values, of all", numbers, shares)
+
+
+def _course(
+    title: str, note: str, numbers: Sequence[int], lines: Mapping[str, Sequence[float]],
+    band: Mapping[str, Sequence[float]] | None = None,
+) -> Chart:  # fmt: skip
     figure, axes = new_course(3.6, 2.5)
-    legend = []
-    for place, name in enumerate(told[-1]["lookups"]):
-        shares = [sum(_shares(period["lookups"][name])) for period in told]
-        color = SERIES[place % len(SERIES)]
-        axes.plot(numbers, shares, color=color, linewidth=1.5)
-        legend.append((css(color), name))
+    if band is not None:
+        axes.fill_between(numbers, band["low"], band["high"], color=MUTED, alpha=0.25)
+    for place, (name, values) in enumerate(lines.items()):
+        axes.plot(numbers, values, label=name, color=SERIES[place % len(SERIES)], linewidth=1.5)
     axes.set_xlabel("period")
-    if legend:
-        yield Chart(title="Lookups without a row", note="rare and new values, of all", figure=figure, legend=legend)
+    text = ", ".join(f"{name} ends at {values[-1]:.4g}" for name, values in lines.items())
+    return Chart(title=title, note=note, figure=figure, words={name: name for name in lines}, text=text)
