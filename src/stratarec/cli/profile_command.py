@@ -48,6 +48,7 @@ def profile(args: argparse.Namespace) -> None:
     from stratarec.reporting.duplication_page import print_profile, write_profile
     from stratarec.reporting.hot_page import print_hot, print_reuse
     from stratarec.reporting.progress_bar import make_progress
+    from stratarec.training.torch_settings import torch_settings
 
     dataset = Dataset.open(args.dataset, verify="used")
     beside = dataset.path.resolve()
@@ -55,7 +56,8 @@ def profile(args: argparse.Namespace) -> None:
     check_output(output, ".html")
     if args.classify and args.hot is None:
         raise ConfigError("--classify counts inputs that need hot rows alone: say how many bytes these have by --hot")
-    with dataset.held():
+    # Threads of torch wait for each other longer than they work at batches that are only counted.
+    with dataset.held(), torch_settings(threads=1):
         row_bytes = row_bytes_of(dataset, args.dim, RowOptimizerConfig(kind=args.optimizer))
         hot = None if args.hot is None else _profile_hot(args, dataset, row_bytes, output.with_suffix(".hot.json"))
         counted = _classify(args, dataset, hot, output) if hot is not None and args.classify else []
