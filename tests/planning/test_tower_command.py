@@ -138,6 +138,13 @@ def check_plan_of(home: Path, towers: list[list[str]]) -> None:
         (["--hosts", "2x2"], "--hosts needs --network"),
         (["--hosts", "2x2", "--towers", "2"], "ask for one of them"),
         (["--hosts", "2x2", "--network", "1GB"], "--network is '1GB', expected a rate"),
+        (["--hosts", "2x2", "--network", "1Gbit", "--samples", "9"], "start with --hosts fewest"),
+        (["--hosts", "fewest", "--network", "1Gbit"], "memory.dram is null, expected the bytes of a host"),
+        (["--hosts", "fewest", "--network", "1Gbit", "memory.dram=1KiB"], "128 hosts with dram do not hold the tables"),
+        (
+            ["--hosts", "fewest", "--network", "1Gbit", "memory.dram=1GiB", "--samples", "99999999999"],
+            "128 hosts with dram do not train 99,999,999,999 samples a second",
+        ),
         (["--hosts", "64x8", "--network", "1Gbit"], "train.batch_size is 128, expected at least a sample for each"),
     ],
 )
@@ -190,3 +197,15 @@ def test_steps_on_a_cluster_are_a_table_with_what_was_assumed(home: Path, capsys
     towers = next(row for row in steps if row["ratio"] == 4 and row["wire"] == "fp32")
     assert towers["between"] < flat["between"]
     assert flat["step"] == pytest.approx(sum(flat[part] for part in ("compute", "reduction", "inside", "between")))
+
+
+def test_fewer_hosts_hold_a_model_with_a_block_device(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--hosts", "fewest", "--network", "1Gbit", "memory.dram=9MiB", "memory.lookahead=0"]
+    assert plan(home, *given, f"memory.block.path={tmp_path / 'rows'}", "--json") == 0
+    alone, both = json.loads(capsys.readouterr().out)["hosts"]
+    assert (alone["memories"], both["memories"]) == ("dram", "dram + block")
+    assert alone["hosts"] >= both["hosts"] >= 1
+    assert plan(home, *given, "--samples", "1") == 0
+    assert f"dram: {alone['hosts']} host" in capsys.readouterr().out
