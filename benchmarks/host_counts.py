@@ -30,7 +30,7 @@ from stratarec.planning.memories import Tiers, measure_tiers
 from stratarec.planning.popularity import Popularity
 
 TERABYTES = (0.5, 1.0, 2.0, 4.0, 8.0)
-SHARES = (1.0, 0.5, 0.25)
+SHARES = (1.0, 0.25)
 """Of the samples a second that the hosts without SSDs train."""
 WIDTH, BATCH = 128, 65_536
 HOST = {"dram_gb": 256, "ssd_gb": 4000, "cores": 32, "memory_times": 8, "drives": 8, "network_gbit": 100}

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.held import ratios_of
 from benchmarks.picture import write_curves, write_picture
 from benchmarks.registry import BENCHMARKS
 from benchmarks.sources import source_hash
@@ -125,6 +126,9 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
         result["benchmark"]: result.get("samples", {}).get("rows", []) for result in found if not result["quick"]
     }
     _draw_more(rows_of, picture)
+    for result in found:
+        if result["benchmark"] == "simulator" and not result["quick"]:
+            _draw_cluster(result, picture.with_name("cluster_speed.svg"))
     rows = ["| benchmark | metric | value | target |", "| --- | --- | ---: | --- |"]
     rows += [
         f"| {name} | `{key}` | {value:.4g} | {_judged(value, targets[name].get(key))} |"
@@ -168,6 +172,24 @@ def _draw_more(samples: Mapping[str, list[dict[str, Any]]], beside: Path) -> Non
             for share in dict.fromkeys(row["share_of_speed"] for row in counts)
         ]  # fmt: skip
         write_curves(beside.with_name("hosts.svg"), [("", curves)], "terabytes of rows", "hosts")
+
+
+def _draw_cluster(result: Mapping[str, Any], path: Path) -> None:
+    """Predicted speeds of towers by GPUs, with what the ratios of measured cells were missed by."""
+    metrics, rows = result["metrics"], [row for row in result["samples"]["rows"] if row["ratio"] == 2]
+    held = [line for line in result["samples"]["held"] if line["calibrated"] == "a cell a model"]
+    missed = sorted(ratio for ratio, _ in ratios_of(held))
+    half = (missed[-1 - len(missed) // 10] - missed[len(missed) // 10]) / 2
+    curves = [
+        (gpu, [
+            (row["gpus"], row["towers_speed"], half * row["towers_speed"])
+            for row in rows if (row["gpu"], row["wire"]) == (gpu, "fp32")
+        ])
+        for gpu in dict.fromkeys(row["gpu"] for row in rows)
+    ]  # fmt: skip
+    write_curves(
+        path, [("", curves)], "GPUs, eight a host", "speed over the flat exchange", metrics["published_speed_up_to"]
+    )
 
 
 def _is_of_this_code(result: dict[str, Any]) -> bool:
