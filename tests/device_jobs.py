@@ -32,6 +32,7 @@ from stratarec.models.towers.tower_config import TowersConfig
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import AverageConfig, DenseOptimizerConfig, LossConfig, TrainConfig
+from stratarec.training.device_step import figures_of
 from stratarec.training.evaluation.evaluate import whole_split
 from stratarec.training.run.device import record
 from stratarec.training.run.open_run import open_run
@@ -210,11 +211,16 @@ def whole(root: str) -> None:
 
 
 def verified() -> None:
-    """Print, as JSON, what a doctor finds of the device, and finds of one that computes something else."""
-    found = []
+    """Print, as JSON, what a doctor finds of the device, and finds of one that computes something else; plans of steps
+    on it go by the figures."""
+    found, figures = [], dict[str, float]()
     for patch in ({}, {"lazy_device.run": _damaged_run}):
         with damaged(patch):
-            found.append([each for each, _ in verify(open_device("lazy"), Sizes(2, 32, 1 << 16)) if each.change])
+            findings = list(verify(open_device("lazy"), Sizes(2, 32, 1 << 16)))
+            found.append([each for each, _ in findings if each.change])
+            figures |= {name: figure for _, more in findings for name, figure in more.items()}
+    record(open_device("lazy"), figures)
+    assert figures_of("lazy").up_bytes == figures["up_bytes"]
     print(json.dumps(found))
 
 

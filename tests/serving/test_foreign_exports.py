@@ -368,8 +368,8 @@ def deep(depth: int) -> str:
         ('{"format": 1e999}', "Infinity|format"),
         ('{"format": NaN}', "no number"),
         (f'{{"format": {"9" * 5000}}}', "damaged"),
-        ('{"format": 1}', "format 1, expected 3"),
-        ('{"format": 3}', "its hash does not match"),
+        ('{"format": 1}', "format 1, expected 4"),
+        ('{"format": 4}', "its hash does not match"),
     ],
 )
 def test_manifests_that_are_no_manifest(copy: Path, text: str, message: str) -> None:

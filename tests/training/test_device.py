@@ -53,8 +53,8 @@ def test_a_run_goes_on_on_another_device_with_the_same_bits(tmp_path: Path, sche
     assert device_jobs.run(f"device_jobs.whole({str(tmp_path)!r})", schedule=schedule, environment=cache)
 
 
-def test_a_doctor_finds_a_device_that_computes_something_else() -> None:
-    healthy, damaged = device_jobs.run("device_jobs.verified()")
+def test_a_doctor_finds_a_device_that_computes_something_else(tmp_path: Path) -> None:
+    healthy, damaged = device_jobs.run("device_jobs.verified()", environment={"XDG_CACHE_HOME": str(tmp_path)})
     assert healthy == []
     assert "operations" in {finding[0] for finding in damaged}
 

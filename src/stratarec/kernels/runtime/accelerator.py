@@ -201,6 +201,14 @@ class DeviceTransfers:
             self._last = None
 
 
+def memory_bytes(device: torch.device) -> int:
+    """What the device's memory holds in all; 0 where torch does not say."""
+    try:
+        return int(torch.accelerator.get_memory_info(device)[1])
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return 0
+
+
 _OPEN: dict[torch.device, DeviceTransfers] = {}
 
 

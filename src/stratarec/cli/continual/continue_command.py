@@ -65,6 +65,7 @@ def _told(run: str, period: Period) -> list[str]:
         lines.append(
             f"  {name}: {found.tail / total:.1%} of the lookups are of rare values, {found.new / total:.1%} of new "
             f"ones; {found.admitted:,} values got a row, of {found.rows:,}"
+            + (f", {found.evicted:,} lost theirs" if found.evicted else "")
         )
     moved = {name: found.shift for name, found in period.dense.items() if abs(found.shift) > _MOVED}
     for name, shift in moved.items():
