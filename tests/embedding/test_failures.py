@@ -296,7 +296,7 @@ def test_a_row_that_its_codec_cannot_hold_ends_training(tmp_path: Path, home: Ho
 def test_a_row_that_is_no_number_is_not_saved(tmp_path: Path) -> None:
     module = collection(None, tmp_path)
     module(batch(0)).pooled.backward(torch.full((BATCH, 8), float("nan")))
-    with pytest.raises(TrainingError, match="row .* is not finite"):
+    with pytest.raises(TrainingError, match=r"row .* is not finite"):
         module.save(tmp_path / "saved")
     module.close()
 

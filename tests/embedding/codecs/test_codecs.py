@@ -10,7 +10,6 @@ import pytest
 from codec_conformance import NearestFloatTests, QuantisedTests, StochasticTests
 from stratarec.embedding.codecs import KINDS, CodecConfig, RecordCodec
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.slots import CpuSlots
 from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import CheckpointError, ConfigError
 
@@ -193,19 +192,14 @@ def test_level_0_refuses_other_arrays(weights: np.ndarray, width: int, message: 
 @pytest.mark.parametrize(
     ("kind", "rows"), [("sgd", "batch"), ("rowwise_adagrad", "batch"), ("rowwise_adam", "all"), ("adam", "all")]
 )
-def test_slots_copy_the_records_that_an_exact_codec_makes(kind: Any, rows: Any) -> None:
+def test_rows_have_the_bytes_of_records_that_an_exact_codec_makes(kind: Any, rows: Any) -> None:
     optimizer = RowOptimizerConfig(kind=kind, rows=rows)
-    codec, slots = RecordCodec.of(CodecConfig(), 3, optimizer), CpuSlots(5, 3, optimizer)
-    held = slots.read(np.arange(5))
+    codec, held = RecordCodec.of(CodecConfig(), 3, optimizer), FloatRows.allocate(5, 3, **optimizer.kept)
     for part in held.parts:
         part[:] = np.random.default_rng(len(part)).integers(1, 99, len(part))
-    slots.write(np.arange(5), held, np.arange(5))
-    chosen, places = np.array([4, 1, 2]), np.arange(3)
-    expected = np.zeros((3, codec.record_bytes), dtype=np.uint8)
-    assert codec.encode(held, chosen, expected, places, np.zeros(3, dtype=np.uint64), 0) == -1
-    records = slots.records(chosen)
+    expected = np.zeros((5, codec.record_bytes), dtype=np.uint8)
+    assert codec.encode(held, np.arange(5), expected, np.arange(5), np.zeros(5, dtype=np.uint64), 0) == -1
+    records = np.zeros_like(expected)
+    for at, raw in held.as_records:
+        records[:, at] = raw
     np.testing.assert_array_equal(records, expected)
-    other = slots.like(4)
-    other.take_records(np.array([3, 0, 1]), records)
-    np.testing.assert_array_equal(other.records(np.array([3, 0, 1])), records)
-    assert not other.records(np.array([2])).any()

@@ -183,7 +183,9 @@ class _Records:
     def __getitem__(self, numbers: Indices, /) -> NDArray[np.uint8]:
         rows = self._numbers.to_group(numbers)
         # Copies, which NumPy makes as fast as the codec's kernels would once they were compiled, which takes seconds.
-        records = self._memory.records(rows)
+        records = np.empty((len(rows), self.shape[1]), dtype=np.uint8)
+        for at, raw in self._memory.read(rows).as_records:
+            records[:, at] = raw
         floats = records[:, : self._floats].view(np.float32)
         if not np.isfinite(floats).all():
             bad = rows[~np.isfinite(floats).all(axis=1)][0]
@@ -192,4 +194,7 @@ class _Records:
 
     def __setitem__(self, numbers: Indices, records: NDArray[np.uint8], /) -> None:
         rows = self._numbers.to_group(numbers)
-        self._memory.take_records(rows, records)
+        found = self._memory.read(rows)
+        for at, raw in found.as_records:
+            raw[:] = records[:, at]
+        self._memory.write(rows, found, np.arange(len(rows), dtype=np.int64))

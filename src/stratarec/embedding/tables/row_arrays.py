@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,6 +74,15 @@ class FloatRows:
     def parts(self) -> tuple[Floats, Floats, Floats, NDArray[np.int32]]:
         """Weights, row state, full state and clocks, as kernels take them."""
         return self.weights, self.row_state, self.full_state, self.clock
+
+    @property
+    def as_records(self) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
+        """Bytes of an exact codec's record, and the part of all rows that they are, ``[S, bytes]``."""
+        end = 0
+        for part in filter(len, self.parts):
+            raw = part.view(np.uint8).reshape(self.slots, -1)
+            begin, end = end, end + raw.shape[1]
+            yield slice(begin, end), raw
 
     def copy(self, mine: Indices, source: FloatRows, theirs: Indices) -> None:
         """Give the rows `mine` the values of the rows `theirs` of `source`."""
