@@ -32,9 +32,9 @@ from stratarec.models.towers.tower_config import TowersConfig
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import AverageConfig, DenseOptimizerConfig, LossConfig, TrainConfig
-from stratarec.training.device_step import figures_of
 from stratarec.training.evaluation.evaluate import whole_split
 from stratarec.training.run.device import record
+from stratarec.training.run.device_step import figures_of
 from stratarec.training.run.open_run import open_run
 from stratarec.training.steps.loss import Objective
 from stratarec.training.steps.step import Stages

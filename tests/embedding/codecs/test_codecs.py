@@ -199,7 +199,7 @@ def test_rows_have_the_bytes_of_records_that_an_exact_codec_makes(kind: Any, row
         part[:] = np.random.default_rng(len(part)).integers(1, 99, len(part))
     expected = np.zeros((5, codec.record_bytes), dtype=np.uint8)
     assert codec.encode(held, np.arange(5), expected, np.arange(5), np.zeros(5, dtype=np.uint64), 0) == -1
-    records = np.zeros_like(expected)
-    for at, raw in held.as_records:
-        records[:, at] = raw
-    np.testing.assert_array_equal(records, expected)
+    np.testing.assert_array_equal(held.to_records(), expected)
+    other = FloatRows.allocate(5, 3, **optimizer.kept)
+    other.take_records(expected)
+    np.testing.assert_array_equal(other.to_records(), expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,17 +74,21 @@ class FloatRows:
         """Weights, row state, full state and clocks, as kernels take them."""
         return self.weights, self.row_state, self.full_state, self.clock
 
-    @property
-    def as_records(self) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
-        """Bytes of an exact codec's record, and the part of all rows that they are, ``[S, bytes]``."""
-        end = 0
-        for part in filter(len, self.parts):
-            raw = part.view(np.uint8).reshape(self.slots, -1)
-            begin, end = end, end + raw.shape[1]
-            yield slice(begin, end), raw
-
     def copy(self, mine: Indices, source: FloatRows, theirs: Indices) -> None:
         """Give the rows `mine` the values of the rows `theirs` of `source`."""
         for here, there in zip(self.parts, source.parts, strict=True):
             if len(here) and len(theirs):  # a source without slots has no shape
                 here.reshape(self.slots, -1)[mine] = there.reshape(source.slots, -1)[theirs]
+
+    def to_records(self) -> NDArray[np.uint8]:
+        """``[S, bytes]`` float32 records as an exact codec has them: the parts of a row one after another."""
+        parts = [part.reshape(self.slots, -1).view(np.uint8) for part in self.parts if len(part)]
+        return np.concatenate(parts, axis=1) if parts else np.empty((0, 0), dtype=np.uint8)
+
+    def take_records(self, records: NDArray[np.uint8]) -> None:
+        """Become what `to_records` gave."""
+        at = 0
+        for part in (part for part in self.parts if len(part)):
+            end = at + part.nbytes // self.slots
+            part.reshape(self.slots, -1)[:] = np.ascontiguousarray(records[:, at:end]).view(part.dtype)
+            at = end
