@@ -293,6 +293,14 @@ def test_a_row_that_its_codec_cannot_hold_ends_training(tmp_path: Path, home: Ho
     module.close()
 
 
+def test_a_row_that_is_no_number_is_not_saved(tmp_path: Path) -> None:
+    module = collection(None, tmp_path)
+    module(batch(0)).pooled.backward(torch.full((BATCH, 8), float("nan")))
+    with pytest.raises(TrainingError, match=r"row .* is not finite"):
+        module.save(tmp_path / "saved")
+    module.close()
+
+
 @pytest.mark.parametrize("home", [None, "dram", "mapped", "log"])
 def test_nothing_works_after_close(tmp_path: Path, home: HomeKind | None) -> None:
     module = collection(home, tmp_path)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from codec_conformance import NearestFloatTests, QuantisedTests, StochasticTests
 from stratarec.embedding.codecs import KINDS, CodecConfig, RecordCodec
+from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import CheckpointError, ConfigError
 
@@ -184,3 +187,19 @@ def test_level_0_refuses_other_arrays(weights: np.ndarray, width: int, message: 
     one = np.zeros(1, dtype=np.float32)
     with pytest.raises(ConfigError, match=message):
         FloatRows(weights=weights, row_state=one, full_state=one, clock=one.astype(np.int32), width=width)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("sgd", "batch"), ("rowwise_adagrad", "batch"), ("rowwise_adam", "all"), ("adam", "all")]
+)
+def test_rows_have_the_bytes_of_records_that_an_exact_codec_makes(kind: Any, rows: Any) -> None:
+    optimizer = RowOptimizerConfig(kind=kind, rows=rows)
+    codec, held = RecordCodec.of(CodecConfig(), 3, optimizer), FloatRows.allocate(5, 3, **optimizer.kept)
+    for part in held.parts:
+        part[:] = np.random.default_rng(len(part)).integers(1, 99, len(part))
+    expected = np.zeros((5, codec.record_bytes), dtype=np.uint8)
+    assert codec.encode(held, np.arange(5), expected, np.arange(5), np.zeros(5, dtype=np.uint64), 0) == -1
+    np.testing.assert_array_equal(held.to_records(), expected)
+    other = FloatRows.allocate(5, 3, **optimizer.kept)
+    other.take_records(expected)
+    np.testing.assert_array_equal(other.to_records(), expected)
