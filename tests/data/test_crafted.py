@@ -175,7 +175,7 @@ def test_what_prepare_never_writes_is_named(
         read_all(tmp_path / "data")
     assert "shard-00000" in str(caught.value)
     # What pyarrow itself finds is said without advice.
-    assert message == "damaged" or str(caught.value).endswith("prepare the data again")
+    assert message == "damaged" or str(caught.value).endswith("prepare the data again with --overwrite")
     assert "\n" not in str(caught.value)
 
 
@@ -225,7 +225,7 @@ MANIFESTS: list[tuple[Change, str]] = [
     (lambda c: c["schema"]["sparse"][0].update(kind="triple"), "kind: input should be 'single'"),
     (lambda c: c["schema"].update(more=1), "schema.more: unexpected keyword argument"),
     (lambda c: c.update(more=1), "more: extra inputs are not permitted"),
-    (lambda c: c.update(format=4), "format 4, expected 9; prepare the data again"),
+    (lambda c: c.update(format=4), "format 4, expected 9; prepare the data again with --overwrite"),
     (lambda c: c.pop("about"), "about: field required"),
 ]
 

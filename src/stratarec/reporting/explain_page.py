@@ -94,7 +94,8 @@ def importance_sections(content: Content) -> list[tuple[str, list[tuple[str, ...
         left_out = f"; {columns - len(rows):,} features are less important" if columns > len(rows) else ""
         note = (
             f"Of {each['samples']:,} samples of the split {content['split']}, permuted {content['repeats']} times: "
-            f"{_CAVEAT}{left_out}. `stratarec explain` tells more."
+            f"{_CAVEAT}{left_out}. Behind ± is half of a 95 % interval: a smaller drop may be by chance. "
+            "`stratarec explain` tells more."
         )
         found.append((f"Importance, {label}" if several else "Importance", rows, note))
     return found

@@ -73,7 +73,8 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
     slots = sum(table["cache_rows"] + table["hot_rows"] for table in tables)
     rows = sum(table["rows"] for table in tables)
     words = (
-        f"float32, where training reads and changes rows: room for {slots:,} of {rows:,} rows"
+        f"float32, where training reads and changes rows: room for {slots:,} of {rows:,} rows, "
+        f"which would take {readable(plan['predicted']['float32_bytes'])} all together"
         if cached
         else (f"all {rows:,} rows in float32, where training reads and changes them")
     )
@@ -82,11 +83,11 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
         homes = {table["tier"] for table in cached}
         inside = _sum(dram, set(dram) - {*_SLOTS, *_TAGS, *_WORK})
         names = ["encoded rows at rest"] if "dram" in homes else []
-        names += ["where each row of the log lies, and its buffers"] if "log" in homes else []
+        names += ["buffers of the log, and where each row of it lies"] if "log" in homes else []
         names += (
             ["encoded rows that left level 0 last (a second level)"] if any(t["level1_rows"] for t in cached) else []
         )
-        name = "Home, in DRAM" if "dram" in homes else "Index, in DRAM"
+        name = "Home, in DRAM" if "dram" in homes else "Log buffers and index, in DRAM"
         flow = _flow(plan, caches)
         yield _level(name, "; ".join([*names, "which rows were written"]), inside, parts, "home_dram", flow)
         files = homes & {"mapped", "log"}

@@ -109,8 +109,8 @@ class StepTime:
             return
         yield (
             "more memory for level 0 (memory.dram, memory.cache.fraction) would save at most "
-            f"{bring_in:.0%} of a step, what bringing in rows takes; steps wait {self.wait.share:.0%} of their time "
-            "for it and for batches"
+            f"{bring_in:.0%} of a step, the time in which another thread brings rows in; steps themselves wait "
+            f"{self.wait.share:.0%} of their time, for rows and for batches"
         )
 
 

@@ -28,7 +28,7 @@ MANIFEST = "dataset.json"
 BASELINE = "baseline.json"
 """What `stratarec baseline` adds; of no part of the data set."""
 DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, BASELINE, "vocabulary", "carried", *SPLITS))
-ADVICE = "prepare the data again"
+ADVICE = "prepare the data again with --overwrite"
 
 _Group = Annotated[int, pydantic.Field(ge=1, le=ROW_GROUP)]
 
