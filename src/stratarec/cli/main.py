@@ -157,6 +157,8 @@ def _refusal(error: Exception) -> str:
     if number == errno.ENOMEM or isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
         advice = "use smaller batches or tables, or let `stratarec plan` place them within memory.dram"
         return f"out of memory ({said}); {advice}"
+    if type(error).__name__ in ("OutOfMemoryError", "AcceleratorError"):  # torch's, which may not be imported
+        return f"the device failed ({said}); try --device cpu, or train.device=cpu"
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
         return f"cannot write: {said}"
     if number in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EIO):
