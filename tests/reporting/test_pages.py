@@ -150,8 +150,8 @@ const found = [...document.querySelectorAll("iframe")].map(frame => {
     width: page.documentElement.clientWidth, scroll: page.documentElement.scrollWidth,
     font: style(page.body).fontFamily, padding: style(page.querySelector("td")).paddingRight,
     numbers: style(page.querySelector("td:nth-child(n+2):not(.text)")).textAlign,
-    blocks: [...page.querySelectorAll("main > *, figure, figure > .plot > svg, .card, .scroll, .level, .flow")]
-      .map(box),
+    blocks: [...page.querySelectorAll(
+      "main > *, figure, figure > .plot > svg, .card, .scroll, .level, .flow")].map(box),
     folded: style(page.querySelector("tbody td")).display,
     figures: [...page.querySelectorAll("figure svg")].map(box),
     letters: [...page.querySelectorAll("figure svg text")].map(text => parseFloat(style(text).fontSize)
