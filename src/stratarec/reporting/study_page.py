@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from stratarec.io.names import visible
 from stratarec.models.metrics import METRICS, goodness
@@ -27,7 +27,7 @@ def write_study(path: Path, name: str, metric: str, space: Mapping[str, str], tr
     whole = [(place, trial) for place, trial in enumerate(trials) if trial["value"] is not None]
     rows = [
         (
-            trial["run"], trial["state"], _told(trial), *(f"{trial['params'][field]}" for field in space),
+            trial["run"], trial["state"], _told(trial), *(_value(trial["params"][field]) for field in space),
             textwrap.shorten(visible(trial["reason"]), _WIDEST, placeholder="...") or "-",
         )
         for trial in sorted(trials, key=lambda each: _rank(metric, each))
@@ -53,6 +53,10 @@ def _told(trial: Trial) -> str:
     return f"({trial['evaluations'][-1]:.5f})" if trial["evaluations"] else "-"
 
 
+def _value(value: float | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _rank(metric: str, trial: Trial) -> float:
     return float("inf") if trial["value"] is None else -goodness(metric, trial["value"])
 
@@ -61,7 +65,7 @@ def _verdict(metric: str, whole: Sequence[tuple[int, Trial]], trials: int) -> li
     if not whole:
         return ["no trial was trained to its end"]
     best = min((trial for _, trial in whole), key=lambda trial: _rank(metric, trial))
-    values = ", ".join(f"{field} {value}" for field, value in best["params"].items())
+    values = ", ".join(f"{field} {_value(value)}" for field, value in best["params"].items())
     said = [f"best: {best['run']}, {METRICS[metric].label} {best['value']:.5f}, with {visible(values)}"]
     if whole[0][0] == 0:
         gain = goodness(metric, best["value"]) - goodness(metric, whole[0][1]["value"])
@@ -77,6 +81,7 @@ def _course(metric: str, whole: Sequence[tuple[int, Trial]]) -> Chart:
     axes.plot(places, values, label="trial", color=MUTED, marker="o", markersize=3, linestyle="none")
     axes.plot(places, best(values), label="best so far", color=ACCENT, linewidth=1.5)
     axes.set_xlabel("trial")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.grid(color=LINE)
     return Chart(title=f"Validation {METRICS[metric].label}", figure=figure)
 
@@ -93,12 +98,16 @@ def _field(metric: str, field: str, whole: Sequence[tuple[int, Trial]]) -> Chart
     if numbers and min(places) > 0 and max(places) > 30 * min(places):
         axes.set_xscale("log")
     if names:
-        axes.set_xticks(range(len(names)), [textwrap.shorten(json.dumps(each), 14) for each in names], parse_math=False)
+        axes.set_xticks(
+            range(len(names)),
+            [textwrap.shorten(visible(each), 14, placeholder="...") for each in names],
+            parse_math=False,
+        )
     axes.grid(color=LINE)
     readings = [
-        (place, f"{field} {value}: {METRICS[metric].label} {found:.5f}, {trial['run']}")
+        (place, f"{field} {_value(value)}: {METRICS[metric].label} {found:.5f}, {trial['run']}")
         for place, value, found, (_, trial) in sorted(
             zip(places, given, told, whole, strict=True), key=lambda e: e[:3:2]
         )
     ]
-    return Chart(title=field, note=f"over {METRICS[metric].label}", figure=figure, readings=readings)
+    return Chart(title=field, note=f"{METRICS[metric].label} over its values", figure=figure, readings=readings)
