@@ -18,6 +18,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.vocabulary_limits import Eviction, VocabularyConfig
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
+from stratarec.serving.exported_model import ExportedModel
 from stratarec.training.export import write_delta
 from stratarec.training.run import periods
 
@@ -122,7 +123,7 @@ def test_deltas_carry_what_is_gone_so_that_scores_are_those_of_the_full_export(h
     # Over all days at once: values that came and went in between are holes from the start.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write_delta, "_MOST", 1.0)
-        assert write_delta.write_delta(home / "0", home / "3", home / "leap") is not None
+        assert write_delta.write_delta(ExportedModel.open(home / "0"), home / "3", home / "leap") is not None
     leap = Scorer.open(home / "0")
     leap.update(home / "leap")
     assert np.array_equal(leap.score(rows), whole.score(rows))

@@ -216,3 +216,27 @@ def test_a_file_of_nothing_to_forget_is_refused_in_a_line(
     assert message in (said := capsys.readouterr().err)
     assert said.count("\n") == 1
     assert files_of(home / "run") == before
+
+
+ROWS: dict[str, Any] = {"kind": "rowwise_adam", "rows": "all", "weight_decay": 0.1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoded", [False, True])
+def test_rows_that_missed_steps_or_rest_encoded_are_numbered_anew_exactly_or_not_at_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], encoded: bool
+) -> None:
+    changes = ENCODED if encoded else {"train": {"embedding": ROWS}}
+    run = begun(tmp_path, **changes)
+    log, before, files = rows(tmp_path), export(run, tmp_path / "0"), files_of(run)
+    capsys.readouterr()
+    code = main(["rebase", "-q", str(run)])
+    if encoded:
+        assert code == 2
+        assert "rest encoded (memory.precision) cannot move" in capsys.readouterr().err
+        assert files_of(run) == files
+        assert [path.name for path in tmp_path.glob(".run*")] == []
+    else:
+        assert code == 0
+        assert export(run, tmp_path / "1").score(log).tobytes() == before.score(log).tobytes()
+    go_on(run, tmp_path / "day-2.parquet")

@@ -268,20 +268,6 @@ class CpuSlots(SlotMemory):
         for part in self._rows.parts[1:]:
             part[:] = 0
 
-    def records(self, slots: Indices) -> Records:
-        """Float32 records of some slots, as an exact codec has them: the parts of `FloatRows` one after another."""
-        parts = [part.reshape(self.slots, -1)[slots].view(np.uint8) for part in self._rows.parts if len(part)]
-        return np.concatenate([np.empty((len(slots), 0), dtype=np.uint8), *parts], axis=1)
-
-    def take_records(self, slots: Indices, records: Records) -> None:
-        """Some slots become what `records` gave."""
-        at = 0
-        for part in (part for part in self._rows.parts if len(part)):
-            rows = part.reshape(self.slots, -1)
-            end = at + 4 * rows.shape[1]
-            rows[slots] = np.ascontiguousarray(records[:, at:end]).view(part.dtype)
-            at = end
-
     def encode(
         self, codec: RecordCodec, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64],
         write: int,

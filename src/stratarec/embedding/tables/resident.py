@@ -183,7 +183,7 @@ class _Records:
     def __getitem__(self, numbers: Indices, /) -> NDArray[np.uint8]:
         rows = self._numbers.to_group(numbers)
         # Copies, which NumPy makes as fast as the codec's kernels would once they were compiled, which takes seconds.
-        records = self._memory.records(rows)
+        records = self._memory.read(rows).to_records().reshape(len(rows), self.shape[1])
         floats = records[:, : self._floats].view(np.float32)
         if not np.isfinite(floats).all():
             bad = rows[~np.isfinite(floats).all(axis=1)][0]
@@ -192,4 +192,6 @@ class _Records:
 
     def __setitem__(self, numbers: Indices, records: NDArray[np.uint8], /) -> None:
         rows = self._numbers.to_group(numbers)
-        self._memory.take_records(rows, records)
+        taken = self._memory.read(rows)
+        taken.take_records(records)
+        self._memory.write(rows, taken, np.arange(len(rows), dtype=np.int64))

@@ -28,19 +28,19 @@ _MOST = 0.25
 _PIECE = 1 << 16
 
 
-def write_delta(since: Path, export: Path, folder: Path) -> float | None:
-    """Write what changed from the export `since` to a later one into `folder`; returns the share of rows that did.
+def write_delta(before: ExportedModel, export: Path, folder: Path) -> float | None:
+    """Write what changed from the model `before` to a later export into `folder`; returns the share of rows that did.
 
     None, and nothing is written, where that is more than a quarter.
 
     Raises
     ------
     ExportError
-        Where either is damaged, or one cannot be said as changes of the other.
+        Where the export is damaged, or cannot be said as changes of the model.
     StorageError
         When it cannot be written; nothing of it is left then.
     """
-    before, after = ExportedModel.open(since), ExportedModel.open(export)
+    after = ExportedModel.open(export)
     fault = difference(before.manifest, after.manifest)
     gone: dict[str, NDArray[np.int64]] = {}
     for name, old in () if fault else before.vocabularies.items():
@@ -52,7 +52,7 @@ def write_delta(since: Path, export: Path, folder: Path) -> float | None:
         if (there & ~here).any():
             gone[name] = np.flatnonzero(there & ~here) + old.tail_buckets
     if fault:
-        raise ExportError(f"{export} does not go on from {since}: {fault}; use the full export")
+        raise ExportError(f"{export} does not go on from the earlier export: {fault}; use the full export")
     shapes = {name: table.tensors(name)[name].shape for name, table in after.manifest.tables.items()}
     changed = {
         name: _changed(before.arrays[name].reshape(-1, shape[1]), after.arrays[name].reshape(shape))
