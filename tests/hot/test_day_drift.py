@@ -17,7 +17,7 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.vocabulary_limits import VocabularyConfig
 from stratarec.hot import day_drift
 from stratarec.hot.day_drift import measure_drift
-from stratarec.reporting.drift_tables import drift_charts, drift_tables
+from stratarec.reporting.duplication_page import drift_charts, drift_tables
 
 DAY, FIRST = 86_400, 19_000
 

@@ -46,8 +46,7 @@ def profile(args: argparse.Namespace) -> None:
     from stratarec.hot.reuse import measure_reuse
     from stratarec.hot.table_parts import row_bytes_of
     from stratarec.io.atomic import check_output
-    from stratarec.reporting.drift_tables import print_drift
-    from stratarec.reporting.duplication_page import print_profile, write_profile
+    from stratarec.reporting.duplication_page import print_drift, print_profile, write_profile
     from stratarec.reporting.hot_page import print_hot, print_reuse
     from stratarec.reporting.progress_bar import make_progress
     from stratarec.training.torch_settings import torch_settings

@@ -52,6 +52,7 @@ def tune(args: argparse.Namespace) -> None:
     for field, value in best.values.items():
         say(f"{field}={value}")
     say(f"validation {METRICS[best.metric].label} {best.value:.6f}, of {best.run}")
+    say(f"report {best.recipe.with_name('report.html')}")
     say(f"wrote {best.recipe}; to train and test it: stratarec train {best.recipe}")
 
 

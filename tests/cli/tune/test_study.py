@@ -88,6 +88,10 @@ def test_it_tunes_without_a_test_split_to_read(home: Path, whole: tuple[Path, Be
     first = history(folder)[0][0]
     assert first == {"train.dense.learning_rate": 0.001, "train.batch_size": "128"}
     assert best.value == min(min(told) for _, state, told in history(folder) if state == "complete")
+    page = (folder / "report.html").read_text()
+    assert f"log loss {best.value:.5f}, with train.dense.learning_rate" in page
+    assert page.count("<figure") == 3
+    assert page.count('<td role="cell" data-head="trial"') == 4
 
 
 def test_the_best_recipe_trains_to_what_the_trial_said(home: Path, whole: tuple[Path, Best], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ OUT/
     study/          study.json: what is tuned, and every trial so far
     trial-0000/     a run each, without a test; checkpoints of the best one alone
     best.yaml       the recipe with the best values so far
+    report.html     its trials for people, as of the end of the last call
 
 Values are suggested by tree-structured Parzen estimators (Bergstra et al. 2011), trials are ended early by the median
 rule (Golovin et al. 2017), both Optuna's. The first trial has the recipe's own values. What a trial is depends on the
@@ -132,6 +133,15 @@ class Study:
     def ended(self) -> list[TrialRecord]:
         """Trials that came to an end, those that failed too."""
         return [each for each in self._trials if each.state != "running"]
+
+    def report(self, name: str) -> None:
+        """Write the page of the trials that have ended."""
+        # The drawing library is loaded for a page alone.
+        from stratarec.reporting.study_page import write_study
+
+        trials = [{**vars(each), "run": run_name(number)} for number, each in enumerate(self.ended())]
+        if trials:
+            write_study(self._folder / "report.html", name, self._metric, self._space.text, trials)
 
     def run_one(self) -> str:
         """One more trial, or the one that was stopped; returns what it gave, in words."""
@@ -267,6 +277,7 @@ def tune(
             raise Interrupted(f"stopped; the same command goes on with what {folder} holds") from error
         finally:
             progress.finish()
+            study.report(recipe.name)
         found = study.best()
         if found is None:
             reasons = [each.reason for each in study.ended() if each.reason]
