@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pydoc
 import sys
@@ -34,6 +35,7 @@ from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import AverageConfig, DenseOptimizerConfig, LossConfig, TrainConfig
 from stratarec.training.evaluation.evaluate import whole_split
 from stratarec.training.run.device import record
+from stratarec.training.run.device_step import figures_of
 from stratarec.training.run.open_run import open_run
 from stratarec.training.steps.loss import Objective
 from stratarec.training.steps.step import Stages
@@ -209,12 +211,107 @@ def whole(root: str) -> None:
     print(json.dumps(len(scores[0].logit)))
 
 
+_UPDATE, _PIN, _TAKEN = Stages.update, lazy_device.Driver.__base__.pinned, accelerator._Pinned._taken
+_FAILING: set[str] = set()
+
+
+def _failing_update(stages: Stages, step: int, norm: Any = None) -> float:
+    """Where something is to fail, it does so from the sixth step on."""
+    if step == 5:
+        lazy_device.Chip.broken = "chip" in _FAILING
+        lazy_device.Chip.limit = lazy_device.Chip.held * ("memory" in _FAILING)
+        if "pinned" in _FAILING:
+            accelerator._Pinned._taken = lambda self, size: _PIN(self._driver, size)  # torch refuses it here
+    return _UPDATE(stages, step, norm)
+
+
+def failures(root: str) -> None:
+    """Print, as JSON, what runs say whose device fails in their middle; each goes on, on the CPU, to the same bits."""
+    home, said = Path(root), {}
+    record(open_device("lazy"), {})
+
+    def trained(name: str, device: str, *, resume: bool = False) -> None:
+        cadence = {"every_steps": 2, "keep": 2}
+        made = tiny(home, run=str(home / name), device=device, max_steps=9, eval_every=5, checkpoint=cadence)
+        made["model"] = {"kind": "dcnv2", "embedding_dim": 4, "deep_mlp": [8]}
+        recipe = Recipe.from_dict(made)
+        Trainer(recipe, prepared(recipe.data)).train(resume=resume)
+
+    trained("whole", "cpu")
+    for name in ("chip", "memory", "pinned"):
+        _FAILING.add(name)
+        with damaged({"stratarec.training.steps.step.Stages.update": _failing_update}):
+            try:
+                trained(name, "lazy")
+            except StrataError as error:
+                said[name] = str(error)
+        _mended()
+        trained(name, "cpu", resume=True)
+        assert_same_model(last(home / "whole"), last(home / name))
+    print(json.dumps(said))
+
+
+def _mended() -> None:
+    """Let the device be as new."""
+    _FAILING.clear()
+    lazy_device.Chip.broken = lazy_device.Chip.short = False
+    lazy_device.Chip.limit = 0
+    accelerator._Pinned._taken = _TAKEN  # type: ignore[method-assign]
+    accelerator._OPEN.clear()
+    for stream in lazy_device._STREAMS:
+        stream.forget()
+
+
+def _limited(size: int) -> None:
+    """Let the device have so much memory beside what is in use."""
+    lazy_device.Chip.limit, lazy_device.Chip.short = 0, False
+    gc.collect()
+    for stream in lazy_device._STREAMS:
+        stream.drain()
+    lazy_device.Chip.limit = lazy_device.Chip.held + size
+
+
+def small_memory(root: str) -> None:
+    """Print, as JSON, what is said of a batch that the device has no memory for, and of one sample."""
+    home, said, chip = Path(root), [], lazy_device.Chip
+    record(open_device("lazy"), {})
+
+    def trained(samples: int) -> int:
+        """The most bytes that its tensors lay in."""
+        recipe = Recipe.from_dict(
+            tiny(home, run=str(home / f"run{samples}"), device="lazy", max_steps=3, batch_size=samples)
+        )
+        chip.most = chip.held
+        before = chip.held
+        # Evaluations take 8,192 samples at a time, whose activations are more than these trainings'.
+        with damaged({"stratarec.training.evaluation.evaluate._BATCH": 32}):
+            Trainer(recipe, prepared(recipe.data)).train(overwrite=True)
+        return chip.most - before
+
+    room = trained(128)
+    for samples, size in ((512, room), (4, 4 << 10)):
+        _limited(size)
+        try:
+            trained(samples)
+        except StrataError as error:
+            said.append(str(error))
+        if samples > 4:
+            _limited(room)
+            trained(int(said[-1].rpartition("batch_size to ")[2].partition(",")[0]))
+    print(json.dumps(said))
+
+
 def verified() -> None:
-    """Print, as JSON, what a doctor finds of the device, and finds of one that computes something else."""
-    found = []
+    """Print, as JSON, what a doctor finds of the device, and finds of one that computes something else; plans of steps
+    on it go by the figures."""
+    found, figures = [], dict[str, float]()
     for patch in ({}, {"lazy_device.run": _damaged_run}):
         with damaged(patch):
-            found.append([each for each, _ in verify(open_device("lazy"), Sizes(2, 32, 1 << 16)) if each.change])
+            findings = list(verify(open_device("lazy"), Sizes(2, 32, 1 << 16)))
+            found.append([each for each, _ in findings if each.change])
+            figures |= {name: figure for _, more in findings for name, figure in more.items()}
+    record(open_device("lazy"), figures)
+    assert figures_of("lazy").up_bytes == figures["up_bytes"]
     print(json.dumps(found))
 
 

@@ -87,6 +87,7 @@ class Stream:
         return self is _STREAMS[0]
 
     def put(self, work: Callable[[], object]) -> None:
+        Chip.check()
         with _LOCK:
             self._work.append(work)
             self.queued += 1
@@ -105,6 +106,11 @@ class Stream:
         if self.done < self.queued:
             WAITS.append("stream")
         self.drain()
+
+    def forget(self) -> None:
+        """Do nothing of what was queued."""
+        self._work.clear()
+        self.done = self.queued
 
     def record_event(self) -> Event:
         return Event(self)
@@ -131,9 +137,11 @@ class Event:
         self._stream.drain(self._upto)
 
     def query(self) -> bool:
+        Chip.check()
         return self._stream.done >= self._upto
 
     def synchronize(self) -> None:
+        Chip.check()
         if not self.query():
             WAITS.append("event")
         self.arrive()
@@ -144,10 +152,39 @@ def current() -> Stream:
     return found
 
 
+class Chip:
+    """What there is of it."""
+
+    limit = 0
+    """Bytes of its memory; 0 for any."""
+    held = most = 0
+    """Bytes that tensors lie in, and the most so far."""
+    broken = short = False
+    """Whether it fails: whoever asks it anything is told so from then on. Whether it lacked memory on a thread of
+    autograd's, through which no error of Python's passes: it is raised where the main thread asks for anything next."""
+
+    @classmethod
+    def take(cls, size: int) -> None:
+        cls.short = cls.short or bool(cls.limit and cls.held + size > cls.limit)
+        if cls.short and threading.current_thread() is threading.main_thread():
+            cls.short = False
+            raise torch.OutOfMemoryError(f"lazy out of memory: {size} bytes beside {cls.held}\nsecond line")
+        cls.held += size
+        cls.most = max(cls.most, cls.held)
+
+    @classmethod
+    def check(cls) -> None:
+        if cls.short:
+            cls.take(0)
+        if cls.broken:
+            raise torch.AcceleratorError("lazy error: an illegal memory access was encountered\nsecond line")
+
+
 class Memory:
     """What tensors of the device lie in; gone with the last of them."""
 
     def __init__(self, inner: Tensor) -> None:
+        Chip.take(inner.nbytes)
         self.streams: list[Stream] = []
         weakref.finalize(self, _freed, current(), self.streams, inner).atexit = False
 
@@ -155,6 +192,7 @@ class Memory:
 def _freed(made: Stream, others: list[Stream], inner: Tensor) -> None:
     """Somebody else has the memory as soon as the stream on which it was made gets there."""
     with _LOCK:
+        Chip.held -= inner.nbytes
         events = [stream.record_event() for stream in others]
 
         def taken() -> None:
@@ -231,6 +269,7 @@ def tensors(values: Any) -> list[Tensor]:
 def run(func: Any, args: Any, options: dict[str, Any]) -> Any:
     """Queue an operation on the current stream."""
     name = func._schema.name.removeprefix("aten::")
+    Chip.check()
     if name == "_to_copy":
         return _converted(args[0], options)
     if name == "copy_":

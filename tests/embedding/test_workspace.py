@@ -83,7 +83,7 @@ def test_groups_of_tables_share_one_workspace_whatever_the_type_of_their_ids() -
             )
             module(features).pooled.square().sum().backward()
         kept = {name: module.table(name)["weight"].clone() for name in names}
-        return kept, module.engine._scratch.nbytes
+        return kept, module.engine.level0.scratch.nbytes
 
     together, shared = train("abc")
     alone = {name: train(name) for name in "abc"}

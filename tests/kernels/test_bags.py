@@ -1,11 +1,11 @@
-"""Bits of the rows that a batch looks up."""
+"""Bits of the rows that a batch looks up, and ids outside their tables."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from stratarec.kernels.bags import BagBatch, GroupLayout, mark_rows
+from stratarec.kernels.bags import BagBatch, GroupLayout, first_outside, mark_rows
 
 
 def layout(rows: list[int]) -> GroupLayout:
@@ -28,3 +28,21 @@ def test_rows_of_a_batch_are_marked(singles: bool) -> None:
     mark_rows(group, BagBatch(values=values, offsets=offsets, weights=None, batch=size, key=np.arange(3)), bits)
     found = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
     assert set(found) == set(values + np.repeat(group.base, lengths.sum(1)))
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+@pytest.mark.parametrize("singles", [False, True])
+def test_the_first_id_outside_its_table_is_found(singles: bool, kind: type) -> None:
+    rows, size = [13, 1, 70], 25
+    group, values = layout(rows), np.repeat(np.array(rows) - 1, size).astype(kind)
+    offsets = None if singles else np.arange(len(values) + 1)
+    bags = BagBatch(values=values, offsets=offsets, weights=None, batch=size, key=np.arange(3))
+    assert first_outside(group, bags) == -1
+    for place, wrong in ((74, 70), (30, 1), (3, -1)):
+        values[place] = wrong
+        assert first_outside(group, bags) == place
+    # Bags behind the filled ones are not looked up; in a jagged batch they are empty.
+    few = BagBatch(
+        values=values, offsets=offsets, weights=None, batch=size, key=np.arange(3), filled=np.array([3, 5, 24])
+    )
+    assert first_outside(group, few) == (-1 if singles else 3)

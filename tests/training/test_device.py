@@ -5,16 +5,19 @@ What a real device would show besides (numerics of its kernels, its speed, error
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import device_jobs
 import forked
 import pytest
+import torch
 from device_jobs import CASES
 from lazy_device import SCHEDULES
 
-from stratarec.errors import ConfigError
+from stratarec.errors import ConfigError, TrainingError
+from stratarec.kernels.runtime.accelerator import device_errors
 from stratarec.training.run.device import device_of
 
 # Products of pairs, and sums over runs and pairs, are made in another order there.
@@ -53,8 +56,38 @@ def test_a_run_goes_on_on_another_device_with_the_same_bits(tmp_path: Path, sche
     assert device_jobs.run(f"device_jobs.whole({str(tmp_path)!r})", schedule=schedule, environment=cache)
 
 
-def test_a_doctor_finds_a_device_that_computes_something_else() -> None:
-    healthy, damaged = device_jobs.run("device_jobs.verified()")
+@pytest.mark.slow
+def test_a_device_that_fails_in_mid_run_is_one_line_and_the_last_checkpoint_is_good(tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    said = device_jobs.run(f"device_jobs.failures({str(tmp_path)!r})", environment=cache)
+    expected = {
+        "chip": "lazy:0 failed (lazy error: an illegal memory access was encountered); the last checkpoint is as it",
+        "memory": "lazy:0 has too little memory for batches of 128 samples; ",
+        "pinned": "bytes of pinned memory for lazy:0 were refused (",
+    }
+    assert said.keys() == expected.keys()
+    for name, words in expected.items():
+        assert words in said[name]
+        assert "\n" not in said[name]
+
+
+@pytest.mark.slow
+def test_too_little_memory_for_a_batch_names_one_that_fits(tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    too_large, none = device_jobs.run(f"device_jobs.small_memory({str(tmp_path)!r})", environment=cache)
+    found = re.search(r"batches of 512 samples; batches of (\d+) fit: set train.batch_size to (\d+), or", too_large)
+    assert found is not None, too_large
+    assert found[1] == found[2] in ("128", "64")
+    assert none == "lazy:0 has too little memory for the network alone: leave it on the cpu"
+    with (
+        pytest.raises(TrainingError, match=r"not even one sample fits: set train.device to cpu"),
+        device_errors(torch.device("cpu"), 1, lambda: 0),
+    ):
+        raise torch.OutOfMemoryError
+
+
+def test_a_doctor_finds_a_device_that_computes_something_else(tmp_path: Path) -> None:
+    healthy, damaged = device_jobs.run("device_jobs.verified()", environment={"XDG_CACHE_HOME": str(tmp_path)})
     assert healthy == []
     assert "operations" in {finding[0] for finding in damaged}
 

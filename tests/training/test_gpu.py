@@ -92,6 +92,6 @@ def test_a_run_goes_on_on_the_other_device(
 
 
 def test_too_large_a_batch_is_one_line(gpu: str) -> None:
-    expected = r"too little memory for batches of 8 samples.*train.batch_size to 4"
-    with pytest.raises(TrainingError, match=expected), device_errors(torch.device(gpu), 8):
+    expected = r"too little memory for batches of 8 samples; batches of 4 fit: set train.batch_size to 4"
+    with pytest.raises(TrainingError, match=expected), device_errors(torch.device(gpu), 8, lambda: 4):
         torch.empty(1 << 50, device=gpu)

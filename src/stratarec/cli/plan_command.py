@@ -1,4 +1,4 @@
-"""`stratarec plan`: where tables would live; or which features share a tower; or how long steps on a cluster take."""
+"""`stratarec plan`: where tables would live; or which features share a tower; or how long steps elsewhere take."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("-o", "--output", help="also write the plan as JSON to this file")
     command.add_argument("--report", help="also write tables and a picture as HTML to this file")
     _tower_options(command.add_argument_group("towers of features (model.towers.plan), instead of the tables"))
+    command.add_argument(
+        "--device",
+        metavar="NAME",
+        help="steps with the network on a GPU, instead: on cuda as it was measured here, or a card such as h100",
+    )
     _cluster_options(command.add_argument_group("steps on a cluster by each exchange, instead of the tables"))
 
 
@@ -95,7 +100,7 @@ def plan(args: argparse.Namespace) -> None:
 
     recipe = Recipe.load(args.recipe, args.overrides)
     _check_kind(args)
-    run = _plan if args.towers is None else _plan_towers
+    run = _plan_towers if args.towers is not None else _plan_device if args.device is not None else _plan
     with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}) as mesh:
         if args.hosts is not None:
             network = network_at_hand(mesh)
@@ -134,14 +139,19 @@ def _check_kind(args: argparse.Namespace) -> None:
         "a cluster": {
             "network": args.network, "inside": args.inside, "measure": args.measure or None, "samples": args.samples,
         },
+        "a device": {"measure": args.measure or None},
     }  # fmt: skip
-    if args.towers is not None and args.hosts is not None:
-        raise ConfigError("--towers deals features to towers and --hosts predicts steps: ask for one of them")
-    kind = "towers" if args.towers is not None else "a cluster" if args.hosts is not None else "tables"
+    asked = {"towers": args.towers, "a cluster": args.hosts, "a device": args.device}
+    kind, *more = [each for each, option in asked.items() if option is not None] or ["tables"]
+    if more:
+        raise ConfigError(f"this asks for a plan of {kind} and for one of {more[0]}: ask for one of them")
     for other, options in kinds.items():
         for name, value in options.items():
             if value is not None and name not in kinds[kind]:
-                start = {"tables": "", "towers": "; start with --towers N", "a cluster": "; start with --hosts TxL"}
+                start = {
+                    "tables": "", "towers": "; start with --towers N", "a cluster": "; start with --hosts TxL",
+                    "a device": "; start with --device NAME",
+                }  # fmt: skip
                 raise ConfigError(f"--{name} is of a plan of {other}, and this is one of {kind}{start[other]}")
     if args.hosts is not None and args.network is None:
         raise ConfigError("--hosts needs --network, the rate of each host to the others, such as 200Gbit")
@@ -243,6 +253,24 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
         write_text(file, f"# A tower a line, for a recipe beside this file: model.towers.plan: {file.name}\n{text}")
         if not args.json:
             say(f"wrote {file}; to train with it: stratarec train {args.recipe} model.towers.plan={file.name}")
+
+
+def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
+    """Steps with the network on a GPU."""
+    from stratarec.planning.memories import measure_tiers
+    from stratarec.reporting.plan_page import print_parts
+    from stratarec.training.run.device_step import device_steps, figures_of
+
+    figures = figures_of(args.device)
+    if ranks > 1:
+        raise ConfigError(f"--device is of one process, and there are {ranks}")
+    measure_tiers(recipe.memory, again=args.measure)
+    with dataset.held():
+        steps, lines = device_steps(recipe, dataset, figures)
+    if args.json:
+        say_json({"steps": steps, "said": lines})
+    else:
+        print_parts(steps, recipe.train.batch_size, lines)
 
 
 def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:

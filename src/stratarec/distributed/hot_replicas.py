@@ -25,13 +25,13 @@ from torch import Tensor
 from stratarec.distributed.sharding import Rows, Sharding
 from stratarec.embedding.config import EmbeddingBagConfig, RowPart
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.slots import CpuSlots
+from stratarec.embedding.slots import Level0, SlotMemory
 from stratarec.embedding.tables.base import group_layout
 from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import ConfigError
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import table_key
-from stratarec.kernels.update import Gradients, RowUpdate, Scratchpad
+from stratarec.kernels.update import Gradients, RowUpdate
 
 
 class HotGradients(NamedTuple):
@@ -104,9 +104,9 @@ class Replicas:
             bounds.append(int(starts[-1]))
         self.bounds = np.array(bounds, dtype=np.int64)
         """``[widths + 1]`` where the rows of each width begin."""
-        scratch = Scratchpad()
+        level0 = Level0()
         self._memory = [
-            CpuSlots(last - first, width, optimizer, scratch)
+            level0.slots(last - first, width, optimizer)
             for width, (first, last) in zip(self.widths, pairwise(bounds), strict=True)
         ]
         self._layouts = [_layout(memory) for memory in self._memory]
@@ -183,7 +183,7 @@ class Replicas:
             bags = BagBatch(values=rows, offsets=None, weights=None, batch=len(rows), key=np.zeros(1, dtype=np.int64))
             summed = columns[width].view(-1, memory.width)[torch.from_numpy(rows)]
             gradients = Gradients(torch.empty(len(rows), 0), [summed])
-            memory.update(self._layouts[width], bags, gradients, rule, None)
+            memory.update(memory.take(self._layouts[width], bags), gradients, rule, None)
 
     @property
     def _sizes(self) -> list[int]:
@@ -218,7 +218,7 @@ class Replicas:
         return own[mine], self._memory[width].read(self.numbers(name, rows[mine]) - self.bounds[width])
 
 
-def _layout(memory: CpuSlots) -> GroupLayout:
+def _layout(memory: SlotMemory) -> GroupLayout:
     """Slots as a table that is looked up row by row."""
     table = EmbeddingBagConfig(
         name="rows", num_embeddings=memory.slots, embedding_dim=memory.width, sequence_features=("rows",)

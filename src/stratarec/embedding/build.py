@@ -9,6 +9,7 @@ from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.slots import Level0
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.dram import DramRecords
@@ -21,7 +22,6 @@ from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tables.resident import ResidentTables
 from stratarec.embedding.tiers import HomeKind, TierConfig
 from stratarec.errors import ConfigError
-from stratarec.kernels.update import Scratchpad
 
 Configs = list[EmbeddingBagConfig]
 Shared = tuple[int, HomeKind, CodecConfig]
@@ -34,7 +34,7 @@ def build_tables(
     seed: int,
     tiers: TierConfig,
     health: Health,
-    scratch: Scratchpad,
+    level0: Level0,
 ) -> list[TableGroup]:
     """One group for each width of tables that lie whole in level 0, and for each width, home and codec of the others.
 
@@ -67,7 +67,7 @@ def build_tables(
             if key[1] == "log"
         },
     )
-    found: list[TableGroup] = [ResidentTables(mine, columns, course, seed, scratch) for mine in resident.values()]
+    found: list[TableGroup] = [ResidentTables(mine, columns, course, seed, level0) for mine in resident.values()]
     try:
         for place, (key, mine) in enumerate(groups):
             # Before the store takes memory or files: what is too large is refused here.
@@ -76,7 +76,7 @@ def build_tables(
             store = open_store(key[1], tiers, f"group-{place:02d}", rows[place], codecs[place].record_bytes, budget)
             level1 = sum(tiers.tables[table.name].level1_rows for table in mine)
             store = VictimCache(store, capacity_rows=level1) if level1 else store
-            found.append(CachedTables(mine, columns, directory, codecs[place], store, course, health, scratch))
+            found.append(CachedTables(mine, columns, directory, codecs[place], store, course, health, level0))
     except Exception:
         for tables in found:
             # Files and threads of the groups before: nobody will hold these to close them.

@@ -34,13 +34,13 @@ from stratarec.embedding.config import EmbeddingBagConfig, check_tables
 from stratarec.embedding.handle import Prepared
 from stratarec.embedding.lookup_engine import LookupEngine
 from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.slots import Taken
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.tables.base import BatchClock, TableGroup
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import CheckpointError, ConfigError, TrainingError
-from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
-from stratarec.kernels.update import Gradients, Scratchpad
+from stratarec.kernels.update import Gradients
 from stratarec.progress import timed
 
 _LAST_STAMP, _SHIFT = 2**31 - 2, 2**30
@@ -70,10 +70,9 @@ class Engine(LookupEngine[Prepared]):
         self._columns = sum(self.dims)
         columns = dict(zip(self.pooled_keys, np.cumsum([0, *self.dims]).tolist(), strict=False))
         self._seed = seed
-        # Groups of tables are updated one after another. What a look-up gives has a gradient of the same size.
-        self._scratch, self._output_bytes = Scratchpad(), 0
+        self._output_bytes = 0
         self.tables: tuple[TableGroup, ...] = tuple(
-            build_tables(self.configs, columns, self.course, seed, tiers, self.health, self._scratch)
+            build_tables(self.configs, columns, self.course, seed, tiers, self.health, self.level0)
         )
         self.resident = all(tables.resident for tables in self.tables)
         self.row_order = tuple(key for tables in self.tables for key in tables.sequence_keys)
@@ -139,12 +138,12 @@ class Engine(LookupEngine[Prepared]):
                     _NO_SLOTS if self.resident else RECYCLER.empty(features.values.numel()).view(torch.int32).numpy()
                 )
                 with timed(self.seconds, "bring in"):
-                    bags = tuple(tables.stage(tables.bags(features), slots, moment) for tables in self.tables)
+                    taken = tuple(tables.stage(tables.bags(features), slots, moment) for tables in self.tables)
             except BaseException:
                 # The number is used up all the same: noise of rounding is a function of it and must never repeat.
                 flight.done(number)
                 raise
-            return Prepared(features, bags, number, flight)
+            return Prepared(features, taken, number, flight)
         finally:
             self._preparing.release()
 
@@ -168,12 +167,12 @@ class Engine(LookupEngine[Prepared]):
         self.health.require()
         prepared.look_up(self.flight)
         try:
-            for tables, bags in zip(self.tables, prepared.bags, strict=True):
-                tables.catch_up(bags)
-            empty, rows = self.transfers.empty, list[Tensor]()
-            pooled = empty(prepared.features.batch_size, self._columns)
-            for tables, bags in zip(self.tables, prepared.bags, strict=True):
-                rows += tables.pool(bags, pooled, empty)
+            for tables, taken in zip(self.tables, prepared.taken, strict=True):
+                tables.catch_up(taken)
+            rows = list[Tensor]()
+            pooled = self.level0.empty(prepared.features.batch_size, self._columns)
+            for tables, taken in zip(self.tables, prepared.taken, strict=True):
+                rows += tables.pool(taken, pooled)
         except BaseException:
             prepared.release()
             raise
@@ -184,9 +183,8 @@ class Engine(LookupEngine[Prepared]):
         """As `look_up` of a batch that was not prepared and will not be trained; changes nothing."""
         self.health.require()
         self._validator.check(features)
-        empty = self.transfers.empty
-        pooled = empty(features.batch_size, self._columns)
-        return (pooled, *(row for tables in self.tables for row in tables.read(tables.bags(features), pooled, empty)))
+        pooled = self.level0.empty(features.batch_size, self._columns)
+        return (pooled, *(row for tables in self.tables for row in tables.read(tables.bags(features), pooled)))
 
     def update(self, prepared: Prepared, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
         """One optimizer step from the gradients of what `look_up` gave; then the rows may go.
@@ -202,8 +200,8 @@ class Engine(LookupEngine[Prepared]):
             try:
                 if weights is not None:
                     self.transfers.wait()
-                    for tables, bags in zip(self.tables, prepared.bags, strict=True):
-                        tables.weight_gradient(bags, pooled, weights)
+                    for tables, taken in zip(self.tables, prepared.taken, strict=True):
+                        tables.weight_gradient(taken, pooled, weights)
             except BaseException:
                 prepared.release()
                 raise
@@ -221,8 +219,8 @@ class Engine(LookupEngine[Prepared]):
         squares = [
             square
             for held in self._held
-            for tables, bags, gradients in held.by_tables(self.tables)
-            for square in tables.square_norms(bags, gradients)
+            for tables, taken, gradients in held.by_tables(self.tables)
+            for square in tables.square_norms(taken, gradients)
         ]
         # Rounded once: which tables lie together changes no bit.
         return math.sqrt(math.fsum(squares))
@@ -241,8 +239,8 @@ class Engine(LookupEngine[Prepared]):
             try:
                 with self.health.changing("an optimizer step"):
                     rule = self.course.scaled_rule(scale)
-                    for tables, bags, gradients in held.by_tables(self.tables):
-                        tables.update(bags, gradients, rule)
+                    for tables, taken, gradients in held.by_tables(self.tables):
+                        tables.update(taken, gradients, rule)
                     # Last, so that an interrupted step is not counted; the tables refuse to go on then anyway.
                     self.course.step += 1
             finally:
@@ -361,7 +359,7 @@ class Engine(LookupEngine[Prepared]):
 
     def bytes_by_memory(self) -> dict[str, int]:
         """See `LookupEngine.bytes_by_memory`."""
-        total: Counter[str] = Counter(dram=self._scratch.nbytes)
+        total: Counter[str] = Counter(dram=self.level0.scratch.nbytes)
         for tables, parts in self._bytes():
             files = parts.pop("home_block", 0)
             total["dram"] += sum(parts.values())
@@ -371,7 +369,7 @@ class Engine(LookupEngine[Prepared]):
 
     def bytes_by_part(self) -> dict[str, int]:
         """See `LookupEngine.bytes_by_part`."""
-        total: Counter[str] = Counter(workspace=self._scratch.nbytes, outputs=2 * self._output_bytes)
+        total: Counter[str] = Counter(workspace=self.level0.scratch.nbytes, outputs=2 * self._output_bytes)
         for _, parts in self._bytes():
             total.update(parts)
         return dict(total)
@@ -390,10 +388,10 @@ class _Backward(NamedTuple):
     pooled: Tensor
     rows: Sequence[Tensor]
 
-    def by_tables(self, groups: Sequence[TableGroup]) -> Iterator[tuple[TableGroup, BagBatch, Gradients]]:
-        """Each group of tables with its bags and its gradients."""
+    def by_tables(self, groups: Sequence[TableGroup]) -> Iterator[tuple[TableGroup, Taken, Gradients]]:
+        """Each group of tables with its share of the batch and its gradients."""
         start = 0
-        for tables, bags in zip(groups, self.prepared.bags, strict=True):
+        for tables, taken in zip(groups, self.prepared.taken, strict=True):
             end = start + len(tables.sequence_keys)
-            yield tables, bags, Gradients(self.pooled, self.rows[start:end])
+            yield tables, taken, Gradients(self.pooled, self.rows[start:end])
             start = end

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from stratarec.batch.jagged import KeyedJagged
+from stratarec.embedding.slots import Taken
 from stratarec.errors import TrainingError
-from stratarec.kernels.bags import BagBatch
 
 
 class WaitAbandoned(Exception):
@@ -40,16 +40,17 @@ class Prepared:
     ----------
     features : KeyedJagged
         As they were given.
-    bags : tuple of BagBatch
+    taken : tuple of Taken
         Each group of tables' share of the batch; its values are what kernels look up: slots, or the ids themselves.
+        Empty once the rows were let go.
     number : int
         How many batches were prepared before.
     """
 
-    __slots__ = ("__weakref__", "_flight", "_generation", "_state", "bags", "features", "number")
+    __slots__ = ("__weakref__", "_flight", "_generation", "_state", "features", "number", "taken")
 
-    def __init__(self, features: KeyedJagged, bags: tuple[BagBatch, ...], number: int, flight: InFlight) -> None:
-        self.features, self.bags, self.number = features, bags, number
+    def __init__(self, features: KeyedJagged, taken: tuple[Taken, ...], number: int, flight: InFlight) -> None:
+        self.features, self.taken, self.number = features, taken, number
         self._flight, self._generation, self._state = flight, flight.generation, "prepared"
 
     def look_up(self, flight: InFlight) -> None:
@@ -76,6 +77,7 @@ class Prepared:
         """Let the rows go: there will be no (further) look-up or backward pass."""
         if self._state in ("prepared", "looked up"):
             self._state = "released"
+        self.taken = ()
         if self._generation == self._flight.generation:
             self._flight.done(self.number)
 

@@ -17,9 +17,10 @@ from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.handle import Handle, InFlight
 from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.slots import Level0
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.tiers import TierConfig
-from stratarec.kernels.runtime.accelerator import HOST, Transfers
+from stratarec.kernels.runtime.accelerator import Transfers
 
 Held = TypeVar("Held", bound=Handle)
 
@@ -69,8 +70,16 @@ class LookupEngine(ABC, Generic[Held]):
         """Stage of a step -> time that it took so far; see `progress.timed`."""
         self.batches = 0
         """How many were ever prepared, for the noise of rounding."""
-        self.transfers: Transfers = HOST
+        self.level0: Level0 = Level0() if own is None else own.level0
+
+    @property
+    def transfers(self) -> Transfers:
         """How what is looked up comes to the network, and its gradient back."""
+        return self.level0.transfers
+
+    @transfers.setter
+    def transfers(self, transfers: Transfers) -> None:
+        self.level0.transfers = transfers
 
     # Clocks
 

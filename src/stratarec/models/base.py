@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stratarec.batch.batch import Batch
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
-from stratarec.errors import ConfigError
+from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels.runtime.accelerator import CPU, beside, transfers_of
 from stratarec.models.calibration import Calibration
 from stratarec.models.heads import HeadsConfig, MMoE, SharedBottom, build_heads
@@ -310,7 +310,10 @@ class CTRModel(nn.Module):
 
     def place(self, device: torch.device) -> None:
         """Take the network to a device, before anything is made of its weights."""
-        self.network.to(device)
+        try:
+            self.network.to(device)
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(f"{device} has too little memory for the network alone: leave it on the cpu") from error
         self.device, self.embeddings.engine.transfers = device, transfers_of(device)
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:

@@ -223,5 +223,24 @@ def print_steps(rows: Sequence[Mapping[str, Any]], best: Mapping[str, str], assu
         console.print(f"assumed: {line}")
 
 
+def print_parts(steps: Sequence[Mapping[str, Any]], batch_size: int, lines: Sequence[str]) -> None:
+    """Print the seconds of each part of some steps, in milliseconds, and lines below.
+
+    Parameters
+    ----------
+    steps : sequence of mapping
+        Where the network is and rows are, in words, then seconds; the last are the whole step's.
+    """
+    console = make_console()
+    cells = [
+        (*(each if isinstance(each, str) else _ms(each) for each in step.values()), f"{batch_size / step['step']:,.0f}")
+        for step in steps
+    ]
+    heads = [*steps[0], "samples/s"]
+    print_table(console, heads, cells, text=heads[:2], keys=2)
+    for line in lines:
+        console.print(line)
+
+
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"

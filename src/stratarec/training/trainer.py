@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,7 +50,7 @@ from stratarec.training.preflight import (
     take_up,
 )
 from stratarec.training.quantiles import take_quantiles
-from stratarec.training.run.device import device_of
+from stratarec.training.run.device import device_of, fitting_batch
 from stratarec.training.run.keeper import Keeper
 from stratarec.training.run.open_run import check_identity, identity, new_model, new_plan, of_data
 from stratarec.training.run.run_directory import (
@@ -303,7 +304,8 @@ class Trainer:
         self.mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
         if not ended:
             self._introduce()
-        guarded = device_errors(self.model.device, self.config.batch_size)
+        fitting = partial(fitting_batch, self.model, self.dataset, self.loader.config, self.config.precision)
+        guarded = device_errors(self.model.device, self.config.batch_size, fitting)
         with self._board() as board, self._stop.listening(), self.sharing, tracing(self), guarded:
             if not ended:
                 self._loop(Curves(board, self.model, self.optimizer, self.config.log_every), watch).run()

@@ -5,6 +5,7 @@ Shapes: B samples, R runs of them, D width.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -21,7 +22,7 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.kernels.attention import Pairs, pair_pool, pair_products, pair_sums
 from stratarec.kernels.interaction import dot_interaction, run_interaction
 from stratarec.kernels.linear import run_linear
-from stratarec.kernels.runtime.accelerator import CPU, transfers_of
+from stratarec.kernels.runtime.accelerator import CPU, memory_bytes, transfers_of
 from stratarec.models import DLRMConfig, HistoryConfig, build_model
 from stratarec.models.history import History, HistoryWindows
 from stratarec.models.runs import Runs
@@ -54,7 +55,7 @@ def verify(device: torch.device, sizes: Sizes = WHOLE) -> Iterator[tuple[Finding
         for precision in ("float32", "bf16"):
             yield _trainings(config, precision, device, sizes), {}
     yield _transfers(device)
-    yield from _bandwidths(device, sizes.transfer_bytes)
+    yield _speeds(device, sizes.transfer_bytes)
 
 
 def _operations(device: torch.device) -> Finding:
@@ -208,23 +209,39 @@ def _transfers(device: torch.device, rounds: int = 64) -> tuple[Finding, dict[st
     return Finding("transfers", f"{rounds} up and down while it computed", change), {}
 
 
-def _bandwidths(device: torch.device, size: int) -> Iterator[tuple[Finding, dict[str, float]]]:
-    transfers, found = transfers_of(device), dict[str, float]()
+def _speeds(device: torch.device, size: int) -> tuple[Finding, dict[str, float]]:
+    """`DeviceFigures`: pinned memory, rows at random, products of square matrices that take `size` bytes together."""
+    transfers, edge = transfers_of(device), math.isqrt(size // 8)
     host = transfers.empty(size // 4).fill_(1.0)
-    there = transfers.up(host)
+    there, square = transfers.up(host), transfers.up(torch.full((edge, edge), 1 / edge))
+    rows = there[: size // 256 * 64].view(-1, 64)
+    places = transfers.up(torch.randperm(len(rows)))
 
-    def timed(move: Callable[[], object]) -> float:
+    def rate(work: float, move: Callable[[], object]) -> float:
         shortest = float("inf")
-        for _ in range(3):
+        for _ in range(4):
             transfers.down(there[:1])
             transfers.wait()
             began = time.perf_counter()
             move()
             transfers.wait()
             shortest = min(shortest, time.perf_counter() - began)
-        return size / shortest
+        return work / shortest
 
-    found["up_bytes_per_second"] = timed(lambda: transfers.down(transfers.up(host)[:1]))
-    found["down_bytes_per_second"] = timed(lambda: transfers.down(there))
-    said = ", ".join(f"{name.partition('_')[0]} {readable(round(rate))}/s" for name, rate in found.items())
-    yield Finding("pinned memory", said), found
+    def multiplied(matrix: Tensor) -> Tensor:
+        return transfers.down((matrix @ matrix)[:1, :1])
+
+    narrow, products = square.bfloat16(), 2.0 * edge**3
+    found = {
+        "float32_flops": rate(products, lambda: multiplied(square)),
+        "bf16_flops": rate(products, lambda: multiplied(narrow)),
+        "up_bytes": rate(size, lambda: transfers.down(transfers.up(host)[:1])),
+        "down_bytes": rate(size, lambda: transfers.down(there)),
+        "row_bytes": rate(size, lambda: transfers.down(rows.index_select(0, places)[:1])),
+        "memory_bytes": float(memory_bytes(device)),
+    }
+    said = (
+        f"up {readable(round(found['up_bytes']))}/s, down {readable(round(found['down_bytes']))}/s from pinned memory; "
+        f"{found['float32_flops'] / 1e12:.3g} TFLOP/s float32, {found['bf16_flops'] / 1e12:.3g} bf16"
+    )
+    return Finding("speed", said), found

@@ -3,9 +3,9 @@
 A move has two parts. What the first does can be taken back: records are written at home and read from there, and no
 slot has changed. The second writes slots; whoever is interrupted there has lost rows, and must say so.
 
-There are two movers, chosen once when tables are built. Where records are memory (dram, mapped) rows are swapped with
-them in one pass; where they are in files, or a victim cache lies before the home, they are encoded, written, read and
-decoded, a batch at a time.
+There are two movers, chosen once when tables are built. Where records are memory (dram, mapped) that slots can be
+swapped with, that is one pass; where they are in files, a victim cache lies before the home, or slots are of another
+device, rows are encoded, written, read and decoded, a batch at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stratarec.embedding.cache.directory import Directory
 from stratarec.embedding.codecs import RecordCodec
-from stratarec.embedding.slots import CpuSlots, Records
+from stratarec.embedding.slots import Records, SlotMemory
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import TrainingError
@@ -49,7 +49,7 @@ class Mover(ABC):
     """
 
     def __init__(
-        self, names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: CpuSlots
+        self, names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: SlotMemory
     ) -> None:
         self._names, self._directory = tuple(names), directory
         self.codec, self.store, self.memory = codec, store, memory
@@ -75,7 +75,7 @@ class Mover(ABC):
         """
 
     @abstractmethod
-    def copy(self, moves: kernel.Moves, memory: CpuSlots) -> None:
+    def copy(self, moves: kernel.Moves, memory: SlotMemory) -> None:
         """Rows as they lie at home into slots of `memory`; changes nothing else."""
 
     @property
@@ -97,7 +97,7 @@ class Mover(ABC):
         if bad >= 0:
             raise self._unfit_row(int(moves.rows[bad]))
 
-    def _place(self, fetched: Fetched, places: Indices, memory: CpuSlots) -> None:
+    def _place(self, fetched: Fetched, places: Indices, memory: SlotMemory) -> None:
         """Records, or the initial values of rows that have none, into slots of `memory`."""
         memory.decode(self.codec, fetched.records, places, fetched.incoming.slots)
         # A row that was never written has no record: its initial value follows from (seed, table, row).
@@ -143,7 +143,7 @@ class AddressableHome(Mover):
         if refused is not None:
             raise self._unfit(*refused)
 
-    def copy(self, moves: kernel.Moves, memory: CpuSlots) -> None:
+    def copy(self, moves: kernel.Moves, memory: SlotMemory) -> None:
         """See `Mover.copy`."""
         self._place(Fetched(moves, self._array, self.store.written(moves.rows)), moves.rows, memory)
 
@@ -152,7 +152,7 @@ class StoredHome(Mover):
     """Where records pass through a buffer, which grows to the largest batch met."""
 
     def __init__(
-        self, names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: CpuSlots
+        self, names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: SlotMemory
     ) -> None:
         super().__init__(names, directory, codec, store, memory)
         self._records = np.zeros((0, codec.record_bytes), dtype=np.uint8)
@@ -177,7 +177,7 @@ class StoredHome(Mover):
         if fetched is not None:
             self._place(fetched, np.arange(len(fetched.incoming), dtype=np.int64), self.memory)
 
-    def copy(self, moves: kernel.Moves, memory: CpuSlots) -> None:
+    def copy(self, moves: kernel.Moves, memory: SlotMemory) -> None:
         """See `Mover.copy`."""
         # Not the buffer that is kept: whoever reads more than a batch does not make it larger.
         records = np.empty((len(moves), self.codec.record_bytes), np.uint8)
@@ -193,8 +193,9 @@ class StoredHome(Mover):
 
 
 def mover_of(
-    names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: CpuSlots
+    names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: SlotMemory
 ) -> Mover:
-    """The mover that the store's kind needs; parameters as those of `Mover`."""
-    kind = StoredHome if store.array is None or store.bits is None else AddressableHome
+    """The mover that store and memory need; parameters as those of `Mover`."""
+    addressable = memory.addresses_host and store.array is not None and store.bits is not None
+    kind = AddressableHome if addressable else StoredHome
     return kind(names, directory, codec, store, memory)

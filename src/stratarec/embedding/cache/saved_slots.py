@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stratarec.embedding.cache.directory import Directory
 from stratarec.embedding.codecs import RecordCodec
-from stratarec.embedding.slots import CpuSlots
+from stratarec.embedding.slots import SlotMemory
 from stratarec.embedding.stores.deltas import Chain
 from stratarec.embedding.stores.row_file import read_rows, verify_file
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
@@ -37,7 +37,7 @@ class SlotRecords:
         Of float32 rows.
     """
 
-    def __init__(self, directory: Directory, memory: CpuSlots, codec: RecordCodec) -> None:
+    def __init__(self, directory: Directory, memory: SlotMemory, codec: RecordCodec) -> None:
         self._directory, self._memory, self._codec = directory, memory, codec
         self._chain = Chain()
         self._saved_at = 0

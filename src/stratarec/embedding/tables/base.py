@@ -1,7 +1,7 @@
 """Tables of one width that share kernel calls: what the engine asks of them, wherever their rows are at home.
 
 There are two kinds: `ResidentTables` lie whole in level 0, `CachedTables` pass through the slots of a cache. Both pool
-from `CpuSlots` and are updated there, by the same kernels: these see slots and know no difference.
+from `SlotMemory` and are updated there, by the same kernels: these see slots and know no difference.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,12 @@ from torch import Tensor
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.slots import CpuSlots
+from stratarec.embedding.slots import SlotMemory, Taken
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import ConfigError
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.update import Gradients, RowUpdate
-
-Empty: TypeAlias = Callable[..., Tensor]
-"""Gives a float32 tensor of the host, of the sizes that it is called with, with anything in it."""
 
 
 class BatchClock(NamedTuple):
@@ -127,7 +124,7 @@ class TableGroup(ABC):
         self,
         configs: Sequence[EmbeddingBagConfig],
         columns: Mapping[str, int],
-        memory: CpuSlots,
+        memory: SlotMemory,
         first_slot: Sequence[int],
         slots: Sequence[int],
         course: StepClock,
@@ -147,8 +144,8 @@ class TableGroup(ABC):
     # A batch
 
     @abstractmethod
-    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock) -> BagBatch:
-        """Bring the rows of a batch into level 0; returns the bags with what kernels look up there for the ids.
+    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock) -> Taken:
+        """Bring the rows of a batch into level 0, which takes the bags with what is looked up there for the ids.
 
         Parameters
         ----------
@@ -158,49 +155,49 @@ class TableGroup(ABC):
         Raises
         ------
         StrataError
-            All rows are as they were then, unless `Health` says otherwise.
+            For an id outside its table, too. All rows are as they were then, unless `Health` says otherwise.
         """
 
-    def catch_up(self, bags: BagBatch) -> None:
+    def catch_up(self, taken: Taken) -> None:
         """Let the rows of a batch take the steps that they missed, as they must before `pool`."""
         missed = self.course.missed
         if missed is not None:
-            self.memory.catch_up(self.layout, bags, missed)
+            self.memory.catch_up(taken, missed)
 
     @abstractmethod
-    def read(self, bags: BagBatch, out: Tensor, empty: Empty) -> list[Tensor]:
+    def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
         """As `pool` of bags that were not staged: reads rows where they lie and leaves them there."""
 
-    def pool(self, bags: BagBatch, out: Tensor, empty: Empty) -> list[Tensor]:
-        """Fill these tables' columns of `out`; returns the rows of their sequence features, in tensors of `empty`."""
-        return self._pool(bags, self.memory, self.layout, out, empty)
+    def pool(self, taken: Taken, out: Tensor) -> list[Tensor]:
+        """Fill these tables' columns of `out`; returns the rows of their sequence features."""
+        return self._pool(taken, self.memory, out)
 
-    def _pool(self, bags: BagBatch, memory: CpuSlots, layout: GroupLayout, out: Tensor, empty: Empty) -> list[Tensor]:
-        self.check(bags, memory.pool(layout, bags, out))
+    def _pool(self, taken: Taken, memory: SlotMemory, out: Tensor) -> list[Tensor]:
+        memory.pool(taken, out)
         rows = []
-        for feature in self._sequences:
-            first, last = bags.span(int(feature))
-            # Not zeroed: every row is written, or `check` raises.
-            gathered = empty(last - first, self.width)
-            self.check(bags, memory.gather(layout, bags, int(feature), gathered))
+        for feature in self._sequences.tolist():
+            first, last = taken.bags.span(feature)
+            # Not zeroed: every row is written.
+            gathered = memory.empty(last - first, self.width)
+            memory.gather(taken, feature, gathered)
             rows.append(gathered)
         return rows
 
-    def update(self, bags: BagBatch, gradients: Gradients, rule: RowUpdate) -> None:
+    def update(self, taken: Taken, gradients: Gradients, rule: RowUpdate) -> None:
         """Apply the row optimizer, given the gradients of what `pool` returned."""
-        self.memory.update(self.layout, bags, gradients, rule, self.course.missed)
+        self.memory.update(taken, gradients, rule, self.course.missed)
 
-    def square_norms(self, bags: BagBatch, gradients: Gradients) -> list[float]:
+    def square_norms(self, taken: Taken, gradients: Gradients) -> list[float]:
         """Sum of squares of the summed gradients of a batch's rows, of each table."""
-        found: list[float] = self.memory.square_norms(self.layout, bags, gradients).tolist()
+        found: list[float] = self.memory.square_norms(taken, gradients).tolist()
         return found
 
-    def weight_gradient(self, bags: BagBatch, pooled: Tensor, out: Tensor) -> None:
+    def weight_gradient(self, taken: Taken, pooled: Tensor, out: Tensor) -> None:
         """Add the gradients of per-sample weights to `out`."""
-        self.memory.weight_gradient(self.layout, bags, pooled, out)
+        self.memory.weight_gradient(taken, pooled, out)
 
     def bags(self, features: KeyedJagged) -> BagBatch:
-        """These tables' share of a batch: made once, it travels with the batch's handle."""
+        """These tables' share of a batch."""
         key = self._key_places(features.keys)
         return BagBatch(
             values=features.values.numpy(),
@@ -246,6 +243,10 @@ class TableGroup(ABC):
     @abstractmethod
     def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
         """Overwrite rows of the group by rows `places` of `source`; `write` as in `BatchClock`."""
+
+    @abstractmethod
+    def take(self, rows: Indices) -> FloatRows:
+        """Copies of distinct rows of the group with their optimizer state, all steps taken, wherever they lie."""
 
     # Checkpoints
 

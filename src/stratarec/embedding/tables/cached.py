@@ -24,15 +24,14 @@ from stratarec.embedding.cache.saved_slots import SlotRecords
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.health import Health
-from stratarec.embedding.slots import CpuSlots
+from stratarec.embedding.slots import Level0, SlotMemory, Taken
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.tables.base import BatchClock, Empty, TableGroup
+from stratarec.embedding.tables.base import BatchClock, TableGroup
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import ConfigError, StrataError, TrainingError
 from stratarec.io.atomic import make_directory
 from stratarec.kernels.bags import BagBatch, Ids
-from stratarec.kernels.update import Scratchpad
 
 
 class CachedTables(TableGroup):
@@ -61,10 +60,10 @@ class CachedTables(TableGroup):
         store: RecordStore,
         course: StepClock,
         health: Health,
-        scratch: Scratchpad | None = None,
+        level0: Level0,
     ) -> None:
         start = directory.layout.slot_start
-        memory = CpuSlots(directory.slots, codec.width, course.optimizer, scratch)
+        memory = level0.slots(directory.slots, codec.width, course.optimizer)
         # Kernels count a table's slots from its first one: hot rows lie further on.
         ends = start[1:] if directory.layout.hot is None else directory.layout.hot.start[1:]
         super().__init__(configs, columns, memory, start[:-1].tolist(), (ends - start[:-1]).tolist(), course)
@@ -79,7 +78,7 @@ class CachedTables(TableGroup):
                 directory.layout, directory.moves_of(directory.rows_in(hot), hot), np.ones(len(hot), bool)
             )
 
-    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock) -> BagBatch:
+    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock) -> Taken:
         """See `TableGroup.stage`."""
         came_in = np.zeros(len(self.configs), dtype=np.int64)
         stuck = self._bring_in(bags, out, moment, moment.horizon, came_in)
@@ -91,7 +90,7 @@ class CachedTables(TableGroup):
             raise TrainingError(self._too_small(bags, stuck))
         if moment.write % self.traffic.every == 0:
             self.traffic.sample(np.array([self._distinct(bags, out), came_in]))
-        return replace(bags, values=out)
+        return self.memory.take(self.layout, replace(bags, values=out))
 
     def _distinct(self, bags: BagBatch, slots: NDArray[np.int32]) -> list[int]:
         """How many rows of each table a batch asks for, by the slots that they have."""
@@ -139,7 +138,7 @@ class CachedTables(TableGroup):
 
     # Reading
 
-    def read(self, bags: BagBatch, out: Tensor, empty: Empty) -> list[Tensor]:
+    def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
         """See `TableGroup.read`."""
         spans = [bags.span(feature) for feature in range(len(self.features))]
         rows = [self._rows_of(feature, bags.values[first:last]) for feature, (first, last) in enumerate(spans)]
@@ -149,7 +148,8 @@ class CachedTables(TableGroup):
             values[first:last] = part
         zeros = np.zeros_like(self.layout.base)
         layout = replace(self.layout, base=zeros, rows=zeros + max(len(distinct), 1))
-        return self._pool(replace(bags, values=values), self.copy(distinct), layout, out, empty)
+        memory = self.copy(distinct)
+        return self._pool(memory.take(layout, replace(bags, values=values)), memory, out)
 
     def _rows_of(self, feature: int, ids: Ids) -> Indices:
         """The group's rows of a feature's ids, checked."""
@@ -163,14 +163,14 @@ class CachedTables(TableGroup):
         rows: Indices = ids.astype(np.int64) + self.first_row[table.name]
         return rows
 
-    def copy(self, rows: Indices) -> CpuSlots:
+    def copy(self, rows: Indices) -> SlotMemory:
         """Rows of the group, distinct, as they are now, wherever they lie; changes nothing."""
         found = self.memory.like(len(rows))
         with self._moving:
             self.health.require()
             slots = self.directory.locate(rows)
             here, away = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
-            found.write(here, self.memory.read(slots[here]), np.arange(len(here), dtype=np.int64))
+            found.copy_from(here, self.memory, slots[here])
             # One that no slot holds is read where it lies, and stays there: evaluation moves nothing.
             if len(away):
                 moves = self.directory.moves_of(rows[away], away)
@@ -210,11 +210,15 @@ class CachedTables(TableGroup):
         return first + np.flatnonzero(self.directory.locate(rows) >= 0)
 
     def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
-        """See `TableGroup.put`; rows that are not hot go to the store, under an empty cache."""
-        slots = self.directory.locate_hot(rows)
-        hot = slots >= 0
-        self.memory.write(slots[hot], source, places[hot])
-        self.mover.put(rows[~hot], source, places[~hot], write)
+        """See `TableGroup.put`; rows that no slot holds go to the store."""
+        slots = self.directory.locate(rows)
+        here = slots >= 0
+        self.memory.write(slots[here], source, places[here])
+        self.mover.put(rows[~here], source, places[~here], write)
+
+    def take(self, rows: Indices) -> FloatRows:
+        """See `TableGroup.take`."""
+        return self.copy(rows).read(np.arange(len(rows), dtype=np.int64))
 
     # Checkpoints
 

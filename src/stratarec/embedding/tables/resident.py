@@ -12,19 +12,19 @@ from torch import Tensor
 
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.slots import CpuSlots
+from stratarec.embedding.slots import Level0, Taken
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.deltas import Chain
 from stratarec.embedding.stores.dram import allocate_bits, clear_bits, row_chunks, set_rows
-from stratarec.embedding.tables.base import BatchClock, Empty, TableGroup
+from stratarec.embedding.tables.base import BatchClock, TableGroup
 from stratarec.embedding.tables.numbering import TableNumbers
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import TrainingError
 from stratarec.io.atomic import make_directory
-from stratarec.kernels.bags import BagBatch, mark_rows
+from stratarec.kernels.bags import BagBatch, first_outside, mark_rows
 from stratarec.kernels.bit_rows import set_bits
 from stratarec.kernels.random import table_key
-from stratarec.kernels.update import Gradients, RowUpdate, Scratchpad
+from stratarec.kernels.update import Gradients, RowUpdate
 
 
 class ResidentTables(TableGroup):
@@ -41,11 +41,11 @@ class ResidentTables(TableGroup):
         columns: Mapping[str, int],
         course: StepClock,
         seed: int,
-        scratch: Scratchpad | None = None,
+        level0: Level0,
     ) -> None:
         rows = [table.num_embeddings for table in configs]
         first = np.cumsum([0, *rows]).tolist()
-        memory = CpuSlots(first[-1], configs[0].embedding_dim, course.optimizer, scratch)
+        memory = level0.slots(first[-1], configs[0].embedding_dim, course.optimizer)
         super().__init__(configs, columns, memory, first[:-1], rows, course)
         self.codec = RecordCodec.of(CodecConfig(), memory.width, course.optimizer)
         self._changed, self._trained = allocate_bits(self.rows), allocate_bits(self.rows)
@@ -70,25 +70,30 @@ class ResidentTables(TableGroup):
                 found = self.memory.trained(begin + first, begin + first + len(rows), key, table, first)
                 set_bits(self._trained, begin + first + found)
 
-    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock) -> BagBatch:
+    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock) -> Taken:
         """Nothing to bring in: ids are slots."""
-        return bags
+        return self._taken(bags)
 
-    def read(self, bags: BagBatch, out: Tensor, empty: Empty) -> list[Tensor]:
+    def _taken(self, bags: BagBatch) -> Taken:
+        self.check(bags, first_outside(self.layout, bags))
+        return self.memory.take(self.layout, bags)
+
+    def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
         """See `TableGroup.read`."""
+        taken = self._taken(bags)
         # A row that catches up is none that changed: its last checkpoint says the same of it.
-        self.catch_up(bags)
+        self.catch_up(taken)
         self._fresh = self._fresh and not self.course.optimizer.clocked
-        return self.pool(bags, out, empty)
+        return self.pool(taken, out)
 
-    def update(self, bags: BagBatch, gradients: Gradients, rule: RowUpdate) -> None:
+    def update(self, taken: Taken, gradients: Gradients, rule: RowUpdate) -> None:
         """See `TableGroup.update`."""
-        super().update(bags, gradients, rule)
+        super().update(taken, gradients, rule)
         self._fresh = False
         # Marking takes time in every step: the first checkpoint compares rows with what they began with instead. Where
         # rows have clocks that would not do, as reading changes them, too.
         if self._chain.started or self.course.optimizer.clocked:
-            mark_rows(self.layout, bags, self._changed)
+            mark_rows(self.layout, taken.bags, self._changed)
 
     def table(self, name: str) -> dict[str, Tensor]:
         """See `TableGroup.table`."""
@@ -110,6 +115,13 @@ class ResidentTables(TableGroup):
         self.memory.write(rows, source, places)
         self._fresh = False
         set_bits(self._changed, rows)
+
+    def take(self, rows: Indices) -> FloatRows:
+        """See `TableGroup.take`."""
+        missed = self.course.missed
+        if missed is not None:
+            self.memory.settle(0, self.rows, missed)
+        return self.memory.read(rows)
 
     def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
         """See `TableGroup.save`. Rows that were never trained are left out: they are functions of their numbers."""
@@ -165,19 +177,21 @@ class _Records:
     """The slots as float32 records, piece by piece, by their numbers in files."""
 
     def __init__(self, tables: ResidentTables, numbers: TableNumbers) -> None:
-        self._memory, self._codec, self._width = tables.memory, tables.codec, tables.width
-        self._numbers, self.shape = numbers, (numbers.end, tables.codec.record_bytes)
+        self._memory, self._width, layout = tables.memory, tables.width, tables.codec.layout
+        self._numbers, self.shape, self._floats = numbers, (numbers.end, layout.record_bytes), layout.clock_at
 
     def __getitem__(self, numbers: Indices, /) -> NDArray[np.uint8]:
         rows = self._numbers.to_group(numbers)
-        records = np.empty((len(rows), self._codec.record_bytes), dtype=np.uint8)
-        places = np.arange(len(rows), dtype=np.int64)
-        # float32 records are not rounded, so there is no noise whose key or number would matter.
-        bad = self._memory.encode(self._codec, rows, records, places, np.zeros(len(rows), dtype=np.uint64), 0)
-        if bad >= 0:
-            raise TrainingError(f"row {rows[bad]} of the tables of width {self._width} is not finite")
+        # Copies, which NumPy makes as fast as the codec's kernels would once they were compiled, which takes seconds.
+        records = self._memory.read(rows).to_records().reshape(len(rows), self.shape[1])
+        floats = records[:, : self._floats].view(np.float32)
+        if not np.isfinite(floats).all():
+            bad = rows[~np.isfinite(floats).all(axis=1)][0]
+            raise TrainingError(f"row {bad} of the tables of width {self._width} is not finite")
         return records
 
     def __setitem__(self, numbers: Indices, records: NDArray[np.uint8], /) -> None:
         rows = self._numbers.to_group(numbers)
-        self._memory.decode(self._codec, records, np.arange(len(rows), dtype=np.int64), rows)
+        taken = self._memory.read(rows)
+        taken.take_records(records)
+        self._memory.write(rows, taken, np.arange(len(rows), dtype=np.int64))

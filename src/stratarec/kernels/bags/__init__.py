@@ -120,6 +120,12 @@ def first_falling(offsets: NDArray[np.int64], total: int) -> int:
     return int(cpu.first_falling(offsets, total))
 
 
+def first_outside(group: GroupLayout, bags: BagBatch) -> int:
+    """Place in `values` of an id that is looked up outside its feature's table; or -1."""
+    filled = NO_LIMITS if bags.filled is None else bags.filled
+    return int(cpu.first_outside(bags.compiled, filled, bags.key, group.rows, group.sequence))
+
+
 def mark_rows(group: GroupLayout, bags: BagBatch, bits: NDArray[np.uint8]) -> None:
     """Set the bit of every row of the group that the batch looks up: bit ``r & 7`` of byte ``r >> 3``."""
     cpu.mark_rows(bags.compiled, bags.key, group.base, bits)

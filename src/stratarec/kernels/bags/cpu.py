@@ -51,6 +51,25 @@ def span(bags, key):
 
 
 @njit(nogil=True, cache=True)
+def first_outside(bags, filled, key, rows, sequence):
+    """The place of an id that is looked up and not below its feature's `rows`; or -1."""
+    bags = Bags(*bags)
+    for f in range(len(key)):
+        begin, end = span(bags, key[f])
+        if bags.singles and len(filled) and not sequence[f]:
+            end = begin + filled[f]
+        limit, wrong = U(rows[f]), 0
+        # Without a branch in it the loop is vectorised.
+        for i in range(U(begin), U(end)):
+            wrong += U(bags.values[i]) >= limit
+        if wrong:
+            for i in range(begin, end):
+                if U(bags.values[i]) >= limit:
+                    return i
+    return -1
+
+
+@njit(nogil=True, cache=True)
 def mark_rows(bags, key, base, bits):
     """Set the bit of every row that the batch looks up."""
     bags = Bags(*bags)

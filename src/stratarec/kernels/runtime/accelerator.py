@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import os
 import threading
+import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -151,7 +152,10 @@ class _Pinned:
 
 def _done(free: list[tuple[Tensor, Any]]) -> int | None:
     """The place of a buffer that no copy reads or writes any more."""
-    return next((place for place, (_, copy) in enumerate(free) if copy is None or copy.query()), None)
+    try:
+        return next((place for place, (_, copy) in enumerate(free) if copy is None or copy.query()), None)
+    except torch.AcceleratorError:  # a device that failed says so to whoever asks it anything; this may be a finalizer
+        return None
 
 
 class DeviceTransfers:
@@ -199,6 +203,14 @@ class DeviceTransfers:
         if self._last is not None:
             self._last.synchronize()
             self._last = None
+
+
+def memory_bytes(device: torch.device) -> int:
+    """What the device's memory holds in all; 0 where torch does not say."""
+    try:
+        return int(torch.accelerator.get_memory_info(device)[1])
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return 0
 
 
 _OPEN: dict[torch.device, DeviceTransfers] = {}
@@ -257,16 +269,22 @@ def open_device(name: str, field: str = "train.device") -> torch.device:
 
 
 @contextmanager
-def device_errors(device: torch.device, batch_size: int) -> Iterator[None]:
-    """Errors of the device as one line each."""
+def device_errors(device: torch.device, batch_size: int, fitting: Callable[[], int]) -> Iterator[None]:
+    """Errors of the device as one line each; `fitting` tells a smaller batch that its memory holds, or 0."""
     try:
         yield
     except torch.OutOfMemoryError as error:
+        # What the step had made lies in its frames.
+        traceback.clear_frames(error.__traceback__)
+        fits = fitting()
+        advice = f"batches of {fits:,} fit: set train.batch_size to {fits}" if fits else "not even one sample fits: "
         raise TrainingError(
-            f"{device} has too little memory for batches of {batch_size:,} samples: set train.batch_size to "
-            f"{max(batch_size // 2, 1):,} or less, or train.device to cpu. The last checkpoint is as it was."
+            f"{device} has too little memory for batches of {batch_size:,} samples; {advice}"
+            f"{', or' if fits else 'set'} train.device to cpu. The last checkpoint is as it was."
         ) from error
-    except torch.AcceleratorError as error:
+    except RuntimeError as error:
+        if not (isinstance(error, torch.AcceleratorError) or str(error).startswith(("CUDA error", "cuDNN error"))):
+            raise
         raise TrainingError(
             f"{device} failed ({_line(error)}); the last checkpoint is as it was: go on from it with --resume, on "
             "another device with train.device"

@@ -120,7 +120,13 @@ def measured(names: Sequence[str], found: Scored) -> dict[str, Metrics]:
 
 def score(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
     """Logits of a batch; `TrainingError` where one is no number."""
-    found: NDArray[np.float32] = model(batch).cpu().numpy()
+    try:
+        found: NDArray[np.float32] = model(batch).cpu().numpy()
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            f"{model.device} has too little memory to score {batch.size:,} samples at a time: leave the network on the "
+            "cpu"
+        ) from error
     # Rows are not looked through when they are loaded: of most of them nobody asks.
     if np.isnan(found).any():
         raise TrainingError(

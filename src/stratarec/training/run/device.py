@@ -9,15 +9,19 @@ from __future__ import annotations
 import contextlib
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.atomic import cache_directory, read_json, write_json
 from stratarec.io.versions import versions
 from stratarec.kernels.runtime.accelerator import CPU, open_device
+from stratarec.models.base import CTRModel, autocast
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -60,6 +64,26 @@ def about(device: torch.device) -> dict[str, str]:
         "runtime": str(torch.version.cuda or torch.version.hip or torch.version.xpu),
         **versions("stratarec", "torch"),
     }
+
+
+def fitting_batch(model: CTRModel, dataset: Dataset, config: LoaderConfig, precision: str) -> int:
+    """The largest of the halves of a batch with whose gradients the network fits its device; 0 if none does."""
+    size = config.batch_size
+    while size > 1:
+        size //= 2
+        with contextlib.suppress(torch.OutOfMemoryError):
+            # Gradients, and what the optimizer keeps.
+            spare = [torch.empty_like(weight) for weight in model.network.parameters() for _ in range(3)]
+            batch = next(Loader(dataset, "train", replace(config, batch_size=size)).batches(0, 0))
+            with torch.no_grad():
+                dense, pooled, *others = model.vectors(batch, model.request(batch))
+            with autocast(precision, model.device):
+                total = model.network(dense, pooled.requires_grad_(), *others).float().sum()
+            total.backward()
+            total.item()  # what it queued has run
+            del spare
+            return size
+    return 0
 
 
 def record_file() -> Path:

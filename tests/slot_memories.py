@@ -1,0 +1,239 @@
+"""Slots that check the seam of level 0: the same workload on slots of other kinds, by the bits of plain ones.
+
+- *Guarded*: their pages are inaccessible but while a method of `SlotMemory` runs, so any other access ends the process
+  with its stack. `views` leave them open for good: they hand the pages out.
+- *Late*: a step runs as late as a stream may let it, when something is called that waits for it.
+- *Apart*: records of a home cannot be addressed, as from another device.
+
+The first shows nothing where another thread is in a method meanwhile: so there is a run without lookahead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import mmap
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from stratarec.batch.jagged import KeyedJagged
+from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConfig, TieredEmbeddingBagCollection, slots
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.slots import CpuSlots, SlotMemory
+from stratarec.embedding.tiers import TableTier, TierConfig
+
+METHODS = tuple(name for name, each in vars(SlotMemory).items() if callable(each) and not name.startswith("_"))
+WITHOUT_SLOTS = ("like", "take", "empty", "square_norms")
+"""Methods that neither read nor write them."""
+IN_ORDER = ("pool", "gather", "catch_up", "weight_gradient")
+"""What a stream runs after the steps that it was given before, without anybody's waiting."""
+WAITING = ("encode", "swap", "copy_from", "trained", "settle", "views")
+"""Methods that must wait for the steps that were asked for: where one of them does not, some workload below shows it.
+The others need not: into a slot that `encode` left, or that was empty, rows come in whatever is queued."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _protect(array: np.ndarray[Any, Any], access: int) -> None:
+    size = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    if size and _LIBC.mprotect(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(size), access):
+        raise OSError(ctypes.get_errno(), "mprotect")
+
+
+class Guarded(CpuSlots):
+    """See above. Slots lie on pages of their own (`kernels.runtime.memory.allocate`)."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.lock, self.users = threading.Lock(), 0
+        self.guard(0)
+
+    def guard(self, access: int) -> None:
+        for part in self._rows.parts:
+            assert part.ctypes.data % mmap.PAGESIZE == 0 or not part.nbytes
+            _protect(part, access)
+
+    @contextmanager
+    def opened(self, *, for_good: bool = False) -> Iterator[None]:
+        with self.lock:
+            if not self.users:
+                self.guard(mmap.PROT_READ | mmap.PROT_WRITE)
+            self.users += 1
+        yield
+        with self.lock:
+            self.users -= not for_good
+            if not self.users:
+                self.guard(0)
+
+
+def _opening(name: str) -> Callable[..., Any]:
+    method = getattr(CpuSlots, name)
+
+    @wraps(method)
+    def call(self: Guarded, *given: Any) -> Any:
+        with self.opened(for_good=name == "views"):
+            if name != "copy_from":
+                return method(self, *given)
+            with given[1].opened():
+                return method(self, *given)
+
+    return call
+
+
+for _name in set(METHODS) - set(WITHOUT_SLOTS):
+    setattr(Guarded, _name, _opening(_name))
+
+
+class Late(CpuSlots):
+    """See above. All of a process share a queue, as those of a `Level0` share what steps work in."""
+
+    queue: ClassVar[list[Callable[[], None]]] = []
+    lock = threading.RLock()
+    careless = ""
+    """A method that does not wait."""
+
+    def update(self, *given: Any) -> None:
+        with self.lock:
+            self.queue.append(lambda: super(Late, self).update(*given))
+
+    @classmethod
+    def wait(cls) -> None:
+        with cls.lock:
+            while cls.queue:
+                cls.queue.pop(0)()
+
+
+def _waiting(name: str) -> Callable[..., Any]:
+    method = getattr(CpuSlots, name)
+
+    @wraps(method)
+    def call(self: Late, *given: Any) -> Any:
+        if name != self.careless:
+            self.wait()
+        return method(self, *given)
+
+    return call
+
+
+for _name in (*IN_ORDER, *WAITING):
+    setattr(Late, _name, _waiting(_name))
+
+
+class Apart(CpuSlots):
+    """See above."""
+
+    addresses_host = False
+
+
+KINDS: dict[str, Any] = {"plain": CpuSlots, "guarded": Guarded, "late": Late, "apart": Apart}
+TABLES = {
+    "whole": None, "int8": TableTier(home="dram", codec=CodecConfig(kind="int8"), cache_rows=128),
+    "mapped": TableTier(home="mapped", cache_rows=128),
+    "int4": TableTier(home="log", codec=CodecConfig(kind="int4"), cache_rows=128),
+    "hot": TableTier(home="dram", cache_rows=128, hot_rows=20),
+}  # fmt: skip
+KEYS = (*TABLES, "history")
+ROWS, SAMPLES, STEPS = 400, 24, 12
+
+
+def batch(seed: int, *, weighted: bool) -> KeyedJagged:
+    draws = np.random.default_rng(seed)
+    lengths = draws.integers(0, 4, len(KEYS) * SAMPLES)
+    ids = (ROWS * draws.random(int(lengths.sum())) ** (1 + seed % 3)).astype(np.int64)
+    weights = torch.from_numpy(draws.random(len(ids), dtype=np.float32)).requires_grad_() if weighted else None
+    return KeyedJagged(
+        keys=KEYS, values=torch.from_numpy(ids), offsets=torch.from_numpy(np.cumsum([0, *lengths])),
+        batch_size=SAMPLES, weights=weights,
+    )  # fmt: skip
+
+
+def work(kind: str, optimizer: RowOptimizerConfig, depth: int, *, weighted: bool = False, clipped: bool = False) -> str:
+    """A hash of all that a training gives: outputs, gradients of weights, an evaluation and a checkpoint on the way,
+    and all tables at its end."""
+    slots.MEMORIES["cpu"] = KINDS[kind]
+    digest = hashlib.sha256()
+    with tempfile.TemporaryDirectory() as folder:
+        tiers = TierConfig(
+            tables={name: tier for name, tier in TABLES.items() if tier}, ways=8, mapped_path=Path(folder, "mapped"),
+            log_path=Path(folder, "log"), lookahead=depth,
+        )  # fmt: skip
+        tables = [
+            EmbeddingBagConfig(
+                name=name, num_embeddings=ROWS, embedding_dim=8, feature_names=(name,),
+                sequence_features=("history",) if name == "int8" else (), pooling="mean" if name == "whole" else "sum",
+            )
+            for name in TABLES
+        ]  # fmt: skip
+        module = TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=3, tiers=tiers)
+        source = ((step, batch(step, weighted=weighted)) for step in range(STEPS))
+        if clipped:
+            module.engine.hold_updates()
+        pauses = (STEPS // 3, 2 * STEPS // 3)
+        previous: Path | None = None
+        with Prefetcher(
+            module.engine, source, lambda item, stop: item[1], depth=depth, pause_after=lambda place: place in pauses
+        ) as batches:
+            for (step, features), prepared in batches:
+                found = module(prepared)
+                parts = (found.pooled, found.sequences["history"].values)
+                (sum(part.square().sum() for part in parts)).backward()
+                if clipped:
+                    digest.update(str(module.engine.gradient_norm()).encode())
+                    module.engine.apply(0.5)
+                if features.weights is not None:
+                    digest.update(features.weights.grad.numpy().tobytes())
+                digest.update(b"".join(part.detach().numpy().tobytes() for part in parts))
+                if step == pauses[1]:
+                    digest.update(module.rows("hot", 0, 50)["weight"].numpy().tobytes())
+                    with torch.no_grad():
+                        digest.update(module(batch(99, weighted=False)).pooled.numpy().tobytes())
+                if step in pauses:
+                    here = Path(folder, f"saved-{step}")
+                    here.mkdir()
+                    manifest = module.save(here, previous)
+                    previous = here
+        _add(digest, module)
+        module.close()
+        assert previous is not None
+        other = TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=3)
+        other.load(previous, manifest)
+        _add(digest, other)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, module: TieredEmbeddingBagCollection) -> None:
+    for name in TABLES:
+        for part in module.table(name).values():
+            digest.update(part.contiguous().numpy().tobytes())
+
+
+WORK: tuple[dict[str, Any], ...] = (
+    {"optimizer": RowOptimizerConfig(kind="rowwise_adagrad", learning_rate=0.05), "depth": 0, "weighted": True},
+    {"optimizer": RowOptimizerConfig(kind="rowwise_adagrad", learning_rate=0.05), "depth": 2, "clipped": True},
+    {"optimizer": RowOptimizerConfig(kind="adam", rows="all", learning_rate=0.01), "depth": 0},
+)
+
+
+def compare(workloads: int) -> None:
+    """Print, as JSON, the hashes of the first workloads by kind of slots."""
+    print(json.dumps({kind: [work(kind, **each) for each in WORK[:workloads]] for kind in KINDS}))
+
+
+def find(names: tuple[str, ...]) -> None:
+    """Print, as JSON, which of the methods show in some workload's bits where they do not wait."""
+    expected, found = [work("plain", **each) for each in WORK], []
+    for name in names:
+        Late.careless = name
+        if any(work("late", **each) != right for each, right in zip(WORK, expected, strict=True)):
+            found.append(name)
+        Late.queue.clear()
+    print(json.dumps(found))
