@@ -50,7 +50,7 @@ def write_curves(
     from matplotlib.figure import Figure
 
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "stratarec", "font.family": "sans-serif"}):
-        figure = Figure(figsize=(3.1 * len(panels), 2.9), layout="constrained")
+        figure = Figure(figsize=(max(3.1 * len(panels), 5), 2.9), layout="constrained")
         for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             for name, points in curves:
                 x, y, error = zip(*points, strict=True)
@@ -58,7 +58,7 @@ def write_curves(
             if level is not None:
                 axes.axhline(level, color="#444444", linewidth=1)
             axes.set_xscale("log", base=2)
-            ticks = sorted({point[0] for _, points in curves for point in points})
+            ticks = sorted({point[0] for point in curves[-1][1]})
             axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axes.minorticks_off()
             axes.set_title(title, fontsize=10)

@@ -148,17 +148,18 @@ def _draw_more(samples: Mapping[str, list[dict[str, Any]]], beside: Path) -> Non
         panels = []
         for data in dict.fromkeys(row["data"] for row in towers):
             mine = [row for row in towers if row["data"] == data]
-            curves = [
-                (model, [
-                    (row["compression"], row["delta"], row.get("error") or 0.0) for row in mine if row["model"] == model
-                ])
-                for model in dict.fromkeys(row["model"] for row in mine)
-            ]  # fmt: skip
+            curves = []
+            for model in dict.fromkeys(row["model"] for row in mine):
+                points = [
+                    (row["bytes_a_sample"], row["delta"], row.get("error") or 0.0)
+                    for row in mine if row["model"] == model
+                ]  # fmt: skip
+                curves.append((model, points))
             panels.append((data, curves))
         write_curves(
             beside.with_name("tower_curve.svg"),
             panels,
-            "bytes without towers over bytes with",
+            "bytes that towers tell of a sample",
             "AUC less that without",
             0,
         )
