@@ -201,7 +201,7 @@ def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     """Steps with the network on a GPU."""
     from stratarec.planning.memories import measure_tiers
     from stratarec.reporting.plan_page import print_parts
-    from stratarec.training.device_step import device_steps, figures_of
+    from stratarec.training.run.device_step import device_steps, figures_of
 
     figures = figures_of(args.device)
     if ranks > 1:
