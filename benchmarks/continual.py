@@ -8,6 +8,14 @@ processor, of all threads, with preparing and scoring. A third forgets what it c
 each day (`data.vocabulary.candidates: 0`): what carried counts give is the first's AUC over this one's. All is of one
 user in twenty.
 
+`auc_delta_idle` is over the days from the fifth on, of one run that takes eight, and another that gives up rows of
+articles that nobody clicked for three days (`data.vocabulary.evict`), less the first; `rows_idle` the articles' rows
+that the other has in the end, without those that are nobody's, over the first's.
+
+`seconds_to_scorer` is from the command on an hour of the next day, in a process of its own, to the answer of a `Scorer`
+that took the delta it published; `seconds_into_1e8` what 10,000 rows and a checkpoint of them take in a log of 10^8
+rows that was restored from a checkpoint.
+
 `bytes_ratio` is what a period wrote of tables over the records of the rows that it trained, `slowdown` the processor's
 seconds a sample of the last day over those of the first that is not the first of the process.
 """
@@ -15,6 +23,7 @@ seconds a sample of the last day over those of the first that is not the first o
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +33,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from benchmarks.sessions import recipe as shipped
@@ -32,17 +42,22 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.splits import SplitConfig
 from stratarec.data.user_history import Events
+from stratarec.embedding.stores.log import LogRecords
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
+from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
 from stratarec.training.continual.continual_run import continue_run
+from stratarec.training.export.publish import publish
 from stratarec.training.run import periods
 from stratarec.training.run.periods import Period
 from stratarec.training.torch_settings import torch_settings
 from stratarec.training.trainer import Trainer
 
-DAY_MS = 86_400_000
+DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 DAYS, QUICK_DAYS, SEEDS = 4, 3, 3
+# What idle articles are told by: the first lose their rows at the end of the fourth.
+IDLE_DAYS, IDLE = 8, "3d"
 BATCH = 1024
 # One user in so many.
 _USERS = 20
@@ -98,7 +113,7 @@ class Days:
         Of vocabularies, beside those of the recipe.
     """
 
-    def __init__(self, whole: Recipe, logs: Path, folder: Path, **limits: int) -> None:
+    def __init__(self, whole: Recipe, logs: Path, folder: Path, **limits: Any) -> None:
         self._content, self._logs, self.folder = whole.to_dict(), logs, folder
         self._limits = limits
         folder.mkdir()
@@ -189,9 +204,74 @@ def continued(run: Path, files: list[Path]) -> Iterator[dict[str, Any]]:
             "samples": whole["samples"],
             "seconds": spent,
             "rows": {name: found.rows for name, found in period.lookups.items()},
+            "evicted": {name: found.evicted for name, found in period.lookups.items()},
             **written(run, period, before),
         }
         began, before = time.process_time(), periods.of_number(run, period.number)
+
+
+def idle(whole: Recipe, logs: Path, files: list[Path], folder: Path) -> dict[str, Any]:
+    """All days with the rows of all articles, and with those of articles that are clicked."""
+    item = whole.data.source.item  # type: ignore[union-attr]
+    folder.mkdir()
+    found = {}
+    for name, limits in (("all", {}), ("clicked", {"evict": {item: {"idle": IDLE}}})):
+        way = Days(whole, logs, folder / name, **limits)
+        way.take("base", 0, tested=False)
+        found[name] = list(continued(way.folder / "base-run", files))
+    shutil.rmtree(folder)
+    deltas = [other["auc"] - one["auc"] for one, other in zip(*found.values(), strict=True)]
+    gone = sum(day["evicted"][item] for day in found["clicked"])
+    rows = {name: days[-1]["rows"][item] for name, days in found.items()}
+    return {
+        "auc_delta_idle": mean(deltas[4:]),
+        "rows_idle": (rows["clicked"] - gone) / rows["all"],
+        "days": found,
+    }
+
+
+def to_scorer(run: Path, day: Path, folder: Path, time_column: str) -> float:
+    """Seconds until who serves answers with an hour that has just come."""
+    folder.mkdir()
+    frame = pl.read_parquet(day)
+    first = int(frame[time_column].min())  # type: ignore[arg-type]
+    frame.filter(pl.col(time_column) < first + HOUR_MS).write_parquet(folder / "hour.parquet")
+    publish(run, folder / "serve")
+    (full,) = (folder / "serve").iterdir()
+    scorer, rows = Scorer.open(full), frame[:100]
+    scorer.score(rows)
+    command = [sys.executable, "-m", "stratarec", "continue", "-q", str(run), str(folder / "hour.parquet")]
+    began = time.perf_counter()
+    subprocess.run([*command, "--publish", str(folder / "serve")], check=True, stdout=subprocess.DEVNULL)
+    (later,) = set((folder / "serve").iterdir()) - {full}
+    if later.suffix == ".delta":
+        scorer.update(later)
+    else:
+        scorer = Scorer.open(later)
+    scorer.score(rows)
+    return time.perf_counter() - began
+
+
+def into_a_log(folder: Path, rows: int) -> float:
+    """Seconds that 10,000 rows take into a log of so many, and a checkpoint of them."""
+    width, step = 20, 1 << 20
+    store = LogRecords(folder / "first", rows=rows, record_bytes=width)
+    for first in range(0, rows, step):
+        numbers = np.arange(first, min(first + step, rows), dtype=np.int64)
+        store.write(numbers, np.zeros((len(numbers), width), dtype=np.uint8))
+    for name in ("before", "after"):
+        (folder / name).mkdir()
+    manifest = store.checkpoint(folder / "before", None)
+    store.close()
+    store = LogRecords(folder / "second", rows=rows, record_bytes=width)
+    store.restore(folder / "before", manifest)
+    numbers = np.unique(np.random.default_rng(0).integers(0, rows, 10_000))
+    began = time.perf_counter()
+    store.write(numbers, np.ones((len(numbers), width), dtype=np.uint8))
+    store.checkpoint(folder / "after", folder / "before")
+    spent = time.perf_counter() - began
+    store.close()
+    return spent
 
 
 @torch_settings()
@@ -201,13 +281,19 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
     whole = shipped("globo", "auto")
     assert isinstance(whole.data.source, ClicksConfig)
     rows: list[dict[str, Any]] = []
+    lost: list[dict[str, Any]] = []
+    seconds: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        make_logs(cut(whole.data.source, root, days), root / "logs")
-        files = logs_of(root / "logs", days, root / "files")
+        longest = days if quick else IDLE_DAYS
+        make_logs(cut(whole.data.source, root, longest), root / "logs")
+        every = logs_of(root / "logs", longest, root / "files")
+        files = every[: days - 1]
         print("logs are made", file=sys.stderr, flush=True)
         for seed in range(seeds):
             made = replace(whole, train=replace(whole.train, seed=seed))
+            if not quick:
+                lost.append(idle(made, root / "logs", every, root / f"idle-{seed}"))
             place, forgetful = root / f"seed-{seed}", root / f"forgetful-{seed}"
             way, found = Days(made, root / "logs", place), []
             for each in (way, Days(made, root / "logs", forgetful, candidates=0)):
@@ -219,8 +305,13 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
                 # The first day's model is the same; its test is all that differs.
                 other = {"auc": anew["auc"], "seconds": time.process_time() - began}
                 rows.append({"seed": seed, "day": day, "continued": mine, "counts_of_a_day": by_day, "anew": other})
+            if not quick and not seed:
+                column = whole.data.source.time
+                seconds.append(to_scorer(place / "base-run", every[days - 1], root / "hour", column))
             shutil.rmtree(place)
             shutil.rmtree(forgetful)
+        (root / "log").mkdir()
+        into = into_a_log(root / "log", 10**6 if quick else 10**8)
     later = [row for row in rows if row["day"] > 1]
 
     def total(way: str, name: str, day: int = 0) -> float:
@@ -246,8 +337,11 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
             "auc_delta_last_day": mean(deltas[days - 1]),
             "auc_delta_carried": (total("continued", "auc") - total("counts_of_a_day", "auc")) / len(later),
             "seconds_over_anew": total("continued", "seconds") / total("anew", "seconds"),
+            **{name: mean(each[name] for each in lost) for name in ("auc_delta_idle", "rows_idle") if lost},
+            **({"seconds_to_scorer": seconds[0]} if seconds else {}),
+            **({} if quick else {"seconds_into_1e8": into}),
             "bytes_ratio": total("continued", "bytes") / total("continued", "touched_bytes"),
             "slowdown": pace[days - 1] / pace[2],
         },
-        "samples": {"rows": rows},
+        "samples": {"rows": rows, "idle": [each["days"] for each in lost]},
     }

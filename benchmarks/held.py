@@ -170,4 +170,22 @@ def _metrics(lines: list[dict[str, Any]]) -> dict[str, float]:
             f"held_error_median_{name}": median(errors), f"held_error_max_{name}": max(errors),
             f"held_share_within_15_{name}": sum(error <= _NEAR for error in errors) / len(errors),
         }  # fmt: skip
+        ratios = sorted(ratios_of([line for line in lines if line["calibrated"] == way]))
+        found |= {
+            f"held_choice_right_{name}": sum(right for _, right in ratios) / len(ratios),
+            f"held_ratio_low_{name}": ratios[len(ratios) // 10][0],
+            f"held_ratio_high_{name}": ratios[-1 - len(ratios) // 10][0],
+        }  # fmt: skip
+    return found
+
+
+def ratios_of(lines: list[dict[str, Any]]) -> list[tuple[float, bool]]:
+    """Of each cell by towers: predicted over measured speed over the flat exchange of bags, and whether both sides
+    have the same one ahead."""
+    at = {(line["model"], line["network"], line["contender"]): line for line in lines}
+    found = []
+    for (model, network, contender), line in at.items():
+        if contender != "flat, bags" and (flat := at.get((model, network, "flat, bags"))):
+            predicted, measured = (flat[side] / line[side] for side in ("predicted_ms", "measured_ms"))
+            found.append((predicted / measured, (predicted > 1) == (measured > 1)))
     return found

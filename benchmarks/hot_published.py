@@ -1,7 +1,9 @@
 """Hot batches (FAE) against what they were published against, and beside what this library does without them: a ladder.
 
-Rows are at home in a log on this machine's disk, float32, and all rungs train the same DLRM (the published sizes for
-Criteo Kaggle) on the same samples within the same bytes of DRAM:
+Published: 2.3 times the speed of tables in the DRAM of a CPU, and 1.52 times on several GPUs that take rows from it
+over PCIe. Here is no GPU. Slow memory is this machine's disk: rows are at home in a log, float32, read around the page
+cache; fast memory is DRAM. All rungs train the same DLRM (the published sizes for Criteo Kaggle) on the same samples
+within the same bytes of DRAM:
 
 - ``fetched``: every batch reads its rows when it comes and writes them back when it is done; no cache, no lookahead.
 - ``fetched + FAE``: hot rows stay in DRAM, inputs that need no others have batches of their own, the rest is fetched.
@@ -10,7 +12,13 @@ Criteo Kaggle) on the same samples within the same bytes of DRAM:
 
 The first two are kinder than the published baseline: a batch reads a row once, however often it is looked up, and a
 batch with cold inputs reads only what is not hot. Steps are timed in alternation, in stretches that hold both kinds of
-batches in proportion; `shares` are of the budgets that the paper has.
+batches in proportion; `shares` are of the budgets that the paper has. Of a step's time `fetch_ms` is what it waits for
+rows, `home_ms` what it waits for them to be written back.
+
+Ranks: four of one thread, on this machine and as two emulated hosts at 1 Gbit/s, in DRAM. Slow is what is with another
+rank: ``every row`` lets each look-up's row travel, ``distinct rows`` is our exchange, ``copies`` is that with hot rows
+(`SHARE` of all bytes) on every rank, and ``hot batch`` a batch that looks up no others. An epoch of FAE has its share
+of hot batches and the rest by ``every row``.
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ from __future__ import annotations
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,14 +34,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.contenders import Shape
+from benchmarks.exchange import ENVIRONMENT, told_by_ranks
+from benchmarks.hosts import Hosts
 from benchmarks.hot_single import shares
+from benchmarks.kept import FOLDER
 from benchmarks.precision_quality import criteo_shape
 from benchmarks.registry import PeerMissing
-from benchmarks.sessions import ROOT, prepared
+from benchmarks.sessions import prepared
 from benchmarks.tiers import fill
+from benchmarks.towers_ranks import Contender
 from benchmarks.train import EPS, RATE, Side
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.sources.synthetic import CRITEO_ROWS
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
@@ -46,6 +61,7 @@ from stratarec.models.base import build_tables
 from stratarec.planning.config import BlockConfig, MemoryConfig
 from stratarec.planning.hot_rows import hot_rows, make_hot_plan
 from stratarec.planning.plan import tier_config
+from stratarec.progress import timed
 
 WIDTH, BATCH, LOOKAHEAD = 16, 1024, 1
 MODEL = DLRMConfig(embedding_dim=WIDTH, bottom_mlp=(512, 256, 64), top_mlp=(512, 256), pooling="sum")
@@ -53,6 +69,8 @@ OPTIMIZER = RowOptimizerConfig(learning_rate=RATE, eps=EPS)
 SHARE = 0.124
 """Of the bytes of all rows, for hot rows of FAE; ours has the bytes that FAE uses in all, `OURS_HOT` for hot rows."""
 OURS_HOT = 0.15
+RANKS_BATCH, RANKS_CAP = 2048, 40_000
+"""Samples of a rank, and most rows of a table."""
 GATE_STEPS = 4
 SIZES = (300_000, 200_000), (600_000, 400_000)
 """Samples of the made-up log, and most rows of a table."""
@@ -65,10 +83,11 @@ class FetchedSide(Side):
     """After a step no row is left in a slot, but for hot ones; what the log would keep in its write buffer, neither."""
 
     def step(self) -> float:
-        loss = super().step()
-        for tables in self.model.embeddings.engine.tables:  # type: ignore[operator, union-attr]
-            if isinstance(tables, CachedTables):
-                send_home(tables)
+        loss, engine = super().step(), self.model.embeddings.engine  # type: ignore[operator, union-attr]
+        with timed(engine.seconds, "send home"):  # type: ignore[union-attr]
+            for tables in engine.tables:  # type: ignore[union-attr]
+                if isinstance(tables, CachedTables):
+                    send_home(tables)
         return loss
 
 
@@ -156,7 +175,7 @@ def ladder(dataset: Dataset, folder: Path, rounds: int, stretch: int) -> list[di
         sides[name].step()
     gate(sides)
     torch.set_num_threads(1)  # not before: work on data sets sets it, too
-    found: dict[str, list[tuple[float, float, int]]] = {name: [] for name in RUNGS}
+    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in RUNGS}
     for round_ in range(-1, rounds):
         for name in RUNGS if round_ % 2 else RUNGS[::-1]:
             began = _now(sides[name])
@@ -164,15 +183,16 @@ def ladder(dataset: Dataset, folder: Path, rounds: int, stretch: int) -> list[di
                 sides[name].step()
             if round_ >= 0:
                 now = _now(sides[name])
-                found[name].append(tuple((after - before) / stretch for before, after in zip(began, now, strict=True)))  # type: ignore[arg-type]
+                found[name].append(tuple((after - before) / stretch for before, after in zip(began, now, strict=True)))
     rows = []
     for name, side in sides.items():
-        clock, processor, moved = zip(*found[name], strict=True)
+        clock, processor, moved, fetch, home = zip(*found[name], strict=True)
         ratios = sorted(slow / fast for (slow, *_), fast in zip(found["fetched"], clock, strict=True))
         rows.append({
             "data": dataset.name, "rung": name, "step_ms": 1e3 * median(clock), "ratio": median(ratios),
             "ratio_low": ratios[len(ratios) // 4], "ratio_high": ratios[3 * len(ratios) // 4],
-            "processor_ms": 1e3 * median(processor), "rows_in_a_step": sum(moved) / len(moved),
+            "processor_ms": 1e3 * median(processor), "fetch_ms": 1e3 * median(fetch), "home_ms": 1e3 * median(home),
+            "rows_in_a_step": sum(moved) / len(moved),
             "dram_mib": _engine(side).nbytes / 2**20,
             "hot_inputs": side.loader.hot_samples / side.loader.samples if isinstance(side.loader, HotLoader) else None,
         })  # fmt: skip
@@ -182,14 +202,61 @@ def ladder(dataset: Dataset, folder: Path, rounds: int, stretch: int) -> list[di
     return rows
 
 
-def _now(side: Side) -> tuple[float, float, int]:
-    """Seconds by the clock and of processors, and rows that came from home so far."""
-    moved = sum(tables.traffic.rows_in for tables in _engine(side).tables)
-    return time.perf_counter(), time.process_time(), moved
+def _now(side: Side) -> tuple[float, ...]:
+    """Seconds by the clock and of processors, rows that came from home so far, seconds of bringing and sending them."""
+    engine = _engine(side)
+    moved = sum(tables.traffic.rows_in for tables in engine.tables)
+    return (
+        time.perf_counter(),
+        time.process_time(),
+        moved,
+        *(engine.seconds.get(part, 0.0) for part in ("bring in", "send home")),
+    )
 
 
 def _engine(side: Side) -> Any:
     return side.model.embeddings.engine  # type: ignore[union-attr]
+
+
+def copied_rows(shape: Shape) -> dict[str, int]:
+    """First rows of every table, in the end `SHARE` of all: small tables whole, of others as many of each."""
+    total, most = int(SHARE * sum(shape.sizes)), max(shape.sizes)
+    while sum(min(rows, most) for rows in shape.sizes) > total:
+        most = most * 99 // 100
+    return {f"f{place}": min(rows, most) for place, rows in enumerate(shape.sizes)}
+
+
+def on_ranks(mbit: float | None, quick: bool) -> list[dict[str, Any]]:
+    """Steps of four ranks by each way."""
+    cap = 2_000 if quick else RANKS_CAP
+    shape = Shape(sizes=[min(rows, cap) for rows in CRITEO_ROWS], width=WIDTH, batch=RANKS_BATCH)
+    copies = copied_rows(shape)
+    each = (
+        Contender(name="every row", deduplicate=False), Contender(name="distinct rows"),
+        Contender(name="copies", copies=copies), Contender(name="hot batch", copies=copies, hot_batches=True),
+    )  # fmt: skip
+    settings = {
+        "shape": asdict(shape), "model": {"bottom_mlp": MODEL.bottom_mlp, "top_mlp": MODEL.top_mlp},
+        "rounds": 2 if quick else 5, "steps": 3, "contenders": [asdict(one) for one in each],
+    }  # fmt: skip
+    with Hosts(2, mbit) as hosts:
+        found: list[dict[str, Any]] = told_by_ranks(
+            "hot_distributed", settings, lambda arguments: hosts.torchrun(2, arguments, ENVIRONMENT, 900.0)
+        )
+    network = "unshaped" if mbit is None else f"{mbit:g} Mbit/s"
+    return [{"network": network, **row} for row in found]
+
+
+def epochs(rows: list[dict[str, Any]], hot: float) -> dict[str, float]:
+    """Speeds over ``every row`` of an epoch with a share of hot inputs: FAE, ours, and ours with copies and batches."""
+    step = {row["contender"]: row["step_ms"] for row in rows}
+    every = step["every row"]
+    return {
+        "fae": every / (hot * step["hot batch"] + (1 - hot) * every),
+        "ours": every / step["distinct rows"],
+        "ours_fae": every / (hot * step["hot batch"] + (1 - hot) * step["copies"]),
+        "hot_batch": every / step["hot batch"],
+    }
 
 
 def datasets(quick: bool, folder: Path) -> list[Dataset]:
@@ -203,20 +270,32 @@ def datasets(quick: bool, folder: Path) -> list[Dataset]:
 def run(quick: bool) -> dict[str, Any]:
     """All logs; `quick` has the demo's alone."""
     rows, found = [], []
-    with tempfile.TemporaryDirectory(dir=ROOT / "data") as folder:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         for dataset in datasets(quick, Path(folder)):
             found += shares(dataset)
             if sum(dataset.table_rows().values()) < LEAST_ROWS:
                 continue
-            rows += ladder(dataset, Path(folder) / f"{dataset.name}-rows", *((4, 8) if quick else (8, 25)))
+            rows += ladder(dataset, Path(folder) / f"{dataset.name}-rows", *((4, 8) if quick else (7, 16)))
+    ranks = [row for mbit in (None, 1000.0) for row in on_ranks(mbit, quick)]
+    hot = {row["data"]: row["inputs"] for row in found if row["bytes_share"] == SHARE}
+    on_network = {
+        f"{network.split()[0]}_{data}": epochs([row for row in ranks if row["network"] == network], share)
+        for network in dict.fromkeys(row["network"] for row in ranks) for data, share in hot.items()
+    }  # fmt: skip
     ratio = {(row["data"], row["rung"]): row["ratio"] for row in rows}
     return {
-        "config": {"width": WIDTH, "batch": BATCH, "share": SHARE, "targets": {"ratio_fae_single": 2.3}},
+        "config": {
+            "width": WIDTH, "batch": BATCH, "share": SHARE, "ranks_batch": RANKS_BATCH,
+            "most_rows_a_table": RANKS_CAP, "targets": {"ratio_fae_single": 2.3, "ratio_fae_ranks": 1.52},
+        },
         "metrics": {
             "ratio_fae_single": max(value for (_, rung), value in ratio.items() if rung == "fetched + FAE"),
+            "ratio_fae_ranks": max(each["fae"] for each in on_network.values()),
+            **{f"ranks_{way}_{key}": value for key, each in on_network.items() for way, value in each.items()},
             **{f"ratio_{data}_{rung.replace(' + ', '_').lower()}": v for (data, rung), v in ratio.items() if v != 1},
             **{f"processor_{r['data']}_{r['rung'].replace(' + ', '_').lower()}": r["processor_ms"] for r in rows},
             **{f"hot_inputs_{row['data']}_{100 * row['bytes_share']:g}": row["inputs"] for row in found},
         },
-        "samples": {"shares": found, "rows": rows},
+        "samples": {"shares": found, "rows": rows, "ranks": ranks},
     }  # fmt: skip

@@ -32,7 +32,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.data.vocabulary_limits import VocabularyConfig
 from stratarec.hot.calibrator import calibrate
 from stratarec.hot.classifier import classify
 from stratarec.hot.hot_loader import HotLoader

@@ -36,3 +36,37 @@ def write_picture(path: Path, ratios: Sequence[tuple[str, float]]) -> None:
         # Readers of dark pages see it, too.
         figure.patch.set_facecolor("white")
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+
+
+def write_curves(
+    path: Path, panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[tuple[float, float, float]]]]]],
+    across: str, up: str, level: float | None = None,
+) -> None:  # fmt: skip
+    """Draw a panel for each title, of named curves of (x, y, half the height of its bar); x by its logarithm.
+
+    The same figures give the same bytes.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "stratarec", "font.family": "sans-serif"}):
+        figure = Figure(figsize=(3.1 * len(panels), 2.9), layout="constrained")
+        for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            for name, points in curves:
+                x, y, error = zip(*points, strict=True)
+                axes.errorbar(x, y, yerr=error if any(error) else None, marker="o", markersize=4, capsize=2, label=name)
+            if level is not None:
+                axes.axhline(level, color="#444444", linewidth=1)
+            axes.set_xscale("log", base=2)
+            ticks = sorted({point[0] for _, points in curves for point in points})
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.minorticks_off()
+            axes.set_title(title, fontsize=10)
+            axes.set_xlabel(across, fontsize=9)
+            axes.tick_params(labelsize=8)
+            axes.legend(fontsize=7, frameon=False)
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.supylabel(up, fontsize=9)
+        # Readers of dark pages see it, too.
+        figure.patch.set_facecolor("white")
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})

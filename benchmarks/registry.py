@@ -28,6 +28,7 @@ BENCHMARKS = {
     "embedding": "benchmarks.embedding",
     "exchange": "benchmarks.exchange",
     "globo": "benchmarks.globo",
+    "host_counts": "benchmarks.host_counts",
     "hot_distributed": "benchmarks.hot_distributed",
     "hot_drift": "benchmarks.hot_drift",
     "hot_published": "benchmarks.hot_published",

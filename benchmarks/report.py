@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.picture import write_picture
+from benchmarks.held import ratios_of
+from benchmarks.picture import write_curves, write_picture
 from benchmarks.registry import BENCHMARKS
 from benchmarks.sources import source_hash
 from stratarec.errors import DatasetError
@@ -18,8 +19,8 @@ from stratarec.reporting.terminal_tables import make_console, print_table
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 MATTER = (
-    ("Embedding lookups and updates, speed over FBGEMM's on the CPU (median)",
-     "embedding", "ratio_fbgemm_median", "{:.2f}"),
+    ("Embedding lookups and updates in 30 random shapes, speed over FBGEMM's (median, no AVX-512)",
+     "embedding", "ratio_fbgemm_random_median", "{:.2f}"),
     ("Training of a DLRM in float32, speed over TorchRec's",
      "train", "ratio_torchrec_float32", "{:.2f}"),
     ("AUC on the last day of a news portal's log",
@@ -121,10 +122,13 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
     _put(readme, [*rows, *(["", note] if older & {name for _, name, _, _ in MATTER} else [])])
     ratios = [(text, metrics[name][metric]) for text, name, metric, _ in MATTER if not metric.startswith("auc")]
     write_picture(picture, ratios)
-    ladder = [row for result in found if result["benchmark"] == "hot_published" for row in result["samples"]["rows"]]
-    if ladder:
-        of_ladder = [(f"{row['data']}: {row['rung']}", row["ratio"]) for row in ladder]
-        write_picture(picture.with_name("hot_ladder.svg"), of_ladder)
+    rows_of = {
+        result["benchmark"]: result.get("samples", {}).get("rows", []) for result in found if not result["quick"]
+    }
+    _draw_more(rows_of, picture)
+    for result in found:
+        if result["benchmark"] == "simulator" and not result["quick"]:
+            _draw_cluster(result, picture.with_name("cluster_speed.svg"))
     rows = ["| benchmark | metric | value | target |", "| --- | --- | ---: | --- |"]
     rows += [
         f"| {name} | `{key}` | {value:.4g} | {_judged(value, targets[name].get(key))} |"
@@ -132,6 +136,60 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
     ]  # fmt: skip
     note = f"Measured before the code that they are of was changed last: {', '.join(sorted(older))}."
     _put(page, [*rows, *(["", note] if older else [])])
+
+
+def _draw_more(samples: Mapping[str, list[dict[str, Any]]], beside: Path) -> None:
+    """Pictures of benchmarks that have one of their own."""
+    if ladder := samples.get("hot_published"):
+        write_picture(
+            beside.with_name("hot_ladder.svg"), [(f"{row['data']}: {row['rung']}", row["ratio"]) for row in ladder]
+        )
+    if towers := samples.get("tower_quality"):
+        panels = []
+        for data in dict.fromkeys(row["data"] for row in towers):
+            mine = [row for row in towers if row["data"] == data]
+            curves = [
+                (model, [
+                    (row["compression"], row["delta"], row.get("error") or 0.0) for row in mine if row["model"] == model
+                ])
+                for model in dict.fromkeys(row["model"] for row in mine)
+            ]  # fmt: skip
+            panels.append((data, curves))
+        write_curves(
+            beside.with_name("tower_curve.svg"),
+            panels,
+            "bytes without towers over bytes with",
+            "AUC less that without",
+            0,
+        )
+    if counts := samples.get("host_counts"):
+        curves = [("DRAM alone", [(row["terabytes"], row["hosts_dram"], 0.0) for row in counts
+                                  if row["share_of_speed"] == 1])]  # fmt: skip
+        curves += [
+            (f"with SSDs, {share:g} of its speed", [
+                (row["terabytes"], row["hosts_ssd"], 0.0) for row in counts if row["share_of_speed"] == share
+            ])
+            for share in dict.fromkeys(row["share_of_speed"] for row in counts)
+        ]  # fmt: skip
+        write_curves(beside.with_name("hosts.svg"), [("", curves)], "terabytes of rows", "hosts")
+
+
+def _draw_cluster(result: Mapping[str, Any], path: Path) -> None:
+    """Predicted speeds of towers by GPUs, with what the ratios of measured cells were missed by."""
+    metrics, rows = result["metrics"], [row for row in result["samples"]["rows"] if row["ratio"] == 2]
+    held = [line for line in result["samples"]["held"] if line["calibrated"] == "a cell a model"]
+    missed = sorted(ratio for ratio, _ in ratios_of(held))
+    half = (missed[-1 - len(missed) // 10] - missed[len(missed) // 10]) / 2
+    curves = [
+        (gpu, [
+            (row["gpus"], row["towers_speed"], half * row["towers_speed"])
+            for row in rows if (row["gpu"], row["wire"]) == (gpu, "fp32")
+        ])
+        for gpu in dict.fromkeys(row["gpu"] for row in rows)
+    ]  # fmt: skip
+    write_curves(
+        path, [("", curves)], "GPUs, eight a host", "speed over the flat exchange", metrics["published_speed_up_to"]
+    )
 
 
 def _is_of_this_code(result: dict[str, Any]) -> bool:

@@ -12,6 +12,8 @@ made-up log alone. Nothing is timed. Real logs are read from ``data/`` beside th
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +28,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.hot_quality import globo
+from benchmarks.kept import FOLDER, kept
 from benchmarks.quality import Setting
 from benchmarks.quality import recipe as frappe
 from benchmarks.registry import PeerMissing
@@ -86,9 +89,15 @@ def changed(
 
 
 def auc(made: Recipe, dataset: Dataset) -> float:
-    """On the test split after training."""
-    with tempfile.TemporaryDirectory() as folder:
-        found: float = Trainer(with_run(made, Path(folder) / "run"), dataset).train()["test"]["auc"]
+    """On the test split after training; kept, so that what was ended goes on."""
+
+    def trained() -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            return {"auc": Trainer(with_run(made, Path(folder) / "run"), dataset).train()["test"]["auc"]}
+
+    about = {"model": made.to_dict()["model"], "train": made.to_dict()["train"], "data": dataset.fingerprint}
+    name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    found: float = kept(FOLDER / "tower_quality" / f"{name}.json", about, trained)["auc"]
     return found
 
 

@@ -43,6 +43,8 @@ class Contender:
     """Of the flat exchange: distinct rows travel where they are fewer bytes, as the plan of a run chooses."""
     copies: Mapping[str, int] = field(default_factory=dict)
     """First rows of tables that every rank has."""
+    hot_batches: bool = False
+    """Whether batches look up copied rows alone."""
 
 
 def plan(features: int) -> tuple[tuple[str, ...], ...]:
@@ -141,6 +143,11 @@ class Bench:
         from stratarec.batch.jagged import KeyedJagged
 
         ids, offsets = shape.bags(seed)
+        if self.contender.hot_batches:
+            counts = offsets[shape.batch :: shape.batch].diff(prepend=offsets[:1])
+            copied = torch.tensor([self.contender.copies[f"f{place}"] for place in range(len(shape.sizes))])
+            # As skewed among the copied rows as among all.
+            ids = ids * copied.repeat_interleave(counts) // torch.tensor(shape.sizes).repeat_interleave(counts)
         draws = torch.Generator().manual_seed(seed)
         keys = tuple(f"f{place}" for place in range(len(shape.sizes)))
         sparse = KeyedJagged(

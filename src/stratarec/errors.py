@@ -52,5 +52,9 @@ class ClusterError(StrataError, RuntimeError):
     """A Ray cluster that is not there, lost a task for good, or has a machine that cannot do the work: names it."""
 
 
+class Alarm(Exception):
+    """What was done is done, and a figure of it is one that the user asked to be alarmed by: exit code 3."""
+
+
 class Interrupted(Exception):
     """The user asked a run to stop; its message says which checkpoint was written and how to go on."""

@@ -225,7 +225,7 @@ MANIFESTS: list[tuple[Change, str]] = [
     (lambda c: c["schema"]["sparse"][0].update(kind="triple"), "kind: input should be 'single'"),
     (lambda c: c["schema"].update(more=1), "schema.more: unexpected keyword argument"),
     (lambda c: c.update(more=1), "more: extra inputs are not permitted"),
-    (lambda c: c.update(format=4), "format 4, expected 8; prepare the data again"),
+    (lambda c: c.update(format=4), "format 4, expected 9; prepare the data again"),
     (lambda c: c.pop("about"), "about: field required"),
 ]
 

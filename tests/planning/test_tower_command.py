@@ -142,6 +142,13 @@ def check_plan_of(home: Path, towers: list[list[str]]) -> None:
         (["--device", "cpu"], "which is what steps are compared with"),
         (["--device", "h100", "-o", "x.json"], "--output is of a plan of tables, and this is one of a device"),
         (["--device", "h100", "--hosts", "2x2", "--network", "1Gbit"], "ask for one of them"),
+        (["--hosts", "2x2", "--network", "1Gbit", "--samples", "9"], "start with --hosts fewest"),
+        (["--hosts", "fewest", "--network", "1Gbit"], "memory.dram is null, expected the bytes of a host"),
+        (["--hosts", "fewest", "--network", "1Gbit", "memory.dram=1KiB"], "128 hosts with dram do not hold the tables"),
+        (
+            ["--hosts", "fewest", "--network", "1Gbit", "memory.dram=1GiB", "--samples", "99999999999"],
+            "128 hosts with dram do not train 99,999,999,999 samples a second",
+        ),
         (["--hosts", "64x8", "--network", "1Gbit"], "train.batch_size is 128, expected at least a sample for each"),
     ],
 )
@@ -214,3 +221,15 @@ def test_steps_with_the_network_on_a_gpu_say_where_time_goes(home: Path, capsys:
     said = " ".join(capsys.readouterr().out.split())
     assert "samples/s" in said
     assert "fit its memory" in said
+
+
+def test_fewer_hosts_hold_a_model_with_a_block_device(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--hosts", "fewest", "--network", "1Gbit", "memory.dram=9MiB", "memory.lookahead=0"]
+    assert plan(home, *given, f"memory.block.path={tmp_path / 'rows'}", "--json") == 0
+    alone, both = json.loads(capsys.readouterr().out)["hosts"]
+    assert (alone["memories"], both["memories"]) == ("dram", "dram + block")
+    assert alone["hosts"] >= both["hosts"] >= 1
+    assert plan(home, *given, "--samples", "1") == 0
+    assert f"dram: {alone['hosts']} host" in capsys.readouterr().out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import re
@@ -91,8 +93,18 @@ def test_a_page_has_a_look_and_loads_nothing(pages: dict[str, Path], name: str) 
     assert style is not None
     assert len(re.findall(r"\{[^{}]+:[^{}]+\}", style[1])) > 20, "the page has next to no style"
     assert "prefers-color-scheme: dark" in style[1]
-    assert not re.search(r"https?:|<script|<link|<img|@import|url\((?!#)", text)
+    assert not re.search(r"https?:|<link|<img|@import|url\((?!#)", text)
     assert text.count("<html") == text.count("</html>") == text.count("<main>") == text.count("</main>") == 1
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_runs_its_own_script_alone(pages: dict[str, Path], name: str) -> None:
+    text = pages[name].read_text()
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
+    assert len(scripts) == 1
+    assert len(re.findall(r"(?i)<script", text)) == 1
+    assert f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'\"" in text
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -138,15 +150,47 @@ const found = [...document.querySelectorAll("iframe")].map(frame => {
     width: page.documentElement.clientWidth, scroll: page.documentElement.scrollWidth,
     font: style(page.body).fontFamily, padding: style(page.querySelector("td")).paddingRight,
     numbers: style(page.querySelector("td:nth-child(n+2):not(.text)")).textAlign,
-    blocks: [...page.querySelectorAll("main > *, figure, figure > svg, .card, .scroll, .level, .flow")].map(box),
+    blocks: [...page.querySelectorAll(
+      "main > *, figure, figure > .plot > svg, .card, .scroll, .level, .flow")].map(box),
     folded: style(page.querySelector("tbody td")).display,
     figures: [...page.querySelectorAll("figure svg")].map(box),
     letters: [...page.querySelectorAll("figure svg text")].map(text => parseFloat(style(text).fontSize)
       * text.ownerSVGElement.getBoundingClientRect().width / text.ownerSVGElement.viewBox.baseVal.width),
+    read: [...page.querySelectorAll("figure")].map(figure => {
+      const [plot, tip, slider] = [".plot", ".tip", "input"].map(each => figure.querySelector(each));
+      const area = plot.getBoundingClientRect(), window = frame.contentWindow;
+      plot.dispatchEvent(new window.PointerEvent("pointermove", {clientX: area.right, clientY: area.top + 9}));
+      const pointed = [tip.textContent, slider.getAttribute("aria-valuetext"), slider.hidden || tip.hidden, box(tip)];
+      plot.dispatchEvent(new window.PointerEvent("pointerleave"));
+      const left = tip.hidden;
+      slider.value = 0;
+      slider.dispatchEvent(new window.Event("input"));
+      return {pointed, left, moved: [tip.textContent, slider.getAttribute("aria-valuetext"), tip.hidden, box(tip)]};
+    }),
   };
 });
 document.body.textContent = JSON.stringify(found);
 """
+
+
+# What is read at the left and at the right end of each chart.
+_SHARE, _RATES = r"[\d.]+ %", "rows of the cache {}: lru {s}; lfu {s}; rank {s}"
+READ = {
+    "run": [
+        *(
+            (f"step {first}: {name} [\\d.,]+", f"step 40: {name} [\\d.,]+")
+            for first, name in ((5, "Training loss"), (20, "Validation log loss"), (20, "Validation AUC"))
+        ),
+        (r"predicted click rate 0\.\d+: (test|validation) [\d.]+",) * 2,
+        (r"step 5: Throughput [\d.,]+", r"step 40: Throughput [\d.,]+"),
+    ],
+    "explain": [(r"x \d+: mean prediction 0\.\d+", r"x 299.5: mean prediction 0\.\d+")],
+    "towers": [(r"\w+, tower 0: most with (\w+ 0\.\d+(, )?){4}", r"\w+, tower 1: most with (\w+ 0\.\d+(, )?){4}")],
+    "profile": [
+        *((_RATES.format(1, s=_SHARE), _RATES.format(rows, s=_SHARE)) for rows in (r"\d\d\d", r"\d\d")),
+        (r"hot bytes, % of all rows' [\d.]+: .*need no others [\d.]+ %; .*",) * 2,
+    ],
+}
 
 
 @needs_browser
@@ -169,6 +213,16 @@ def test_a_page_fits_windows_of_any_width(pages: dict[str, Path], tmp_path: Path
         assert look["folded"] == ("block" if look["width"] <= 640 else "table-cell")
         assert len(look["figures"]) == {"run": 5, "explain": 1, "towers": 1, "profile": 3}.get(name, 0)
         assert all(width > 250 and height > 80 for _, _, width, height in look["figures"])
+        for read, title in zip(look["read"], READ.get(name, ()), strict=True):
+            assert read["left"]
+            for seen, (text, value, hidden, (left, right, *_)) in zip(
+                title, (read["moved"], read["pointed"]), strict=True
+            ):
+                assert re.fullmatch(seen, text), text
+                assert text == value
+                assert not hidden
+                assert left >= 0
+                assert right <= look["width"]
         least = 5 if name == "towers" else 7  # two sides of a matrix have the names of all features
         assert all(least < size < 18 for size in look["letters"])
 

@@ -20,7 +20,8 @@ from stratarec.cli import main
 from stratarec.errors import ExportError
 from stratarec.io.atomic import file_hash
 from stratarec.io.sealed import unsealed, write_sealed
-from stratarec.serving.delta import CHANGED, DELTA, DELTA_ROWS
+from stratarec.serving.delta import CHANGED, DELTA, DELTA_ROWS, FORMAT
+from stratarec.serving.exported_model import ExportedModel
 from stratarec.training.export import write_delta
 
 SLOW = pytest.mark.slow
@@ -91,7 +92,7 @@ def test_a_delta_holds_the_rows_that_differ_alone(
     assert "is whole" in capsys.readouterr().out
     # None do: the export of the same model again.
     shutil.copytree(home / "2", tmp_path / "2")
-    assert write_delta.write_delta(home / "2", tmp_path / "2", tmp_path / "none") == 0.0
+    assert write_delta.write_delta(ExportedModel.open(home / "2"), tmp_path / "2", tmp_path / "none") == 0.0
     scorer, rows = Scorer.open(home / "2"), frame(home)
     expected = scorer.score(rows)
     scorer.update(tmp_path / "none")
@@ -123,7 +124,7 @@ def resealed(change: Callable[[dict[str, np.ndarray[Any, Any]]], None]) -> Calla
         tensors = load_file(delta / DELTA_ROWS)
         change(tensors)
         save_file(tensors, delta / DELTA_ROWS)
-        content = unsealed(delta / DELTA, 1, "")
+        content = unsealed(delta / DELTA, FORMAT, "")
         content["files"][DELTA_ROWS] = {
             "bytes": (delta / DELTA_ROWS).stat().st_size, "hash": file_hash(delta / DELTA_ROWS)
         }  # fmt: skip
@@ -134,7 +135,7 @@ def resealed(change: Callable[[dict[str, np.ndarray[Any, Any]]], None]) -> Calla
 
 def field(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     def craft(delta: Path) -> None:
-        content = unsealed(delta / DELTA, 1, "")
+        content = unsealed(delta / DELTA, FORMAT, "")
         change(content)
         write_sealed(delta / DELTA, content)
 
@@ -199,7 +200,7 @@ def test_a_delta_of_what_does_not_go_on_is_refused_in_a_line(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ExportError, match=r"does not go on from .*: vocabulary .* had .*; use the full export"):
-        write_delta.write_delta(home / "2", home / "1", tmp_path / "back")
+        write_delta.write_delta(ExportedModel.open(home / "2"), home / "1", tmp_path / "back")
     # Before a full export is made in vain.
     for since in (home / "1.delta", tmp_path / "none"):
         command = ["export", "-q", str(home / "run"), "-o", str(tmp_path / "out"), "--since", str(since)]

@@ -29,6 +29,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 def export(args: argparse.Namespace) -> None:
     """A trained model for use elsewhere."""
     from stratarec.serving.export_manifest import ExportManifest
+    from stratarec.serving.exported_model import ExportedModel
     from stratarec.training.export.export import check_new
     from stratarec.training.export.export import export as run
     from stratarec.training.export.write_delta import write_delta
@@ -43,7 +44,7 @@ def export(args: argparse.Namespace) -> None:
     with open_run(args.run, same_samples=False) as trained:
         say(f"exported {run(trained, output, program=args.program, onnx=args.onnx)}, {trained.told}")
     if args.since:
-        share = write_delta(Path(args.since), output, delta)
+        share = write_delta(ExportedModel.open(Path(args.since)), output, delta)
         more = f"no delta: more than a quarter of the rows differ from {args.since}, use {output} itself"
         say(more if share is None else f"delta    {delta}, {share:.1%} of the rows, over {args.since}")
 

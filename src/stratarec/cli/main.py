@@ -22,7 +22,6 @@ from importlib.metadata import version
 from stratarec.cli import (
     baseline_command,
     compare_command,
-    continue_command,
     evaluate_command,
     explain_command,
     export_command,
@@ -36,16 +35,17 @@ from stratarec.cli import (
 )
 from stratarec.cli.arguments import Parser, Subcommand, shortened
 from stratarec.cli.check import check_command
+from stratarec.cli.continual import continue_command, forget_command, rebase_command
 from stratarec.cli.doctor import doctor_command
-from stratarec.errors import ConfigError, Interrupted, StrataError
+from stratarec.errors import Alarm, ConfigError, Interrupted, StrataError
 from stratarec.io.names import visible
 from stratarec.kernels.runtime.cores import narrow_libraries
 
 # In the order of --help.
 _MODULES = (
-    init_command, prepare_command, plan_command, profile_command, train_command, continue_command, evaluate_command,
-    predict_command, explain_command, baseline_command, tune_command, compare_command, check_command, export_command,
-    doctor_command,
+    init_command, prepare_command, plan_command, profile_command, train_command, continue_command, forget_command,
+    rebase_command, evaluate_command, predict_command, explain_command, baseline_command, tune_command,
+    compare_command, check_command, export_command, doctor_command,
 )  # fmt: skip
 
 # What sysexits.h calls an internal error, and what a shell gives a program that wrote to a closed pipe.
@@ -123,6 +123,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         command.run(args)
     except StrataError as error:
         return _complain(str(error), 2)
+    except Alarm as error:
+        return _complain(str(error), 3)
     except KeyboardInterrupt:
         going_on = "; the same command goes on where it stopped" if command.goes_on else ""
         return _complain(f"interrupted{going_on}", 130)

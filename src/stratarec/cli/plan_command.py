@@ -59,18 +59,36 @@ def _tower_options(group: argparse._ArgumentGroup) -> None:
 
 
 def _cluster_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--hosts", type=_cluster, metavar="TxL", help="predict T hosts of L processes, such as 8x8")
+    group.add_argument(
+        "--hosts",
+        type=_cluster,
+        metavar="TxL",
+        help="predict T hosts of L processes, such as 8x8; or `fewest`: how many hosts the model needs, of the "
+        "recipe's budgets each, by DRAM alone and by all memories that it names",
+    )
+    group.add_argument("--samples", type=_samples, metavar="N", help="of --hosts fewest: samples a second of all hosts")
     group.add_argument("--network", metavar="RATE", help="of each host to the others: 100Mbit, 1Gbit, 200Gbit")
     group.add_argument(
         "--inside", metavar="RATE", help="of a process to others of its host (default: by this machine's memory)"
     )
 
 
+def _samples(text: str) -> float:
+    """Samples a second."""
+    if not re.fullmatch(r"[1-9][0-9]{0,11}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of samples a second, expected such as 1000000")
+    return float(text)
+
+
 def _cluster(text: str) -> tuple[int, int]:
-    """Hosts, and processes of each."""
+    """Hosts, and processes of each; none of both where the fewest are asked for."""
+    if text == "fewest":
+        return 0, 0
     found = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,2})", text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no cluster, expected hosts x processes of each, such as 8x8")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no cluster, expected hosts x processes of each, such as 8x8, or fewest"
+        )
     return int(found[1]), int(found[2])
 
 
@@ -86,7 +104,8 @@ def plan(args: argparse.Namespace) -> None:
     with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}) as mesh:
         if args.hosts is not None:
             network = network_at_hand(mesh)
-            mesh.first(lambda: _plan_cluster(args, *_prepared(args), network))
+            run_cluster = _plan_cluster if all(args.hosts) else _plan_hosts
+            mesh.first(lambda: run_cluster(args, *_prepared(args), network))
         else:
             hosts = (recipe.distributed.hosts or 1) if args.ranks else mesh.hosts
             mesh.first(lambda: run(args, *_prepared(args), args.ranks or mesh.ranks, hosts))
@@ -117,7 +136,9 @@ def _check_kind(args: argparse.Namespace) -> None:
             "from": args.run, "steps": args.steps, "balance": args.balance, "write": args.write or None,
             "ranks": args.ranks, "report": args.report,
         },
-        "a cluster": {"network": args.network, "inside": args.inside, "measure": args.measure or None},
+        "a cluster": {
+            "network": args.network, "inside": args.inside, "measure": args.measure or None, "samples": args.samples,
+        },
         "a device": {"measure": args.measure or None},
     }  # fmt: skip
     asked = {"towers": args.towers, "a cluster": args.hosts, "a device": args.device}
@@ -134,6 +155,8 @@ def _check_kind(args: argparse.Namespace) -> None:
                 raise ConfigError(f"--{name} is of a plan of {other}, and this is one of {kind}{start[other]}")
     if args.hosts is not None and args.network is None:
         raise ConfigError("--hosts needs --network, the rate of each host to the others, such as 200Gbit")
+    if args.samples is not None and args.hosts != (0, 0):
+        raise ConfigError("--samples is what the fewest hosts must train: start with --hosts fewest")
 
 
 def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None) -> None:
@@ -162,6 +185,41 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
         say_json(content)
     else:
         print_steps(rows, best, lines)
+
+
+def _plan_hosts(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None) -> None:
+    """The fewest hosts that do."""
+    from dataclasses import asdict, replace
+
+    from stratarec.config.units import parse_rate
+    from stratarec.models.base import build_tables
+    from stratarec.planning.host_count import fewest_hosts
+    from stratarec.planning.memories import measure_tiers
+    from stratarec.planning.table_load import describe_tables
+    from stratarec.training.cluster_steps import ASSUMED, beside_tables, calibrate
+
+    between, batch = parse_rate(args.network, "--network"), recipe.train.batch_size
+    tiers = measure_tiers(recipe.memory, again=args.measure)
+    with dataset.held():
+        tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
+        specs = describe_tables(tables, dataset, recipe.train.embedding, batch_size=batch)
+        beside = beside_tables(
+            recipe, dataset, calibrate(recipe, dataset, network or ASSUMED, network or ASSUMED), between
+        )
+        alone = replace(recipe.memory, block=None, mapped=None)
+        found = [
+            fewest_hosts(specs, memory, tiers, batch_size=batch, rate=args.samples or 0.0, beside=beside)
+            for memory in ([alone] if alone == recipe.memory else [alone, recipe.memory])
+        ]
+    if args.json:
+        say_json({"hosts": [asdict(each) for each in found]})
+        return
+    for each in found:
+        say(
+            f"{each.memories}: {each.hosts:,} host{'s'[: each.hosts != 1]} ({each.for_bytes:,} for the bytes), "
+            f"{each.samples_per_second:,.0f} samples/s predicted; most of a step is {each.waits_for}"
+        )
+    say("hosts as this machine, whose memories and network were measured here; even loads")
 
 
 def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:

@@ -42,12 +42,15 @@ def profile(args: argparse.Namespace) -> None:
     from stratarec.data.duplication import profile as run
     from stratarec.embedding.optimizers import RowOptimizerConfig
     from stratarec.hot.calibrator import budgets, passed_over
+    from stratarec.hot.day_drift import measure_drift
     from stratarec.hot.reuse import measure_reuse
     from stratarec.hot.table_parts import row_bytes_of
     from stratarec.io.atomic import check_output
+    from stratarec.reporting.drift_tables import print_drift
     from stratarec.reporting.duplication_page import print_profile, write_profile
     from stratarec.reporting.hot_page import print_hot, print_reuse
     from stratarec.reporting.progress_bar import make_progress
+    from stratarec.training.torch_settings import torch_settings
 
     dataset = Dataset.open(args.dataset, verify="used")
     beside = dataset.path.resolve()
@@ -55,20 +58,23 @@ def profile(args: argparse.Namespace) -> None:
     check_output(output, ".html")
     if args.classify and args.hot is None:
         raise ConfigError("--classify counts inputs that need hot rows alone: say how many bytes these have by --hot")
-    with dataset.held():
+    # Threads of torch wait for each other longer than they work at batches that are only counted.
+    with dataset.held(), torch_settings(threads=1):
         row_bytes = row_bytes_of(dataset, args.dim, RowOptimizerConfig(kind=args.optimizer))
         hot = None if args.hot is None else _profile_hot(args, dataset, row_bytes, output.with_suffix(".hot.json"))
         counted = _classify(args, dataset, hot, output) if hot is not None and args.classify else []
         found = run(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
         progress = make_progress(quiet=args.quiet)
         reuse = measure_reuse(dataset, args.split, batch_size=args.batch_size, progress=progress)
+        drift = measure_drift(dataset, args.split)
         points = budgets(dataset, row_bytes) if hot is None else hot.points
     print_profile(found)
     print_reuse(reuse)
+    print_drift(drift)
     if hot is not None:
         remark = passed_over(dataset)
         print_hot(hot, [*counted, *([f"note: {remark}"] if remark else [])])
-    write_profile(output, found, reuse, points, hot)
+    write_profile(output, found, reuse, points, hot, drift)
     say(f"report {output}")
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from stratarec.batch.jagged import JaggedTensor
 from stratarec.data.column_names import SESSION, USER
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dedup_groups import as_before, dedup_factor
@@ -175,6 +176,17 @@ class _SessionCounts:
         return self._ids[name] / max(self._samples, 1)
 
 
+def _column(name: str, bags: JaggedTensor) -> pl.Series:
+    """A value for each sample: its id, -1 where it has none, or a list where some have several."""
+    offsets, values = bags.offsets.numpy(), bags.values.numpy()
+    lengths = np.diff(offsets)
+    if lengths.max(initial=0) > 1:
+        return pl.Series(name, pa.LargeListArray.from_arrays(offsets, values))
+    found = np.full(len(lengths), -1, dtype=values.dtype)
+    found[lengths == 1] = values
+    return pl.Series(name, found)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _BatchFactors:
     samples_per_session: float
@@ -193,12 +205,11 @@ def _batch_factors(
         columns = [
             pl.Series(feature.name, batch.dense[:, place].numpy()) for place, feature in enumerate(dataset.schema.dense)
         ]
-        for key in batch.sparse.keys:
-            bag = batch.sparse[key]
-            columns.append(pl.Series(key, pa.LargeListArray.from_arrays(bag.offsets.numpy(), bag.values.numpy())))
+        columns += [_column(key, batch.sparse[key]) for key in batch.sparse.keys]
         frame = pl.DataFrame(columns)
-        for name, features in parts.items():
-            sizes[name].append(batch.size / max(frame[list(features)].unique().height, 1))
+        distinct = frame.select(pl.struct(features).n_unique().alias(name) for name, features in parts.items())
+        for name, count in distinct.row(0, named=True).items():
+            sizes[name].append(batch.size / max(count, 1))
         users.append(1.0 if batch.user is None else batch.size / len(np.unique(batch.user.numpy())))
     batches.close()  # type: ignore[attr-defined]
     return _BatchFactors(samples_per_session=mean(users), factors={name: mean(found) for name, found in sizes.items()})

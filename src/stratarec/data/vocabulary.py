@@ -1,7 +1,8 @@
 """Which id a value has: by frequency, the most frequent value of a feature first, or by its hash alone.
 
 A vocabulary with a base begins with the values of an earlier one, whose ids they keep; those that are new follow by
-frequency. So only the ids behind the base's are ranked, and counts rise where a value of the base is rare by now.
+frequency. A value that is evicted leaves a hole: its id is nobody's from then on, until `stratarec rebase` ranks all
+anew. So only the ids behind the base's are ranked, and counts rise where a value of the base is rare by now.
 Counts are lookups of the training split, those by histories included; ties go by value. Rare and unseen values share
 the rows of the tail, which are the first ones, so that no row moves when there are more values; and a missing value is
 an empty bag.
@@ -9,9 +10,8 @@ an empty bag.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,8 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from stratarec.data.hashing import HashRule, stable_hash
-from stratarec.data.schema import Schema
-from stratarec.errors import ConfigError
+from stratarec.data.vocabulary_limits import VocabularyKind, VocabularyLimits
 from stratarec.io.atomic import reading
 from stratarec.io.sealed import Hash, Model
 
@@ -37,109 +36,6 @@ _MOST_VALUE_BYTES = 1 << 16
 _VALUE_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.int64(), pa.uint64())
 # Characters of a list of columns that a message repeats.
 _LONGEST = 200
-# Ids have 31 bits, and a table has a row for each bucket whether or not a value falls into it.
-_RANGES = {
-    "min_count": (1, 1 << 62), "tail_buckets": (1, 10**8), "max_rows": (0, 1 << 31), "candidates": (0, 1 << 40),
-    "buckets": (1, 10**8),
-}  # fmt: skip
-
-VocabularyKind = Literal["count", "hash"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class VocabularyOverride:
-    """Limits of one vocabulary; null leaves the one that holds for all."""
-
-    min_count: int | None = None
-    """Rarer values share the tail buckets."""
-    tail_buckets: int | None = None
-    """Rows shared by rare and unseen values."""
-    max_rows: int | None = None
-    """Keep at most this many values; 0 for no limit."""
-    candidates: int | None = None
-    """Values without a row whose counts are kept."""
-    kind: VocabularyKind | None = None
-    """``count`` or ``hash``."""
-    buckets: int | None = None
-    """Rows of a ``hash``."""
-
-    def check_kind(self, where: str, kind: VocabularyKind) -> None:
-        """Refuse what vocabularies of `kind` make no use of."""
-        for name in ("min_count", "tail_buckets", "max_rows", "candidates") if kind == "hash" else ("buckets",):
-            if getattr(self, name) is not None:
-                raise ConfigError(
-                    f"{where}.{name} is {getattr(self, name)}, which kind {kind} makes no use of; remove it"
-                )
-
-
-@dataclass(frozen=True, kw_only=True)
-class VocabularyLimits:
-    """Which values get a row of their own."""
-
-    min_count: int = 2
-    """Rarer values share the tail buckets."""
-    tail_buckets: int = 16
-    """Rows shared by rare and unseen values, by a hash of the value."""
-    max_rows: int = 0
-    """Keep at most this many values; 0 for no limit."""
-    candidates: int = 10_000_000
-    """Keep the counts of at most this many values that have no row, for a data set that goes on from this one and may
-    give them one; the rarest are forgotten."""
-    kind: VocabularyKind = "count"
-    """``count`` gives frequent values rows of their own; ``hash`` gives every value one of `buckets` rows by its hash
-    alone, so that memory does not grow with the values and new ones are like old ones."""
-    buckets: int = 1 << 18
-    """Rows of a ``hash``: values that share one cannot be told apart."""
-
-    def __post_init__(self) -> None:
-        _check_limits(self, "data.vocabulary")
-
-
-@dataclass(frozen=True, kw_only=True)
-class VocabularyConfig(VocabularyLimits):
-    """Limits for all vocabularies, and others for some."""
-
-    overrides: Mapping[str, VocabularyOverride] = field(default_factory=dict)
-    """Vocabulary name -> what is different for it."""
-    base: str = ""
-    """An earlier data set of the same features: its values keep their ids, whatever their counts are now, new ones
-    follow, and numbers are standardised by its moments. So `train --from` goes on with a run on it."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, override in self.overrides.items():
-            where = f"data.vocabulary.overrides.{name}"
-            _check_limits(override, where)
-            override.check_kind(where, override.kind or self.kind)
-
-    def limits(self, name: str) -> VocabularyLimits:
-        """What holds for the vocabulary `name`."""
-        common = {entry.name: getattr(self, entry.name) for entry in fields(VocabularyLimits)}
-        override = self.overrides.get(name, VocabularyOverride())
-        return VocabularyLimits(**{**common, **{k: v for k, v in asdict(override).items() if v is not None}})
-
-    def check(self, schema: Schema) -> None:
-        """Refuse overrides of vocabularies that do not exist."""
-        known = schema.vocabularies()
-        users = {feature.name: feature.vocabulary for feature in schema.sparse}
-        for name in self.overrides:
-            if name in known:
-                continue
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or 'none'}"
-            hint = f"the feature of that name uses {users[name]}" if name in users else hint
-            raise ConfigError(f"data.vocabulary.overrides.{name}: no such vocabulary; {hint}")
-
-
-def _check_limits(limits: VocabularyLimits | VocabularyOverride, where: str) -> None:
-    for name, (least, most) in _RANGES.items():
-        value = getattr(limits, name)
-        if value is not None and value < least:
-            raise ConfigError(f"{where}.{name} is {value}, expected at least {least}")
-        if value is not None and value > most:
-            raise ConfigError(f"{where}.{name} is {value}, expected at most {most}")
-
-
 # Of a table, whose ids are int32.
 Rows = Annotated[int, pydantic.Field(ge=0, le=1 << 31)]
 StoredType = Literal["String", "Int64", "UInt64"]
@@ -169,6 +65,8 @@ class Ids(Model):
     type: StoredType
     """Of the values; values of another one are cast to it first."""
     values: Rows
+    holes: Rows
+    """Of them, how many are evicted or forgotten: null in the file."""
     inherited: Rows
     """Values, the first ones, that keep the ids of the data set that this one is based on; behind them ids are ranked
     by falling count."""
@@ -177,18 +75,38 @@ class Ids(Model):
     tail_buckets: Annotated[Rows, pydantic.Field(ge=1)]
     """Rows before those of the values, for all others: by `stable_hash` modulo this. All there are of a ``hash``."""
     digest: Hash
-    """xxh3_128 of the values in order of id."""
+    """xxh3_128 of the values in order of id; where there are holes, also of where those are."""
     tail: TailRule
 
     @pydantic.model_validator(mode="after")
     def _check_ids(self) -> Ids:
-        if self.inherited > self.values or (self.kind == "hash" and self.values):
-            raise ValueError(f"{self.values} values of a {self.kind}, {self.inherited} of them of its base")
-        if not self.tail_buckets <= self.first_rows <= self.values + self.tail_buckets:
-            raise ValueError(f"{self.first_rows} first rows of {self.values + self.tail_buckets}")
+        if max(self.inherited, self.holes) > self.values or (self.kind == "hash" and self.values):
+            raise ValueError(f"{self.values} values of a {self.kind}, {self.inherited} of its base, {self.holes} gone")
+        if self.tail_buckets > self.first_rows:
+            raise ValueError(f"{self.first_rows} first rows, {self.tail_buckets} of them tail buckets")
         if self.tail != TailRule.tail_of(self.kind, self.type, self.tail_buckets):
             raise ValueError("tail is not the rule that StrataRec gives ids by")
         return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gone:
+    """Which values have no row any more: see `Eviction`."""
+
+    before: int | None = None
+    """Those that were last seen before; None for none."""
+    keep: int = 0
+    """All but so many, by falling `recent` count; 0 for none."""
+
+    def alive(self, values: pl.DataFrame) -> pl.Series:
+        """``[N]`` which of some values, with `recent` and `last`, are to have a row."""
+        there = values["count"].is_not_null()
+        if self.before is not None:
+            there &= (values["last"] >= self.before).fill_null(False)
+        if self.keep:
+            order = values.with_row_index("place").filter(there).sort(["recent", "value"], descending=[True, False])
+            there &= pl.Series(np.isin(np.arange(len(values)), order["place"].head(self.keep).to_numpy()))
+        return there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +114,7 @@ class Vocabulary:
     """Values in order of id, and their training counts."""
 
     values: pl.Series
-    """``[V]`` String, Int64 or UInt64; the id is the place behind the tail buckets."""
+    """``[V]`` String, Int64 or UInt64, null where a value is gone; the id is the place behind the tail buckets."""
     counts: NDArray[np.int64]
     """``[tail_buckets + V]`` lookups in the training split, and in those that it goes on from; falling over the
     values that are not of the base."""
@@ -206,8 +124,8 @@ class Vocabulary:
     """How many values, the first ones, have the ids that they have in the base."""
     first_rows: int = 0
     """Of the first data set that it goes on from; 0 for its own."""
-    rest: pl.DataFrame | None = None
-    """Columns `value` and `count` of those that have no row of their own, by falling count; where they are known."""
+    counted: pl.DataFrame | None = None
+    """What was counted of all values, where they are: those with a row first, the others by falling count."""
 
     @property
     def rows(self) -> int:
@@ -216,16 +134,27 @@ class Vocabulary:
 
     @classmethod
     def rank(
-        cls, counted: pl.DataFrame, limits: VocabularyLimits, base: Vocabulary | None = None
+        cls, counted: pl.DataFrame, limits: VocabularyLimits, base: Vocabulary | None = None, gone: Gone | None = None
     ) -> Vocabulary:  # fmt: skip
-        """From the columns `value` and `count`: the values of `base` first, then by falling count, ties by value."""
+        """From the columns `value` and `count`: the values of `base` first, then by falling count, ties by value.
+
+        Of a base, what `gone` says by `recent` and `last` loses its row, or gets none.
+        """
         known = counted["value"].clear() if base is None else base.values
         old = known.to_frame("value").join(counted, on="value", how="left", maintain_order="left")
-        counted = counted.join(known.to_frame("value"), on="value", how="anti")
-        counted = counted.sort(["count", "value"], descending=[True, False])
-        kept = counted.filter(pl.col("count") >= limits.min_count)
-        kept = kept.head(max(limits.max_rows - len(known), 0)) if limits.max_rows else kept
-        rest = counted.slice(len(kept))
+        more = counted.join(known.to_frame("value"), on="value", how="anti")
+        more = more.sort(["count", "value"], descending=[True, False])
+        kept, few = more.filter(pl.col("count") >= limits.min_count), more.filter(pl.col("count") < limits.min_count)
+        if gone is not None and base is not None:
+            alive = gone.alive(pl.concat([old, kept]))
+            stay, there = alive[: len(old)], alive[len(old) :]
+            few = pl.concat([old.filter(~stay & old["count"].is_not_null()), kept.filter(~there), few])
+            few = few.sort(["count", "value"], descending=[True, False])
+            old = old.with_columns(pl.when(stay).then(pl.col(name)).alias(name) for name in old.columns)
+            known, kept = old["value"], kept.filter(there)
+        room = max(limits.max_rows - len(known), 0) if limits.max_rows else len(kept)
+        rest = pl.concat([kept.slice(room), few])
+        kept = kept.head(room)
         tail = np.zeros(limits.tail_buckets, dtype=np.int64)
         np.add.at(tail, buckets_of(rest["value"], limits.tail_buckets), rest["count"].to_numpy())
         counts = [tail, old["count"].fill_null(0).to_numpy(), kept["count"].to_numpy()]
@@ -235,7 +164,7 @@ class Vocabulary:
             tail_buckets=limits.tail_buckets,
             inherited=len(known),
             first_rows=0 if base is None else base.first_rows or base.rows,
-            rest=rest,
+            counted=pl.concat([old.drop_nulls("count"), kept, rest]),
         )
 
     @classmethod
@@ -246,11 +175,13 @@ class Vocabulary:
         return cls(values=counted["value"].clear(), counts=counts, tail_buckets=buckets, kind="hash")
 
     @classmethod
-    def of(cls, counted: pl.DataFrame, limits: VocabularyLimits, base: Vocabulary | None = None) -> Vocabulary:
+    def of(
+        cls, counted: pl.DataFrame, limits: VocabularyLimits, base: Vocabulary | None = None, gone: Gone | None = None
+    ) -> Vocabulary:  # fmt: skip
         """By the kind that `limits` ask for; the values of `base` keep their ids."""
         if limits.kind == "hash":
             return cls.hashed(counted, limits.buckets, base)
-        return cls.rank(counted, limits, base)
+        return cls.rank(counted, limits, base, gone)
 
     @property
     def digest(self) -> str:
@@ -261,6 +192,9 @@ class Vocabulary:
         """The digest of a vocabulary that has only the first so many values."""
         values = self.values[:first]
         found = xxhash.xxh3_128(str(values.dtype).encode())
+        if values.null_count():
+            found.update(np.packbits(values.is_null().to_numpy()).tobytes())
+            values = values.drop_nulls()
         if values.dtype == pl.String:
             found.update(values.str.len_bytes().cast(pl.UInt64).to_numpy().tobytes())
             for begin in range(0, len(values), _PIECE):
@@ -274,6 +208,7 @@ class Vocabulary:
         if values.dtype != self.values.dtype:
             values = values.cast(self.values.dtype)
         table = pl.DataFrame({"value": self.values, "id": np.arange(self.tail_buckets, self.rows, dtype=np.int32)})
+        table = table.drop_nulls()
         joined = values.to_frame("value").join(table, on="value", how="left", maintain_order="left")
         ids = joined["id"].fill_null(MISSING).to_numpy().copy()
         unknown = np.flatnonzero((ids == MISSING) & values.is_not_null().to_numpy())
@@ -293,6 +228,7 @@ class Vocabulary:
             kind=self.kind,
             type=stored,
             values=len(self.values),
+            holes=self.values.null_count(),
             inherited=self.inherited,
             first_rows=self.first_rows or self.rows,
             tail_buckets=self.tail_buckets,
@@ -301,7 +237,7 @@ class Vocabulary:
         )
 
     def frame(self) -> pl.DataFrame:
-        """What is stored: value, id, count; the tail buckets have no value."""
+        """What is stored: value, id, count; tail buckets and holes have no value."""
         values = pl.concat([self.values.clear().extend_constant(None, self.tail_buckets), self.values])
         return pl.DataFrame({"value": values, "id": np.arange(self.rows, dtype=np.int32), "count": self.counts})
 
@@ -343,11 +279,14 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocab
         inherited=expected.inherited,
         first_rows=expected.first_rows,
     )
-    if table["value"].slice(0, expected.tail_buckets).null_count != expected.tail_buckets or values.null_count():
-        raise ValueError(f"expected {expected.tail_buckets} rows without a value and {expected.values} with one")
+    found = table["value"].slice(0, expected.tail_buckets).null_count, values.null_count()
+    if found != (expected.tail_buckets, expected.holes):
+        raise ValueError(
+            f"expected {expected.tail_buckets} rows without a value, and {expected.holes} of {expected.values} behind"
+        )
     if str(values.dtype) != expected.type:
         raise ValueError(f"its values are {values.dtype}, expected {expected.type}")
-    if values.n_unique() != len(values):
+    if values.drop_nulls().n_unique() != len(values) - expected.holes:
         raise ValueError("its values are not distinct")
     if not np.array_equal(table["id"].to_numpy(), np.arange(rows)):
         raise ValueError("its ids do not count up from 0")

@@ -35,7 +35,8 @@ _FIELDS: Mapping[Memory, str] = {
 
 
 def place(
-    tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, *, batch_size: int, ranks: int = 1
+    tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, *, batch_size: int, ranks: int = 1,
+    choices: Sequence[Sequence[Candidate]] | None = None,
 ) -> Plan:  # fmt: skip
     """The placement of least predicted time, with the penalties of lower precision, that the budgets allow.
 
@@ -51,6 +52,8 @@ def place(
         Recorded in the plan; lookups are in `tables`.
     ranks : int
         Processes that share the tables, each with logs and a workspace of its own; `memory` has the budgets of all.
+    choices : sequence of sequences of Candidate
+        The `candidates` of each table, which are the same whatever the budgets are, where they are known.
 
     Raises
     ------
@@ -59,7 +62,7 @@ def place(
     """
     memory.check_tables(table.name for table in tables)
     budgets = _budgets(memory, tiers)
-    choices = [candidates(table, memory, tiers) for table in tables]
+    choices = choices or [candidates(table, memory, tiers) for table in tables]
     workspace = workspace_bytes(
         [table.lookups for table in tables],
         max((table.shape.width for table in tables), default=1),

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stratarec.data.duplication import Duplication, Profile
+from stratarec.hot.day_drift import DayDrift
 from stratarec.hot.profile import HotProfile, Point
 from stratarec.hot.reuse import TableReuse
+from stratarec.reporting.drift_tables import drift_charts, drift_tables
 from stratarec.reporting.hot_page import REUSE_LEGEND, about_hot, hot_curve, hot_tables, reuse_charts, reuse_table
 from stratarec.reporting.html import write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
@@ -50,10 +52,15 @@ def print_profile(profile: Profile) -> None:
 
 
 def write_profile(
-    path: Path, profile: Profile, reuse: Sequence[TableReuse], points: Sequence[Point], hot: HotProfile | None = None
+    path: Path,
+    profile: Profile,
+    reuse: Sequence[TableReuse],
+    points: Sequence[Point],
+    hot: HotProfile | None = None,
+    drift: DayDrift | None = None,
 ) -> None:
-    """Write the HTML report: duplication, how rows are used again, what budgets of hot rows are worth, and the hot rows
-    of one, where there is a profile of them."""
+    """Write the HTML report: duplication, how rows are used again, what budgets of hot rows are worth, the hot rows of
+    one, where there is a profile of them, and what changes from day to day, where there are days."""
     write_html(
         path,
         "profile.html.jinja",
@@ -66,6 +73,8 @@ def write_profile(
         reuse_legend=REUSE_LEGEND,
         charts=[*reuse_charts(reuse), *([hot_curve(points)] if points else [])],
         hot=hot and about_hot(hot),
+        drift=drift_tables(drift),
+        drift_charts=drift_charts(drift),
         tables=[] if hot is None else hot_tables(hot),
     )
 

@@ -155,13 +155,14 @@ def _charts(content: Content) -> Iterator[Any]:
             spread.set_axis_off()
             axes.set_zorder(spread.get_zorder() + 1)
             axes.plot(
-                curve["values"], curve["predictions"][label], color=ACCENT, marker="o", markersize=2, linewidth=1.5
-            )
+                curve["values"], curve["predictions"][label], label="mean prediction", color=ACCENT, marker="o",
+                markersize=2, linewidth=1.5,
+            )  # fmt: skip
             if curve["log_scale"]:
                 axes.set_xscale("symlog", linthresh=1.0)
                 axes.xaxis.set_major_formatter("{x:g}")
-            axes.set_ylabel("mean prediction")
             name = _short(curve["feature"])
+            axes.set_ylabel("mean prediction")
             yield Chart(
                 title=f"{name}, {_short(label)}" if several else name,
                 note="over its quantiles; shaded: how its values are spread",

@@ -15,7 +15,7 @@ from stratarec.reporting.terminal_tables import make_console, print_table
 
 _TABLE_HEADS = ("table", "rows", "hot", "hot bytes", "accesses")
 _POINT_HEADS = ("budget", "bytes", "accesses", "inputs", "interval", "by count")
-
+_INPUTS = "inputs that need no others"
 
 _REUSE_HEADS = (
     "table", "rows", "used", "top 1 %", "top 10 %", "again", "between", "lru 1 %", "lru 10 %", "lfu 10 %", "rank 10 %",
@@ -61,20 +61,14 @@ def reuse_charts(found: Sequence[TableReuse]) -> list[Chart]:
 
 def _reuse_chart(found: TableReuse) -> Chart:
     figure, axes = new_axes(3.6, 2.3)
-    colors = dict(zip(POLICIES, ((ACCENT, "accent"), (SECOND, "second"), (MUTED, "muted")), strict=True))
-    for policy, (color, _) in colors.items():
-        axes.plot(found.sizes, 100 * found.hits[policy], color=color, linewidth=1.5)
+    for policy, color in zip(POLICIES, (ACCENT, SECOND, MUTED), strict=True):
+        axes.plot(found.sizes, 100 * found.hits[policy], label=policy, color=color, linewidth=1.5)
     axes.set(xscale="log", xlabel="rows of the cache", ylabel="hits, %", ylim=(0, 100))
     axes.xaxis.set_major_locator(LogLocator(numticks=4))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(color=LINE)
-    return Chart(
-        title=found.table,
-        note=f"{found.rows:,} rows",
-        figure=figure,
-        legend=[(f"var(--{variable})", policy) for policy, (_, variable) in colors.items()],
-    )
+    return Chart(title=found.table, note=f"{found.rows:,} rows", figure=figure)
 
 
 def print_hot(profile: HotProfile, counted: Sequence[str] = ()) -> None:
@@ -127,27 +121,19 @@ def hot_curve(points: Sequence[Point]) -> Chart:
     bytes_share = [100 * point.row_share for point in points]
     figure, axes = new_axes(5.5, 2.6)
     curves = (
-        (MUTED, [point.accesses for point in points]),
-        (ACCENT, [point.inputs.share for point in points]),
-        (SECOND, [point.counted.share for point in points]),
+        ("lookups of hot rows", MUTED, [point.accesses for point in points]),
+        (_INPUTS, ACCENT, [point.inputs.share for point in points]),
+        ("the same, rows chosen by count alone", SECOND, [point.counted.share for point in points]),
     )
-    for color, shares in curves:
-        axes.plot(bytes_share, [100 * share for share in shares], color=color, marker="o", markersize=3, linewidth=1.5)
+    for name, color, shares in curves:
+        values = [100 * share for share in shares]
+        axes.plot(bytes_share, values, label=name, color=color, marker="o", markersize=3, linewidth=1.5)
     low, high = ([100 * getattr(point.inputs, end) for point in points] for end in ("low", "high"))
     axes.fill_between(bytes_share, low, high, color=ACCENT, alpha=0.2, linewidth=0)
     axes.set(xlabel="hot bytes, % of all rows'", ylabel="%", ylim=(0, 100))
     axes.grid(color=LINE)
-    return Chart(
-        title="Hot rows",
-        note="what a budget is worth",
-        figure=figure,
-        legend=(
-            ("var(--muted)", "lookups of hot rows"),
-            ("var(--accent)", "inputs that need no others, with the 99 % interval"),
-            ("var(--second)", "the same, rows chosen by count alone"),
-        ),
-        wide=True,
-    )
+    words = {_INPUTS: f"{_INPUTS}, with the 99 % interval"}
+    return Chart(title="Hot rows", note="what a budget is worth", figure=figure, words=words, wide=True)
 
 
 def _interval(point: Point) -> str:

@@ -1,21 +1,31 @@
-"""HTML files that load nothing from elsewhere: templates and their look from ``pages/``, figures inline."""
+"""HTML files that load nothing from elsewhere: templates and their look from ``pages/``, figures inline.
+
+What a chart shows at each place is read with the pointer, or with the slider under it; the script that does it is the
+only one that the page's policy lets run.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import matplotlib as mpl
+import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from numpy.typing import NDArray
 
 from stratarec.io.atomic import write_text
 
@@ -39,6 +49,8 @@ _STYLE: Any = {
     "grid.color": LINE,
     "axes.facecolor": "none",
 }
+# Places of a chart that can be read: more cannot be pointed at.
+_MOST_READ = 240
 # What matplotlib writes around a drawing: its size is the page's matter, and the rest is of no use there.
 _AROUND = re.compile(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)
 
@@ -50,16 +62,65 @@ def css(color: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A figure, with what stands above it."""
+    """A figure, with what stands above it. Lines that have a label are named in the legend, and can be read."""
 
     title: str
     note: str = ""
     figure: Figure
-    legend: Sequence[tuple[str, str]] = ()
-    """Colours and what they are of."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Label -> what the legend says in its place."""
+    readings: Sequence[tuple[float, str]] = ()
+    """What is read at each place along the first axis, in ascending order, where that is not the values of lines."""
     wide: bool = False
     text: str = ""
     """What it shows, for who cannot see it."""
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """Colours and what they are of; none where there is one line, of which there are no words."""
+        named = [(css(str(line.get_color())), str(line.get_label())) for line in self._lines()]
+        return [(color, self.words.get(name, name)) for color, name in named if self.words or len(named) > 1]
+
+    def _lines(self) -> list[Line2D]:
+        return [line for line in self.figure.axes[0].get_lines() if not str(line.get_label()).startswith("_child")]
+
+    @property
+    def points(self) -> str:
+        """JSON of places, as shares of the drawing's width, and what is read there; after it was drawn."""
+        axes, readings = self.figure.axes[0], self.readings or self._read()
+        if not readings:
+            return ""
+        places = axes.transData.transform([(x, axes.get_ylim()[0]) for x, _ in readings])[:, 0] / self.figure.bbox.width
+        shares = np.round(places, 4).tolist()
+        return json.dumps([[share, text] for share, (_, text) in zip(shares, readings, strict=True)])
+
+    def _read(self) -> list[tuple[float, str]]:
+        """Values of all lines, place by place; of lines that are drawn as points, where they have one."""
+        lines = [(line, np.array(line.get_xydata(), dtype=np.float64)) for line in self._lines()]
+        places = np.unique([x for _, values in lines for x, y in values if np.isfinite([x, y]).all()])
+        if len(places) > _MOST_READ:
+            places = places[np.linspace(0, len(places) - 1, _MOST_READ).astype(np.int64)]
+        axes, found = self.figure.axes[0], []
+        along, unit = axes.get_xlabel() or self.title, " %" if axes.get_ylabel().endswith("%") else ""
+        for place in places:
+            said = [
+                f"{line.get_label()} {_figure(y)}{unit}" for line, values in lines for y in _at(place, line, values)
+            ]
+            found.append((float(place), f"{along} {_figure(place)}: {'; '.join(said)}"))
+        return found
+
+
+def _at(place: float, line: Line2D, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``[0 or more]`` what a line has at a place."""
+    x, y = values[np.isfinite(values).all(axis=1)].T
+    drawn_through = line.get_marker() == "None" and len(x) > 1 and x.min() <= place <= x.max()
+    order = np.argsort(x, kind="stable")
+    found: NDArray[np.float64] = np.interp([place], x[order], y[order]) if drawn_through else y[x == place]
+    return found
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +165,10 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.globals["style"] = Markup((pages / "style.css").read_text(encoding="utf-8"))
+    script = (pages / "read.js").read_text(encoding="utf-8")
+    # A browser runs the script with this hash, and no other that came in with a name or a value.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment.globals |= {"script": Markup(script), "script_hash": f"sha256-{digest}"}
     environment.filters["svg"] = _svg
     return environment
 

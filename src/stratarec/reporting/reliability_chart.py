@@ -12,12 +12,11 @@ from stratarec.reporting.metric_names import INTERVAL, by_label, interval, show
 
 Splits = Mapping[str, Mapping[str, Any]]
 """Split -> the figures of its evaluation, which may lack bins."""
-# In a drawing, and in its legend.
 _COLORS = {
-    "validation": (SECOND, "var(--second)"),
-    "validation, corrected": (SECOND, "var(--second)"),
-    "test": (ACCENT, "var(--accent)"),
-    "test, uncorrected": (MUTED, "var(--muted)"),
+    "validation": SECOND,
+    "validation, corrected": SECOND,
+    "test": ACCENT,
+    "test, uncorrected": MUTED,
 }
 HEADS = ("split", "bin", "samples", "predicted", "observed", INTERVAL)
 
@@ -35,23 +34,22 @@ def charts(splits: Splits) -> Iterator[Chart]:
 
 def _chart(label: str, lines: list[tuple[str, Mapping[str, Any]]]) -> Chart:
     figure, axes = new_axes(3.6, 2.5)
-    top, said = 1e-3, []
+    top, said = 1e-3, {}
     for split, figures in lines:
         bins = figures["reliability"]
         x, y, low, high = (np.array([each[name] for each in bins]) for name in ("predicted", "observed", "low", "high"))
-        axes.plot(x, y, color=_COLORS[split][0], marker="o", markersize=2.5, linewidth=1.2)
-        axes.vlines(x, low, high, color=_COLORS[split][0], linewidth=0.8)
+        axes.plot(x, y, label=split, color=_COLORS[split], marker="o", markersize=2.5, linewidth=1.2)
+        axes.vlines(x, low, high, color=_COLORS[split], linewidth=0.8)
         top = max(top, *x, *high)
         samples = sum(each["samples"] for each in bins) / len(bins)
         error, noise = (show(figures[name], 4) for name in ("calibration_error", "calibration_noise"))
-        said.append(f"{split}: error {error} ({noise} by chance), {len(bins)} bins of some {samples:,.0f} samples")
+        said[split] = f"{split}: error {error} ({noise} by chance), {len(bins)} bins of some {samples:,.0f} samples"
     top = min(top * 1.05, 1.0)
     axes.plot([0, top], [0, top], color=MUTED, linestyle="--", linewidth=1)
     axes.set(xlabel="predicted click rate", ylabel="observed click rate", xlim=(0, top), ylim=(0, top))
     axes.grid(color=LINE)
-    legend = [(_COLORS[split][1], text) for (split, _), text in zip(lines, said, strict=True)]
     title = f"Calibration, {label}" if label else "Calibration"
-    return Chart(title=title, note="intervals of 95 %", figure=figure, legend=legend)
+    return Chart(title=title, note="intervals of 95 %", figure=figure, words=said)
 
 
 def table(splits: Splits) -> ShownTable:

@@ -245,14 +245,9 @@ def _kinds(position: Mapping[str, Any]) -> Chart | None:
         return None
     steps, mixed, hot = np.array(position["kind_losses"], dtype=np.float64).T
     figure, axes = new_course(3.6, 2.5)
-    for losses, color in ((mixed, ACCENT), (hot, SECOND)):
-        _draw(axes, steps, losses, color)
-    return Chart(
-        title="Loss by kind of batch",
-        note="smoothed",
-        figure=figure,
-        legend=(("var(--accent)", "mixed batches"), ("var(--second)", "hot batches")),
-    )
+    for name, losses, color in (("mixed batches", mixed, ACCENT), ("hot batches", hot, SECOND)):
+        _draw(axes, name, steps, losses, color)
+    return Chart(title="Loss by kind of batch", note="smoothed", figure=figure)
 
 
 def _validation(position: Mapping[str, Any], metric: str, tested: int) -> Chart | None:
@@ -268,10 +263,11 @@ def _validation(position: Mapping[str, Any], metric: str, tested: int) -> Chart 
 
 def _course(title: str, note: str, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> Chart:
     figure, axes = new_course(3.6, 2.5)
-    _draw(axes, steps, values, color)
+    _draw(axes, title, steps, values, color)
     text = f"{note}; from {values[0]:.4g} at step {steps[0]:,.0f} to {values[-1]:.4g} at step {steps[-1]:,.0f}"
     return Chart(title=title, note=note, figure=figure, text=text)
 
 
-def _draw(axes: Axes, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> None:
-    axes.plot(steps, values, color=color, marker="o" if len(steps) < _MARKED else None, markersize=3, linewidth=1.5)
+def _draw(axes: Axes, name: str, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> None:
+    marker = "o" if len(steps) < _MARKED else None
+    axes.plot(steps, values, label=name, color=color, marker=marker, markersize=3, linewidth=1.5)

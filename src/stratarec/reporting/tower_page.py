@@ -23,6 +23,8 @@ Content = Mapping[str, Any]
 _HEADS = ("tower", "features", "bytes", "lookups a batch", "interaction inside", "with others")
 # Names of more features cannot be read beside the matrix.
 _MOST_NAMED = 80
+# That are named where a feature is pointed at.
+_PARTNERS = 4
 
 
 def print_towers(content: Content, source: str) -> None:
@@ -119,7 +121,22 @@ def _matrix(content: Content) -> Chart:
     bar = figure.colorbar(image, ax=axes, shrink=0.7)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=TEXT)
-    return Chart(title="How features interact", note="tower after tower; a frame is a tower", figure=figure, wide=True)
+    return Chart(
+        title="How features interact",
+        note="tower after tower; a frame is a tower",
+        figure=figure,
+        wide=True,
+        readings=[(place, _partners(content, names, values, place)) for place in range(len(names))],
+    )
+
+
+def _partners(content: Content, names: Sequence[str], values: Any, place: int) -> str:
+    """A feature, its tower, and the features that it interacts most with."""
+    found = values[:, place]
+    most = [other for other in np.argsort(-found, kind="stable") if other != place and not np.isnan(found[other])]
+    said = ", ".join(f"{names[other]} {found[other]:.3f}" for other in most[:_PARTNERS])
+    tower = next(number for number, tower in enumerate(content["towers"]) if names[place] in tower["features"])
+    return f"{names[place]}, tower {tower}{': most with ' + said if said else ''}"
 
 
 def _name(axes: Any, names: Sequence[str]) -> None:

@@ -3,7 +3,8 @@
     delta.json                 the parent's fingerprint, the later export's manifest; bytes and hash of every file here
     network.safetensors        weights of the network, all of them
     rows.safetensors           @changed/<table>: [K] int64, rows that differ or are new, and <table>: [K, ...] what they
-                               are now; of encoded tables also those that are float32, all of them
+                               are now; of encoded tables also those that are float32, all of them;
+                               @gone/<vocabulary>: [K] int64, ids of the parent's that have no value any more
     vocabulary/0000-x.parquet  values that follow those of the parent
 
 Deltas follow each other without a gap: each names what it is of by a hash of all that it says and of all its files. As
@@ -32,15 +33,15 @@ from stratarec.serving.export_manifest import (
 )
 
 DELTA, DELTA_ROWS = "delta.json", "rows.safetensors"
-CHANGED = "@changed/"
+CHANGED, GONE = "@changed/", "@gone/"
 DELTA_ADVICE = "export the delta again, or open the full export"
-FORMAT: Literal[1] = 1
+FORMAT: Literal[2] = 2
 
 
 class DeltaManifest(Model):
     """All of ``delta.json`` but its seal."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     parent: Hash
     """`ExportManifest.fingerprint` of what it is to be laid over."""
     manifest: ExportManifest
@@ -49,6 +50,8 @@ class DeltaManifest(Model):
     """Table -> rows that differ or are new."""
     appended: dict[str, ExportedVocabulary]
     """Vocabulary -> the values that follow, as a vocabulary of their own."""
+    gone: dict[str, Count]
+    """Vocabulary -> values of the parent that are evicted or forgotten since; those that have any."""
     files: dict[str, ExportedFile]
     """All but this one, by path."""
 
@@ -65,13 +68,16 @@ class DeltaManifest(Model):
         for name, rows in self.changed.items():
             if rows > self.manifest.tables[name].rows:
                 yield f"changed.{name}: {rows} of {self.manifest.tables[name].rows} rows"
+        for name, ids in self.gone.items():
+            if name not in self.manifest.vocabularies or not 0 < ids <= self.manifest.vocabularies[name].holes:
+                yield f"gone: {ids} of {name!r}, which has no so many holes"
         paths = [entry.path for entry in self.appended.values()]
         if len(set(paths)) != len(paths) or set(self.files) != {NETWORK, DELTA_ROWS, *paths}:
             yield f"files: {sorted(self.files)}, expected {sorted({NETWORK, DELTA_ROWS, *paths})}"
 
     def tensors(self) -> dict[str, Spec]:
         """What ``rows.safetensors`` holds."""
-        found = {}
+        found = {GONE + name: Spec(torch.int64, (ids,)) for name, ids in self.gone.items()}
         for name, table in self.manifest.tables.items():
             specs, rows = table.tensors(name), self.changed[name]
             if rows:

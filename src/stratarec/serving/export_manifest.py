@@ -34,7 +34,7 @@ from stratarec.models import ModelConfig
 from stratarec.models.base import build_tables
 from stratarec.models.calibration import LogitMap
 
-FORMAT: Literal[3] = 3
+FORMAT: Literal[4] = 4
 MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX = (
     "manifest.json", "network.safetensors", "tables.safetensors", "README.txt", "program.pt2", "network.onnx",
 )  # fmt: skip
@@ -125,7 +125,7 @@ class ExportManifest(Model):
 
     model_config = pydantic.ConfigDict(populate_by_name=True)
 
-    format: Literal[3] = FORMAT
+    format: Literal[4] = FORMAT
     model: ModelConfig
     """The recipe's section."""
     precision: Literal["float32", "bf16"]

@@ -19,7 +19,7 @@ from stratarec.io.tensors import Spec
 from stratarec.models import build_network
 from stratarec.models.base import Network
 from stratarec.models.calibration import Calibration
-from stratarec.serving.delta import CHANGED, DELTA_ADVICE, DELTA_ROWS, DeltaManifest, difference
+from stratarec.serving.delta import CHANGED, DELTA_ADVICE, DELTA_ROWS, GONE, DeltaManifest, difference
 from stratarec.serving.export_files import map_file, map_tensors
 from stratarec.serving.export_manifest import (
     ADVICE,
@@ -78,8 +78,12 @@ class ExportedModel:
         if fault := difference(self.manifest, manifest):
             raise ExportError(f"{folder}: {fault}; {DELTA_ADVICE}")
         network = _network(folder, manifest)
-        vocabularies = {name: _grown(folder, delta, name, old) for name, old in self.vocabularies.items()}
         found = map_tensors(folder, DELTA_ROWS, delta.files[DELTA_ROWS], delta.tensors())
+        none = np.zeros(0, dtype=np.int64)
+        vocabularies = {
+            name: _later(folder, delta, name, old, found[GONE + name] if name in delta.gone else none)
+            for name, old in self.vocabularies.items()
+        }
         plain = [name for name, table in manifest.tables.items() if table.codec == "fp32"]
         sizes = [manifest.tables[name].rows * manifest.tables[name].width for name in plain]
         ends = np.cumsum([0, *sizes]).tolist()
@@ -89,7 +93,7 @@ class ExportedModel:
             name: flat[at : at + n] for (name, at), n in zip(places.items(), sizes, strict=True)
         }
         for name, table in manifest.tables.items():
-            rows = found[CHANGED + name] if delta.changed[name] else np.zeros(0, dtype=np.int64)
+            rows = found[CHANGED + name] if delta.changed[name] else none
             if fault := _fault(rows, self.manifest.tables[name].rows, table.rows):
                 raise ExportError(f"{folder / DELTA_ROWS}: {name!r} has {fault}; {DELTA_ADVICE}")
             if name not in places and not len(rows):
@@ -173,12 +177,17 @@ def _vocabulary(folder: Path, entry: ExportedVocabulary, expected: ExportedFile)
         raise ExportError(f"{error}; {ADVICE}") from error
 
 
-def _grown(folder: Path, delta: DeltaManifest, name: str, old: Vocabulary) -> Vocabulary:
-    """A vocabulary with the values that a delta appends."""
+def _later(folder: Path, delta: DeltaManifest, name: str, old: Vocabulary, gone: NDArray[np.int64]) -> Vocabulary:
+    """A vocabulary without the values that are gone, and with those that a delta appends."""
     entry, values = delta.appended.get(name), old.values
+    if len(gone):
+        places = gone - old.tail_buckets
+        if (np.diff(places) <= 0).any() or places[0] < 0 or places[-1] >= len(values):
+            raise ExportError(f"{folder / DELTA_ROWS}: ids of {name!r} are gone that it has not; {DELTA_ADVICE}")
+        values = values.scatter(places, None)
     if entry is not None:
         more = _vocabulary(folder, entry, delta.files[entry.path]).values
-        if more.is_in(values.implode()).any():
+        if more.drop_nulls().is_in(values.implode()).any():
             raise ExportError(f"{folder / entry.path} has a value that is there already; {DELTA_ADVICE}")
         values = pl.concat([values, more])
     # Counts are of no use to who scores.

@@ -30,9 +30,11 @@ class ValueIndex:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary, self._values = vocabulary, vocabulary.values
         self.is_text = self._values.dtype == pl.String
-        keys = _hashes(self._values) if self.is_text else self._values.to_numpy()
+        there = self._values.drop_nulls()
+        keys = _hashes(there) if self.is_text else there.to_numpy()
         order = np.argsort(keys, kind="stable")
-        self._keys, self._places = keys[order], order.astype(np.int32)
+        places = np.flatnonzero(self._values.is_not_null().to_numpy())
+        self._keys, self._places = keys[order], places[order].astype(np.int32)
         # For one value at a time: an item of a memory view costs a tenth of an array's.
         self._key_view, self._place_view = self._keys.data, self._places.data
         again = np.flatnonzero(self._keys[1:] == self._keys[:-1]) + 1

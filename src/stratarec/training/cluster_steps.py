@@ -9,7 +9,7 @@ towers cost in quality; of the steps that benchmark `held` measures, half are wi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -150,6 +150,24 @@ def workload(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None, rank
         flops=6.0 * (everything - modules) + 3.0 * features * features * model.vector_width,
         parameters=everything - modules, tower_flops=6.0 * modules, tower_parameters=modules,
     )  # fmt: skip
+
+
+def beside_tables(
+    recipe: Recipe, dataset: Dataset, calibration: MeasuredCosts, between: float
+) -> Callable[[int], float]:
+    """Hosts of a process each -> seconds of a step that are not the tables': network, its gradients, the exchange."""
+    whole = workload(recipe, dataset, None, 1)
+
+    def seconds(hosts: int) -> float:
+        mine = replace(whole, batch=max(whole.batch // hosts, 1))
+        dense = calibration.fixed_seconds + mine.batch * mine.flops / calibration.flops_per_second
+        if hosts == 1:
+            return dense
+        cluster = Cluster(hosts=hosts, ranks=1, inside_bytes_per_second=1e15, between_bytes_per_second=between)
+        step = step_time(cluster, mine, ExchangeModel(), calibration)
+        return dense + step.reduction + step.inside + step.between
+
+    return seconds
 
 
 def _network(model: ModelConfig, dataset: Dataset) -> nn.Module:

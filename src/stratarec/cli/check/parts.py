@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.cli.tune.study_record import FILE, STUDY, read_study, run_name
@@ -118,10 +119,11 @@ def _data_set(path: Path, read: set[Path]) -> Iterator[str]:
 
 def _content(path: Path, dataset: Dataset) -> Iterator[str]:
     for name, info in dataset.vocabularies.items():
-        dataset.vocabulary(name)
-        rest = len(dataset.carried_counts(name)) if info.kind == "count" else 0
+        counted = dataset.carried_counts(name)["value"] if info.kind == "count" else pl.Series([])
+        rest = (~counted.is_in(dataset.vocabulary(name).values.implode())).sum() if len(counted) else 0
         more = f", and {rest:,} without a row" if rest else ""
-        yield f"vocabulary {name}: {info.values:,} values, each once{more}"
+        more = f"{more}; {info.holes:,} rows of values that are gone" if info.holes else more
+        yield f"vocabulary {name}: {info.values - info.holes:,} values, each once{more}"
     events = dataset.events()
     if events is not None:
         yield f"events: the last {len(events):,} of users"
@@ -205,7 +207,8 @@ def _periods(run: Path, read: set[Path]) -> Iterator[str]:
     for number, path in enumerate(periods.paths(run), start=1):
         about, recipe = periods.read(path), read_recipe(path)
         read |= {path / PERIOD, path / RECIPE}
-        yield f"period {number}: {about.file}, {about.scores['all']['samples']:,} samples"
+        samples = f"{about.file}, {about.scores['all']['samples']:,} samples" if about.kind == "log" else about.kind
+        yield f"period {number}: {samples}"
         if number > 1 and about.parent != file_hash(periods.of_number(run, number - 1) / PERIOD):
             raise CheckpointError(f"{path / PERIOD} goes on from another period than the one before it")
         for each in checkpoint.steps(path / "checkpoints"):

@@ -54,6 +54,8 @@ def as_times(column: pl.Series) -> Times | None:
         return None
     if not (kind.is_integer() or kind in (pl.String, pl.Date) or kind.base_type() == pl.Datetime):
         return None
+    if kind == pl.String and not column.head(_LOOKED_AT).str.contains(r"\d").all():
+        return None
     if kind == pl.String and not column.str.contains(_DIGITS_ALONE).all():
         iso = _read(column, "", "dates as text")
         if iso:

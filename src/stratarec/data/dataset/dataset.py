@@ -3,7 +3,7 @@
     stratarec.json                      says that this is a data set of StrataRec's making
     dataset.json                        what `manifest` says
     vocabulary/0000-<name>.parquet      value, id, count
-    carried/0000-<name>.parquet         value, count: of values that have no id of their own
+    carried/0000-<name>.parquet         value, count, recent, last: of all values, with an id of their own or not
     carried/events-00000.parquet        the last positive events of users
     <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or lists of int32), @time, @row,
                                         @weights/<feature> (lists of float32) where values have weights
@@ -214,7 +214,7 @@ class Dataset:
         return read_vocabulary(self.path / info.path, info, str(self.path / info.path))
 
     def carried_counts(self, name: str) -> pl.DataFrame:
-        """Columns `value` and `count` of the values of a vocabulary by count that have no row of their own."""
+        """What was counted of all values of a vocabulary by count: see `value_counts`."""
         stored, info = self.manifest.carried.counts[name], self.vocabularies[name]
         self._require([stored])
         return read_counts(self.path / stored.path, info.type)

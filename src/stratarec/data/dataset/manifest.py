@@ -22,7 +22,7 @@ from stratarec.errors import DatasetError
 from stratarec.io.owned_directory import Kind
 from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_sealed
 
-FORMAT: Literal[8] = 8
+FORMAT: Literal[9] = 9
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
 BASELINE = "baseline.json"
@@ -162,7 +162,7 @@ class Carried(Model):
     """What a data set that goes on from this one needs of its log, and those before it, beside the samples."""
 
     counts: dict[str, CarriedFile]
-    """Vocabulary -> its values that have no row of their own, with their counts."""
+    """Vocabulary -> all its values with their counts, those that have no row of their own too; see `value_counts`."""
     events: tuple[CarriedFile, ...]
     """The last positive events of each user, as many as histories hold: user, time and what histories are of."""
     samples: Count
@@ -200,7 +200,7 @@ class DatasetManifest(Model):
 
     model_config = pydantic.ConfigDict(populate_by_name=True)
 
-    format: Literal[8] = FORMAT
+    format: Literal[9] = FORMAT
     name: str
     columns: Annotated[Schema, pydantic.Field(alias="schema")]
     groups: dict[str, tuple[str, ...]] | None

@@ -112,7 +112,7 @@ def write_vocabulary(root: Path, number: int, name: str, vocabulary: Vocabulary)
 
 
 def write_counts(root: Path, number: int, name: str, counts: pl.DataFrame) -> CarriedFile:
-    """Write the counts of values without a row, of the vocabulary that is `number` among them."""
+    """Write the counts of all values, of the vocabulary that is `number` among them."""
     return CarriedFile(**_write_frame(root, f"carried/{file_name(name, number)}.parquet", counts))
 
 

@@ -20,7 +20,8 @@ from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.schema import Schema
 from stratarec.data.transforms import Moments
 from stratarec.data.value_counts import merge_counts
-from stratarec.data.vocabulary import Vocabulary, VocabularyConfig
+from stratarec.data.vocabulary import Vocabulary
+from stratarec.data.vocabulary_limits import VocabularyConfig
 from stratarec.errors import ConfigError, DataError, DatasetError
 
 _FIELD = "data.vocabulary.base"
@@ -67,8 +68,9 @@ class Base:
         """See `Dataset.held`."""
         return self._dataset.held()
 
-    def vocabulary(self, name: str, counted: pl.DataFrame) -> tuple[Vocabulary, pl.DataFrame]:
-        """A vocabulary, and the counts of this log, those of the earlier ones added where values are counted.
+    def vocabulary(self, name: str, counted: pl.DataFrame, faded: float) -> tuple[Vocabulary, pl.DataFrame]:
+        """A vocabulary, and the counts of this log, those of the earlier ones added where values are counted; what was
+        recent then is so by the factor `faded` now.
 
         Raises
         ------
@@ -84,10 +86,8 @@ class Base:
             )
         if known.kind == "hash":
             return known, counted
-        counts = pl.DataFrame({"value": values, "count": known.counts[known.tail_buckets :]})
-        new = counted.select(pl.col("value").cast(values.dtype), "count")
-        total = merge_counts([counts, self._dataset.carried_counts(name), new])
-        return known, total.filter(pl.col("count") > 0)
+        before = self._dataset.carried_counts(name).with_columns(pl.col("recent") * faded)
+        return known, merge_counts([before, counted.with_columns(pl.col("value").cast(values.dtype))])
 
     def events(self) -> pl.DataFrame | None:
         """See `Dataset.events`."""

@@ -25,7 +25,7 @@ from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
 from stratarec.data.value_counts import bounded, merge_counts
-from stratarec.data.vocabulary import VocabularyConfig
+from stratarec.data.vocabulary_limits import VocabularyConfig
 from stratarec.io.atomic import read_frame, read_json, reading, write_atomic
 from stratarec.io.names import file_name
 from stratarec.progress import Progress

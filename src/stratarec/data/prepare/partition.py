@@ -92,18 +92,23 @@ class Partition:
         return float(self.frame[self._schema.weight].to_numpy()[self.split == training].sum())
 
     def count(self, vocabulary: str, training: int = 0) -> pl.DataFrame:
-        """Columns `value` and `count`: how often training rows look each value up."""
-        parts = []
+        """Columns `value`, `count` and `last`: how often training rows look each value up, and the time of the last row
+        that has it, histories and lists aside where a feature of one value has it too."""
+        parts, features = [], self._schema.vocabularies()[vocabulary]
+        alone = any(feature.kind == "single" for feature in features)
+        time = self.frame[self._schema.time] if self._schema.time else pl.repeat(0, len(self.frame), eager=True)
+        none = pl.lit(None, pl.Int64).alias("last")
         chosen = self.split == training
-        for feature in self._schema.vocabularies()[vocabulary]:
+        for feature in features:
             if feature.traits.derived:
-                parts.append(_window_counts(self.windows[feature.name], chosen))
+                parts.append(_window_counts(self.windows[feature.name], chosen).with_columns(none))
                 continue
-            values = self.frame[feature.name].filter(pl.Series(chosen))
+            rows = pl.DataFrame([self.frame[feature.name].alias("value"), time.alias("last")]).filter(pl.Series(chosen))
             if feature.traits.lists:
-                values = _shortened(values, feature).explode(empty_as_null=False)
-            parts.append(values.drop_nulls().rename("value").value_counts(name="count"))
-        return merge_counts(parts)
+                rows = rows.with_columns(_shortened(rows["value"], feature)).explode("value")
+            found = rows.drop_nulls("value").group_by("value").agg(pl.len().alias("count"), pl.col("last").max())
+            parts.append(found.with_columns(none) if feature.traits.lists and alone else found)
+        return merge_counts([part.with_columns(pl.col("last").cast(pl.Int64)) for part in parts])
 
     def moments(self, name: str, training: int = 0) -> Moments:
         """Moments of a dense column over training rows."""

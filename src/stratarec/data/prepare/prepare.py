@@ -42,7 +42,7 @@ from stratarec.io.replace import recover, remove, replace
 from stratarec.progress import Progress, SilentProgress
 
 # Raise this when the same logs and settings give another data set.
-_VERSION = 4
+_VERSION = 5
 
 
 def prepare(

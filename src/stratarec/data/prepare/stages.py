@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+import polars as pl
+
 from stratarec.data.dataset.manifest import (
     Carried,
     DatasetManifest,
@@ -20,6 +22,7 @@ from stratarec.data.dataset.manifest import (
 )
 from stratarec.data.dataset.writer import write_counts, write_events, write_vocabulary
 from stratarec.data.dedup_groups import Repeats, choose_groups, describe
+from stratarec.data.durations import in_unit
 from stratarec.data.leaks import Leak
 from stratarec.data.prepare.base_dataset import Base
 from stratarec.data.prepare.config import PrepareConfig
@@ -33,7 +36,7 @@ from stratarec.data.prepare.workspace import Workspace
 from stratarec.data.sources import Source
 from stratarec.data.splits import Splitter
 from stratarec.data.transforms import Moments
-from stratarec.data.vocabulary import Vocabulary
+from stratarec.data.vocabulary import Gone, Vocabulary
 from stratarec.errors import DataError
 from stratarec.progress import Progress
 
@@ -76,7 +79,7 @@ class Making:
         by_session = config.groups != "none" and bool(self._schema.session_keys)
         counts = Counts(workspace.folder("counts"), self._schema, config.vocabulary, repeats=by_session)
         counts.count(partitions, self._executor, self._progress)
-        vocabularies, infos = self._vocabularies(counts)
+        vocabularies, infos = self._vocabularies(counts, partitions)
         observed = counts.moments()
         moments = observed if self._base is None else self._base.moments()
         repeats = counts.repeats()
@@ -159,15 +162,41 @@ class Making:
         self._workspace.finish_spilling(len(done))
         return done
 
-    def _vocabularies(self, counts: Counts) -> tuple[dict[str, Vocabulary], dict[str, VocabularyInfo]]:
+    def _times(self, partitions: Partitions) -> tuple[int, int] | None:
+        """The first of the log, and the last of all logs so far."""
+        span, earlier = partitions.span, None if self._base is None else self._base.carried.times
+        return None if span is None else (span.first, max(span.last, earlier[1] if earlier else span.last))
+
+    def _faded(self, now: int) -> float:
+        """What a lookup of the logs before is worth by now."""
+        earlier = None if self._base is None else self._base.carried.times
+        if earlier is None:
+            return 1.0
+        field = "data.vocabulary.half_life"
+        return float(
+            2.0 ** ((earlier[1] - now) / in_unit(self._config.vocabulary.half_life, self._schema.time_unit, field))
+        )
+
+    def _gone(self, name: str, now: int) -> Gone | None:
+        rule = self._config.vocabulary.evict.get(name)
+        if rule is None:
+            return None
+        idle = in_unit(rule.idle, self._schema.time_unit, f"data.vocabulary.evict.{name}.idle") if rule.idle else None
+        return Gone(before=None if idle is None else now - idle, keep=rule.keep)
+
+    def _vocabularies(
+        self, counts: Counts, partitions: Partitions
+    ) -> tuple[dict[str, Vocabulary], dict[str, VocabularyInfo]]:  # fmt: skip
         """Counts of all partitions added and ranked behind the base, one vocabulary after another."""
-        ranked, infos = {}, {}
+        ranked, infos, times = {}, {}, self._times(partitions)
+        now = 0 if times is None else times[1]
         for place, name in enumerate(self._schema.vocabularies()):
             counted, limits = counts.values(place, name), self._config.vocabulary.limits(name)
+            counted = counted.select("value", "count", pl.col("count").cast(pl.Float64).alias("recent"), "last")
             known = None
             if self._base is not None:
-                known, counted = self._base.vocabulary(name, counted)
-            vocabulary = Vocabulary.of(counted, limits, known)
+                known, counted = self._base.vocabulary(name, counted, self._faded(now))
+            vocabulary = Vocabulary.of(counted, limits, known, self._gone(name, now))
             ranked[name] = vocabulary
             infos[name] = write_vocabulary(self._workspace.output, place, name, vocabulary)
         return ranked, infos
@@ -178,23 +207,24 @@ class Making:
         """Write what a data set that goes on from this one needs beside the samples."""
         output, found = self._workspace.output, {}
         for place, (name, vocabulary) in enumerate(vocabularies.items()):
-            if vocabulary.rest is None:
+            if vocabulary.counted is None:
                 continue
             most = self._config.vocabulary.limits(name).candidates
-            if len(vocabulary.rest) > most:
+            known = len(vocabulary.values) - vocabulary.values.null_count()
+            forgotten = len(vocabulary.counted) - known - most
+            if forgotten > 0:
                 self._progress.say(
-                    f"vocabulary {name!r}: the counts of {len(vocabulary.rest) - most:,} rare values are forgotten, as "
+                    f"vocabulary {name!r}: the counts of {forgotten:,} rare values are forgotten, as "
                     f"data.vocabulary.candidates is {most:,}"
                 )
-            found[name] = write_counts(output, place, name, vocabulary.rest.head(most))
+            found[name] = write_counts(output, place, name, vocabulary.counted.head(known + most))
         frames = [*counts.events(), *([] if partitions.other_events is None else [partitions.other_events])]
-        span, earlier = partitions.span, None if self._base is None else self._base.carried
-        before = None if earlier is None else earlier.times
+        earlier = 0 if self._base is None else self._base.carried.samples
         return Carried(
             counts=found,
             events=tuple(write_events(output, number, frame) for number, frame in enumerate(frames)),
-            samples=samples + (0 if earlier is None else earlier.samples),
-            times=None if span is None else (span.first, max(span.last, before[1] if before else span.last)),
+            samples=samples + earlier,
+            times=self._times(partitions),
         )
 
     def _check_splits(

@@ -244,6 +244,10 @@ class TableGroup(ABC):
     def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
         """Overwrite rows of the group by rows `places` of `source`; `write` as in `BatchClock`."""
 
+    @abstractmethod
+    def take(self, rows: Indices) -> FloatRows:
+        """Copies of distinct rows of the group with their optimizer state, all steps taken, wherever they lie."""
+
     # Checkpoints
 
     @abstractmethod

@@ -210,11 +210,15 @@ class CachedTables(TableGroup):
         return first + np.flatnonzero(self.directory.locate(rows) >= 0)
 
     def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
-        """See `TableGroup.put`; rows that are not hot go to the store, under an empty cache."""
-        slots = self.directory.locate_hot(rows)
-        hot = slots >= 0
-        self.memory.write(slots[hot], source, places[hot])
-        self.mover.put(rows[~hot], source, places[~hot], write)
+        """See `TableGroup.put`; rows that no slot holds go to the store."""
+        slots = self.directory.locate(rows)
+        here = slots >= 0
+        self.memory.write(slots[here], source, places[here])
+        self.mover.put(rows[~here], source, places[~here], write)
+
+    def take(self, rows: Indices) -> FloatRows:
+        """See `TableGroup.take`."""
+        return self.copy(rows).read(np.arange(len(rows), dtype=np.int64))
 
     # Checkpoints
 

@@ -116,6 +116,13 @@ class ResidentTables(TableGroup):
         self._fresh = False
         set_bits(self._changed, rows)
 
+    def take(self, rows: Indices) -> FloatRows:
+        """See `TableGroup.take`."""
+        missed = self.course.missed
+        if missed is not None:
+            self.memory.settle(0, self.rows, missed)
+        return self.memory.read(rows)
+
     def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
         """See `TableGroup.save`. Rows that were never trained are left out: they are functions of their numbers."""
         home = directory / "home"
@@ -170,19 +177,21 @@ class _Records:
     """The slots as float32 records, piece by piece, by their numbers in files."""
 
     def __init__(self, tables: ResidentTables, numbers: TableNumbers) -> None:
-        self._memory, self._codec, self._width = tables.memory, tables.codec, tables.width
-        self._numbers, self.shape = numbers, (numbers.end, tables.codec.record_bytes)
+        self._memory, self._width, layout = tables.memory, tables.width, tables.codec.layout
+        self._numbers, self.shape, self._floats = numbers, (numbers.end, layout.record_bytes), layout.clock_at
 
     def __getitem__(self, numbers: Indices, /) -> NDArray[np.uint8]:
         rows = self._numbers.to_group(numbers)
-        records = np.empty((len(rows), self._codec.record_bytes), dtype=np.uint8)
-        places = np.arange(len(rows), dtype=np.int64)
-        # float32 records are not rounded, so there is no noise whose key or number would matter.
-        bad = self._memory.encode(self._codec, rows, records, places, np.zeros(len(rows), dtype=np.uint64), 0)
-        if bad >= 0:
-            raise TrainingError(f"row {rows[bad]} of the tables of width {self._width} is not finite")
+        # Copies, which NumPy makes as fast as the codec's kernels would once they were compiled, which takes seconds.
+        records = self._memory.read(rows).to_records().reshape(len(rows), self.shape[1])
+        floats = records[:, : self._floats].view(np.float32)
+        if not np.isfinite(floats).all():
+            bad = rows[~np.isfinite(floats).all(axis=1)][0]
+            raise TrainingError(f"row {bad} of the tables of width {self._width} is not finite")
         return records
 
     def __setitem__(self, numbers: Indices, records: NDArray[np.uint8], /) -> None:
         rows = self._numbers.to_group(numbers)
-        self._memory.decode(self._codec, records, np.arange(len(rows), dtype=np.int64), rows)
+        taken = self._memory.read(rows)
+        taken.take_records(records)
+        self._memory.write(rows, taken, np.arange(len(rows), dtype=np.int64))

@@ -79,3 +79,16 @@ class FloatRows:
         for here, there in zip(self.parts, source.parts, strict=True):
             if len(here) and len(theirs):  # a source without slots has no shape
                 here.reshape(self.slots, -1)[mine] = there.reshape(source.slots, -1)[theirs]
+
+    def to_records(self) -> NDArray[np.uint8]:
+        """``[S, bytes]`` float32 records as an exact codec has them: the parts of a row one after another."""
+        parts = [part.reshape(self.slots, -1).view(np.uint8) for part in self.parts if len(part)]
+        return np.concatenate(parts, axis=1) if parts else np.empty((0, 0), dtype=np.uint8)
+
+    def take_records(self, records: NDArray[np.uint8]) -> None:
+        """Become what `to_records` gave."""
+        at = 0
+        for part in (part for part in self.parts if len(part)):
+            end = at + part.nbytes // self.slots
+            part.reshape(self.slots, -1)[:] = np.ascontiguousarray(records[:, at:end]).view(part.dtype)
+            at = end

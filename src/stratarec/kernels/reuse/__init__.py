@@ -19,6 +19,42 @@ from stratarec.kernels.reuse import cpu
 Ints = NDArray[np.int64]
 
 
+def _followed(rows: int, followed: int) -> tuple[cpu.Sample, int]:
+    """Which rows of a table are followed, about so many, and how many these are."""
+    # Half of the room for those that are followed one by one, the rest for those that stand for others.
+    head = rows if rows <= followed else followed // 2
+    stride = max(-(-(rows - head) // max(followed - head, 1)), 1)
+    return cpu.Sample(rows, head, stride), head - (-(rows - head) // stride)
+
+
+def _weights(sample: cpu.Sample, count: int) -> Ints:
+    weights = np.ones(count, np.int64)
+    weights[sample.head :] = sample.stride
+    return weights
+
+
+class DayTrace:
+    """Uses of a table's rows by day, in any order; `rows` and `followed` as of `ReuseTrace`."""
+
+    def __init__(self, rows: int, followed: int, days: int) -> None:
+        self._sample, count = _followed(rows, followed)
+        self._counts = np.zeros((count, days), np.int32)
+
+    def add(self, ids: NDArray[np.int32], days: NDArray[np.int32]) -> None:
+        """Take in lookups, each with its day, from 0 on."""
+        cpu.count_days(self._sample, ids, days, self._counts)
+
+    def unseen(self, days: Ints) -> NDArray[np.float64]:
+        """``[len(days)]`` share of a day's lookups whose row the one before it in `days` did not use; NaN where there
+        are none, and of the first."""
+        counts, weights = self._counts[:, days], _weights(self._sample, len(self._counts))
+        fresh = weights @ np.where(counts[:, :-1] == 0, counts[:, 1:], 0)
+        lookups = weights @ counts
+        found = np.full(len(days), np.nan)
+        np.divide(fresh, lookups[1:], out=found[1:], where=lookups[1:] > 0)
+        return found
+
+
 class ReuseTrace:
     """Uses of a table's rows, batch after batch.
 
@@ -38,12 +74,7 @@ class ReuseTrace:
 
     def __init__(self, rows: int, followed: int, sizes: Ints, counted: Ints, ahead: int) -> None:
         self.sizes, self.counted, self._ahead, self._batch = sizes, counted, ahead, 0
-        # Half of the room for those that are followed one by one, the rest for those that stand for others.
-        head = rows if rows <= followed else followed // 2
-        stride = max(-(-(rows - head) // max(followed - head, 1)), 1)
-        kept = -(-(rows - head) // stride)
-        self._sample = cpu.Sample(rows, head, stride)
-        count = head + kept
+        self._sample, count = _followed(rows, followed)
         self._uses = cpu.Uses(np.zeros(count, np.int32), np.full(count, -1, np.int64), *np.zeros((4, count), np.int64))
         moments = 2 * count + 1
         self._moments = cpu.Moments(np.zeros(moments + 1, np.int64), np.zeros(moments, np.int32), np.zeros(2, np.int64))
@@ -92,9 +123,7 @@ class ReuseTrace:
     @property
     def weights(self) -> Ints:
         """``[K]`` rows that each followed one stands for."""
-        weights = np.ones(len(self._fresh), np.int64)
-        weights[self._sample.head :] = self._sample.stride
-        return weights
+        return _weights(self._sample, len(self._fresh))
 
     @property
     def lookups(self) -> Ints:

@@ -165,6 +165,16 @@ def count_uses(sample, uses, counting, level, fresh, horizon):
         filled[1] += weight
 
 
+@njit(nogil=True, cache=True)
+def count_days(sample, ids, days, counts):
+    for place in range(len(ids)):
+        row = np.int64(ids[place])
+        if 0 <= row < sample.rows:
+            followed = place_of(sample, row)
+            if followed >= 0:
+                counts[followed, days[place]] += 1
+
+
 # A batch is looked at whole before it changes anything, as a cache stages it.
 @njit(nogil=True, cache=True)
 def use(sample, uses, moments, counting, sizes, hits, ids, batch, ahead, fresh):

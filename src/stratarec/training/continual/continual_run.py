@@ -15,11 +15,8 @@ are those of the log; split into train, valid and test is for the run itself, an
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,26 +29,25 @@ from stratarec.data.dataset.manifest import MANIFEST, DatasetManifest
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources import open_source
 from stratarec.data.sources.files import hash_logs
-from stratarec.errors import CheckpointError, DataError, DatasetError, StorageError
-from stratarec.io.atomic import file_hash, make_directory, storage_error, sync, sync_tree, temporary_directory
+from stratarec.errors import CheckpointError, DataError, DatasetError
+from stratarec.io.atomic import file_hash
 from stratarec.io.lock import held
-from stratarec.io.opening import hold_directory, leftover_directories
 from stratarec.io.sealed import validated, write_sealed
 from stratarec.models.metrics import figures
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
+from stratarec.training.continual.chain import Chain
 from stratarec.training.continual.drift import auc_drift, dense_drift
 from stratarec.training.continual.novelty import KINDS, Novelty, kinds_of
-from stratarec.training.continual.train_period import Before, period_recipe, train_period
+from stratarec.training.continual.train_period import period_recipe, train_period
 from stratarec.training.evaluation.evaluate import Scored, measured
 from stratarec.training.evaluation.fit_calibration import corrected_by, fit
 from stratarec.training.raw_logs import FreshLogs, of_file
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import TrainedModel, open_run, require_run
 from stratarec.training.run.periods import Period
-from stratarec.training.run.run_directory import RECIPE, read_recipe, read_result, write_recipe
-from stratarec.training.steps.position import Position, rate_factor
+from stratarec.training.run.run_directory import RECIPE, read_recipe, write_recipe
 
 _PARTS = {"data", "data.preparing", "checkpoints", RECIPE, periods.PERIOD}
 
@@ -85,6 +81,8 @@ class _Scores:
     scores: dict[str, Any]
     calibration: tuple[Any, ...]
     lookups: dict[str, Any]
+    holes: dict[str, int]
+    """Vocabulary -> values that were gone before."""
 
 
 class _Step:
@@ -92,13 +90,14 @@ class _Step:
 
     def __init__(self, run: Path, file: str, progress: Progress) -> None:
         self._run, self._file, self._progress = run, file, progress
+        self._chain = Chain(run)
 
     def run(self) -> Period:
         """Do all of it."""
         self._log = self._check_file()
-        with self._work() as work:
+        with self._chain.work() as work:
             with open_run(self._run) as trained:
-                before, parent = self._before(trained)
+                before, parent = self._chain.before(trained)
                 recipe = period_recipe(trained.recipe, self._file, work / periods.DATA, trained.dataset.path)
                 dataset = self._prepare(recipe, trained.dataset)
                 scored = self._score(trained)
@@ -111,6 +110,7 @@ class _Step:
                 "format": periods.FORMAT,
                 "number": before.number,
                 "parent": file_hash(parent),
+                "kind": "log",
                 "file": Path(self._file).name,
                 "log": self._log,
                 "times": dataset.manifest.carried.times,
@@ -120,13 +120,13 @@ class _Step:
                 "rate_factor": before.rate_factor,
                 "scores": scored.scores,
                 "calibration": [each.to_dict() for each in scored.calibration],
-                "lookups": _admitted(scored.lookups, dataset),
+                "lookups": _admitted(scored, dataset),
                 "dense": dense_drift(dataset),
                 "auc": auc_drift(scored.scores["all"], self._earlier_aucs()),
             }
             found = validated(Period, content, self._file, periods.ADVICE, CheckpointError)
             write_sealed(work / periods.PERIOD, found.to_dict())
-            self._commit(work, final)
+            self._chain.commit(work, final)
         periods.prune(self._run)
         return found
 
@@ -150,52 +150,9 @@ class _Step:
                 raise DataError(f"{self._file} was read before: {self._run} was trained on it")
         return found
 
-    @contextmanager
-    def _work(self) -> Iterator[Path]:
-        """A directory beside the run, which is gone afterwards unless it was renamed."""
-        place = self._run.resolve()
-        place = place.with_name(f"{place.name}.continuing")
-        for left in leftover_directories(place):
-            # Nothing but what a period consists of: whoever made a directory of such a name himself keeps it.
-            if {entry.name for entry in left.iterdir()} <= _PARTS:
-                shutil.rmtree(left, ignore_errors=True)
-        work = temporary_directory(place)
-        descriptor = hold_directory(work)
-        try:
-            yield work
-        finally:
-            os.close(descriptor)
-            shutil.rmtree(work, ignore_errors=True)
-
-    def _before(self, trained: TrainedModel) -> tuple[Before, Path]:
-        """What is gone on from, and the file that says what that is."""
-        found = periods.paths(self._run)
-        state = checkpoint.read_state(trained.checkpoint)
-        if found:
-            parent = found[-2] / periods.PERIOD if len(found) > 1 else self._ended() / checkpoint.STATE
-            last, parent = periods.check(found[-1], parent), found[-1] / periods.PERIOD
-            factor, rows = last.rate_factor, read_recipe(found[-1]).train.embedding
-        else:
-            position = Position(**state["position"])
-            self._ended()
-            parent = trained.checkpoint / checkpoint.STATE
-            factor = rate_factor(position.regular, trained.recipe.train.plateau)
-            rows = trained.recipe.train.embedding
-        steps = state["tables"]["earlier"] + state["tables"]["step"]
-        before = Before(
-            number=len(found) + 1, checkpoint=trained.checkpoint, rows=rows, steps=steps, rate_factor=factor
-        )
-        return before, parent
-
     def _earlier_aucs(self) -> list[Any]:
-        return [periods.read(path).scores["all"]["auc"] for path in periods.paths(self._run)]
-
-    def _ended(self) -> Path:
-        """The checkpoint that the run ended with."""
-        result = read_result(self._run)
-        if result is None:
-            raise CheckpointError(f"{self._run} has not ended: finish it first, with `stratarec train --resume`")
-        return self._run / "checkpoints" / result.checkpoint
+        found = (periods.read(path) for path in periods.paths(self._run))
+        return [period.scores["all"]["auc"] for period in found if period.kind == "log"]
 
     def _prepare(self, recipe: Recipe, before: Dataset) -> Dataset:
         """The log as a data set that goes on from the one before, all of it to train on."""
@@ -230,18 +187,8 @@ class _Step:
             scores=_slices(trained.dataset, found, kinds),
             calibration=() if kind == "none" else fit(kind, raw),
             lookups=novelty.lookups,
+            holes={name: info.holes for name, info in trained.dataset.vocabularies.items()},
         )
-
-    def _commit(self, work: Path, final: Path) -> None:
-        try:
-            make_directory(final.parent)
-            sync_tree(work)
-            os.rename(work, final)
-            sync(final.parent)
-        except StorageError:
-            raise
-        except OSError as error:
-            raise storage_error(final, error) from error
 
 
 def _slices(dataset: Dataset, found: Scored, kinds: Sequence[NDArray[np.int8]]) -> dict[str, Any]:
@@ -255,10 +202,11 @@ def _slices(dataset: Dataset, found: Scored, kinds: Sequence[NDArray[np.int8]]) 
     return scores
 
 
-def _admitted(lookups: Mapping[str, Counter[str]], dataset: Dataset) -> dict[str, dict[str, int]]:
+def _admitted(scored: _Scores, dataset: Dataset) -> dict[str, dict[str, int]]:
     found = {}
-    for name, counts in lookups.items():
+    for name, counts in scored.lookups.items():
         info = dataset.vocabularies[name]
         kinds = {kind: counts[kind] for kind in KINDS}
-        found[name] = {**kinds, "admitted": info.values - info.inherited, "rows": info.rows}
+        changes = {"admitted": info.values - info.inherited, "evicted": info.holes - scored.holes[name]}
+        found[name] = {**kinds, **changes, "rows": info.rows}
     return found

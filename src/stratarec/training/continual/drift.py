@@ -11,6 +11,8 @@ from stratarec.data.dataset.dataset import Dataset
 _PERIODS = 7
 # Of a normal distribution: 95 % lie within.
 _WITHIN = 1.96
+# Deviations by which the mean of a feature has moved that are worth a line.
+_MOVED = 0.5
 
 
 def dense_drift(dataset: Dataset) -> dict[str, dict[str, float]]:
@@ -39,3 +41,18 @@ def auc_drift(scores: Mapping[str, Any], earlier: Sequence[float | None]) -> dic
     half = _WITHIN * math.sqrt(max(spread, 0.0) / (positives * negatives))
     before = sum(known) / len(known) if known else None
     return {"low": max(area - half, 0.0), "high": min(area + half, 1.0), "before": before}
+
+
+def alarms(period: Mapping[str, Any]) -> list[str]:
+    """What is not as it was: an AUC below that of the periods before by more than chance gives, means that moved."""
+    auc, found = period["auc"], []
+    if auc["before"] is not None and auc["high"] is not None and auc["high"] < auc["before"]:
+        area = period["scores"]["all"]["auc"]
+        found.append(
+            f"AUC is {area:.5f} and was {auc['before']:.5f} in the periods before; by chance it is {auc['low']:.5f} to "
+            f"{auc['high']:.5f} here"
+        )
+    for name, drift in period["dense"].items():
+        if abs(drift["shift"]) > _MOVED:
+            found.append(f"{name}: its mean has moved by {drift['shift']:+.1f} deviations since the run's first log")
+    return found

@@ -60,7 +60,8 @@ def kinds_of(values: NDArray[np.int8]) -> NDArray[np.int8]:
 
 def _kinds(dataset: Dataset, name: str) -> pl.DataFrame:
     """Columns `value` and `kind` of all values that are known of."""
-    parts = [dataset.vocabulary(name).values, dataset.carried_counts(name)["value"]]
-    return pl.concat(
-        [pl.DataFrame({"value": part, "kind": np.full(len(part), kind, np.int8)}) for kind, part in enumerate(parts)]
-    )
+    parts = [dataset.vocabulary(name).values.drop_nulls(), dataset.carried_counts(name)["value"]]
+    every = [
+        pl.DataFrame({"value": part, "kind": np.full(len(part), kind, np.int8)}) for kind, part in enumerate(parts)
+    ]
+    return pl.concat(every).unique("value", keep="first")

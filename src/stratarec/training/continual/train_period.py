@@ -15,7 +15,7 @@ from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
-from stratarec.training.checkpoint import OPTIMIZER
+from stratarec.training.checkpoint import OPTIMIZER, WEIGHTS
 from stratarec.training.preflight import slates_of
 from stratarec.training.raw_logs import of_file
 from stratarec.training.run.open_run import identity, new_model, new_plan, run_steps
@@ -81,7 +81,7 @@ def train_period(
             loaded = checkpoint.load(before.checkpoint)
             loaded.begin(model, before.rows)
             checkpoint.restore_optimizer(before.checkpoint, optimizer, loaded.optimizer)
-            if loaded.state["step"]:
+            if loaded.state["step"] or any(name.startswith(WEIGHTS) for name in loaded.optimizer):
                 stages.averaging.restore(before.checkpoint / OPTIMIZER, loaded.optimizer)
             stages.earlier = before.steps
             if before.rate_factor != 1:

@@ -17,7 +17,7 @@ from stratarec.errors import ExportError
 from stratarec.io.names import file_name
 from stratarec.io.sealed import write_sealed
 from stratarec.io.tensors import write_tensors
-from stratarec.serving.delta import CHANGED, DELTA, DELTA_ROWS, DeltaManifest, difference
+from stratarec.serving.delta import CHANGED, DELTA, DELTA_ROWS, GONE, DeltaManifest, difference
 from stratarec.serving.export_manifest import FLOATS, NETWORK, ROWS, ExportedVocabulary
 from stratarec.serving.exported_model import ExportedModel
 from stratarec.training.export.export import files_of, new_directory
@@ -28,26 +28,31 @@ _MOST = 0.25
 _PIECE = 1 << 16
 
 
-def write_delta(since: Path, export: Path, folder: Path) -> float | None:
-    """Write what changed from the export `since` to a later one into `folder`; returns the share of rows that did.
+def write_delta(before: ExportedModel, export: Path, folder: Path) -> float | None:
+    """Write what changed from the model `before` to a later export into `folder`; returns the share of rows that did.
 
     None, and nothing is written, where that is more than a quarter.
 
     Raises
     ------
     ExportError
-        Where either is damaged, or one cannot be said as changes of the other.
+        Where the export is damaged, or cannot be said as changes of the model.
     StorageError
         When it cannot be written; nothing of it is left then.
     """
-    before, after = ExportedModel.open(since), ExportedModel.open(export)
+    after = ExportedModel.open(export)
     fault = difference(before.manifest, after.manifest)
+    gone: dict[str, NDArray[np.int64]] = {}
     for name, old in () if fault else before.vocabularies.items():
-        if after.vocabularies[name].digest_of(len(old.values)) != before.manifest.vocabularies[name].digest:
+        now = after.vocabularies[name].values[: len(old.values)]
+        here, there = (each.is_not_null().to_numpy() for each in (now, old.values))
+        if (here & ~there).any() or not (now == old.values).drop_nulls().all():
             fault = f"vocabulary {name!r} does not begin with the values that it had"
             break
+        if (there & ~here).any():
+            gone[name] = np.flatnonzero(there & ~here) + old.tail_buckets
     if fault:
-        raise ExportError(f"{export} does not go on from {since}: {fault}; use the full export")
+        raise ExportError(f"{export} does not go on from the earlier export: {fault}; use the full export")
     shapes = {name: table.tensors(name)[name].shape for name, table in after.manifest.tables.items()}
     changed = {
         name: _changed(before.arrays[name].reshape(-1, shape[1]), after.arrays[name].reshape(shape))
@@ -59,13 +64,14 @@ def write_delta(since: Path, export: Path, folder: Path) -> float | None:
         return None
     with new_directory(folder, {DELTA, DELTA_ROWS, NETWORK, "vocabulary"}) as made:
         shutil.copyfile(export / NETWORK, made / NETWORK)
-        write_tensors(made / DELTA_ROWS, _tensors(after, changed))
+        write_tensors(made / DELTA_ROWS, _tensors(after, changed, gone))
         appended = _append(made, before.vocabularies, after.vocabularies)
         manifest = DeltaManifest(
             parent=before.manifest.fingerprint,
             manifest=after.manifest,
             changed={name: len(rows) for name, rows in changed.items()},
             appended=appended,
+            gone={name: len(ids) for name, ids in gone.items()},
             files=files_of(made),
         )
         write_sealed(made / DELTA, manifest.to_dict())
@@ -81,8 +87,10 @@ def _changed(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.int64]:
     return np.sort(np.concatenate(found))
 
 
-def _tensors(after: ExportedModel, changed: Mapping[str, NDArray[np.int64]]) -> dict[str, Tensor]:
-    found = {}
+def _tensors(
+    after: ExportedModel, changed: Mapping[str, NDArray[np.int64]], gone: Mapping[str, NDArray[np.int64]]
+) -> dict[str, Tensor]:
+    found = {GONE + name: ids for name, ids in gone.items()}
     for name, table in after.manifest.tables.items():
         rows, specs = changed[name], table.tensors(name)
         if len(rows):

@@ -2,7 +2,7 @@
 
 periods/period-00001/
     period.json     what was read, how it was scored, and hashes of what lies beside it; sealed
-    recipe.json     what was trained: the run's own recipe on that log
+    recipe.json     what was trained: the run's own recipe on that log; of `forget` and `rebase` that of before
     data/           the prepared log with vocabularies, counts of all values, and the last events of users
     checkpoints/    one, of the end of the period
 
@@ -31,7 +31,7 @@ from stratarec.training import checkpoint
 from stratarec.training.checkpoint import Bins, Figures
 
 PERIODS, PERIOD, DATA = "periods", "period.json", "data"
-FORMAT: Literal[1] = 1
+FORMAT: Literal[2] = 2
 ADVICE = "restore it, or train the run anew"
 _NAME = re.compile(r"period-\d{5,}")
 # The last ones whose data and checkpoints are kept: who reads one must not lose it to the next.
@@ -49,6 +49,8 @@ class Lookups(Model):
     """Values that were never counted."""
     admitted: Count
     """Values that the period gave a row."""
+    evicted: Count
+    """Values that lost theirs."""
     rows: Count
     """Of the table, from then on."""
 
@@ -72,13 +74,15 @@ class AucDrift(Model):
 class Period(Model):
     """All of ``period.json`` but its seal."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     number: Annotated[int, pydantic.Field(ge=1, lt=1 << 31)]
     parent: Hash
     """Of the file that says what it went on from."""
+    kind: Literal["log", "forget", "rebase"]
+    """What it is of: a log that was trained on, or a change of what the run holds, which has neither log nor scores."""
     file: str
     """Name of the log, without its folder."""
-    log: Hash
+    log: Hash | None
     times: tuple[int, int] | None
     """The first and the last of the log."""
     dataset: Hash
@@ -156,8 +160,11 @@ def latest(run: Path) -> Path | None:
 
 
 def prune(run: Path) -> None:
-    """Remove data and checkpoints of earlier periods; what is being read stays for now."""
-    for path in paths(run)[:-_KEPT]:
+    """Remove data and checkpoints of earlier periods, all of them where the last one forgets; what is being read stays
+    for now."""
+    found = paths(run)
+    kept = 1 if found and read(found[-1]).kind == "forget" else _KEPT
+    for path in found[:-kept]:
         for each in checkpoint.steps(path / "checkpoints"):
             checkpoint.remove(each)
         if (path / DATA / MARKER).exists():

@@ -8,37 +8,66 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stratarec.cli.arguments import Subcommand, say
+from stratarec.errors import Alarm
 
 if TYPE_CHECKING:
     from stratarec.training.run.periods import Period
-
-
-# Deviations by which the mean of a feature has moved that are worth a line.
-_MOVED = 0.5
 
 
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", help="directory that `train` wrote, of a run that has ended")
     command.add_argument("files", nargs="+", metavar="FILE", help="logs that follow, each a period, in their order")
     command.add_argument("--json", action="store_true", help="print a line of JSON for each period")
+    command.add_argument("-o", "--output", metavar="FILE", help="also write an HTML page of all periods")
+    command.add_argument(
+        "--publish",
+        metavar="DIR",
+        help="after each period write there what it changed, as a delta for Scorer.update; first, or where more than a "
+        "quarter of the rows differ, a full export",
+    )
+    command.add_argument(
+        "--alert",
+        action="store_true",
+        help="exit with code 3 where the last AUC is below that of the seven periods before by more than chance gives, "
+        "or the mean of a number has moved by half a deviation",
+    )
 
 
 def continue_(args: argparse.Namespace) -> None:
     """Score, count, train and commit each file."""
+    from stratarec.io.atomic import check_output
     from stratarec.io.owned_directory import named_directory
     from stratarec.reporting.progress_bar import make_progress
     from stratarec.training.continual.continual_run import continue_run
+    from stratarec.training.continual.drift import alarms
 
-    for period in continue_run(named_directory(args.run), args.files, make_progress(quiet=args.quiet)):
-        say(*([_line(period)] if args.json else _told(args.run, period)))
+    if args.output:
+        check_output(Path(args.output).resolve(), ".html")
+    run, alarming = named_directory(args.run), list[str]()
+    for period in continue_run(run, args.files, make_progress(quiet=args.quiet)):
+        alarming = alarms(period.to_dict())
+        say(*([_line(period, alarming)] if args.json else _told(args.run, period, alarming)))
+        if args.publish:
+            from stratarec.training.export.publish import publish
+
+            told = publish(run, Path(args.publish))
+            say(*([] if args.json else [f"serve  {told}"]))
+        if args.output:
+            from stratarec.reporting.courses.drift_page import write_drift
+            from stratarec.training.run import periods
+
+            told_all = [periods.read(path).to_dict() for path in periods.paths(run)]
+            write_drift(Path(args.output), args.run, [each for each in told_all if each["kind"] == "log"], alarming)
+    if args.alert and alarming:
+        raise Alarm(f"{args.run}, period {period.number}: {'; '.join(alarming)}")
 
 
-def _line(period: Period) -> str:
+def _line(period: Period, alarming: list[str]) -> str:
     """All that a period says, but the bins of its calibration and the maps."""
     content = period.to_dict()
     del content["calibration"], content["format"]
     content["scores"] = {name: _without_bins(found) for name, found in content["scores"].items()}
-    return json.dumps(content, allow_nan=False)
+    return json.dumps(content | {"alarms": alarming}, allow_nan=False)
 
 
 def _without_bins(found: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +76,7 @@ def _without_bins(found: dict[str, Any]) -> dict[str, Any]:
     return plain | ({"labels": {name: _without_bins(each) for name, each in labels.items()}} if labels else {})
 
 
-def _told(run: str, period: Period) -> list[str]:
+def _told(run: str, period: Period, alarming: list[str]) -> list[str]:
     from stratarec.reporting.metric_names import show
 
     scores = period.to_dict()["scores"]
@@ -65,13 +94,9 @@ def _told(run: str, period: Period) -> list[str]:
         lines.append(
             f"  {name}: {found.tail / total:.1%} of the lookups are of rare values, {found.new / total:.1%} of new "
             f"ones; {found.admitted:,} values got a row, of {found.rows:,}"
+            + (f", {found.evicted:,} lost theirs" if found.evicted else "")
         )
-    moved = {name: found.shift for name, found in period.dense.items() if abs(found.shift) > _MOVED}
-    for name, shift in moved.items():
-        lines.append(f"  {name}: its mean has moved by {shift:+.1f} deviations since the run's first log")
-    before, low, high = period.auc.before, period.auc.low, period.auc.high
-    if before is not None and low is not None and high is not None and not low <= before <= high:
-        lines.append(f"  AUC was {before:.5f} in the periods before; by chance it is {low:.5f} to {high:.5f} here")
+    lines += [f"  {line}" for line in alarming]
     return [*lines, f"model  {Path(run) / 'periods' / f'period-{period.number:05d}'}"]
 
 

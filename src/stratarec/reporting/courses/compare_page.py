@@ -12,7 +12,7 @@ import numpy as np
 from stratarec.config.units import readable
 from stratarec.io.names import visible
 from stratarec.models.metrics import HEADLINES, METRICS, goodness
-from stratarec.reporting.html import SERIES, Chart, ShownTable, css, new_course, write_html
+from stratarec.reporting.html import SERIES, Chart, ShownTable, new_course, write_html
 from stratarec.reporting.metric_names import by_label, show
 from stratarec.reporting.terminal_tables import make_console, print_table
 
@@ -146,7 +146,6 @@ def _courses(title: str, courses: Courses) -> Chart | None:
     figure, axes = new_course(3.6, 2.5)
     colors = {name: SERIES[place % len(SERIES)] for place, name in enumerate(courses)}
     for name, (steps, values) in drawn.items():
-        axes.plot(steps, values, color=colors[name], linewidth=1.5)
-    legend = [(css(colors[name]), name) for name in drawn]
+        axes.plot(steps, values, label=name, color=colors[name], linewidth=1.5)
     text = ", ".join(f"{name} ends at {values[-1]:.4g}" for name, (_, values) in drawn.items())
-    return Chart(title=title, figure=figure, legend=legend, text=text)
+    return Chart(title=title, figure=figure, words={name: name for name in drawn}, text=text)

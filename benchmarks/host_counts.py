@@ -1,0 +1,139 @@
+"""How many hosts models of five sizes need, with an SSD in each and without: the question of MTrainS (2305.01515).
+
+The paper trains five models of terabytes, whose tables it does not publish, on 4 to 8 times fewer nodes. These are
+made-up ones: the 26 tables of Criteo with its skew, D = 128, row-wise Adagrad, float32 at rest, grown until they have
+the bytes. Bandwidths of DRAM and the block device, and the operations of a core, are measured here; what a host has of
+them is assumed (`HOST`), and the network is its rate. Counts are for as many samples a second as a share of what the
+hosts without SSDs could train: those hosts are there for their bytes, and `SHARES` of their speed are asked for.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.held import flops_at_hand
+from benchmarks.kept import FOLDER
+from stratarec.data.sources.synthetic import CRITEO_ROWS, EXPONENT
+from stratarec.distributed.measure import Collective
+from stratarec.distributed.simulate import Cluster, ExchangeModel, MeasuredCosts, Workload, step_time
+from stratarec.embedding import RowOptimizerConfig
+from stratarec.planning.bytes import RowShape
+from stratarec.planning.candidates import TableSpec
+from stratarec.planning.config import BlockConfig, MemoryConfig
+from stratarec.planning.host_count import fewest_hosts
+from stratarec.planning.memories import Tiers, measure_tiers
+from stratarec.planning.popularity import Popularity
+
+TERABYTES = (0.5, 1.0, 2.0, 4.0, 8.0)
+SHARES = (1.0, 0.25)
+"""Of the samples a second that the hosts without SSDs train."""
+WIDTH, BATCH = 128, 65_536
+HOST = {"dram_gb": 256, "ssd_gb": 4000, "cores": 32, "memory_times": 8, "drives": 8, "network_gbit": 100}
+"""Of a host: bytes for tables, cores (each as the one measured), DRAM and drives over those measured."""
+_BINS = 200
+_PUBLISHED = 4.0, 8.0
+
+
+def specs(nbytes: float) -> list[TableSpec]:
+    """Criteo's tables, grown."""
+    shape = RowShape.of(WIDTH, RowOptimizerConfig())
+    times = nbytes / (sum(CRITEO_ROWS) * 4 * (WIDTH + 1))
+    found = []
+    for place, rows in enumerate(CRITEO_ROWS):
+        rows = max(int(rows * times), 3)
+        edges = np.unique(np.concatenate([[0], np.geomspace(1, rows, _BINS).round()]))
+        in_bin = np.diff(edges)
+        share = np.diff((edges / rows) ** (1 / EXPONENT)) / in_bin
+        popularity = Popularity(rows=in_bin, share=share, by_id=True)
+        found.append(TableSpec(
+            name=f"C{place + 1}", rows=rows, shape=shape, lookups=float(BATCH), popularity=popularity,
+            outputs=float(WIDTH * BATCH),
+        ))  # fmt: skip
+    return found
+
+
+def host(measured: Tiers) -> Tiers:
+    """What a host has, at the rates that were measured."""
+    assert measured.block is not None
+    dram, block, drives = measured.dram, measured.block, HOST["drives"]
+    return replace(
+        measured, threads=HOST["cores"],
+        dram=replace(dram, row_bytes_per_second=dram.row_bytes_per_second * HOST["memory_times"]),
+        block=replace(
+            block, reads_per_second=block.reads_per_second * drives,
+            write_bytes_per_second=block.write_bytes_per_second * drives,
+        ),
+    )  # fmt: skip
+
+
+def beside(hosts: int) -> float:
+    """Seconds of network and exchange of a DLRM (bottom 512-256, top 512-256), a process a host."""
+    features = len(CRITEO_ROWS)
+    pairs = (features + 1) * features // 2
+    weights = 13 * 512 + 512 * 256 + 256 * WIDTH + (WIDTH + pairs) * 512 + 512 * 256 + 256
+    workload = Workload(
+        batch=max(BATCH // hosts, 1), features=features, width=WIDTH, lookups=float(features),
+        flops=6.0 * weights + 3.0 * features**2 * WIDTH, parameters=weights,
+    )  # fmt: skip
+    alpha = Collective(alpha=5e-5, alpha_peer=5e-6)
+    costs = MeasuredCosts(
+        flops_per_second=_flops() * HOST["cores"], row_bytes_per_second=1e15, inside=alpha, between=alpha
+    )  # fmt: skip
+    cluster = Cluster(
+        hosts=hosts, ranks=1, inside_bytes_per_second=1e15, between_bytes_per_second=HOST["network_gbit"] * 1e9 / 8
+    )  # fmt: skip
+    if hosts == 1:
+        return workload.batch * workload.flops / costs.flops_per_second
+    return step_time(cluster, workload, ExchangeModel(), costs).total
+
+
+_FOUND: list[float] = []
+
+
+def _flops() -> float:
+    if not _FOUND:
+        _FOUND.append(flops_at_hand())
+    return _FOUND[0]
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """Five sizes at four speeds; `quick` has two sizes."""
+    rows = []
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        block = BlockConfig(path=str(Path(folder)), budget=HOST["ssd_gb"] * 10**9)
+        memory = MemoryConfig(dram=HOST["dram_gb"] * 10**9, block=block, precision="fp32")
+        measured = measure_tiers(memory)
+        tiers = host(measured)
+        for size in TERABYTES[:2] if quick else TERABYTES:
+            tables = specs(size * 1e12)
+            alone = replace(memory, block=None)
+            dram = fewest_hosts(tables, alone, tiers, batch_size=BATCH, rate=0.0, beside=beside)
+            for share in SHARES:
+                rate = share * dram.samples_per_second
+                found = fewest_hosts(tables, memory, tiers, batch_size=BATCH, rate=rate, beside=beside)
+                rows.append({
+                    "terabytes": size, "share_of_speed": share, "samples_s": rate, "hosts_dram": dram.hosts,
+                    "hosts_ssd": found.hosts, "hosts_ssd_for_bytes": found.for_bytes,
+                    "times_fewer": dram.hosts / found.hosts, "waits_for": found.waits_for,
+                })  # fmt: skip
+    assert measured.block is not None
+    return {
+        "config": {
+            "predicted": True, "host": HOST, "width": WIDTH, "batch": BATCH, "published_times_fewer": _PUBLISHED,
+            "measured": {
+                "row_bytes_per_second": measured.dram.row_bytes_per_second,
+                "reads_per_second": measured.block.reads_per_second,
+                "write_bytes_per_second": measured.block.write_bytes_per_second, "flops_per_second": _flops(),
+            },
+        },
+        "metrics": {
+            f"times_fewer_{row['terabytes']:g}tb_at_{row['share_of_speed']:g}": row["times_fewer"] for row in rows
+        },
+        "samples": {"rows": rows},
+    }  # fmt: skip

@@ -1,0 +1,77 @@
+"""A folder that serves a run which goes on: a full export, and a delta for each later period.
+
+    00000/         the model of the run as it ended: a full export
+    00001.delta/   what period 1 changed; 00002.delta/ what period 2 did, and so on
+    00007/         a full export again: more than a quarter of the rows differ, or rows were numbered anew
+
+Whoever serves opens the last full export and takes the deltas behind it, in their order. Each is whole or absent; what
+a period did not get to publish, because its process was killed, the next delta has.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from stratarec.errors import ExportError
+from stratarec.io.atomic import make_directory, sync
+from stratarec.io.scratch import ScratchDirectory
+from stratarec.serving.exported_model import ExportedModel
+from stratarec.training.export.export import export
+from stratarec.training.export.write_delta import write_delta
+from stratarec.training.run.open_run import open_run
+
+_NAME = re.compile(r"(\d{5,})(\.delta)?")
+
+
+def publish(run: Path, folder: Path) -> str:
+    """Publish the model that a run has now; says what was written, or that it was there already.
+
+    Raises
+    ------
+    ExportError
+        Where what is there is damaged, or of a later period than the run has.
+    StorageError
+        When it cannot be written; what was published stays.
+    """
+    make_directory(folder)
+    there = _published(folder)
+    with open_run(run, same_samples=False) as trained:
+        number = trained.period
+        if there and there[-1][0] >= number:
+            if there[-1][0] > number:
+                raise ExportError(f"{there[-1][1]} is of a later period than {run} has, {number}: name another folder")
+            return f"{there[-1][1]} is up to date"
+        with ScratchDirectory(folder, ".publishing-") as scratch:
+            made = export(trained, scratch / "export")
+            share, why = None, "nothing was published before"
+            if there:
+                delta, why = folder / f"{number:05d}.delta", "more than a quarter of the rows differ"
+                try:
+                    share = write_delta(_opened(there), made, delta)
+                except ExportError as error:
+                    why = str(error).removeprefix(f"{made} does not go on from the earlier export: ")
+            if share is not None:
+                return f"{delta}, {share:.1%} of the rows"
+            final = folder / f"{number:05d}"
+            os.rename(made, final)
+            sync(folder)
+    return f"{final}, a full export: {why.removesuffix('; use the full export')}"
+
+
+def _published(folder: Path) -> list[tuple[int, Path]]:
+    """The last full export and the deltas behind it, with the periods that they are of."""
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    found.sort(key=lambda each: (each[0], each[1].name))
+    full = [place for place, (_, path) in enumerate(found) if path.suffix != ".delta"]
+    if found and not full:
+        raise ExportError(f"{folder} has deltas without the full export before them: name another folder")
+    return found[full[-1] :] if full else []
+
+
+def _opened(there: list[tuple[int, Path]]) -> ExportedModel:
+    model = ExportedModel.open(there[0][1])
+    for _, path in there[1:]:
+        model = model.updated(path)
+    return model

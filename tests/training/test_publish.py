@@ -1,0 +1,138 @@
+"""What a run that goes on leaves for who serves and who watches: deltas, a page, and an exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from training.test_continual import DAY, begin, files_of
+
+from stratarec import Scorer
+from stratarec.cli import main
+from stratarec.errors import ExportError
+from stratarec.training.continual.drift import alarms
+from stratarec.training.export import publish as publishing
+from stratarec.training.export import write_delta
+from stratarec.training.run import periods
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("published")
+    begin(root)
+    return root
+
+
+def served(folder: Path) -> Scorer:
+    """As who serves does it: the last full export, and the deltas behind it."""
+    names = sorted(path.name for path in folder.iterdir())
+    full = max(name for name in names if not name.endswith(".delta"))
+    scorer = Scorer.open(folder / full)
+    for name in names:
+        if name.endswith(".delta") and name > full:
+            scorer.update(folder / name)
+    return scorer
+
+
+def rows(home: Path) -> pl.DataFrame:
+    log = pl.read_parquet(home / "day-3.parquet")
+    return log.with_columns(pl.concat_list("item", pl.col("item") + 1).alias("seen"))
+
+
+def test_each_period_publishes_what_it_changed_and_a_full_export_where_that_is_much(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, folder, log = Path(shutil.copytree(home / "run", tmp_path / "run")), tmp_path / "serve", rows(home)
+
+    def go(day: int, *options: str) -> str:
+        capsys.readouterr()
+        command = ["continue", "-q", str(run), str(home / f"day-{day}.parquet"), "--publish", str(folder), *options]
+        assert main(command) == 0
+        export = tmp_path / f"export-{day}"
+        told = capsys.readouterr().out
+        assert main(["export", "-q", str(run), "-o", str(export)]) == 0
+        whole, found = Scorer.open(export), served(folder)
+        assert found.manifest == whole.manifest
+        assert np.array_equal(found.score(log), whole.score(log))
+        return told
+
+    assert "00001, a full export: nothing was published before" in go(1)
+    # Of so small a log nearly all rows change in a day.
+    assert "00002, a full export: more than a quarter of the rows differ" in go(2)
+    monkeypatch.setattr(write_delta, "_MOST", 1.0)
+    assert "00003.delta, " in go(3)
+    assert sorted(path.name for path in folder.iterdir()) == ["00001", "00002", "00003.delta"]
+    assert publishing.publish(run, folder) == f"{folder / '00003.delta'} is up to date"
+    # No delta leads over a rebase.
+    assert main(["rebase", "-q", str(run)]) == 0
+    assert "00004, a full export: vocabulary" in publishing.publish(run, folder)
+    # A folder of a run that is further, and one without a beginning.
+    shutil.rmtree(periods.paths(run)[-1])
+    with pytest.raises(ExportError, match="is of a later period than"):
+        publishing.publish(run, folder)
+    for name in ("00001", "00002", "00004"):
+        shutil.rmtree(folder / name)
+    with pytest.raises(ExportError, match="deltas without the full export before them"):
+        publishing.publish(run, folder)
+
+
+def test_what_stops_publishing_leaves_the_period_and_what_was_published_and_the_next_delta_has_both(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(write_delta, "_MOST", 1.0)
+    run, folder = Path(shutil.copytree(home / "run", tmp_path / "run")), tmp_path / "serve"
+    command = ["continue", "-q", str(run), "--publish", str(folder)]
+    publishing.publish(run, folder)
+    before = files_of(folder)
+    with monkeypatch.context() as context:
+
+        def stop(*args: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        context.setattr(publishing, "write_delta", stop)
+        assert main([*command, str(home / "day-1.parquet")]) == 2
+    assert files_of(folder) == before
+    assert len(periods.paths(run)) == 1
+    assert main([*command, str(home / "day-2.parquet")]) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["00000", "00002.delta"]
+    assert main(["export", "-q", str(run), "-o", str(tmp_path / "export")]) == 0
+    assert np.array_equal(served(folder).score(rows(home)), Scorer.open(tmp_path / "export").score(rows(home)))
+
+
+def test_a_period_that_has_moved_is_told_on_a_page_in_a_line_and_by_an_exit_code(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, page = Path(shutil.copytree(home / "run", tmp_path / "run")), tmp_path / "drift.html"
+    command = ["continue", "-q", "--json", "--alert", "-o", str(page), str(run)]
+    capsys.readouterr()
+    assert main([*command, str(home / "day-1.parquet")]) == 0
+    assert json.loads(capsys.readouterr().out)["alarms"] == []
+    assert "nothing is alarming" in page.read_text()
+    strange = pl.read_parquet(home / "day-2.parquet").with_columns(pl.col("age") * 5)
+    strange.write_parquet(tmp_path / "strange.parquet")
+    assert main([*command, str(tmp_path / "strange.parquet")]) == 3
+    told = capsys.readouterr()
+    assert told.err.count("\n") == 1
+    found = json.loads(told.out)["alarms"]
+    assert "age: its mean has moved by +" in found[-1]
+    assert found[-1] in told.err
+    assert len(periods.paths(run)) == 2  # committed all the same
+    html = page.read_text()
+    for text in ("strange.parquet", "AUC, and what chance gives", "Calibration", "Lookups without a row", "evicted"):
+        assert text in html
+    # Without the option it is a line, and no exit code.
+    frame = pl.read_parquet(home / "day-3.parquet").with_columns(pl.col("time") + DAY, pl.col("age") * 5)
+    frame.write_parquet(tmp_path / "later.parquet")
+    assert main(["continue", "-q", str(run), str(tmp_path / "later.parquet")]) == 0
+    assert "  age: its mean has moved by" in capsys.readouterr().out
+
+
+def test_an_auc_that_has_risen_alarms_nobody() -> None:
+    auc = {"before": 0.6, "low": 0.7, "high": 0.8}
+    period = {"auc": auc, "scores": {"all": {"auc": 0.75}}, "dense": {}}
+    assert alarms(period) == []
+    assert len(alarms(period | {"auc": auc | {"before": 0.9}})) == 1

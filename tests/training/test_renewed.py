@@ -1,0 +1,242 @@
+"""Values that a run forgets, and rows that are numbered anew: what is left, and that nothing else changes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from training.test_continual import begin, files_of, go_on
+from training.test_eviction import EVICT
+
+from stratarec import Scorer
+from stratarec.cli import main
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.training.continual import renew
+from stratarec.training.export import write_delta
+from stratarec.training.run import periods
+from stratarec.training.run.open_run import open_run
+
+SLOW = pytest.mark.slow
+
+
+def begun(root: Path, **changes: Any) -> Path:
+    """A run of a day that went on with another."""
+    run = begin(root, **changes)
+    go_on(run, root / "day-1.parquet")
+    return run
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("renewed")
+    begun(root, vocabulary=EVICT)
+    return root
+
+
+def run_of(home: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(home / "run", folder / "run"))
+
+
+def rows(home: Path, day: int = 2) -> pl.DataFrame:
+    log = pl.read_parquet(home / f"day-{day}.parquet")
+    return log.with_columns(pl.concat_list("item", pl.col("item") + 1).alias("seen"))
+
+
+def export(run: Path, folder: Path, since: Path | None = None) -> Scorer:
+    assert main(["export", "-q", str(run), "-o", str(folder), *(["--since", str(since)] if since else [])]) == 0
+    return Scorer.open(folder)
+
+
+def last(run: Path) -> Dataset:
+    return Dataset.open(periods.paths(run)[-1] / "data")
+
+
+ENCODED = {
+    "memory": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.05, "ways": 4}},
+    "vocabulary": {"min_count": 1, "overrides": {"place": {"kind": "hash", "buckets": 2000}}},
+    "train": {"batch_size": 16},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("encoded", [False, pytest.param(True, marks=SLOW)])
+def test_what_is_forgotten_is_nowhere_and_all_else_keeps_its_bits(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], encoded: bool
+) -> None:
+    monkeypatch.setattr(write_delta, "_MOST", 1.0)
+    if encoded:
+        home = tmp_path
+        run = begun(tmp_path, **ENCODED)
+    else:
+        run = run_of(home, tmp_path)
+    before, old = export(run, tmp_path / "0"), last(run)
+    vocabulary, counted = old.vocabulary("user"), old.carried_counts("user")
+    known = vocabulary.values.drop_nulls()[3]
+    rare = next(v for v in counted["value"] if v not in set(vocabulary.values)) if not encoded else "u1"
+    theirs = old.events()
+    assert theirs is not None
+    item = theirs["item"][0]
+    pl.DataFrame({"user": [known, rare, "nobody"], "item": [str(item), None, None]}).write_csv(tmp_path / "file.csv")
+    capsys.readouterr()
+    assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
+    assert "user: 2 values were known" in (told := capsys.readouterr().out)
+    assert f"left   {home / 'data'}" in told
+    made = last(run)
+    # Values, counts, events; nothing of the periods before is kept.
+    assert not {known, rare} & set(made.vocabulary("user").values)
+    assert not {known, rare} & set(made.carried_counts("user")["value"])
+    events = made.events()
+    assert events is not None
+    expected = theirs.filter(~pl.col("user").is_in([known, rare]) & (pl.col("item") != item))
+    assert events.sort(events.columns).equals(expected.sort(events.columns))
+    assert item not in set(made.vocabulary("item").values)
+    assert [path.name for path in (run / "periods").glob("*/data")] == ["data"]
+    assert known.encode() not in b"".join(path.read_bytes() for path in (run / "periods").rglob("*.parquet"))
+    # The row holds zeros, and other rows their bits.
+    place = vocabulary.values.to_list().index(known) + 5
+    with open_run(run) as trained:
+        weights = trained.model.embeddings.rows("user", place, place + 1)
+        assert not any(part.any() for part in weights.values())
+    # Who serves takes the delta, and scores as the full export; whoever was not forgotten has the scores of before.
+    after = export(run, tmp_path / "1", tmp_path / "0")
+    log = rows(home)
+    scorer = Scorer.open(tmp_path / "0")
+    scorer.update(tmp_path / "1.delta")
+    assert np.array_equal(scorer.score(log), after.score(log))
+    others = ~(log["user"].is_in([known, rare]) | log["seen"].list.contains(item))
+    same = before.score(log) == after.score(log)
+    assert same[others.to_numpy()].all()
+    assert not same[log["user"].to_numpy() == known].any()
+    assert main(["check", "-q", str(run)]) == 0
+    assert "not read" not in capsys.readouterr().out
+    # The run goes on, and whoever comes back gets a row behind all others.
+    frame = pl.read_parquet(home / "day-2.parquet").with_columns(
+        user=pl.when(pl.int_range(pl.len()) < 30).then(pl.lit(known)).otherwise("user")
+    )
+    frame.write_parquet(tmp_path / "next.parquet")
+    go_on(run, tmp_path / "next.parquet")
+    values = last(run).vocabulary("user").values.to_list()
+    assert values.index(known) >= len(vocabulary.values)
+
+
+def test_rows_are_numbered_by_recent_counts_with_the_same_scores_and_the_run_goes_on(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, log = run_of(home, tmp_path), rows(home)
+    before, old = export(run, tmp_path / "0"), last(run)
+    assert old.vocabularies["item"].holes
+    capsys.readouterr()
+    assert main(["rebase", "-q", str(run)]) == 0
+    told, made = capsys.readouterr().out, last(run)
+    assert f"item: {made.table_rows()['item']:,} rows, {old.vocabularies['item'].holes:,} dropped" in told
+    for name in ("user", "item"):
+        recent = dict(old.carried_counts(name).select("value", "recent").iter_rows())
+        values = made.vocabulary(name).values.to_list()
+        assert values == sorted(old.vocabulary(name).values.drop_nulls(), key=lambda v: (-recent[v], v))
+        assert made.carried_counts(name).equals(old.carried_counts(name))
+    assert export(run, tmp_path / "1").score(log).tobytes() == before.score(log).tobytes()
+    # As a run that was not numbered anew goes on, up to the order of sums.
+    other = Path(shutil.copytree(home / "run", tmp_path / "other"))
+    for each in (run, other):
+        go_on(each, home / "day-2.parquet")
+    mine, theirs = (periods.read(periods.paths(each)[-1]) for each in (run, other))
+    assert mine.scores == theirs.scores
+    assert mine.lookups["item"].known == theirs.lookups["item"].known
+    found, expected = (
+        export(each, tmp_path / f"last-{place}").score(rows(home, 3)) for place, each in enumerate((run, other))
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert main(["check", "-q", str(run)]) == 0
+    # No delta leads over it.
+    command = ["export", "-q", str(run), "-o", str(tmp_path / "late"), "--since", str(tmp_path / "0")]
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "use the full export" in capsys.readouterr().err
+
+
+def test_scores_that_would_change_stop_a_rebase(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(home, tmp_path)
+    take = renew._take
+    monkeypatch.setattr(renew, "_take", lambda group, ids, rows: take(group, ids, rows[::-1].copy()))
+    before = files_of(run)
+    assert main(["rebase", "-q", str(run)]) == 2
+    assert "scores would not be the same" in capsys.readouterr().err
+    assert files_of(run) == before
+
+
+STAGES = ["renew.write_without_samples", "renew.checkpoint.save", "renew.write_sealed", "chain.sync_tree"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("command", ["forget", "rebase"])
+def test_whatever_stops_it_leaves_the_run_as_it_was(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, command: str
+) -> None:
+    run = run_of(home, tmp_path)
+    pl.DataFrame({"user": last(run).vocabulary("user").values[:1]}).write_csv(tmp_path / "file.csv")
+    before = files_of(run)
+
+    def stop(*args: Any, **options: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(f"stratarec.training.continual.{stage}", stop)
+    assert main([command, "-q", str(run), *([str(tmp_path / "file.csv")] if command == "forget" else [])]) == 2
+    assert files_of(run) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.csv", "run"]
+
+
+def csv(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text) and None
+
+
+REFUSED: list[tuple[Callable[[Path], None], str]] = [
+    (lambda path: None, "cannot be read: No such file"),
+    (csv(""), "cannot be read"),
+    (csv("user\n"), "names no value"),
+    (csv("user\nnobody\n"), "the run knows none of its values"),
+    (csv("usr\nu1\n"), "column 'usr' is no vocabulary whose values have rows of their own; there are item, user"),
+    (csv("place\np1\n"), "column 'place' is no vocabulary whose values"),
+]
+
+
+@pytest.mark.parametrize(("write", "message"), REFUSED, ids=[message[-20:] for _, message in REFUSED])
+def test_a_file_of_nothing_to_forget_is_refused_in_a_line(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], write: Callable[[Path], None], message: str
+) -> None:
+    before = files_of(home / "run")
+    write(tmp_path / "file.csv")
+    capsys.readouterr()
+    assert main(["forget", "-q", str(home / "run"), str(tmp_path / "file.csv")]) == 2
+    assert message in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1
+    assert files_of(home / "run") == before
+
+
+ROWS: dict[str, Any] = {"kind": "rowwise_adam", "rows": "all", "weight_decay": 0.1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoded", [False, True])
+def test_rows_that_missed_steps_or_rest_encoded_are_numbered_anew_exactly_or_not_at_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], encoded: bool
+) -> None:
+    changes = ENCODED if encoded else {"train": {"embedding": ROWS}}
+    run = begun(tmp_path, **changes)
+    log, before, files = rows(tmp_path), export(run, tmp_path / "0"), files_of(run)
+    capsys.readouterr()
+    code = main(["rebase", "-q", str(run)])
+    if encoded:
+        assert code == 2
+        assert "rest encoded (memory.precision) cannot move" in capsys.readouterr().err
+        assert files_of(run) == files
+        assert [path.name for path in tmp_path.glob(".run*")] == []
+    else:
+        assert code == 0
+        assert export(run, tmp_path / "1").score(log).tobytes() == before.score(log).tobytes()
+    go_on(run, tmp_path / "day-2.parquet")
