@@ -13,9 +13,12 @@ import device_jobs
 import forked
 import pytest
 import torch
+import yaml
 from device_jobs import CASES, KINDS, SHIPPED
 from lazy_device import SCHEDULES
 
+from recipes import tiny
+from stratarec.cli import main
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels.runtime.accelerator import device_errors
 from stratarec.training.run.device import device_of
@@ -120,6 +123,14 @@ def test_a_device_that_is_not_there_is_one_line(before: str, name: str, said: st
     done = forked.python(code, environment={"XDG_CACHE_HOME": str(tmp_path)})
     assert said in done.stdout, done.stdout + done.stderr
     assert "set train.device to cpu" in done.stdout or name == "gpu"
+
+
+def test_no_study_begins_on_a_device_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path, device="gpu:x")))
+    given = ["tune", str(tmp_path / "r.yaml"), "-o", str(tmp_path / "study"), "--space", "train.seed=choice(1,2)"]
+    assert main(given) == 2
+    assert "train.device is 'gpu:x', expected cpu, or a device such as cuda" in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
 
 
 def test_ranks_have_no_devices() -> None:
