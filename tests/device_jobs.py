@@ -8,7 +8,7 @@ import pydoc
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from models.test_deduplicated import ROWS, batch, schema
 
+import stratarec
 from recipes import assert_same_model, interrupt, last, prepared, tiny
 from stratarec.batch.batch import Batch
 from stratarec.cli.doctor.verify_gpu import Sizes, verify
@@ -70,12 +71,45 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+_LEAST = {"embedding_dim": 8, "dropout": 0.1, "cross_layers": 1, "attention_layers": 1, "low_rank": 4, "blocks": 1}
+
+
+def small(config: Any) -> Any:
+    """A model as it is, but for sizes."""
+    given = {field.name: getattr(config, field.name) for field in fields(config)}
+    least = {name: min(value, given[name]) for name, value in _LEAST.items() if given.get(name)}
+    return replace(config, **least, **{name: (8,) for name, value in given.items() if name.endswith("_mlp") and value})
+
+
+def _shipped() -> dict[str, dict[str, Any]]:
+    """Of each recipe that is shipped, what it trains and how, made small; those that are then alike once."""
+    found = {}
+    for path in sorted((Path(stratarec.__file__).parent / "recipes").glob("*.yaml")):
+        recipe = Recipe.load(path)
+        model, train = small(recipe.model), recipe.train
+        grouped = "session: " in path.read_text()
+        found[f"{model}, {train.clip_rows}, {train.embedding.rows}, {grouped}"] = {
+            "name": f"recipe {path.stem}", "kind": model.kind, "shipped": model, "grouped": grouped,
+            "train": {name: getattr(train, name) for name in ("clip_norm", "clip_rows", "average", "dense")},
+            "rows": train.embedding,
+        }  # fmt: skip
+    return {case["name"]: case for case in found.values()}
+
+
+SHIPPED = _shipped()
+CASES |= SHIPPED
+
+
 def built(case: dict[str, Any]) -> tuple[CTRModel, TrainConfig]:
     """The model of a case, and how it is trained."""
+    if "shipped" in case:
+        model = build_model(case["shipped"], schema(), ROWS, seed=3, optimizer=case["rows"])
+        return model, TrainConfig(**case["train"])
     sizes = {} if case["kind"] == "lr" else {"embedding_dim": 8}
     config: Any = score_of(case["kind"]).config(**sizes, **case.get("model", {}))
     pooling = case.get("pooling", "target_attention" if case["kind"] == "din" else "mean")
     config = replace(config, history=HistoryConfig(pooling=pooling))
+    config = small(config) if case.get("small") else config
     rows = case.get("rows", RowOptimizerConfig(kind="adagrad", learning_rate=0.05))
     tiers = TierConfig(tables={"item": TableTier(home="dram", cache_rows=64)}) if case.get("tiers") else None
     model = build_model(config, schema(), ROWS, seed=3, optimizer=rows, tiers=tiers)
@@ -115,8 +149,11 @@ def losses(case: dict[str, Any], device: str, steps: int) -> list[float]:
 
 
 def compare(names: Sequence[str], steps: int) -> None:
-    """Print, as JSON, what each case gives on the CPU and on the device."""
-    print(json.dumps({name: [losses(CASES[name], device, steps) for device in ("cpu", "lazy")] for name in names}))
+    """Print, as JSON, what each case gives on the CPU and on the device; many steps, of small models."""
+    cases = {name: {**CASES[name], "small": steps > 100} for name in names}
+    print(
+        json.dumps({name: [losses(case, device, steps) for device in ("cpu", "lazy")] for name, case in cases.items()})
+    )
 
 
 @contextmanager

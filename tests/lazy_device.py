@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from stratarec.kernels.runtime import accelerator
@@ -259,11 +259,22 @@ def fresh(like: Tensor) -> Lazy:
 
 
 def inner(values: Any) -> Any:
-    return tree_map(lambda each: each.inner if isinstance(each, Lazy) else each, values)
+    """Not by torch's trees, which take most of the time of an operation."""
+    if isinstance(values, Lazy):
+        return values.inner
+    if isinstance(values, tuple | list):
+        return type(values)(map(inner, values))
+    return {name: inner(each) for name, each in values.items()} if isinstance(values, dict) else values
+
+
+def leaves(values: Any) -> list[Any]:
+    if isinstance(values, tuple | list):
+        return [leaf for each in values for leaf in leaves(each)]
+    return leaves(list(values.values())) if isinstance(values, dict) else [values]
 
 
 def tensors(values: Any) -> list[Tensor]:
-    return [each for each in tree_flatten(values)[0] if isinstance(each, Tensor)]
+    return [each for each in leaves(values) if isinstance(each, Tensor)]
 
 
 def run(func: Any, args: Any, options: dict[str, Any]) -> Any:
@@ -313,7 +324,7 @@ def _made(func: Any, args: Any, options: dict[str, Any]) -> Any:
             return each
         return torch.empty_strided(each.size(), each.stride(), dtype=each.dtype, device="meta")
 
-    key = (func, *map(_described, tree_flatten((args, options))[0]))
+    key = (func, *map(_described, leaves((args, options))), *options)
     if key not in _SHAPES:
         shapes, chosen = tree_map(shape, inner((args, options)))
         chosen = {**chosen, "device": "meta"} if "device" in chosen else chosen

@@ -37,6 +37,7 @@ def tune(args: argparse.Namespace) -> None:
     from stratarec.models.metrics import METRICS
     from stratarec.recipe import Recipe, read_content
     from stratarec.reporting.progress_bar import make_progress
+    from stratarec.training.run.device import device_of
 
     content = read_content(args.recipe, args.overrides)
     recipe = Recipe.from_dict(content, args.recipe)
@@ -47,6 +48,7 @@ def tune(args: argparse.Namespace) -> None:
         raise ConfigError(
             f"tune needs optuna, which is not installed ({error}): pip install 'stratarec[tune]'"
         ) from error
+    device_of(recipe.train.device)  # before trials are counted that could not be trained
     folder = Path(args.output or Path("studies") / recipe.place)
     best = run(content, space, folder, args.trials, make_progress(quiet=args.quiet), args.recipe)
     for field, value in best.values.items():
