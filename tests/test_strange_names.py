@@ -79,9 +79,11 @@ class Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.tags: set[str] = set()
+        self.scripts = 0
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
         self.tags.add(tag)
+        self.scripts += tag == "script"
 
 
 def test_strange_names_from_log_to_scores(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +117,7 @@ def test_strange_names_from_log_to_scores(tmp_path: Path, capfd: pytest.CaptureF
         text = page.read_text()
         parser.feed(text)
         tags[page] = parser.tags
-        assert "script" not in parser.tags
+        assert parser.scripts <= 1, "more than the one of the page's charts"
         assert "49" not in re.findall(r"\{\{ 7\*7 \}\}|(49)</td>", text)
     for odd, plain_page in zip(pages[:3], pages[3:], strict=True):
         assert "&lt;script&gt;alert(1)" in odd.read_text()

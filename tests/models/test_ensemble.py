@@ -25,6 +25,7 @@ from stratarec.models import build_model, build_network
 from stratarec.models.runs import Runs
 from stratarec.models.zoo.ensemble import EnsembleConfig, PiecewiseLinear
 from stratarec.recipe import Recipe
+from stratarec.serving.exported_model import ExportedModel
 from stratarec.serving.scorer import Scorer
 from stratarec.training.auto_config import sized
 from stratarec.training.export.export import export
@@ -187,7 +188,7 @@ def test_it_learns_a_bend_from_numbers_alone_and_its_export_scores_as_it_does(tm
     # What knows no tables: a delta, and a profile.
     with open_run(recipe.run) as trained:
         export(trained, tmp_path / "later")
-    assert write_delta(tmp_path / "export", tmp_path / "later", tmp_path / "delta") == 0
+    assert write_delta(ExportedModel.open(tmp_path / "export"), tmp_path / "later", tmp_path / "delta") == 0
     scorer.update(tmp_path / "delta")
     assert (np.asarray(scorer.score(frame.drop("click").to_arrow())) == scores).all()
     assert main(["profile", "-q", recipe.data.path, "-o", str(tmp_path / "p.html")]) == 0

@@ -97,7 +97,7 @@ def test_a_page_has_the_curves_of_all_and_loads_nothing(runs: Path, tmp_path: Pa
     words = ("Training loss", "Validation AUC", "Validation log loss", "train.dense.learning_rate", "0.003")
     assert all(word in text for word in words)
     assert "best AUC on the test split: two" in text
-    assert "<script" not in text
+    assert text.count("<script") == 1  # of its charts
 
 
 @pytest.mark.parametrize(

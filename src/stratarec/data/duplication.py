@@ -206,9 +206,14 @@ def _batch_factors(
             pl.Series(feature.name, batch.dense[:, place].numpy()) for place, feature in enumerate(dataset.schema.dense)
         ]
         columns += [_column(key, batch.sparse[key]) for key in batch.sparse.keys]
-        frame = pl.DataFrame(columns)
-        distinct = frame.select(pl.struct(features).n_unique().alias(name) for name, features in parts.items())
-        for name, count in distinct.row(0, named=True).items():
+        # By number: Polars would take a name such as * for many columns.
+        places = {column.name: str(place) for place, column in enumerate(columns)}
+        frame = pl.DataFrame([column.alias(places[column.name]) for column in columns])
+        distinct = frame.select(
+            pl.struct([places[feature] for feature in features]).n_unique().alias(str(number))
+            for number, features in enumerate(parts.values())
+        )
+        for name, count in zip(parts, distinct.row(0), strict=True):
             sizes[name].append(batch.size / max(count, 1))
         users.append(1.0 if batch.user is None else batch.size / len(np.unique(batch.user.numpy())))
     batches.close()  # type: ignore[attr-defined]
