@@ -201,7 +201,6 @@ def chosen_split(dataset: Dataset, split: str | None) -> str:
     found = split or next((each for each in ("test", "valid") if dataset.samples(each)), "test")
     if not dataset.samples(found):
         others = ", ".join(each for each in dataset.splits if dataset.samples(each))
-        raise DatasetError(
-            f"{dataset.path} has no samples in its split {found}; there are {others}: name one by --split"
-        )
+        change = f"there are {others}: name one by --split" if others else "nor in another: name a log after the run"
+        raise DatasetError(f"{dataset.path} has no samples in its split {found}; {change}")
     return found
