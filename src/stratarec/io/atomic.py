@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -16,7 +16,7 @@ import polars as pl
 import xxhash
 
 from stratarec.errors import DatasetError, StorageError
-from stratarec.io.opening import create, open_regular, temporary_name
+from stratarec.io.opening import create, hold_directory, leftover_directories, open_regular, temporary_name
 
 LARGEST_JSON = 1 << 28
 """Bytes of the largest JSON file that is read; what describes a million row groups has a tenth of it."""
@@ -188,6 +188,25 @@ def temporary_directory(final: Path) -> Path:
     except OSError as error:
         raise storage_error(final, error) from error
     return path
+
+
+@contextmanager
+def working_directory(final: Path, parts: Collection[str]) -> Iterator[Path]:
+    """A new directory beside `final`, held while it is worked in, and gone afterwards unless it was renamed.
+
+    Those of processes that were killed go before, where they have nothing but `parts`: whoever made a directory of such
+    a name himself keeps it.
+    """
+    for left in leftover_directories(final):
+        if {entry.name for entry in left.iterdir()} <= set(parts):
+            shutil.rmtree(left, ignore_errors=True)
+    work = temporary_directory(final)
+    held = hold_directory(work)
+    try:
+        yield work
+    finally:
+        os.close(held)
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def remove_tree(path: Path) -> None:

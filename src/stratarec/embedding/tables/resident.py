@@ -179,6 +179,7 @@ class _Records:
     def __init__(self, tables: ResidentTables, numbers: TableNumbers) -> None:
         self._memory, self._width, layout = tables.memory, tables.width, tables.codec.layout
         self._numbers, self.shape, self._floats = numbers, (numbers.end, layout.record_bytes), layout.clock_at
+        self._kept = layout.kept
 
     def __getitem__(self, numbers: Indices, /) -> NDArray[np.uint8]:
         rows = self._numbers.to_group(numbers)
@@ -192,6 +193,6 @@ class _Records:
 
     def __setitem__(self, numbers: Indices, records: NDArray[np.uint8], /) -> None:
         rows = self._numbers.to_group(numbers)
-        taken = self._memory.read(rows)
+        taken = FloatRows.allocate(len(rows), self._width, **self._kept)
         taken.take_records(records)
         self._memory.write(rows, taken, np.arange(len(rows), dtype=np.int64))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.io.atomic import make_directory, storage_error, sync, sync_tree, temporary_directory
-from stratarec.io.opening import hold_directory, leftover_directories
+from stratarec.io.atomic import make_directory, storage_error, sync, sync_tree, working_directory
 from stratarec.training import checkpoint
 from stratarec.training.continual.train_period import Before
 from stratarec.training.run import periods
@@ -32,17 +30,8 @@ class Chain:
         """A directory beside the run, which is gone afterwards unless it was renamed."""
         place = self.run.resolve()
         place = place.with_name(f"{place.name}.continuing")
-        for left in leftover_directories(place):
-            # Nothing but what a period consists of: whoever made a directory of such a name himself keeps it.
-            if {entry.name for entry in left.iterdir()} <= _PARTS:
-                shutil.rmtree(left, ignore_errors=True)
-        work = temporary_directory(place)
-        descriptor = hold_directory(work)
-        try:
+        with working_directory(place, _PARTS) as work:
             yield work
-        finally:
-            os.close(descriptor)
-            shutil.rmtree(work, ignore_errors=True)
 
     def before(self, trained: TrainedModel) -> tuple[Before, Path]:
         """What is gone on from, and the file that says what that is."""

@@ -20,9 +20,8 @@ import pydantic
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import CheckpointError, DatasetError, StorageError
-from stratarec.io.atomic import check_output, file_hash, storage_error, sync, sync_tree, temporary_directory
+from stratarec.io.atomic import check_output, file_hash, storage_error, sync, sync_tree, working_directory
 from stratarec.io.names import file_name
-from stratarec.io.opening import hold_directory, leftover_directories
 from stratarec.io.sealed import describe, own_file
 from stratarec.io.tensors import write_tensors
 from stratarec.models.base import Network, Score
@@ -83,25 +82,17 @@ def export(trained: TrainedModel, folder: Path, *, program: bool = False, onnx: 
 @contextmanager
 def new_directory(folder: Path, parts: set[str]) -> Iterator[Path]:
     """A directory that becomes `folder`, whole, at the end; `parts` is all that may be in it."""
-    for left in leftover_directories(folder):
-        # Nothing but what it consists of: whoever made a directory of such a name himself keeps it.
-        if {entry.name for entry in left.iterdir()} <= parts:
-            shutil.rmtree(left, ignore_errors=True)
-    temporary = temporary_directory(folder)
-    held = hold_directory(temporary)
-    try:
-        yield temporary
-        sync_tree(temporary)
-        # A directory that came here in the meantime is in the way, unless it is empty.
-        os.rename(temporary, folder)
-        sync(folder.parent)
-    except StorageError:
-        raise
-    except OSError as error:
-        raise storage_error(folder, error) from error
-    finally:
-        os.close(held)
-        shutil.rmtree(temporary, ignore_errors=True)
+    with working_directory(folder, parts) as temporary:
+        try:
+            yield temporary
+            sync_tree(temporary)
+            # A directory that came here in the meantime is in the way, unless it is empty.
+            os.rename(temporary, folder)
+            sync(folder.parent)
+        except StorageError:
+            raise
+        except OSError as error:
+            raise storage_error(folder, error) from error
 
 
 def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from stratarec.errors import ExportError
 from stratarec.io.atomic import make_directory, sync
 from stratarec.io.scratch import ScratchDirectory
+from stratarec.serving.export_manifest import ExportManifest
 from stratarec.serving.exported_model import ExportedModel
 from stratarec.training.export.export import export
 from stratarec.training.export.write_delta import write_delta
@@ -31,7 +32,7 @@ def publish(run: Path, folder: Path) -> str:
     Raises
     ------
     ExportError
-        Where what is there is damaged, or of a later period than the run has.
+        Where what is there is of another run, as far as its last period tells, or of a later period than the run has.
     StorageError
         When it cannot be written; what was published stays.
     """
@@ -39,12 +40,14 @@ def publish(run: Path, folder: Path) -> str:
     there = _published(folder)
     with open_run(run, same_samples=False) as trained:
         number = trained.period
-        if there and there[-1][0] >= number:
-            if there[-1][0] > number:
-                raise ExportError(f"{there[-1][1]} is of a later period than {run} has, {number}: name another folder")
-            return f"{there[-1][1]} is up to date"
+        if there and there[-1][0] > number:
+            raise ExportError(f"{there[-1][1]} is of a later period than {run} has, {number}: name another folder")
         with ScratchDirectory(folder, ".publishing-") as scratch:
             made = export(trained, scratch / "export")
+            if there and there[-1][0] == number:
+                if _opened(there).manifest.fingerprint != ExportManifest.read(made).fingerprint:
+                    raise ExportError(f"{there[-1][1]} is another model than {run} has: name another folder")
+                return f"{there[-1][1]} is up to date"
             share, why = None, "nothing was published before"
             if there:
                 delta, why = folder / f"{number:05d}.delta", "more than a quarter of the rows differ"
