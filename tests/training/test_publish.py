@@ -61,6 +61,12 @@ def test_each_period_publishes_what_it_changed_and_a_full_export_where_that_is_m
         return told
 
     assert "00001, a full export: nothing was published before" in go(1)
+    # Another run, which has as many periods.
+    other = Path(shutil.copytree(home / "run", tmp_path / "other"))
+    assert main(["continue", "-q", str(other), str(home / "day-2.parquet")]) == 0
+    with pytest.raises(ExportError, match="is another model than"):
+        publishing.publish(other, folder)
+    assert [path.name for path in folder.iterdir()] == ["00001"]
     # Of so small a log nearly all rows change in a day.
     assert "00002, a full export: more than a quarter of the rows differ" in go(2)
     monkeypatch.setattr(write_delta, "_MOST", 1.0)
