@@ -51,6 +51,7 @@ _STYLE: Any = {
 }
 # Places of a chart that can be read: more cannot be pointed at.
 _MOST_READ = 240
+_CODE = re.compile(r"`([^`]+)`")
 # What matplotlib writes around a drawing: its size is the page's matter, and the rest is of no use there.
 _AROUND = re.compile(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)
 
@@ -169,8 +170,13 @@ def _environment() -> jinja2.Environment:
     # A browser runs the script with this hash, and no other that came in with a name or a value.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals |= {"script": Markup(script), "script_hash": f"sha256-{digest}"}
-    environment.filters["svg"] = _svg
+    environment.filters |= {"svg": _svg, "marked": _marked}
     return environment
+
+
+def _marked(line: str) -> Markup:
+    """A line of words, with what stands between backticks as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(Markup.escape(line))))
 
 
 def _svg(chart: Chart, number: int) -> Markup:
