@@ -120,6 +120,7 @@ def versions() -> dict[str, str]:
         "rocksdict",
         "onnxruntime",
         "lightgbm",
+        "river",
         "catboost",
     )
     return found | {

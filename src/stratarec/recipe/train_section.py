@@ -147,7 +147,8 @@ class TrainConfig:
     max_steps: int = 0
     """Stop after so many steps; 0 for no limit."""
     precision: Literal["float32", "bf16"] = "float32"
-    """``bf16`` runs the network's matrix products in bfloat16 (autocast); embeddings stay float32."""
+    """``bf16`` runs the network's matrix products in bfloat16 (autocast); embeddings stay float32. It pays on devices
+    and on processors with AVX-512 BF16 or AMX; elsewhere it takes many times as long, and `train` says so."""
     device: str = "cpu"
     """Where the network is: ``cpu``, or a device of torch such as ``cuda``, ``cuda:1`` or ``xpu``; rows stay in their
     memories."""
