@@ -188,6 +188,18 @@ def test_a_run_tells_machines_its_curves(
     assert json.loads(capsys.readouterr().out)["samples"]["test"] == 541
 
 
+def test_a_warning_is_a_line_of_json_too(tmp_path: Path) -> None:
+    before = """
+import warnings
+from stratarec.cli import compare_command
+compare_command.COMMAND = compare_command.COMMAND._replace(run=lambda args: warnings.warn("from\\nthere"))
+"""
+    done = forked.run(["compare", "--json", "x"], before=before, cwd=tmp_path)
+    assert done.returncode == 0
+    told = json.loads(done.stderr)
+    assert (told["event"], told["text"]) == ("warning", "UserWarning: from\nthere")
+
+
 def test_exit_codes_are_few_and_distinct() -> None:
     """Each is met in a test: 2, 70 and 141 here, 3 in `test_continual`, 130 in `test_control`."""
     assert list(EXIT_CODES) == [0, 2, 3, 70, 130, 141]

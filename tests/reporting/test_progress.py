@@ -6,12 +6,14 @@ import json
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from stratarec.config.units import readable_seconds
+from stratarec.reporting.live import progress_bar
 from stratarec.reporting.live.json_progress import JsonProgress
-from stratarec.reporting.live.progress_bar import LineProgress, TaskSpeed
+from stratarec.reporting.live.progress_bar import LineProgress, TaskSpeed, TerminalProgress, eta_text
 
 
 def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:
@@ -95,6 +97,7 @@ def test_lines_of_json_say_what_is_done_and_what_is_left(
     told = [each["event"] for each in events]
     assert told == ["start", *["progress"] * 6, "figures", "message", "end"]
     assert events[0]["done"] == 10
+    assert events[7]["values"] == {"train/loss": None}
     # Fewer than one a second; the first already knows the pace.
     assert events[1]["eta_seconds"] == pytest.approx(0.2 * (100 - events[1]["done"]))
     assert (events[-1]["done"], events[-1]["total"], events[-1]["seconds"]) == (40, 100, 6.0)
@@ -107,3 +110,22 @@ def test_the_time_left_is_right_within_the_first_minute_of_a_slow_start() -> Non
         speed.add(now, step)
         now += 0.1
     assert speed.left(1000) == pytest.approx(100.0, rel=0.01)
+
+
+def test_the_bar_of_a_terminal_has_the_same_estimate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    clock = [100.0]
+    progress = TerminalProgress()
+    monkeypatch.setattr(progress_bar, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    progress.start("train", 1000, "steps", done=100)
+    for _ in range(10):
+        clock[0] += 1.0
+        progress.advance(1, "loss 0.5")
+    progress.finish()
+    assert "110/1000 steps loss 0.5" in capsys.readouterr().err.replace("  ", " ")
+
+
+def test_seconds_that_are_left_are_said_where_something_can_be_said() -> None:
+    assert (eta_text(None), eta_text(890.0)) == ("", "ETA 14 min 50 s")

@@ -126,6 +126,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _run(arguments: Sequence[str] | None) -> int:
     args = parse(arguments)
     command: Subcommand = args.command
+    if getattr(args, "json", False):
+        warnings.formatwarning = _json_warning
     try:
         if os.environ.get("WORLD_SIZE", "1") != "1" and not command.by_ranks:
             raise ConfigError(f"`{command.name}` is work of one process: start it without torchrun")
@@ -209,6 +211,12 @@ def _complain(message: str, code: int) -> int:
 
 def _warning(message: Warning | str, category: type[Warning], *place: object, **more: object) -> str:
     return f"stratarec: {category.__name__}: {visible(' '.join(str(message).split()))}\n"
+
+
+def _json_warning(message: Warning | str, category: type[Warning], *place: object, **more: object) -> str:
+    from stratarec.reporting.live.json_progress import json_line
+
+    return json_line("warning", text=f"{category.__name__}: {message}") + "\n"
 
 
 def _report(error: Exception) -> str:

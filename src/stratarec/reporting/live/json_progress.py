@@ -3,7 +3,8 @@
 Every line has ``event`` and ``time``, seconds since 1970. ``start``, ``progress`` and ``end`` are of a task, and have
 its name as ``task``, ``unit``, ``done`` and ``total`` in that unit, and ``seconds`` since it began; ``eta_seconds`` is
 null while nothing can be said. ``figures`` are points of curves at a ``step``. ``message`` has a ``text``, such as
-people read, and so has ``error``, the last line of a command that failed, which has its ``exit_code`` too.
+people read, and so have ``warning`` and ``error``, the last line of a command that failed, which has its ``exit_code``
+too. What is no number, as a loss that left, is null.
 """
 
 from __future__ import annotations
@@ -12,10 +13,16 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from math import isfinite
 
 from stratarec.reporting.live.progress_bar import TaskSpeed
 
 _LINE_SECONDS = 1.0
+
+
+def json_line(event: str, **content: object) -> str:
+    """In ASCII, so that no value acts on a terminal."""
+    return json.dumps({"event": event, "time": round(time.time(), 3), **content}, allow_nan=False)
 
 
 class JsonProgress:
@@ -47,7 +54,9 @@ class JsonProgress:
             self._task = {}
 
     def figures(self, step: int, values: Mapping[str, float]) -> None:
-        self._tell("figures", step=step, values=dict(values))
+        self._tell(
+            "figures", step=step, values={name: value if isfinite(value) else None for name, value in values.items()}
+        )
 
     def say(self, message: str) -> None:
         self._tell("message", text=message)
@@ -64,7 +73,6 @@ class JsonProgress:
         if not self._heard:
             return
         try:
-            # In ASCII, so that no value acts on a terminal; not a number (a loss that left) is NaN, as Python reads it.
-            print(json.dumps({"event": event, "time": round(time.time(), 3), **content}), file=sys.stderr, flush=True)
+            print(json_line(event, **content), file=sys.stderr, flush=True)
         except OSError:
             self._heard = False  # whoever read this has gone; the work goes on
