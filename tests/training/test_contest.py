@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,9 @@ def test_a_page_has_the_curves_of_all_and_loads_nothing(runs: Path, tmp_path: Pa
     assert all(word in text for word in words)
     assert "best AUC on the test split: two" in text
     assert text.count("<script") == 1  # of its charts
+    shutil.copytree(runs / "two", tmp_path / "twin")
+    assert main(["compare", str(runs / "two"), str(tmp_path / "twin"), "-o", str(page)]) == 0
+    assert "the same AUC on the test split: two and twin" in page.read_text()
 
 
 @pytest.mark.parametrize(

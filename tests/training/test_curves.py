@@ -41,6 +41,13 @@ class Told(SilentProgress):
         self.points.append((step, dict(values)))
 
 
+@pytest.fixture(autouse=True)
+def quiet(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """Standard output is for results: no library greets there."""
+    yield
+    assert capsys.readouterr().out == ""
+
+
 def trained(home: Path, run: Path, kind: str, told: Told) -> dict[str, Any]:
     content = tiny(home, run=str(run), epochs=1, log_every=4, curves=[kind])
     recipe = Recipe.from_dict(content)

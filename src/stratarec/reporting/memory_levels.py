@@ -57,7 +57,8 @@ def levels(plan: Content | None, parts: Mapping[str, int] | None, caches: Sequen
         found = [
             _level(
                 "Level 0, in DRAM", "all rows in float32, where training reads and changes them", None, parts, "level0"
-            )
+            ),
+            _work({}, parts),
         ]
     else:
         found = list(_planned(plan, parts, caches))
@@ -100,14 +101,13 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
         yield _level(
             "Directory, in DRAM", "which row is in which slot of level 0", _sum(dram, _TAGS), parts, "metadata"
         )
+    yield _work(dram, parts)
+
+
+def _work(dram: Mapping[str, int], parts: Mapping[str, int] | None) -> Level:
     work = None if parts is None else {"work": sum(parts.get(name, 0) for name in _WORK)}
-    yield _level(
-        "Work space, in DRAM",
-        "of the update, and of rows on their way; planned as an upper bound",
-        _sum(dram, _WORK),
-        work,
-        "work",
-    )
+    words = "of the update, and of rows on their way" + ("; planned as an upper bound" if dram else "")
+    return _level("Work space, in DRAM", words, _sum(dram, _WORK) if dram else None, work, "work")
 
 
 def _level(

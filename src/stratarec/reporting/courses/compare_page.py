@@ -112,8 +112,13 @@ def _verdict(content: Content) -> list[str]:
         if len(known) > 1 and name != "calibration":
             known.sort(key=lambda each: -goodness(name, each[0]))
             (best, first), (next_best, second) = known[:2]
-            by = f"{abs(best - next_best):.5f} before {visible(second)}"
-            said.append(f"best {METRICS[name].label} on the test split: {visible(first)} ({best:.5f}, {by})")
+            label = f"{METRICS[name].label} on the test split"
+            gap = abs(best - next_best)
+            said.append(
+                f"best {label}: {visible(first)} ({best:.5f}, {gap:.5f} before {visible(second)})"
+                if gap >= 5e-6
+                else f"the same {label}: {visible(first)} and {visible(second)} ({best:.5f})"
+            )
     quick = sorted(runs, key=lambda run: -run["samples_per_second"])
     times = quick[0]["samples_per_second"] / max(quick[1]["samples_per_second"], 1e-9)
     return [

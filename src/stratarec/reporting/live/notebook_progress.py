@@ -112,7 +112,7 @@ def _chart(curves: Sequence[tuple[str, int, str, Points]]) -> str:
         f'<text x="{_WIDTH - 4}" y="{_HEIGHT - 6}" text-anchor="end">step {last:,}</text>'
     )
     return (
-        f'<div style="display: inline-block; max-width: 100%">{legend}<br><svg width="{_WIDTH}" height="{_HEIGHT}" '
+        f'<div style="display: inline-block; max-width: 100%">{legend}<br/><svg width="{_WIDTH}" height="{_HEIGHT}" '
         f'style="max-width: 100%" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(names)}">'
         f'<g fill="currentColor" font-size="11" opacity="0.7">{axis}</g>{drawn}</svg></div>'
     )

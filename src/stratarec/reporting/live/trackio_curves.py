@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, redirect_stdout
 
 import trackio
 
@@ -13,17 +15,24 @@ class TrackioCurves:
     """A session is a run there, in the project of the recipe's name."""
 
     def __init__(self, of: CurvesOf) -> None:
-        self._run = trackio.init(
-            project=of.name,
-            group=of.run.name,
-            config=dict(of.recipe),
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
+        with _silence():
+            self._run = trackio.init(
+                project=of.name,
+                group=of.run.name,
+                config=dict(of.recipe),
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
 
     def close(self, *, failed: bool) -> None:
-        self._run.finish()
+        with _silence():
+            self._run.finish()
+
+
+def _silence() -> AbstractContextManager[object]:
+    """It prints greetings to standard output, which is for results."""
+    return redirect_stdout(io.StringIO())
