@@ -82,7 +82,7 @@ def samples(batches: list[Batch]) -> list[tuple[object, ...]]:
 
 
 @settings(deadline=None, max_examples=6)
-@given(st.integers(0, 5), st.integers(20, 700), st.integers(1, 40), st.floats(0, 1), st.booleans(), st.integers(1, 5))
+@given(st.integers(0, 5), st.integers(60, 700), st.integers(1, 40), st.floats(0, 1), st.booleans(), st.integers(1, 5))
 def test_any_start_gives_the_tail_of_the_epoch(
     data: Dataset, seed: int, size: int, window: int, start: float, shuffle: bool, portions: int
 ) -> None:

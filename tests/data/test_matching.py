@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 import yaml
 
-from recipes import tiny
+from recipes import prepared, tiny
 from stratarec.cli import main
 from stratarec.data.dataset.compatibility import check_prepared, input_difference
 from stratarec.data.dataset.dataset import Dataset
@@ -61,6 +61,7 @@ def content(root: Path, name: str, **data: Any) -> dict[str, Any]:
             "run": str(root / "run"),
             "batch_size": 64,
             "epochs": 4,
+            "report": False,
             "embedding": {"learning_rate": 0.1},
             "average": {"decay": 0},
             "early_stopping": {"patience": 0},
@@ -192,7 +193,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recipe, ``r.yaml``, and its data set."""
     root = tmp_path_factory.mktemp("small")
     (root / "r.yaml").write_text(yaml.safe_dump(tiny(root)))
-    assert main(["prepare", "-q", str(root / "r.yaml")]) == 0
+    prepared(Recipe.from_dict(tiny(root)).data)
     return root
 
 
@@ -223,7 +224,7 @@ def test_a_recipe_that_asks_for_other_data_is_refused(
 def test_what_changes_no_sample_does_not_matter(tmp_path: Path) -> None:
     config = Recipe.from_dict(tiny(tmp_path)).data
     changed = replace(config, on_bad_row="skip", shard_samples=7, keep_rows=False, path="elsewhere")
-    assert not check_prepared(changed, prepare(config))
+    assert not check_prepared(changed, prepared(config))
 
 
 def text_log(path: Path, first: int = 0) -> None:

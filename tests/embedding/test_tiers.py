@@ -129,9 +129,14 @@ def in_memory() -> dict[str, dict[str, Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("lookahead", [0, 1, 2, 4])
-@pytest.mark.parametrize("share", [0.01, 0.03, 1.0])
-@pytest.mark.parametrize("home", ["dram", "mapped", "log"])
+HOMES, SHARES, LOOKAHEADS = ("dram", "mapped", "log"), (0.01, 0.03, 1.0), (0, 1, 2, 4)
+
+
+# Each pair of a home, a share and a lookahead.
+@pytest.mark.parametrize(
+    ("home", "share", "lookahead"),
+    [(HOMES[(i + j) % 3], share, ahead) for i, share in enumerate(SHARES) for j, ahead in enumerate(LOOKAHEADS)],
+)
 def test_same_bits_as_in_memory(in_memory, tmp_path, home, share, lookahead):
     model = Model(tiers(share, home=home, mapped_path=tmp_path, log_path=tmp_path), "rowwise_adagrad")
     train(model, batches(), lookahead)

@@ -15,6 +15,7 @@ from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.errors import DatasetError
+from stratarec.io import hashes
 from stratarec.io.atomic import cache_directory, file_hash
 from stratarec.io.hashes import file_hashes
 
@@ -29,13 +30,14 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
-    """Two files, old enough to be remembered."""
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Two files, old enough to be remembered; the last test waits for as long as users do."""
+    monkeypatch.setattr(hashes, "_SETTLE_NS", 20_000_000)
     (tmp_path / "data").mkdir()
     found = [tmp_path / "data" / name for name in ("one", "two")]
     for number, path in enumerate(found):
         path.write_bytes(bytes([number]) * SIZE)
-    time.sleep(2.1)
+    time.sleep(0.05)
     return found
 
 
@@ -116,7 +118,7 @@ def test_an_unread_file_is_the_error_of_the_system(tmp_path: Path) -> None:
 
 
 def test_a_data_set_is_hashed_once_and_damage_is_seen_all_the_same(tmp_path: Path) -> None:
-    source = SyntheticConfig(samples=60_000, scale=0.001)
+    source = SyntheticConfig(samples=20_000, scale=0.001)
     dataset = prepare(PrepareConfig(source=source, path=str(tmp_path / "d")))
     shards = sum(shard.bytes for shard in dataset.shards("train"))
     time.sleep(2.1)

@@ -40,6 +40,7 @@ def recipe(root: Path, negatives: float) -> Recipe:
             "run": str(root / "run"),
             "batch_size": 64,
             "epochs": 3,
+            "report": False,
             "embedding": {"kind": "rowwise_adagrad", "learning_rate": 0.1},
         },
     }

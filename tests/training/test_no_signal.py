@@ -57,7 +57,7 @@ def random_recipe(
         "split": SPLITS[split],
     }
     network = model or {"kind": "dlrm", "bottom_mlp": [16], "top_mlp": [16]}
-    train = {"run": str(root / "run"), "batch_size": 512, "epochs": 2}
+    train = {"run": str(root / "run"), "batch_size": 512, "epochs": 2, "report": False}
     return Recipe.from_dict({"name": "random", "data": data, "model": {**network, "embedding_dim": 4}, "train": train})
 
 

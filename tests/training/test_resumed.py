@@ -61,31 +61,23 @@ class Case:
 
 
 ADAM_OF_ALL_ROWS = {"kind": "adam", "rows": "all", "weight_decay": 0.01}
-DENSE: dict[str, dict[str, Any]] = {
-    "adamw": {"kind": "adamw", "weight_decay": 0.1},
-    "adagrad": {"kind": "adagrad"},
-    "sgd": {"kind": "sgd", "schedule": {"kind": "cosine", "total_steps": 90}},
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {"dense": {"kind": "adamw", "weight_decay": 0.1}, "embedding": ADAM_OF_ALL_ROWS},
+    "adagrad-bf16": {"dense": {"kind": "adagrad"}, "precision": "bf16", "embedding": {"kind": "rowwise_adam"}},
+    "sgd": {"dense": {"kind": "sgd", "schedule": {"kind": "cosine", "total_steps": 90}}, "embedding": ADAM_OF_ALL_ROWS},
 }
-ROWS = {"float32": ADAM_OF_ALL_ROWS, "bf16": {"kind": "rowwise_adam"}}
 AVERAGED = {"average": {"decay": 0.9}, "dense": {"learning_rate": 0.05}, "checkpoint": {"every_steps": 7, "keep": 99}}
 CASES = {
-    **{
-        f"{name}-{precision}": Case({"dense": dense, "precision": precision, "embedding": rows})
-        for name, dense in DENSE.items()
-        for precision, rows in ROWS.items()
-    },
+    **{name: Case(options) for name, options in OPTIMIZERS.items()},
     # The masks and statistics of a step are the same however often a run stopped, evaluated or saved before.
-    **{
-        f"dropout, statistics, average-{precision}": Case(
-            {**AVERAGED, "precision": precision, "epochs": 1},
-            stopped=13,
-            again=False,
-            whole={"eval_every": 9},
-            sections={"model": {"dropout": 0.3, "batch_norm": True}},
-            check=has_statistics,
-        )
-        for precision in ROWS
-    },
+    "dropout, statistics, average": Case(
+        {**AVERAGED, "epochs": 1},
+        stopped=13,
+        again=False,
+        whole={"eval_every": 9},
+        sections={"model": {"dropout": 0.3, "batch_norm": True}},
+        check=has_statistics,
+    ),
     **{
         kind: Case({"embedding": rows}, sections={"memory": {**INT8, "precision": kind}}, check=is_cached)
         for kind, rows in (("int8", EVERY_ROW), ("int4", {}))
@@ -113,13 +105,12 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-SOON = (
-    "adamw-float32", "adagrad-bf16", "sgd-float32", "dropout, statistics, average-float32", "int8",
-    "hot batches proportional",
-)  # fmt: skip
+LATER = ("int4", "hot batches adaptive", "hot batches none")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in SOON else pytest.mark.slow) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LATER else ()) for name in CASES]
+)
 def test_a_stopped_run_goes_on_bitwise(home: Path, larger: Path, tmp_path: Path, name: str) -> None:
     case = CASES[name]
 

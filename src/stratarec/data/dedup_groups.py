@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.data.column_names import column
 from stratarec.data.schema import Schema
 
 GroupMode = Literal["auto", "declared", "none"]
@@ -141,9 +142,10 @@ class Repeats:
 
 def as_before(frame: pl.DataFrame, columns: Sequence[str]) -> NDArray[np.bool_]:
     """``[N]`` whether a row has in all of `columns` what the row before it has; nowhere, if there are none."""
-    same = np.full(len(frame), bool(columns))
-    for name in columns:
-        same &= frame[name].eq_missing(frame[name].shift(1)).to_numpy()
+    if not columns:
+        return np.zeros(len(frame), dtype=np.bool_)
+    kept = (column(name).eq_missing(column(name).shift(1)) for name in columns)
+    same: NDArray[np.bool_] = frame.select(pl.all_horizontal(kept)).to_series().to_numpy().copy()
     same[:1] = False
     return same
 

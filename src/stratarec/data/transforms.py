@@ -84,7 +84,7 @@ class Moments:
 
 def squash(values: pl.Series, feature: DenseFeature) -> NDArray[np.float64]:
     """The feature's transform in float64, NaN where missing."""
-    raw = values.cast(pl.Float64).fill_null(np.nan).to_numpy()
+    raw = values.cast(pl.Float64).to_numpy()
     return np.sign(raw) * np.log1p(np.abs(raw)) if feature.transform == "log1p" else raw
 
 

@@ -29,10 +29,9 @@ def merge_counts(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """
     kinds = {part["value"].dtype for part in parts}
     common = kinds.pop() if len(kinds) == 1 else pl.String()
-    alike = [part.with_columns(pl.col("value").cast(common), pl.col("count").cast(pl.Int64)) for part in parts]
-    both = pl.concat(alike)
-    sums = [pl.col(name).max() if name == "last" else pl.col(name).sum() for name in both.columns[1:]]
-    return both.group_by("value").agg(sums).sort("value")
+    alike = [part.lazy().with_columns(pl.col("value").cast(common), pl.col("count").cast(pl.Int64)) for part in parts]
+    sums = [pl.col(name).max() if name == "last" else pl.col(name).sum() for name in parts[0].columns[1:]]
+    return pl.concat(alike).group_by("value").agg(sums).sort("value").collect()
 
 
 def bounded(counted: pl.DataFrame, limits: VocabularyLimits) -> pl.DataFrame:

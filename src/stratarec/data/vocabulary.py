@@ -208,10 +208,12 @@ class Vocabulary:
         if values.dtype != self.values.dtype:
             values = values.cast(self.values.dtype)
         table = pl.DataFrame({"value": self.values, "id": np.arange(self.tail_buckets, self.rows, dtype=np.int32)})
-        table = table.drop_nulls()
-        joined = values.to_frame("value").join(table, on="value", how="left", maintain_order="left")
-        ids = joined["id"].fill_null(MISSING).to_numpy().copy()
-        unknown = np.flatnonzero((ids == MISSING) & values.is_not_null().to_numpy())
+        # One query: each costs Polars a third of a millisecond, and a small log has thousands of pieces of columns.
+        joined = values.to_frame("value").lazy().join(table.lazy().drop_nulls(), "value", "left", maintain_order="left")
+        known = pl.col("id").is_not_null() | pl.col("value").is_null()
+        found = joined.select(pl.col("id").fill_null(MISSING), known=known).collect()
+        ids = found["id"].to_numpy().copy()
+        unknown = np.flatnonzero(~found["known"].to_numpy())
         if len(unknown):
             ids[unknown] = self.tail_ids(values[unknown])
         return ids.astype(np.int32, copy=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -35,6 +35,8 @@ from stratarec.data.transforms import Moments, squash, transform
 from stratarec.data.user_history import event_columns, last_events
 from stratarec.data.value_counts import merge_counts
 from stratarec.data.vocabulary import Vocabulary
+
+Lists = TypeVar("Lists", pl.Series, pl.Expr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +105,14 @@ class Partition:
             if feature.traits.derived:
                 parts.append(_window_counts(self.windows[feature.name], chosen).with_columns(none))
                 continue
-            rows = pl.DataFrame([self.frame[feature.name].alias("value"), time.alias("last")]).filter(pl.Series(chosen))
+            frame = pl.DataFrame([self.frame[feature.name].alias("value"), time.alias("last")])
+            rows = frame.lazy().filter(pl.Series(chosen))
             if feature.traits.lists:
-                rows = rows.with_columns(_shortened(rows["value"], feature)).explode("value")
-            found = rows.drop_nulls("value").group_by("value").agg(pl.len().alias("count"), pl.col("last").max())
-            parts.append(found.with_columns(none) if feature.traits.lists and alone else found)
-        return merge_counts([part.with_columns(pl.col("last").cast(pl.Int64)) for part in parts])
+                rows = rows.with_columns(_shortened(pl.col("value"), feature)).explode("value")
+            last = pl.col("last").max().cast(pl.Int64)
+            found = rows.drop_nulls("value").group_by("value").agg(pl.len().alias("count"), last)
+            parts.append((found.with_columns(none) if feature.traits.lists and alone else found).collect())
+        return merge_counts(parts)
 
     def moments(self, name: str, training: int = 0) -> Moments:
         """Moments of a dense column over training rows."""
@@ -240,11 +244,12 @@ class _Encoder:
 def _distinct(rows: pl.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Code of each row, numbered by first appearance, and the first row of each code."""
     bare = pl.DataFrame([column.alias(str(place)) for place, column in enumerate(rows.iter_columns())])
-    found = bare.with_row_index(PLACE).group_by(bare.columns, maintain_order=True).agg(PLACE)[PLACE]
-    sizes = found.list.len().to_numpy()
+    found = bare.lazy().with_row_index(PLACE).group_by(bare.columns, maintain_order=True).agg(PLACE).select(PLACE)
+    groups = found.collect().to_series().to_arrow()
+    starts, places = groups.offsets.to_numpy(), groups.values.to_numpy()
     codes = np.empty(len(rows), dtype=np.int64)
-    codes[found.explode(empty_as_null=False).to_numpy()] = np.repeat(np.arange(len(sizes)), sizes)
-    return codes, found.list.first().to_numpy().astype(np.int64)
+    codes[places] = np.repeat(np.arange(len(groups)), np.diff(starts))
+    return codes, places[starts[:-1]].astype(np.int64)
 
 
 def _ordered(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
@@ -266,7 +271,7 @@ def _window_counts(windows: EventWindows, chosen: NDArray[np.bool_]) -> pl.DataF
     return covered.group_by("value").agg(pl.col("count").sum()).filter(pl.col("count") > 0)
 
 
-def _shortened(lists: pl.Series, feature: SparseFeature) -> pl.Series:
+def _shortened(lists: Lists, feature: SparseFeature) -> Lists:
     most = feature.max_length
     return lists.list.tail(most) if feature.traits.last else lists.list.head(most)
 
