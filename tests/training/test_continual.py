@@ -397,6 +397,10 @@ def test_what_is_done_with_a_run_is_done_with_its_last_period(
 ) -> None:
     run, log = Path(shutil.copytree(one_period(home), tmp_path / "elsewhere")), home / "day-2.parquet"
     capsys.readouterr()
+    for command in ("evaluate", "predict"):
+        assert main([command, "-q", str(run)]) == 2
+        assert "no samples in its split test; there are train: name one by --split, or a log" in capsys.readouterr().err
+    assert main(["evaluate", "-q", str(run), "--split", "train"]) == 0
     assert main(["evaluate", "-q", str(run), str(log)]) == 0
     assert "period 1, step" in capsys.readouterr().out
     assert main(["predict", "-q", str(run), str(log), "-o", str(tmp_path / "scores.parquet")]) == 0

@@ -51,6 +51,7 @@ def predict(args: argparse.Namespace) -> None:
     from stratarec.distributed.mesh import joined
     from stratarec.io.atomic import check_output
     from stratarec.reporting.progress_bar import make_progress
+    from stratarec.training.evaluation.evaluate import chosen_split
     from stratarec.training.evaluation.rank_within import column_of
     from stratarec.training.predict import WRITERS, Top, predict_logs
     from stratarec.training.predict import predict as run
@@ -75,6 +76,7 @@ def predict(args: argparse.Namespace) -> None:
             top = Top(args.top, by) if args.top else None
             rows = predict_logs(fresh, output, progress, top, safe=args.safe)
         else:
+            split = chosen_split(trained.dataset, split)
             rows = run(trained, split, output, progress, Top(args.top, args.by or "user") if args.top else None)
     if mesh.is_first:
         say(f"{rows:,} scores in {output}, by {trained.told}")
