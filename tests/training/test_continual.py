@@ -6,9 +6,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +17,7 @@ import polars as pl
 import pytest
 import torch
 
-from recipes import KILLS, assert_same_model
+from recipes import assert_same_model
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import FILE_BITS
@@ -270,24 +267,6 @@ def test_whatever_stops_a_period_leaves_the_run_as_it_was_and_it_can_be_repeated
             go_on(run, home / "day-1.parquet", code=code)
         assert files_of(run) == before
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-@pytest.mark.slow
-def test_a_killed_period_is_begun_again_and_ends_with_the_same_bits(home: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(home / "run", tmp_path / "run"))
-    logs = [str(home / f"day-{day}.parquet") for day in (1, 2, 3)]
-    command = [sys.executable, "-m", "stratarec", "continue", "-q", str(run)]
-    draws, kills = np.random.default_rng(int(time.time())), 0
-    while len(done := periods.paths(run)) < 3:
-        process = subprocess.Popen([*command, *logs[len(done) :]], stdout=subprocess.DEVNULL)
-        try:
-            process.wait(draws.uniform(1.0, 9.0) if kills < KILLS else None)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            kills += 1
-    assert_same_period(periods.of_number(run, 3), periods.of_number(home / "whole", 3))
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def changed(change: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Path, Path], Path]:
