@@ -127,6 +127,7 @@ class Days:
         content["data"]["source"]["paths"] = [str(file)]
         content["data"]["split"] = {"by": "fraction", "valid": 0.0, "test": 0.0}
         content["data"]["vocabulary"]["base"] = str(base)
+        content["train"]["calibration"] = "none"  # there is no validation split
         return Recipe.from_dict(content)
 
 

@@ -18,6 +18,7 @@ from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
 from stratarec.serving.scorer import Scorer
 from stratarec.training.continual.continual_run import continue_run
+from stratarec.training.evaluation.evaluate import Scored
 from stratarec.training.export.publish import publish
 from stratarec.training.raw_logs import FreshLogs
 from stratarec.training.run.open_run import open_run
@@ -38,10 +39,10 @@ def hourly(run: Path, day: Path, folder: Path, time_column: str, most: int = 24)
         hours.append(folder / f"{hour}.parquet")
         part.drop("hour").write_parquet(hours[-1])
     hours = hours[:most]
-    by_day = [_scored(run, hour) for hour in hours]
+    by_day = _scored(run, hours)
     by_hour, spent = [], 0.0
     for hour in hours:
-        by_hour.append(_scored(run, hour))
+        by_hour += _scored(run, [hour])
         began = time.process_time()
         list(continue_run(run, [str(hour)], SilentProgress()))
         spent += time.process_time() - began
@@ -54,12 +55,15 @@ def hourly(run: Path, day: Path, folder: Path, time_column: str, most: int = 24)
     return found
 
 
-def _scored(run: Path, file: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Labels and logits of a log by the run as it is."""
+def _scored(run: Path, files: list[Path]) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Labels and logits of each log by the run as it is."""
+    found = []
     with open_run(run) as trained:
-        logs = FreshLogs(trained, [str(file)], labelled=True, events=trained.dataset.events())
-        parts = [part.samples for part in logs.scored(SilentProgress())]
-    return np.concatenate([part.label for part in parts]), np.concatenate([part.logit for part in parts])
+        for file in files:
+            logs = FreshLogs(trained, [str(file)], labelled=True, events=trained.dataset.events())
+            whole = Scored.joined(part.samples for part in logs.scored(SilentProgress()))
+            found.append((whole.label, whole.logit))
+    return found
 
 
 def to_scorer(run: Path, day: Path, folder: Path, time_column: str) -> float:

@@ -41,7 +41,7 @@ from stratarec.training.trainer import Trainer
 
 WINDOW = 3
 """Days that trees are grown on."""
-RIVER_RATES = (0.02, 0.05, 0.1)
+RIVER_RATES = (0.005, 0.01, 0.02, 0.05)
 TORCHREC_RATE = 0.005
 _SCORED = 8192
 Rows = dict[int, dict[str, float]]

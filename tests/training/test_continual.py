@@ -6,9 +6,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +17,7 @@ import polars as pl
 import pytest
 import torch
 
-from recipes import KILLS, assert_same_model
+from recipes import assert_same_model
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import FILE_BITS
@@ -272,24 +269,6 @@ def test_whatever_stops_a_period_leaves_the_run_as_it_was_and_it_can_be_repeated
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-@pytest.mark.slow
-def test_a_killed_period_is_begun_again_and_ends_with_the_same_bits(home: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(home / "run", tmp_path / "run"))
-    logs = [str(home / f"day-{day}.parquet") for day in (1, 2, 3)]
-    command = [sys.executable, "-m", "stratarec", "continue", "-q", str(run)]
-    draws, kills = np.random.default_rng(int(time.time())), 0
-    while len(done := periods.paths(run)) < 3:
-        process = subprocess.Popen([*command, *logs[len(done) :]], stdout=subprocess.DEVNULL)
-        try:
-            process.wait(draws.uniform(1.0, 9.0) if kills < KILLS else None)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            kills += 1
-    assert_same_period(periods.of_number(run, 3), periods.of_number(home / "whole", 3))
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
 def changed(change: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[Path, Path], Path]:
     def make(home: Path, folder: Path) -> Path:
         change(pl.read_parquet(home / "day-2.parquet")).write_parquet(folder / "log.parquet")
@@ -397,6 +376,10 @@ def test_what_is_done_with_a_run_is_done_with_its_last_period(
 ) -> None:
     run, log = Path(shutil.copytree(one_period(home), tmp_path / "elsewhere")), home / "day-2.parquet"
     capsys.readouterr()
+    for command in ("evaluate", "predict"):
+        assert main([command, "-q", str(run)]) == 2
+        assert "no samples in its split test; there are train: name one by --split, or a log" in capsys.readouterr().err
+    assert main(["evaluate", "-q", str(run), "--split", "train"]) == 0
     assert main(["evaluate", "-q", str(run), str(log)]) == 0
     assert "period 1, step" in capsys.readouterr().out
     assert main(["predict", "-q", str(run), str(log), "-o", str(tmp_path / "scores.parquet")]) == 0

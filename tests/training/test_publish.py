@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
-from training.test_continual import DAY, begin, files_of
+from training.test_continual import DAY, assert_same_period, begin, files_of
+from training.test_eviction import EVICT
 
+from recipes import KILLS
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.errors import ExportError
@@ -142,3 +147,40 @@ def test_an_auc_that_has_risen_alarms_nobody() -> None:
     period = {"auc": auc, "scores": {"all": {"auc": 0.75}}, "dense": {}}
     assert alarms(period) == []
     assert len(alarms(period | {"auc": auc | {"before": 0.9}})) == 1
+
+
+EVERY_ROW = "import sys; from stratarec.training.export import write_delta; write_delta._MOST = 1.0; "
+
+
+@pytest.mark.slow
+def test_killed_periods_are_begun_again_and_end_and_serve_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With values that lose their rows, and a delta for each period."""
+    monkeypatch.setattr(write_delta, "_MOST", 1.0)
+    run, place = begin(tmp_path, vocabulary=EVICT), tmp_path / "killed"
+    whole = Path(shutil.copytree(run, tmp_path / "whole"))
+    logs = [str(tmp_path / f"day-{day}.parquet") for day in (1, 2, 3)]
+    for folder in (tmp_path / "serve", place / "serve"):
+        publishing.publish(whole, folder)
+    assert main(["continue", "-q", str(whole), *logs, "--publish", str(tmp_path / "serve")]) == 0
+    shutil.copytree(run, place / "run")
+    code = EVERY_ROW + "from stratarec.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "continue", "-q", str(place / "run"), "--publish", str(place / "serve")]
+    draws, kills = np.random.default_rng(int(time.time())), 0
+    while len(done := periods.paths(place / "run")) < 3:
+        process = subprocess.Popen([*command, *logs[len(done) :]], stdout=subprocess.DEVNULL)
+        try:
+            assert process.wait(draws.uniform(1.0, 9.0) if kills < KILLS else None) == 0
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+    assert_same_period(periods.of_number(place / "run", 3), periods.of_number(whole, 3))
+    publishing.publish(place / "run", place / "serve")  # whoever was killed before it did
+    mine, theirs = served(place / "serve"), served(tmp_path / "serve")
+    assert mine.manifest == theirs.manifest
+    log = rows(tmp_path)
+    assert mine.score(log).tobytes() == theirs.score(log).tobytes()
+    assert sorted(path.name for path in place.iterdir()) == ["run", "serve"]
+    assert not list((place / "serve").glob(".publishing-*"))

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from training.test_continual import begin, files_of, go_on
+import torch
+from training import test_continual
+from training.test_continual import DAYS, begin, files_of, go_on
 from training.test_eviction import EVICT
 
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.embedding.tables.cached import CachedTables
 from stratarec.training.continual import renew
 from stratarec.training.export import write_delta
 from stratarec.training.run import periods
@@ -113,6 +116,8 @@ def test_what_is_forgotten_is_nowhere_and_all_else_keeps_its_bits(
     assert not same[log["user"].to_numpy() == known].any()
     assert main(["check", "-q", str(run)]) == 0
     assert "not read" not in capsys.readouterr().out
+    assert main(["evaluate", "-q", str(run)]) == 2
+    assert "no samples in its split test; nor in another: name a log after the run" in capsys.readouterr().err
     # The run goes on, and whoever comes back gets a row behind all others.
     frame = pl.read_parquet(home / "day-2.parquet").with_columns(
         user=pl.when(pl.int_range(pl.len()) < 30).then(pl.lit(known)).otherwise("user")
@@ -222,21 +227,75 @@ ROWS: dict[str, Any] = {"kind": "rowwise_adam", "rows": "all", "weight_decay": 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoded", [False, True])
-def test_rows_that_missed_steps_or_rest_encoded_are_numbered_anew_exactly_or_not_at_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], encoded: bool
+def test_rows_that_missed_steps_are_numbered_anew_exactly(tmp_path: Path) -> None:
+    run = begun(tmp_path, train={"embedding": ROWS})
+    log, before = rows(tmp_path), export(run, tmp_path / "0")
+    assert main(["rebase", "-q", str(run)]) == 0
+    assert export(run, tmp_path / "1").score(log).tobytes() == before.score(log).tobytes()
+    go_on(run, tmp_path / "day-2.parquet")
+
+
+CODECS = ["fp16", "bf16", "int8", "int4"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CODECS)
+def test_encoded_rows_are_numbered_anew_as_they_are_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    changes = ENCODED if encoded else {"train": {"embedding": ROWS}}
-    run = begun(tmp_path, **changes)
-    log, before, files = rows(tmp_path), export(run, tmp_path / "0"), files_of(run)
+    """With values that lost their rows; those that a cache had as floats are rounded, and no others change."""
+
+    for day in range(DAYS):
+        path, draws = test_continual.write_log(tmp_path, day), np.random.default_rng(day)
+        places = [f"p{place}" for place in (1500 * draws.random(900) ** 2).astype(int)]
+        pl.read_parquet(path).with_columns(place=pl.Series(places)).write_parquet(path)
+    monkeypatch.setattr(test_continual, "write_log", lambda root, day: root / f"day-{day}.parquet")
+    memory = {**ENCODED["memory"], "precision": kind}
+    vocabulary = {"min_count": 1, "overrides": {}, "evict": {"place": {"keep": 600}}}
+    run = begun(tmp_path, memory=memory, vocabulary=vocabulary, train=ENCODED["train"])
+    log, old = rows(tmp_path), last(run)
+    before = export(run, tmp_path / "0").score(log)
+    assert (holes := old.vocabularies["place"].holes) > 100
+    with open_run(run) as trained:
+        group = trained.model.embeddings.engine.tables_of("place")
+        assert isinstance(group, CachedTables)
+        floats = set(group.in_slots("place", 0, old.table_rows()["place"]).tolist())
+        weights = trained.model.embeddings.rows("place", 0, old.table_rows()["place"])["weight"]
     capsys.readouterr()
-    code = main(["rebase", "-q", str(run)])
-    if encoded:
-        assert code == 2
-        assert "rest encoded (memory.precision) cannot move" in capsys.readouterr().err
-        assert files_of(run) == files
-        assert [path.name for path in tmp_path.glob(".run*")] == []
-    else:
-        assert code == 0
-        assert export(run, tmp_path / "1").score(log).tobytes() == before.score(log).tobytes()
+    assert main(["rebase", "-q", str(run)]) == 0
+    told, made = capsys.readouterr().out, last(run)
+    assert f"place: {made.table_rows()['place']:,} rows, {holes:,} dropped" in told
+    there, now = old.vocabulary("place"), made.vocabulary("place")
+    ids = there.encode(now.values)
+    assert not np.array_equal(ids, np.sort(ids))
+    with open_run(run) as trained:
+        mine = trained.model.embeddings.rows("place", 0, made.table_rows()["place"])["weight"]
+    exact = np.array([number not in floats for number in ids])
+    assert 0 < (~exact).sum() < exact.sum()
+    assert f"{(~exact).sum()} rows that a cache had as floats are rounded" in told
+    assert torch.equal(mine[now.tail_buckets :][exact], weights[ids[exact]])
+    np.testing.assert_allclose(mine[now.tail_buckets :], weights[ids], atol=0.02)
+    # Of samples without such a place scores are the same, to the bit.
+    after = export(run, tmp_path / "1").score(log)
+    rounded = [*now.values.filter(pl.Series(~exact))]
+    same = ~log["place"].is_in(rounded).to_numpy()
+    assert same.any()
+    assert np.array_equal(after[same], before[same])
+    # Nothing is in a slot any more: numbered anew again, every row keeps its bits.
+    assert main(["rebase", "-q", str(run)]) == 0
+    assert "rounded" not in capsys.readouterr().out
+    assert export(run, tmp_path / "2").score(log).tobytes() == after.tobytes()
+    go_on(run, tmp_path / "day-2.parquet")
+    assert main(["check", "-q", str(run)]) == 0
+
+
+@pytest.mark.slow
+def test_encoded_rows_that_missed_steps_stop_a_rebase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = begun(tmp_path, **(ENCODED | {"train": {"batch_size": 16, "embedding": ROWS}}))
+    files = files_of(run)
+    capsys.readouterr()
+    assert main(["rebase", "-q", str(run)]) == 2
+    assert "rest encoded (memory.precision) and missed steps cannot move" in capsys.readouterr().err
+    assert files_of(run) == files
+    assert [path.name for path in tmp_path.glob(".run*")] == []
     go_on(run, tmp_path / "day-2.parquet")

@@ -62,7 +62,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from stratarec.progress import SilentProgress
     from stratarec.reporting.metric_names import bins, lines, ranks, sliced
     from stratarec.training.baseline.beside import beside
-    from stratarec.training.evaluation.evaluate import evaluate_split
+    from stratarec.training.evaluation.evaluate import chosen_split, evaluate_split
     from stratarec.training.evaluation.rank_within import check_kept, column_of, groups_of_split, rank_within
     from stratarec.training.raw_logs import FreshLogs, evaluate_logs
     from stratarec.training.run.open_run import open_run
@@ -100,7 +100,7 @@ def evaluate(args: argparse.Namespace) -> None:
             return
         for name in args.rank_by:
             check_kept(trained.dataset.schema, name)
-        for split in args.split or ["test"]:
+        for split in [chosen_split(trained.dataset, name) for name in args.split or ["test"]]:
             precision = trained.recipe.train.precision
             found_split, scored = evaluate_split(
                 trained.model, trained.dataset, split, precision=precision, progress=progress, mesh=mesh

@@ -73,8 +73,9 @@ def explain(args: argparse.Namespace) -> None:
 
 def _explain_all(args: argparse.Namespace, trained: TrainedModel, output: Path, progress: Progress) -> None:
     from stratarec.reporting.explain_page import print_explanation, write_explanation
+    from stratarec.training.evaluation.evaluate import chosen_split
     from stratarec.training.explain.explain import REPEATS, SAMPLES, explained, with_curves
-    from stratarec.training.explain.probe import Probe, chosen_split, columns_of, drawn
+    from stratarec.training.explain.probe import Probe, columns_of, drawn
 
     columns_of(trained.dataset.schema, args.feature)
     split, seed = chosen_split(trained.dataset, args.split), args.seed or 1
@@ -99,8 +100,9 @@ def _explain_all(args: argparse.Namespace, trained: TrainedModel, output: Path, 
 
 def _explain_row(args: argparse.Namespace, trained: TrainedModel, logs: list[str], progress: Progress) -> None:
     from stratarec.reporting.explain_page import print_row
+    from stratarec.training.evaluation.evaluate import chosen_split
     from stratarec.training.explain.explain import explained_row
-    from stratarec.training.explain.probe import Probe, chosen_split, row_of_split
+    from stratarec.training.explain.probe import Probe, row_of_split
     from stratarec.training.raw_logs import FreshLogs
 
     file, _, number = args.row.rpartition(":")

@@ -55,6 +55,7 @@ def predict(args: argparse.Namespace) -> None:
     from stratarec.distributed.mesh import joined
     from stratarec.io.atomic import check_output
     from stratarec.progress import SilentProgress
+    from stratarec.training.evaluation.evaluate import chosen_split
     from stratarec.training.evaluation.rank_within import column_of
     from stratarec.training.predict import WRITERS, Top, predict_logs
     from stratarec.training.predict import predict as run
@@ -79,6 +80,7 @@ def predict(args: argparse.Namespace) -> None:
             top = Top(args.top, by) if args.top else None
             rows = predict_logs(fresh, output, progress, top, safe=args.safe)
         else:
+            split = chosen_split(trained.dataset, split)
             rows = run(trained, split, output, progress, Top(args.top, args.by or "user") if args.top else None)
     if mesh.is_first and args.json:
         say_json({"scores": rows, "file": str(output), "model": trained.told})

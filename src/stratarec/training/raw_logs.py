@@ -24,6 +24,7 @@ from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.data.sources import SourceConfig
 from stratarec.data.sources.base import Chunk, OnBadRow, View
+from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.sources.columns import check_there
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
@@ -267,7 +268,7 @@ class FreshLogs:
             kept=kept.select(kept[name] for name in self.keep),
             label=self._label(frame) if self.labelled else None,
             weight=frame[self._weight].to_numpy().astype(np.float32) if self._weight else None,
-            logits=self._logits(dense, sparse),
+            logits=logits_of(self._trained, dense, sparse),
             user=user,
             novelty=None if self._novelty is None else self._novelty(frame),
         )
@@ -280,18 +281,16 @@ class FreshLogs:
         label[label == UNKNOWN] = np.nan
         return label
 
-    def _logits(self, dense: torch.Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
-        model, parts = self._trained.model.eval(), []
-        with torch.no_grad(), autocast(self._trained.recipe.train.precision, model.device):
-            for first in range(0, len(dense), _BATCH):
-                chosen = torch.arange(first, min(first + _BATCH, len(dense)))
-                batch = Batch(label=torch.zeros(len(chosen)), dense=dense[chosen], sparse=sparse.take(chosen))
-                parts.append(score(model, batch))
-        return (
-            np.concatenate(parts)
-            if parts
-            else np.zeros((0, len(self.labels)) if len(self.labels) > 1 else 0, dtype=np.float32)
-        )
+
+def logits_of(trained: TrainedModel, dense: torch.Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
+    """``[N]``, or ``[N, T]`` of several labels: what the model says of features that `make_encoder` made."""
+    model, parts, labels = trained.model.eval(), [], len(trained.dataset.schema.label_columns)
+    with torch.no_grad(), autocast(trained.recipe.train.precision, model.device):
+        for first in range(0, len(dense), _BATCH):
+            chosen = torch.arange(first, min(first + _BATCH, len(dense)))
+            batch = Batch(label=torch.zeros(len(chosen)), dense=dense[chosen], sparse=sparse.take(chosen))
+            parts.append(score(model, batch))
+    return np.concatenate(parts) if parts else np.zeros((0, labels) if labels > 1 else 0, dtype=np.float32)
 
 
 def make_encoder(dataset: Dataset) -> FeatureEncoder:
@@ -302,13 +301,12 @@ def make_encoder(dataset: Dataset) -> FeatureEncoder:
 
 
 def of_file(config: SourceConfig, file: str) -> SourceConfig:
-    """A source of one file; `ConfigError` where its samples are no rows of a log."""
+    """A source of one file that another one goes on from; `ConfigError` where its samples are of no log."""
+    if isinstance(config, ClicksConfig):
+        return replace(config, paths=(file,), last_window="wait")
     if isinstance(config, CsvConfig | ParquetConfig | CriteoConfig | AvazuConfig):
         return replace(config, paths=(file,))
-    raise ConfigError(
-        f"a run on a source of kind {config.kind} cannot go on with {file}: its samples are no rows of a log; make "
-        "them a log (Parquet or CSV, with histories as lists), and train a run on that"
-    )
+    raise ConfigError(f"a run on a source of kind {config.kind} cannot go on with {file}: its samples are of no log")
 
 
 def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], view: View) -> _Source:

@@ -127,6 +127,9 @@ def _content(path: Path, dataset: Dataset) -> Iterator[str]:
     events = dataset.events()
     if events is not None:
         yield f"events: the last {len(events):,} of users"
+    clicks = dataset.clicks()
+    if clicks is not None:
+        yield f"clicks: {len(clicks.recent):,} that later ones look back on, {len(clicks.waiting):,} that wait"
     for split in dataset.splits:
         found = np.zeros((len(dataset.schema.label_columns), 2), dtype=np.int64)
         for number in range(len(dataset.shards(split))):

@@ -17,10 +17,14 @@ def rebase(args: argparse.Namespace) -> None:
     from stratarec.io.owned_directory import named_directory
     from stratarec.training.continual.renew import rebase as run
 
-    period, sizes = run(named_directory(args.run))
+    period, sizes, rounded = run(named_directory(args.run))
+    told = (
+        f"{rounded:,} rows that a cache had as floats are rounded, as they are when they leave it; " if rounded else ""
+    )
     say(
         *(f"{name}: {after:,} rows, {before - after:,} dropped" for name, (before, after) in sizes.items()),
-        "scores are the same, to the bit, of samples that have every row; exports go on with a full one, not a delta",
+        f"{told}scores are the same, to the bit, of samples that have every row; exports go on with a full one, not a "
+        "delta",
         f"model  {Path(args.run) / 'periods' / f'period-{period.number:05d}'}",
     )
 

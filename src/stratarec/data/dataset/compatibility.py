@@ -40,8 +40,10 @@ def settings(config: PrepareConfig) -> dict[str, Any]:
     del content["vocabulary"]["base"]
     for name in ("paths", *LIMITS):
         content["source"].pop(name, None)
+    if content["source"].get("last_window") == "cut":  # data sets without are as they were before
+        del content["source"]["last_window"]
     for feature in content["source"].get("schema", {}).get("sparse", ()):
-        if not feature["weights"]:  # left out of what is written, too: data sets without are as they were before
+        if not feature["weights"]:  # likewise, and left out of what is written, too
             del feature["weights"]
     return content
 

@@ -5,6 +5,7 @@
     vocabulary/0000-<name>.parquet      value, id, count
     carried/0000-<name>.parquet         value, count, recent, last: of all values, with an id of their own or not
     carried/events-00000.parquet        the last positive events of users
+    carried/clicks-<part>.parquet       of a log of clicks alone what a later one needs: see `click_memory`
     <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or lists of int32), @time, @row,
                                         @weights/<feature> (lists of float32) where values have weights
     <split>/shard-00000.tables.parquet  the tables that pointers point into: one row a row group of the samples, a
@@ -28,6 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from stratarec.data.click_memory import ClickMemory, read_click_memory
 from stratarec.data.column_names import ROW, SESSION, TIME, USER, WEIGHT, label_names, weights_of
 from stratarec.data.dataset.manifest import ADVICE, DATASET, MANIFEST, DatasetManifest, Shard, StoredFile
 from stratarec.data.dataset.row_group import RowGroup, SlateKey
@@ -232,6 +234,16 @@ class Dataset:
             return None
         self._require(stored)
         return pl.concat([read_events(self.path / each.path, self.schema) for each in stored], how="vertical_relaxed")
+
+    def clicks(self) -> ClickMemory | None:
+        """What a log of clicks that goes on from this one needs; None where this one is of another kind, or was
+        prepared by an earlier version."""
+        stored = self.manifest.carried.clicks
+        if stored is None:
+            return None
+        self._require(list(stored.files.values()))
+        paths = {part: self.path / file.path for part, file in stored.files.items()}
+        return read_click_memory(paths, stored.clicks, self.schema.time)
 
     def access_counts(self, vocabulary: str) -> NDArray[np.int64]:
         """``[rows]`` training lookups of each id."""

@@ -7,12 +7,14 @@ group when it is read (`stored_columns.py`). Whether the log said so, nothing ca
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pydantic
 
+from stratarec.data.click_memory import PARTS
 from stratarec.data.column_names import SESSIONS, events, pointer
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
@@ -155,7 +157,23 @@ class RepeatsInfo(Model):
 class CarriedFile(StoredFile):
     """Counts of values without a row, or events of users."""
 
-    path: Annotated[str, pydantic.Field(pattern=r"^carried/(events-\d{5,}|\d{4,}(-[A-Za-z0-9_-]+)?)\.parquet$")]
+    path: Annotated[
+        str, pydantic.Field(pattern=r"^carried/(events-\d{5,}|clicks-[a-z]+|\d{4,}(-[A-Za-z0-9_-]+)?)\.parquet$")
+    ]
+
+
+class CarriedClicks(Model):
+    """See `ClickMemory`."""
+
+    recent: CarriedFile
+    waiting: CarriedFile
+    first: CarriedFile
+    clicks: Count
+
+    @property
+    def files(self) -> dict[str, CarriedFile]:
+        """Of each of its parts."""
+        return {part: getattr(self, part) for part in PARTS}
 
 
 class Carried(Model):
@@ -169,6 +187,8 @@ class Carried(Model):
     """Of the training splits of all logs so far: those that counts are of."""
     times: tuple[int, int] | None
     """The first of this log, and the last of all so far; None where there are none."""
+    clicks: Annotated[CarriedClicks | None, pydantic.Field(exclude_if=operator.not_)] = None
+    """Of a log of clicks alone; None where there is another, or where an earlier version made the data set."""
 
 
 class LeakInfo(Model):
@@ -301,6 +321,7 @@ class DatasetManifest(Model):
         shards = [shard for name, shards in self.splits.items() if name in chosen for shard in shards]
         tables = [shard.tables for shard in shards if shard.tables is not None]
         others = [*self.vocabularies.values(), *self.carried.counts.values(), *self.carried.events]
+        others += [] if self.carried.clicks is None else self.carried.clicks.files.values()
         return [*shards, *tables, *(others if split is None else ())]
 
     @property

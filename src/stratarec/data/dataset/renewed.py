@@ -8,9 +8,10 @@ from pathlib import Path
 
 import polars as pl
 
+from stratarec.data.click_memory import ClickMemory
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import DATASET, LabelCount
-from stratarec.data.dataset.writer import write_counts, write_events, write_vocabulary
+from stratarec.data.dataset.writer import write_clicks, write_counts, write_events, write_vocabulary
 from stratarec.data.splits import SPLITS
 from stratarec.data.vocabulary import Vocabulary
 from stratarec.io.atomic import make_directory
@@ -25,6 +26,7 @@ class Carrying:
     counts: dict[str, pl.DataFrame]
     """Of vocabularies by count: see `Dataset.carried_counts`."""
     events: pl.DataFrame | None
+    clicks: ClickMemory | None
 
     @classmethod
     def of(cls, dataset: Dataset) -> Carrying:
@@ -34,6 +36,7 @@ class Carrying:
             vocabularies={name: dataset.vocabulary(name) for name, _ in found},
             counts={name: dataset.carried_counts(name) for name, info in found if info.kind == "count"},
             events=dataset.events(),
+            clicks=dataset.clicks(),
         )
 
 
@@ -50,6 +53,7 @@ def write_without_samples(before: Dataset, folder: Path, carried: Carrying) -> D
     old = before.manifest
     places = {name: place for place, name in enumerate(old.columns.vocabularies())}
     events = [] if carried.events is None else [write_events(folder, 0, carried.events)]
+    clicks = None if carried.clicks is None else write_clicks(folder, carried.clicks)
     counts = {name: write_counts(folder, places[name], name, found) for name, found in carried.counts.items()}
     no_labels: Mapping[str, LabelCount] = {
         name: LabelCount(known=0, positives=0) for name in old.columns.label_columns if old.columns.labels
@@ -63,7 +67,7 @@ def write_without_samples(before: Dataset, folder: Path, carried: Carrying) -> D
                 name: write_vocabulary(folder, places[name], name, vocabulary)
                 for name, vocabulary in carried.vocabularies.items()
             },
-            "carried": old.carried.model_copy(update={"counts": counts, "events": tuple(events)}),
+            "carried": old.carried.model_copy(update={"counts": counts, "events": tuple(events), "clicks": clicks}),
         }
     )
     manifest.write(folder)

@@ -10,8 +10,17 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stratarec.data.click_memory import ClickMemory
 from stratarec.data.column_names import stored_name
-from stratarec.data.dataset.manifest import ROW_GROUP, CarriedFile, Shard, StoredFile, TablesFile, VocabularyInfo
+from stratarec.data.dataset.manifest import (
+    ROW_GROUP,
+    CarriedClicks,
+    CarriedFile,
+    Shard,
+    StoredFile,
+    TablesFile,
+    VocabularyInfo,
+)
 from stratarec.data.dataset.row_group import Encoded, RowGroup
 from stratarec.data.vocabulary import Vocabulary
 from stratarec.io.atomic import file_hash, write_atomic
@@ -119,6 +128,15 @@ def write_counts(root: Path, number: int, name: str, counts: pl.DataFrame) -> Ca
 def write_events(root: Path, number: int, events: pl.DataFrame) -> CarriedFile:
     """Write the last events of some users."""
     return CarriedFile(**_write_frame(root, f"carried/events-{number:05d}.parquet", events))
+
+
+def write_clicks(root: Path, memory: ClickMemory) -> CarriedClicks:
+    """Write what a log of clicks that goes on needs."""
+    files = {
+        part: CarriedFile(**_write_frame(root, f"carried/clicks-{part}.parquet", frame))
+        for part, frame in memory.frames.items()
+    }
+    return CarriedClicks(**files, clicks=memory.clicks)
 
 
 def _write_frame(root: Path, relative: str, frame: pl.DataFrame) -> dict[str, Any]:

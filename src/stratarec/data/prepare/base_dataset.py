@@ -14,6 +14,7 @@ from pathlib import Path
 import polars as pl
 
 from stratarec.config.difference import first_difference
+from stratarec.data.click_memory import ClickMemory
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import Carried
 from stratarec.data.prepare.config import PrepareConfig
@@ -92,6 +93,16 @@ class Base:
     def events(self) -> pl.DataFrame | None:
         """See `Dataset.events`."""
         return self._dataset.events()
+
+    def clicks(self) -> ClickMemory:
+        """See `Dataset.clicks`; `ConfigError` where there is nothing."""
+        found = self._dataset.clicks()
+        if found is None:
+            raise ConfigError(
+                f"{_FIELD}, {self._dataset.path}, keeps no clicks for a log of clicks to look back on: it is of "
+                "another kind of source, or was prepared by an earlier version of StrataRec; prepare it anew"
+            )
+        return found
 
     @property
     def carried(self) -> Carried:

@@ -31,6 +31,7 @@ from stratarec.data.prepare.ray.lease import end_leases
 from stratarec.data.prepare.stages import Making
 from stratarec.data.prepare.workspace import WORK, Workspace
 from stratarec.data.sources import Source, open_source
+from stratarec.data.sources.clicks import ClicksSource
 from stratarec.data.sources.files import hash_logs
 from stratarec.data.splits import Splitter
 from stratarec.errors import DatasetError, StorageError
@@ -102,6 +103,8 @@ class _Run:
         self.schema = self.source.schema
         config.vocabulary.check(self.schema)
         self.base = Base.of(config, self.schema)
+        if self.base is not None and isinstance(self.source, ClicksSource):
+            self.source.go_on(self.base.clicks())
         self.splitter = Splitter(config.split, self.schema, self.source.files)
 
     def run(self, overwrite: bool) -> Dataset:

@@ -9,6 +9,7 @@ import polars as pl
 
 from stratarec.data.dataset.manifest import (
     Carried,
+    CarriedClicks,
     DatasetManifest,
     LabelCount,
     LeakInfo,
@@ -20,7 +21,7 @@ from stratarec.data.dataset.manifest import (
     Shard,
     VocabularyInfo,
 )
-from stratarec.data.dataset.writer import write_counts, write_events, write_vocabulary
+from stratarec.data.dataset.writer import write_clicks, write_counts, write_events, write_vocabulary
 from stratarec.data.dedup_groups import Repeats, choose_groups, describe
 from stratarec.data.durations import in_unit
 from stratarec.data.leaks import Leak
@@ -34,6 +35,7 @@ from stratarec.data.prepare.partitions import Partitions
 from stratarec.data.prepare.spill import SpilledChunk
 from stratarec.data.prepare.workspace import Workspace
 from stratarec.data.sources import Source
+from stratarec.data.sources.clicks import ClicksSource
 from stratarec.data.splits import Splitter
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import Gone, Vocabulary
@@ -225,7 +227,13 @@ class Making:
             events=tuple(write_events(output, number, frame) for number, frame in enumerate(frames)),
             samples=samples + earlier,
             times=self._times(partitions),
+            clicks=self._clicks(),
         )
+
+    def _clicks(self) -> CarriedClicks | None:
+        if not isinstance(self._source, ClicksSource):
+            return None
+        return write_clicks(self._workspace.output, self._source.memory(self._workspace.source))
 
     def _check_splits(
         self, partitions: Partitions, shards: Mapping[str, Sequence[Shard]], labels: Mapping[str, LabelCount]

@@ -11,14 +11,19 @@ noise may hit the observation too. Negatives take over the user, session, time a
 no other user's click follows is no sample, so that every positive has exactly K negatives; histories still hold it.
 An item that appears within the window is a negative that nobody could have clicked yet: a shorter window has fewer.
 
+What follows the clicks of a log's last window is not all known. They draw from what there is (``last_window: cut``), or
+they wait: a log that goes on from this one begins with them, so that samples of logs one after another are those of
+their clicks in one log, whoever cut it where. It looks back on the same clicks, too (`ClickMemory`).
+
 The log need not be sorted: it is first spooled into buckets of one `negative_window` each, which are then taken in
-order of time. Memory holds two buckets, keys and counts of the clicks of `memory`, and each item's first click.
+order of time. Memory holds two buckets, keys and counts of the clicks of `memory`, and each item's first click; in the
+end the clicks that a later log looks back on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,6 +33,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.config.validate import check_seed
+from stratarec.data.click_memory import ITEM, PARTS, TIME, ClickMemory, read_click_memory
 from stratarec.data.column_names import FILE, column
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash
@@ -38,7 +44,7 @@ from stratarec.data.sources.files import expand, fingerprint
 from stratarec.data.sources.parquet import count_rows, parquet_pieces
 from stratarec.data.sources.typed import Converter
 from stratarec.data.splits import SplitConfig, Splitter
-from stratarec.errors import ConfigError
+from stratarec.errors import ConfigError, DataError
 from stratarec.io.atomic import make_directory, read_frame, read_json, reading, write_atomic, write_json
 from stratarec.kernels.click_counts import FEATURES, Clicks, Lookback
 from stratarec.kernels.negatives import draw_negatives
@@ -49,6 +55,8 @@ _RECENT_SHARE = 6
 _DERIVED = ("hour_of_day", "weekday", "history")
 # Most clicks that become one chunk; bounds memory however dense the log is.
 _CHUNK_CLICKS = 1 << 15
+# In a bucket, before the files of the log's pieces in order of names.
+_WAITING = "0.parquet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +82,10 @@ class ClicksConfig:
     """K, negatives for each click."""
     negative_window: str = "1h"
     """How far behind a click the clicks of other users lie whose items are its negatives."""
+    last_window: Literal["cut", "wait"] = field(default="cut", repr=False)
+    """Of the clicks of the log's last `negative_window`, whose negatives are not all known yet: ``cut`` makes samples
+    of them by what there is, ``wait`` leaves them to a data set that has this one for its base, as `stratarec
+    continue` does."""
     popularity_window: str = "1h"
     """How far back the `popularity` feature looks; `recent_popularity` looks back a sixth of it."""
     memory: str = "1d"
@@ -143,6 +155,21 @@ class ClicksSource:
             user=config.user,
         )
         self._splitter = Splitter(split, self.schema, self.files)
+        self._before: ClickMemory | None = None
+
+    def go_on(self, before: ClickMemory) -> None:
+        """Begin where another log ended: with its clicks that wait, and looking back on the others."""
+        names = self._columns
+        if sorted(before.recent.columns) != sorted(names):
+            raise ConfigError(f"data.source has columns {names}, and {before.recent.columns} in data.vocabulary.base")
+        self._before = replace(before, recent=before.recent.select(names), waiting=before.waiting.select(names))
+
+    @property
+    def _columns(self) -> list[str]:
+        """Those of the log that are read, in the order of frames."""
+        config = self._config
+        keys = filter(None, [config.user, config.session, config.time])
+        return list(dict.fromkeys([config.item, *config.contexts, *keys]))
 
     def _sparse(self) -> Iterator[SparseFeature]:
         config = self._config
@@ -160,19 +187,30 @@ class ClicksSource:
 
     def chunks(self, workspace: Path, share: ChunkShare = WHOLE) -> Iterator[Chunk]:
         bad = self._spool(workspace)
+        self._check_order(workspace)
         buckets = sorted(int(path.name.removeprefix("bucket=")) for path in workspace.glob("bucket=*"))
         if not buckets:
             return
         lookback, following = self._lookback(), self._read(workspace, buckets[-1])
         last_time = int(following[self._config.time].to_numpy()[-1])
         following = self._read(workspace, buckets[0])
-        index, number, left_out = 0, 0, 0
+        # A later log may begin at the moment that this one ends at.
+        end = last_time - self._window if self._config.last_window == "wait" else last_time + 1
+        if following[self._config.time][0] >= end:
+            raise DataError(
+                f"{', '.join(self.files[:3])}: all of its clicks, and those that wait, are of one window of "
+                f"{self._config.negative_window} (data.source.negative_window), so that no negatives are known yet: "
+                "expected a longer log, such as this one and the next in one file"
+            )
+        index, left_out, number = 0, 0, self._before.clicks if self._before else 0
+        earlier = number
         for place, bucket in enumerate(buckets):
             clicks, more = following, place + 1 < len(buckets)
             following = self._read(workspace, buckets[place + 1]) if more else clicks.clear()
             near = more and buckets[place + 1] == bucket + 1
             ahead = _Ahead(self._config, pl.concat([clicks, following]) if near else clicks, self._splitter, last_time)
-            edges = _pieces(ahead.times[: len(clicks)])
+            edges = _pieces(ahead.times[: min(len(clicks), int(np.searchsorted(ahead.times, end)))])
+            over = not more or following[self._config.time][0] >= end
             for first, last in pairwise(edges):
                 drawn = ahead.draw(first, last, self._window, number)
                 followed: NDArray[np.bool_] = np.all(drawn >= 0, axis=1)
@@ -182,7 +220,6 @@ class ClicksSource:
                 shown = ahead.shown(first, drawn) if wanted else np.zeros((last - first, 0), dtype=np.int64)
                 known = lookback.features(ahead.part(first, last), ahead.hashes(shown))
                 if wanted:
-                    over = not more and last == edges[-1]
                     yield Chunk(
                         index=index,
                         file=ahead.files[first:last].repeat(np.where(followed, shown.shape[1], 1)),
@@ -190,28 +227,43 @@ class ClicksSource:
                         bytes_done=self.total_bytes * (place + 1) // len(buckets),
                         bad_rows=bad[0] if index == 0 else 0,
                         bad_examples=tuple(bad[1]) if index == 0 else (),
-                        note=self._note(left_out, number + last - first) if over else "",
+                        note=self._note(left_out, number + last - first - earlier, over and last == edges[-1]),
                     )
                 index, number = index + 1, number + last - first
+            if over:
+                break
+        self._keep(workspace, lookback, buckets, end, number)
 
-    def _note(self, left_out: int, clicks: int) -> str:
-        if not left_out:
-            return ""
-        return (
-            f"left out {left_out:,} of {clicks:,} clicks: no other user of their split clicks within "
-            f"{self._config.negative_window} behind them (data.source.negative_window)"
-        )
+    def _note(self, left_out: int, clicks: int, over: bool) -> str:
+        """What there is to say of the log with its last chunk."""
+        window, notes = self._config.negative_window, []
+        if over and left_out:
+            notes.append(
+                f"left out {left_out:,} of {clicks:,} clicks: no other user of their split clicks within {window} "
+                "behind them (data.source.negative_window)"
+            )
+        if over and self._config.last_window == "wait":
+            notes.append(f"clicks of the last {window} wait for the next log: what others click then is not known yet")
+        return "; ".join(notes)
 
     def _lookback(self) -> Lookback:
         config = self._config
         window = in_unit(config.popularity_window, config.time_unit, "data.source.popularity_window")
-        return Lookback(
+        lookback = Lookback(
             recent=window // _RECENT_SHARE,
             window=window,
             memory=in_unit(config.memory, config.time_unit, "data.source.memory"),
             second=in_unit("1s", config.time_unit, "time_unit"),
             contexts=len(config.contexts),
         )
+        if self._before is not None:
+            lookback.set_firsts(self._before.first[ITEM].to_numpy(), self._before.first[TIME].to_numpy())
+            recent = _Ahead(
+                config, self._before.recent.with_columns(pl.lit(0, pl.Int32).alias(FILE)), self._splitter, 0
+            )
+            for first, last in pairwise(_pieces(recent.times)):
+                lookback.features(recent.part(first, last), np.zeros((last - first, 0), dtype=np.uint64))
+        return lookback
 
     def _read(self, workspace: Path, bucket: int) -> pl.DataFrame:
         """The clicks of one bucket in order of time, and of the log where times are equal."""
@@ -223,20 +275,72 @@ class ClicksSource:
     def _spool(self, workspace: Path) -> tuple[int, list[str]]:
         """Cut the log into buckets of one window; returns the number of bad rows and some of their messages."""
         config = self._config
-        columns = [config.item, config.user, config.time, *config.contexts]
-        columns = list(dict.fromkeys(columns + ([config.session] if config.session else [])))
         make_directory(workspace / "done")
         done = frozenset(int(path.stem) for path in (workspace / "done").glob("*.json"))
-        for piece in parquet_pieces(self._files, columns, config.max_row_group_bytes, ChunkShare(done=done)):
+        for piece in parquet_pieces(self._files, self._columns, config.max_row_group_bytes, ChunkShare(done=done)):
             bad = BadRows(self._on_bad_row)
             frame = self._typed(piece.frame, self._files[piece.file].path, piece.first_row, bad)
-            frame = frame.with_columns(pl.lit(piece.file, dtype=pl.Int32).alias(FILE))
-            for (bucket,), part in frame.group_by(column(config.time) // self._window, maintain_order=True):
-                target = workspace / f"bucket={bucket}" / f"{piece.index:012d}.parquet"
-                write_atomic(target, part.write_parquet)
-            write_json(workspace / "done" / f"{piece.index:012d}.json", [bad.count, bad.examples])
-        notes = [read_json(path) for path in sorted((workspace / "done").glob("*.json"))]
+            self._check_types(frame, self._files[piece.file].path)
+            self._deal(workspace, frame, piece.file, f"{piece.index:012d}.parquet")
+            note = [bad.count, bad.examples, frame[config.time].min()]
+            write_json(workspace / "done" / f"{piece.index:012d}.json", note)
+        if self._before is not None:
+            self._deal(workspace, self._before.waiting, 0, _WAITING)
+        notes = [read_json(path)[:2] for path in sorted((workspace / "done").glob("*.json"))]
         return sum(count for count, _ in notes), [text for _, texts in notes for text in texts][:5]
+
+    def _check_types(self, frame: pl.DataFrame, path: str) -> None:
+        """Refuse columns of other types than those of the log before."""
+        for name, kind in ({} if self._before is None else dict(self._before.waiting.schema)).items():
+            if frame[name].dtype != kind:
+                raise DataError(
+                    f"{path}: column {name!r} has values of type {frame[name].dtype}, and of {kind} in the log before: "
+                    "write it with the type of that"
+                )
+
+    def _deal(self, workspace: Path, clicks: pl.DataFrame, file: int, name: str) -> None:
+        """Write clicks of a file to their buckets."""
+        clicks = clicks.with_columns(pl.lit(file, dtype=pl.Int32).alias(FILE))
+        for (bucket,), part in clicks.group_by(column(self._config.time) // self._window, maintain_order=True):
+            write_atomic(workspace / f"bucket={bucket}" / name, part.write_parquet)
+
+    def _check_order(self, workspace: Path) -> None:
+        """Refuse a log that begins before the one that it goes on from ended."""
+        if self._before is None:
+            return
+        time = self._config.time
+        last = max((part[time][-1] for part in (self._before.recent, self._before.waiting) if len(part)), default=None)
+        firsts = [first for path in (workspace / "done").glob("*.json") if (first := read_json(path)[2]) is not None]
+        if last is not None and firsts and min(firsts) < last:
+            raise DataError(
+                f"{', '.join(self.files[:3])} begins at {min(firsts)} and the log before ended at {last} ({time}, in "
+                f"{self._config.time_unit}): logs follow each other in time, give them in order and none twice"
+            )
+
+    def _keep(self, workspace: Path, lookback: Lookback, buckets: list[int], end: int, clicks: int) -> None:
+        """Leave in `workspace` what a later log needs: `memory` finds it there."""
+        time, before = self._config.time, self._before
+        frames = [] if before is None else [before.recent]
+        oldest = end - 1 - lookback.reach
+        frames += [
+            self._read(workspace, bucket).drop(FILE) for bucket in buckets if (bucket + 1) * self._window > oldest
+        ]
+        known, moment = pl.concat(frames), column(time)
+        items, times = lookback.firsts()
+        memory = ClickMemory(
+            recent=known.filter((moment < end) & (moment >= oldest)),
+            waiting=known.filter(moment >= end),
+            first=pl.DataFrame({ITEM: items, TIME: times}).sort(ITEM),
+            clicks=clicks,
+        )
+        for part, frame in memory.frames.items():
+            write_atomic(workspace / f"{part}.parquet", frame.write_parquet)
+        write_json(workspace / "clicks.json", clicks)
+
+    def memory(self, workspace: Path) -> ClickMemory:
+        """What a later log needs of this one, all of whose chunks were made in `workspace`."""
+        paths = {part: workspace / f"{part}.parquet" for part in PARTS}
+        return read_click_memory(paths, read_json(workspace / "clicks.json"), self._config.time)
 
     def _typed(self, frame: pl.DataFrame, path: str, first_row: int, bad: BadRows) -> pl.DataFrame:
         config = self._config

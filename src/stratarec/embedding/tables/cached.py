@@ -216,6 +216,13 @@ class CachedTables(TableGroup):
         self.memory.write(slots[here], source, places[here])
         self.mover.put(rows[~here], source, places[~here], write)
 
+    def put_records(self, rows: Indices, records: NDArray[np.uint8]) -> None:
+        """Overwrite rows of the group that no slot holds by records as they lie at home, all steps taken."""
+        if self.codec.layout.clock:
+            at = self.codec.layout.clock_at
+            records[:, at : at + 4] = 0
+        self.store.write(rows, records)
+
     def take(self, rows: Indices) -> FloatRows:
         """See `TableGroup.take`."""
         return self.copy(rows).read(np.arange(len(rows), dtype=np.int64))

@@ -49,6 +49,23 @@ class Lookback:
         self._last = _last_table(_SMALLEST)
         self._first = np.zeros(_SMALLEST, np.uint64), np.zeros(_SMALLEST, np.int64)
 
+    @property
+    def reach(self) -> int:
+        """How far before a click the clicks lie that its counts follow from, but for items' first clicks: what a click
+        within `memory` counts under follows from those within `window` before it, and the other way round."""
+        return self._spans.memory + self._spans.window
+
+    def firsts(self) -> tuple[Hashes, NDArray[np.int64]]:
+        """Of each item that was clicked its hash, and when that was first."""
+        there = np.flatnonzero(self._first[0])
+        return self._first[0][there], self._first[1][there]
+
+    def set_firsts(self, items: Hashes, times: NDArray[np.int64]) -> None:
+        """Take over what another log knew of items before anything is counted; their hashes are distinct."""
+        size = _size(len(items))
+        self._first = np.zeros(size, np.uint64), np.zeros(size, np.int64)
+        cpu.move_first(items | np.uint64(1), times, *self._first)
+
     def features(self, clicks: Clicks, shown: Hashes) -> NDArray[np.float32]:
         """Count `clicks`, which are later than all before, and say what was known of the items shown at each.
 

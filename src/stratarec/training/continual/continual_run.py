@@ -40,6 +40,7 @@ from stratarec.training import checkpoint
 from stratarec.training.continual.chain import Chain
 from stratarec.training.continual.drift import auc_drift, dense_drift
 from stratarec.training.continual.novelty import KINDS, Novelty, kinds_of
+from stratarec.training.continual.score_clicks import score_clicks
 from stratarec.training.continual.train_period import period_recipe, train_period
 from stratarec.training.evaluation.evaluate import Scored, measured
 from stratarec.training.evaluation.fit_calibration import corrected_by, fit
@@ -100,7 +101,7 @@ class _Step:
                 before, parent = self._chain.before(trained)
                 recipe = period_recipe(trained.recipe, self._file, work / periods.DATA, trained.dataset.path)
                 dataset = self._prepare(recipe, trained.dataset)
-                scored = self._score(trained)
+                scored = self._score(trained, recipe)
             # The model that scored is closed: tables are in memory once.
             recipe, position = train_period(recipe, dataset, before, work / "checkpoints", self._progress)
             final = periods.of_number(self._run, before.number)
@@ -170,17 +171,12 @@ class _Step:
             )
         return dataset
 
-    def _score(self, trained: TrainedModel) -> _Scores:
+    def _score(self, trained: TrainedModel, recipe: Recipe) -> _Scores:
         """Scores of the log by the model as it is, with the correction that it has."""
         maps, kind = trained.maps, trained.recipe.train.calibration
         trained.model.network.calibration = None
         novelty = Novelty(trained.dataset)
-        logs = FreshLogs(trained, [self._file], labelled=True, events=trained.dataset.events(), novelty=novelty.of)
-        parts, kinds = [], []
-        for part in logs.scored(self._progress):
-            parts.append(part.samples)
-            assert part.novelty is not None
-            kinds.append(part.novelty)
+        parts, kinds = zip(*self._samples(trained, recipe, novelty), strict=True)
         raw = Scored.joined(parts)
         found = corrected_by(maps, raw) if maps else raw
         return _Scores(
@@ -189,6 +185,17 @@ class _Step:
             lookups=novelty.lookups,
             holes={name: info.holes for name, info in trained.dataset.vocabularies.items()},
         )
+
+    def _samples(
+        self, trained: TrainedModel, recipe: Recipe, novelty: Novelty
+    ) -> Iterator[tuple[Scored, NDArray[np.int8]]]:  # fmt: skip
+        if recipe.data.source.kind == "clicks":
+            yield from score_clicks(trained, recipe.data, novelty, self._progress)
+            return
+        logs = FreshLogs(trained, [self._file], labelled=True, events=trained.dataset.events(), novelty=novelty.of)
+        for part in logs.scored(self._progress):
+            assert part.novelty is not None
+            yield part.samples, part.novelty
 
 
 def _slices(dataset: Dataset, found: Scored, kinds: Sequence[NDArray[np.int8]]) -> dict[str, Any]:

@@ -5,8 +5,10 @@ a log, made and committed as the others are, all or nothing.
 else keeps its number and its bits. Earlier periods are removed at once; what the run itself was trained on, and logs
 and exports, are the user's to remove.
 
-*Rebase*: values by falling `recent` count, without holes. Rows come along with their optimizer state. That scores are
-the same, to the bit, is shown of samples that have every value once before anything is committed.
+*Rebase*: values by falling `recent` count, without holes. Rows come along with their optimizer state, encoded ones as
+they are encoded; those that a cache had as floats above encoded homes are rounded, as they are when they leave it: no
+slot is theirs under another number. That scores are the same, to the bit, is shown of samples that have every value
+once before anything is committed.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ from numpy.typing import NDArray
 
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
+from stratarec.data.click_memory import ITEM, ClickMemory, item_keys
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import MANIFEST
 from stratarec.data.dataset.renewed import Carrying, write_without_samples
 from stratarec.data.schema import Schema
 from stratarec.data.vocabulary import Vocabulary, buckets_of
 from stratarec.embedding.tables.base import TableGroup
+from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import CheckpointError, DataError
 from stratarec.io.atomic import file_hash
@@ -80,17 +84,19 @@ def forget(run: Path, file: str) -> tuple[Period, dict[str, int]]:
     return _renewed(run, "forget", change), known
 
 
-def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]]]:
-    """Number rows anew; gives the period, and of each vocabulary by count its rows before and after.
+def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
+    """Number rows anew; gives the period, of each vocabulary by count its rows before and after, and how many rows were
+    rounded.
 
     Raises
     ------
     CheckpointError
-        Where scores would not be the same: rows of encoded homes may be rounded on the way. The run is then as it was.
+        Where scores would not be the same, as where encoded rows missed steps. The run is then as it was.
     StorageError
         As `continue_run`.
     """
     sizes: dict[str, tuple[int, int]] = {}
+    rounded: list[int] = []
 
     def change(trained: TrainedModel, before: Before, work: Path) -> None:
         carried = Carrying.of(trained.dataset)
@@ -106,13 +112,20 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]]]:
             loaded = checkpoint.load(trained.checkpoint)
             model.network.load_state_dict(loaded.network)
             for name, ids in old.items():
-                group = _group(trained.model, name)
-                _put(model, name, np.arange(len(ids)), partial(_take, group, ids + group.first_row[name]))
+                mine, group = _group(model, name), _group(trained.model, name)
+                if (
+                    isinstance(mine, CachedTables)
+                    and isinstance(group, CachedTables)
+                    and mine.codec.identity == group.codec.identity
+                ):
+                    rounded.append(_move(group, mine, name, ids, before.steps))
+                else:
+                    _put(model, name, np.arange(len(ids)), partial(_take, group, ids + group.first_row[name]))
             model.embeddings.engine.course.go_on(0, before.steps, ())
             _check_scores(trained, model, old)
             _save(trained, model, dataset, {"step": 0, "position": asdict(replace(Position(), finished=True))}, work)
 
-    return _renewed(run, "rebase", change), sizes
+    return _renewed(run, "rebase", change), sizes, sum(rounded)
 
 
 def _renewed(run: Path, kind: str, change: Callable[[TrainedModel, Before, Path], None]) -> Period:
@@ -175,6 +188,34 @@ def _take(group: TableGroup, ids: Ids, rows: Ids) -> FloatRows:
     return group.take(ids[rows])
 
 
+def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, write: int) -> int:
+    """Give each row of a table that has records the record of the row ``ids[row]`` of `group`; gives how many of these
+    were in slots, and are now rounded in both."""
+    rounded = 0
+    number = np.full(next(table.num_embeddings for table in group.configs if table.name == name), -1, dtype=np.int64)
+    number[ids] = np.arange(len(ids))
+    for first in range(0, len(number), _PIECE):
+        last = min(first + _PIECE, len(number))
+        new, old = number[first:last], np.arange(first, last)
+        records, home = group.at_home(name, first, last)
+        cached = np.isin(old, group.in_slots(name, first, last))
+        # Hot rows are in slots of their own.
+        hot = (new >= 0) & np.isin(new, mine.in_slots(name, 0, len(ids)))
+        moved = home & (new >= 0) & ~hot
+        mine.put_records(new[moved] + mine.first_row[name], records[moved])
+        # Tail buckets that nothing trained begin as they did: their numbers are what they were.
+        rest = (new >= 0) & ~moved & (hot | cached | home | (new != old))
+        theirs, before = new[rest] + mine.first_row[name], old[rest] + group.first_row[name]
+        found, places = group.take(before), np.arange(len(before), dtype=np.int64)
+        found.clock[:] = 0
+        mine.put(theirs, found, places, write)
+        if group.codec.config.kind != "fp32":
+            found, places = mine.take(theirs), np.flatnonzero(~hot[rest])
+            group.put(before[places], found, places, write)
+            rounded += int(cached[rest & ~hot].sum())
+    return rounded
+
+
 def _put(model: CTRModel, name: str, rows: Ids, of: Callable[[Ids], FloatRows | None]) -> None:
     """Give rows of a table what `of` gives for them, zeros for None."""
     group = _group(model, name)
@@ -207,7 +248,7 @@ def _check_scores(trained: TrainedModel, model: CTRModel, old: Mapping[str, Ids]
         if not np.array_equal(mine.view(np.uint32), theirs.view(np.uint32)):
             raise CheckpointError(
                 "scores would not be the same, to the bit, with rows numbered anew: rows that rest encoded "
-                "(memory.precision) cannot move without being rounded; nothing was changed"
+                "(memory.precision) and missed steps cannot move without being rounded; nothing was changed"
             )
 
 
@@ -261,6 +302,7 @@ def _without(
 ) -> tuple[Carrying, dict[str, Ids]]:
     """What is left, and of each table the rows that are nobody's now; `known` gets how many values each column had."""
     vocabularies, counts, events = dict(carried.vocabularies), dict(carried.counts), carried.events
+    clicks = carried.clicks
     of_feature = {feature.name: feature.vocabulary for feature in schema.sparse}
     gone: dict[str, Ids] = {}
     for column, values in named.items():
@@ -276,7 +318,24 @@ def _without(
         if events is not None:
             items = [f.of for f in schema.histories if of_feature[f.of] == name]
             events = _events_without(events, items, values, schema)
-    return Carrying(vocabularies=vocabularies, counts=counts, events=events), gone
+        if clicks is not None:
+            clicks = _clicks_without(clicks, column if column == schema.user else name, values, schema)
+    return Carrying(vocabularies=vocabularies, counts=counts, events=events, clicks=clicks), gone
+
+
+def _clicks_without(clicks: ClickMemory, name: str, values: pl.Series, schema: Schema) -> ClickMemory:
+    """Without the clicks of users or of items; where values are contexts, clicks are without these."""
+    if name not in clicks.recent.columns:
+        return clicks
+    wanted, item = _cast(values, clicks.recent[name].dtype), name == schema.sparse[0].name
+    theirs = pl.col(name).is_in(wanted.implode())
+    if item or name == schema.user:
+        parts = {part: clicks.frames[part].filter(~theirs) for part in ("recent", "waiting")}
+    else:
+        gone = pl.when(theirs).then(None).otherwise(pl.col(name)).alias(name)
+        parts = {part: clicks.frames[part].with_columns(gone) for part in ("recent", "waiting")}
+    first = clicks.first.filter(~clicks.first[ITEM].is_in(item_keys(wanted).implode())) if item else clicks.first
+    return replace(clicks, **parts, first=first)
 
 
 def _events_without(

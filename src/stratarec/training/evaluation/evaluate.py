@@ -14,7 +14,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.loading.portions import BatchShare
 from stratarec.distributed.mesh import Mesh
-from stratarec.errors import TrainingError
+from stratarec.errors import DatasetError, TrainingError
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast
 from stratarec.models.metrics import Metrics, evaluate_labels
@@ -155,3 +155,17 @@ def _of_all(mesh: Mesh, mine: NDArray[Any]) -> list[NDArray[Any]]:
 def _no_logits(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
     model.nothing(batch)
     return np.empty(batch.label.shape, dtype=np.float32)
+
+
+def chosen_split(dataset: Dataset, split: str | None) -> str:
+    """The split that is asked for, else that of tests, else that of validation; `DatasetError` where it is empty."""
+    found = split or next((each for each in ("test", "valid") if dataset.samples(each)), "test")
+    if not dataset.samples(found):
+        others = ", ".join(each for each in dataset.splits if dataset.samples(each))
+        change = (
+            f"there are {others}: name one by --split, or a log after the run"
+            if others
+            else "nor in another: name a log after the run"
+        )
+        raise DatasetError(f"{dataset.path} has no samples in its split {found}; {change}")
+    return found

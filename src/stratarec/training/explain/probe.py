@@ -23,7 +23,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import split_rows
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.schema import Schema
-from stratarec.errors import ConfigError, DatasetError
+from stratarec.errors import ConfigError
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast
 from stratarec.training.evaluation.evaluate import score
@@ -194,13 +194,3 @@ def row_of_split(dataset: Dataset, split: str, file: str, row: int) -> Batch:
     config = LoaderConfig(batch_size=_NEAR, shuffle=False, expand=True, prefetch_batches=1)
     with closing(Loader(dataset, split, config).batches(0, place // _NEAR)) as batches:  # type: ignore[type-var]
         return rows_of(next(batches), torch.tensor([place % _NEAR]))
-
-
-def chosen_split(dataset: Dataset, split: str | None) -> str:
-    """The split that is asked for, else that of tests, else that of validation; `DatasetError` where it is empty."""
-    found = split or next((each for each in ("test", "valid") if dataset.samples(each)), "test")
-    if not dataset.samples(found):
-        others = ", ".join(each for each in dataset.splits if dataset.samples(each))
-        change = f"there are {others}: name one by --split" if others else "nor in another: name a log after the run"
-        raise DatasetError(f"{dataset.path} has no samples in its split {found}; {change}")
-    return found

@@ -1,0 +1,126 @@
+"""Logs of clicks one after another: whoever cuts a log where, samples and what is kept of them are those of one log."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from stratarec.data.click_memory import ClickMemory, item_keys
+from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
+from stratarec.data.splits import SplitConfig
+from stratarec.errors import ConfigError, DataError
+
+HOUR, FIRST = 3600, 1_600_000_000
+
+
+def click_log(clicks: int = 1200, hours: int = 30) -> pl.DataFrame:
+    draws = np.random.default_rng(7)
+    return pl.DataFrame(
+        {
+            "user_id": draws.integers(0, 25, clicks),
+            "session_id": draws.integers(0, 90, clicks),
+            "item_id": [f"i{item}" for item in (20 * draws.random(clicks) ** 2).astype(int)],
+            "timestamp": np.sort(FIRST + 60 * draws.integers(0, 60 * hours, clicks)),
+            "device": [None if value == 3 else int(value) for value in draws.integers(0, 4, clicks)],
+        }
+    )
+
+
+def take(
+    log: pl.DataFrame, root: Path, before: ClickMemory | None = None, last_window: str = "wait"
+) -> tuple[pl.DataFrame, ClickMemory]:
+    """Samples of a log that goes on from another one, and what is kept of it."""
+    root.mkdir()
+    log.write_parquet(root / "log.parquet")
+    config = ClicksConfig(
+        paths=(str(root / "log.parquet"),), contexts=("device",), negatives=2, memory="3h", last_window=last_window
+    )
+    source = ClicksSource(config, "error", SplitConfig(by="fraction", valid=0.0, test=0.0))
+    if before is not None:
+        source.go_on(before)
+    (root / "work").mkdir()
+    found = pl.concat([chunk.frame for chunk in source.chunks(root / "work")])
+    return found, source.memory(root / "work")
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(1, 28), min_size=1, max_size=4, unique=True).map(sorted), st.booleans())
+def test_a_log_in_pieces_gives_the_samples_of_the_log(
+    tmp_path_factory: pytest.TempPathFactory, hours: list[int], shuffled: bool
+) -> None:
+    root, log = tmp_path_factory.mktemp("pieces"), click_log()
+    whole, kept = take(log, root / "whole")
+    edges = [0, *(int(log["timestamp"].search_sorted(FIRST + HOUR * hour + 1500)) for hour in hours), len(log)]
+    parts, before = [], None
+    for number, (first, last) in enumerate(pairwise(edges)):
+        piece = log[first:last]
+        if shuffled:  # clicks of one moment stay in their order
+            piece = piece.with_columns(pl.col("timestamp").hash(number).alias("at")).sort("at", maintain_order=True)
+        part, before = take(piece.select(log.columns), root / str(number), before)
+        parts.append(part)
+    assert_frame_equal(pl.concat(parts), whole)
+    assert before is not None
+    assert before.clicks == kept.clicks
+    for part, frame in kept.frames.items():
+        assert_frame_equal(before.frames[part], frame)
+    assert kept.waiting["timestamp"].min() >= log["timestamp"][-1] - HOUR
+    assert whole["timestamp"].max() < log["timestamp"][-1] - HOUR
+
+
+def test_negatives_come_from_across_the_edge_of_files_and_none_twice(tmp_path: Path) -> None:
+    log = click_log()
+    edge = int(log["timestamp"].search_sorted(FIRST + 10 * HOUR))
+    _, before = take(log[:edge], tmp_path / "first")
+    items = log[edge:].with_columns(("new-" + pl.col("item_id")).alias("item_id"))
+    found, _ = take(items, tmp_path / "second", before)
+    waited = found.filter(pl.col("timestamp") < FIRST + 10 * HOUR)
+    assert len(before.waiting) == waited["label"].eq(1).sum() + waited["label"].null_count()
+    late = waited.filter(pl.col("label") == 0)["item_id"].str.starts_with("new-")
+    assert 0 < late.sum() < len(late)
+
+
+def test_a_cut_log_leaves_none_to_wait_and_is_looked_back_on(tmp_path: Path) -> None:
+    log = click_log()
+    edge = int(log["timestamp"].search_sorted(FIRST + 10 * HOUR))
+    first, before = take(log[:edge], tmp_path / "first", last_window="cut")
+    assert not len(before.waiting)
+    assert first["label"].eq(1).sum() + first["label"].null_count() == edge == before.clicks
+    second, _ = take(log[edge:], tmp_path / "second", before)
+    whole, _ = take(log, tmp_path / "whole")
+    # Counts of clicks are those of one log; only negatives of the first one's last window are others.
+    clicked = [frame.filter(pl.col("label") != 0) for frame in (second, whole)]
+    assert_frame_equal(clicked[0], clicked[1].filter(pl.col("timestamp") >= FIRST + 10 * HOUR))
+
+
+def test_what_does_not_follow_is_refused(tmp_path: Path) -> None:
+    log = click_log()
+    edge = int(log["timestamp"].search_sorted(FIRST + 10 * HOUR))
+    _, before = take(log[:edge], tmp_path / "first")
+    with pytest.raises(
+        DataError, match=r"log\.parquet begins at \d+ and the log before ended at \d+ \(timestamp, in s\)"
+    ):
+        take(log[edge - 40 :], tmp_path / "early", before)
+    with pytest.raises(DataError, match=r"column 'user_id' has values of type String, and of Int64 in the log before"):
+        take(log[edge:].with_columns(pl.col("user_id").cast(pl.String)), tmp_path / "typed", before)
+    soon = log[edge:].filter(pl.col("timestamp") < FIRST + 10 * HOUR + 1200)
+    with pytest.raises(DataError, match=r"all of its clicks, and those that wait, are of one window of 1h"):
+        take(soon, tmp_path / "short", ClickMemory(**(before.frames | {"waiting": before.waiting.clear()}), clicks=1))
+    source = ClicksSource(ClicksConfig(paths=(str(tmp_path / "first" / "log.parquet"),)), "error", SplitConfig())
+    with pytest.raises(ConfigError, match=r"data\.source has columns .*, and .*device.* in data\.vocabulary\.base"):
+        source.go_on(before)
+
+
+def test_items_are_called_by_what_the_kernel_calls_them(tmp_path: Path) -> None:
+    log = click_log()
+    _, kept = take(log, tmp_path / "log")
+    sampled = log.filter(pl.col("timestamp") < log["timestamp"][-1] - HOUR)
+    firsts = sampled.group_by("item_id").agg(pl.col("timestamp").min())
+    expected = pl.DataFrame({"item": item_keys(firsts["item_id"]), "time": firsts["timestamp"]}).sort("item")
+    assert_frame_equal(kept.first, expected)

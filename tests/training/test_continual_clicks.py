@@ -1,0 +1,207 @@
+"""A run on a log of clicks goes on: a file's last hour waits for the next file, and nothing knows labels."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from stratarec.cli import main
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.dataset.manifest import DatasetManifest
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.prepare.prepare import prepare
+from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
+from stratarec.data.splits import SplitConfig
+from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.errors import ConfigError
+from stratarec.io.atomic import write_atomic
+from stratarec.models.metrics import figures
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.training.evaluation.evaluate import measured, whole_split
+from stratarec.training.run import periods
+from stratarec.training.run.open_run import open_run
+from stratarec.training.trainer import Trainer
+
+HOUR, FIRST = 3_600, 1_600_000_000 // 3_600 * 3_600
+HOURS = 6
+"""Of a file."""
+
+
+def write_logs(root: Path, files: int, clicks: int) -> list[Path]:
+    """Random clicks: users, items and times know nothing of each other. The files' edges are where hours are not."""
+    draws, paths = np.random.default_rng(3), []
+    for number in range(files):
+        begin = FIRST + HOURS * HOUR * number + 900
+        paths.append(root / f"clicks-{number}.parquet")
+        frame = pl.DataFrame(
+            {
+                "user_id": draws.integers(0, 400, clicks),
+                "session_id": draws.integers(0, 900, clicks),
+                "item_id": draws.integers(0, 200, clicks) + 20 * number,
+                "timestamp": np.sort(draws.integers(begin, begin + HOURS * HOUR, clicks)),
+            }
+        )
+        write_atomic(paths[-1], frame.write_parquet)
+    return paths
+
+
+def begin(root: Path, log: Path, **changes: Any) -> Path:
+    """A run of the first file."""
+    source = {"kind": "clicks", "paths": [str(log)], "negatives": 2, "history_length": 4, "memory": "3h"}
+    data = {
+        "path": str(root / "data"), "source": source, "split": {"by": "fraction", "valid": 0.1, "test": 0.1},
+        "vocabulary": {"min_count": 9, "tail_buckets": 4, **changes},
+    }  # fmt: skip
+    model = {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [8]}
+    train = {"run": str(root / "run"), "batch_size": 256, "report": False}
+    recipe = Recipe.from_dict({"name": "clicks", "data": data, "model": model, "train": train})
+    Trainer(recipe, prepare(recipe.data)).train()
+    return Path(recipe.run)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the first of four files."""
+    root = tmp_path_factory.mktemp("clicks")
+    begin(root, write_logs(root, 4, 1500)[0])
+    return root
+
+
+def logs(home: Path) -> list[Path]:
+    return sorted(home.glob("clicks-*.parquet"))
+
+
+def go_on(run: Path, *files: Path, code: int = 0) -> None:
+    assert main(["continue", "-q", str(run), *map(str, files)]) == code
+
+
+def test_periods_in_one_command_and_in_several_are_the_same_and_leave_no_click_out(home: Path, tmp_path: Path) -> None:
+    runs = [Path(shutil.copytree(home / "run", tmp_path / name)) for name in ("whole", "each")]
+    go_on(runs[0], *logs(home)[1:])
+    for file in logs(home)[1:]:
+        go_on(runs[1], file)
+    told = [[periods.read(path) for path in periods.paths(run)] for run in runs]
+    assert [period.scores for period in told[0]] == [period.scores for period in told[1]]
+    # Samples are those of all these clicks in one log that goes on from the first.
+    pl.concat(map(pl.read_parquet, logs(home)[1:])).write_parquet(tmp_path / "all.parquet")
+    base = Dataset.open(home / "data")
+    source = ClicksSource(
+        ClicksConfig(
+            paths=(str(tmp_path / "all.parquet"),), negatives=2, history_length=4, memory="3h", last_window="wait"
+        ),
+        "error", SplitConfig(by="fraction", valid=0.0, test=0.0),
+    )  # fmt: skip
+    before = base.clicks()
+    assert before is not None
+    source.go_on(before)
+    (tmp_path / "work").mkdir()
+    frame = pl.concat([chunk.frame for chunk in source.chunks(tmp_path / "work")])
+    assert sum(period.scores["all"]["samples"] for period in told[0]) == frame["label"].count()
+    datasets = [Dataset.open(periods.of_number(run, 3) / "data") for run in runs]
+    assert datasets[0].fingerprint == datasets[1].fingerprint
+    kept, expected = datasets[0].clicks(), source.memory(tmp_path / "work")
+    assert kept is not None
+    assert kept.clicks == expected.clicks
+    assert all(kept.frames[part].equals(expected.frames[part]) for part in expected.frames)
+    assert len(kept.waiting)
+    assert main(["check", "-q", str(runs[0])]) == 0
+
+
+def test_scores_of_a_period_are_those_of_the_model_before_on_its_data_set(tmp_path: Path) -> None:
+    """Nothing is admitted, so that ids of both data sets are the same."""
+    files = write_logs(tmp_path, 3, 1200)
+    run = begin(tmp_path, files[0], min_count=10**6)
+    for number in (1, 2):
+        with open_run(run) as trained:
+            trained.model.network.calibration = None
+            shutil.copytree(run, before := tmp_path / f"before-{number}")
+            go_on(run, files[number])
+            dataset = Dataset.open(periods.of_number(run, number) / "data")
+            found = whole_split(trained.model, dataset, "train", precision="float32", progress=SilentProgress())
+        known = periods.read(periods.of_number(run, number)).to_dict()["scores"]["all"]
+        expected = json.loads(json.dumps(figures(measured(dataset.schema.label_columns, found))))
+        for name in ("auc", "samples", "positives"):
+            assert known[name] == pytest.approx(expected[name], abs=1e-5), name
+        assert known["log_loss"] == pytest.approx(expected["log_loss"], rel=1e-6)
+        assert before.exists()
+
+
+def test_what_a_run_on_clicks_refuses_is_one_line(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(home / "run", tmp_path / "run"))
+    go_on(run, logs(home)[1])
+    capsys.readouterr()
+    go_on(run, logs(home)[1], code=2)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "was read before, as clicks-1.parquet in period 1" in said
+    late = pl.read_parquet(logs(home)[1]).tail(50)
+    late.write_parquet(tmp_path / "late.parquet")
+    go_on(run, tmp_path / "late.parquet", code=2)
+    assert "logs follow each other in time" in capsys.readouterr().err
+    assert len(periods.paths(run)) == 1
+
+
+def test_a_run_whose_data_set_keeps_no_clicks_is_refused_in_a_line(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was made by an earlier version."""
+    shutil.copytree(home / "data", tmp_path / "data")
+    manifest = DatasetManifest.read(tmp_path / "data")
+    manifest.model_copy(update={"carried": manifest.carried.model_copy(update={"clicks": None})}).write(
+        tmp_path / "data"
+    )
+    source = ClicksConfig(paths=(str(logs(home)[1]),), negatives=2, history_length=4, memory="3h", last_window="wait")
+    config = PrepareConfig(
+        source=source,
+        path=str(tmp_path / "next"),
+        vocabulary=VocabularyConfig(tail_buckets=4, base=str(tmp_path / "data")),
+    )
+    with pytest.raises(ConfigError, match=r"keeps no clicks for a log of clicks to look back on.*prepare it anew"):
+        prepare(config)
+
+
+def test_whoever_is_forgotten_is_in_no_click_that_waits_or_is_looked_back_on(home: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(home / "run", tmp_path / "run"))
+    go_on(run, logs(home)[1])
+    kept = Dataset.open(periods.of_number(run, 1) / "data").clicks()
+    assert kept is not None
+    user, item = kept.waiting["user_id"][0], kept.waiting["item_id"][5]
+    pl.DataFrame({"user_id": [user]}).write_csv(tmp_path / "users.csv")
+    pl.DataFrame({"item_id": [item]}).write_csv(tmp_path / "items.csv")
+    assert main(["forget", "-q", str(run), str(tmp_path / "users.csv")]) == 0
+    assert main(["forget", "-q", str(run), str(tmp_path / "items.csv")]) == 0
+    left = Dataset.open(periods.of_number(run, 3) / "data").clicks()
+    assert left is not None
+    gone = (pl.col("user_id") == user) | (pl.col("item_id") == item)
+    for part in ("recent", "waiting"):
+        assert left.frames[part].equals(kept.frames[part].filter(~gone))
+    assert len(kept.first) - len(left.first) == 1
+    go_on(run, logs(home)[2])
+
+
+@pytest.mark.slow
+def test_random_clicks_stay_at_chance_over_ten_periods(tmp_path: Path) -> None:
+    files = write_logs(tmp_path, 11, 2500)
+    run = begin(tmp_path, files[0], min_count=5)
+    go_on(run, *files[1:])
+    found = [periods.read(path).scores["all"] for path in periods.paths(run)]
+    assert len(found) == 10
+    deviations = []
+    for scores in found:
+        positives, samples = int(scores["positives"]), int(scores["samples"])  # type: ignore[arg-type]
+        # All of a file's clicks: five hours of its own, and one of the file before.
+        assert 2000 < positives < 2700
+        error = np.sqrt((samples + 1) / (12.0 * positives * (samples - positives)))
+        deviations.append((float(scores["auc"]) - 0.5) / error)  # type: ignore[arg-type]
+    assert np.abs(deviations).max() < 4
+    # Of all of them together: chance is one deviation.
+    assert abs(np.sum(deviations)) / np.sqrt(len(deviations)) < 3
