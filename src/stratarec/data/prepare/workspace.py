@@ -34,7 +34,7 @@ WORK = Kind(
 )
 # What a run leaves here; a later version whose notes have other fields starts anew.
 _FORMAT = [
-    8,
+    9,
     *(entry.name for kind in (SpilledChunk, Moments, Repeats) for entry in fields(kind)),
     *Shard.model_fields,
 ]
