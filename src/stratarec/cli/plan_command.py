@@ -101,7 +101,7 @@ def plan(args: argparse.Namespace) -> None:
     recipe = Recipe.load(args.recipe, args.overrides)
     _check_kind(args)
     run = _plan_towers if args.towers is not None else _plan_device if args.device is not None else _plan
-    with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}) as mesh:
+    with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}, modules=recipe.modules) as mesh:
         if args.hosts is not None:
             network = network_at_hand(mesh)
             run_cluster = _plan_cluster if all(args.hosts) else _plan_hosts
@@ -292,7 +292,7 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
             tables, dataset, config.embedding, recipe.memory, recipe.hot, batch_size=config.batch_size, tiers=tiers,
             ranks=ranks,
         )  # fmt: skip
-        by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts)
+        by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts, modules=recipe.modules)
         sharding = sharding_plan(recipe, dataset, tables, made, ranks, by_towers=by_towers)
     if args.json:
         shared = {"sharding": sharding.to_dict()} if ranks > 1 else {}

@@ -127,6 +127,8 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
         yield "The model was not validated while it trained."
     if "sharing" in result:
         yield f"{result['sharing']}."
+    if "exchange" in result:
+        yield f"{result['exchange'].capitalize()}."
     if "test" not in result:
         yield "The data set has no test split."
     if "valid" in result:

@@ -3,7 +3,7 @@
 Towers are as many as hosts, one each: that is what keeps look-ups inside a host.
 
 This ranks ways to train by what they send. Overlap, stragglers, caches and repeated ids are left out, and so is what
-towers cost in quality; of the steps that benchmark `held` measures, half are within 15 % of what is predicted.
+towers cost in quality. Benchmark `simulator` holds the model behind it against measured steps.
 """
 
 from __future__ import annotations
