@@ -37,6 +37,7 @@ from stratarec.distributed.simulate import (
     step_time,
     trained_parameters,
 )
+from stratarec.distributed.table_placement import rows_sent
 from stratarec.models import DLRMConfig, TowersConfig, build_network
 
 RESULT = Path(__file__).with_name("results") / "towers.json"
@@ -103,7 +104,7 @@ def distinct_rows(model: dict[str, Any], most_rows: int) -> float:
     """Rows a sample that the flat exchange of the benchmark sends: of each table bags or distinct ones."""
     sizes, ranks = [min(rows, most_rows) for rows in CRITEO_ROWS], HOSTS * RANKS_A_HOST
     loads = loads_of(Shape(sizes=sizes, width=model["width"], batch=BATCH, ids=model["ids"]), ranks)
-    return sum(min(load.bags, load.distinct * ranks) for load in loads) / (BATCH * ranks)
+    return rows_sent(loads, ranks) / (BATCH * ranks)
 
 
 class Network:

@@ -165,7 +165,15 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
     from stratarec.distributed.simulate import Cluster
     from stratarec.planning.memories import measure_tiers
     from stratarec.reporting.plan_page import print_steps
-    from stratarec.training.cluster_steps import ASSUMED, assumptions, calibrate, fastest, inside_rate, predictions
+    from stratarec.training.cluster_steps import (
+        ASSUMED,
+        assumptions,
+        calibrate,
+        fastest,
+        inside_rate,
+        predictions,
+        verdict,
+    )
 
     hosts, ranks = args.hosts
     between = parse_rate(args.network, "--network")
@@ -180,11 +188,11 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
         found = predictions(recipe, dataset, cluster, calibration)
     lines = assumptions(recipe, dataset, cluster, calibration, measured=network is not None)
     rows, best = [each.to_dict() for each in found], {kind: each.name for kind, each in fastest(found).items()}
+    said = verdict(found)
     if args.json:
-        content = {"steps": rows, "fastest": best, "assumed": lines}
-        say_json(content)
+        say_json({"steps": rows, "fastest": best, "assumed": lines, "towers": said})
     else:
-        print_steps(rows, best, lines)
+        print_steps(rows, best, lines, said)
 
 
 def _plan_hosts(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None) -> None:
