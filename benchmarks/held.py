@@ -117,7 +117,7 @@ class Network:
     """
 
     def __init__(self, probes: dict[str, Any]) -> None:
-        small, large = ({name: probes[name][place] for name in ("all", "inside", "between")} for place in (0, 2))
+        small, large = ({name: probes[name][place] for name in ("all", "inside", "between")} for place in (0, 1))
         more = max(small["all"] - small["between"], 0.0) / (HOSTS * RANKS_A_HOST - HOSTS)
         self.between = Collective(alpha=max(small["between"] - more, 0.0), alpha_peer=more)
         self.inside = Collective(alpha=small["inside"], alpha_peer=0.0)

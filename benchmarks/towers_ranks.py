@@ -243,19 +243,22 @@ def merged(mesh: Any, mine: dict[str, float]) -> dict[str, float]:
 
 
 def probes(mesh: Any) -> dict[str, list[float]]:
-    """Of an exchange of `PROBED` bytes with each other rank, for each size, seconds and those of a rank's processor: of
-    all ranks, of those of a host, of peers.
+    """Seconds of an exchange of `PROBED` bytes with each other rank: of all ranks, of those of a host, of peers.
 
-    All hosts, or peers, do theirs at the same time, as in a step.
+    All hosts, or peers, do theirs at the same time, as in a step, and what counts is who ends last: of pairs that share
+    a link each has rounds in which it gets more than its half.
     """
-    from stratarec.distributed.measure import collective_times
-
     found = {}
     for name, part in (("all", mesh), ("inside", mesh.inside), ("between", mesh.between)):
-        mesh.rows.agree(None)
-        mine = [each for size, rounds in zip(PROBED, (40, 7), strict=True)
-                for each in collective_times(part.rows, size, rounds)]  # fmt: skip
-        found[name] = [max(each) for each in zip(*mesh.rows.figures(mine), strict=True)]
+        found[name] = []
+        for size, rounds in zip(PROBED, (40, 7), strict=True):
+            given, even, walls = torch.zeros(size * part.ranks, dtype=torch.uint8), [size] * part.ranks, []
+            for _ in range(rounds):
+                mesh.rows.agree(None)
+                began = time.perf_counter()
+                part.rows.exchange(given, even, even)
+                walls.append(time.perf_counter() - began)
+            found[name].append(median(map(max, zip(*mesh.rows.figures(walls), strict=True))))
     return found
 
 

@@ -26,7 +26,7 @@ def probes(rate: float) -> dict[str, list[float]]:
     size = PROBED[1]
     large = {"all": 4 * size / rate, "inside": size / 1e9, "between": 2 * size / rate}
     small = {"all": 3e-3, "inside": 1e-3, "between": 2e-3}
-    return {name: [small[name], 0.0, small[name] + large[name], 0.0] for name in small}
+    return {name: [small[name], small[name] + large[name]] for name in small}
 
 
 def test_other_cells_follow_from_those_that_calibrate(tmp_path: Path) -> None:

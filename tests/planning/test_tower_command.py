@@ -149,6 +149,8 @@ def check_plan_of(home: Path, towers: list[list[str]]) -> None:
             ["--hosts", "fewest", "--network", "1Gbit", "memory.dram=1GiB", "--samples", "99999999999"],
             "128 hosts with dram do not train 99,999,999,999 samples a second",
         ),
+        (["model.towers={plan: [[x], [y]]}"], "model.towers.plan: the data has no sparse feature 'x'"),
+        (["model.towers={plan: [[x], [x]]}"], "'x' is in tower 0 and in tower 1"),
         (["--hosts", "64x8", "--network", "1Gbit"], "train.batch_size is 128, expected at least a sample for each"),
     ],
 )

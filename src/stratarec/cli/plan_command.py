@@ -287,12 +287,15 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
     from stratarec.planning.hot_rows import make_hot_plan
     from stratarec.planning.memories import measure_tiers
     from stratarec.reporting.plan_page import print_plan, write_plan_report
+    from stratarec.training.cluster_steps import bare_network
     from stratarec.training.run.shard_tables import sharding_plan
 
     for path, ending in ((args.output, ".json"), (args.report, ".html")):
         if path:
             check_output(Path(path), ending)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
+    if recipe.towers:
+        bare_network(recipe.model, dataset)  # refused here, not by the run that is planned for
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
     with dataset.held():

@@ -154,7 +154,7 @@ def workload(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None, rank
     batch, model = recipe.train.batch_size, replace(recipe.model, towers=towers)
     tables = build_tables(model, dataset.schema, dataset.table_rows())
     loads = table_loads(recipe, dataset, tables, None, ranks)
-    network = _network(model, dataset)
+    network = bare_network(model, dataset)
     modules = _weights(network.towers) if towers is not None else 0  # type: ignore[arg-type]
     everything, features = _weights(network), len(dataset.schema.sparse)
     return Workload(
@@ -185,8 +185,14 @@ def beside_tables(
     return seconds
 
 
-def _network(model: ModelConfig, dataset: Dataset) -> nn.Module:
-    """The network without memory."""
+def bare_network(model: ModelConfig, dataset: Dataset) -> nn.Module:
+    """The network without memory.
+
+    Raises
+    ------
+    ConfigError
+        Where the data has no such network: towers of other features, or of less than a column.
+    """
     tables = build_tables(model, dataset.schema, dataset.table_rows())
     with torch.device("meta"):
         return build_network(model, dataset.schema, tuple(name for table in tables for name in table.feature_names))
@@ -221,7 +227,7 @@ def _network_seconds(recipe: Recipe, dataset: Dataset, batch: int) -> float:
     model = replace(recipe.model, towers=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        score: Any = _network(model, dataset).to_empty(device="cpu").score
+        score: Any = bare_network(model, dataset).to_empty(device="cpu").score
         for weight in score.parameters():
             nn.init.uniform_(weight, -0.05, 0.05)
         dense = torch.rand(batch, len(dataset.schema.dense))
