@@ -127,7 +127,7 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
     }
     _draw_more(rows_of, picture)
     for result in found:
-        if result["benchmark"] == "simulator" and not result["quick"]:
+        if result["benchmark"] == "simulator" and not result["quick"] and _is_of_this_code(result):
             _draw_cluster(result, picture.with_name("cluster_speed.svg"))
     rows = ["| benchmark | metric | value | target |", "| --- | --- | ---: | --- |"]
     rows += [
@@ -178,7 +178,7 @@ def _draw_more(samples: Mapping[str, list[dict[str, Any]]], beside: Path) -> Non
 def _draw_cluster(result: Mapping[str, Any], path: Path) -> None:
     """Predicted speeds of towers by GPUs, with what the ratios of measured cells were missed by."""
     metrics, rows = result["metrics"], [row for row in result["samples"]["rows"] if row["ratio"] == 2]
-    held = [line for line in result["samples"]["held"] if line["calibrated"] == "a cell a model"]
+    held = [line for line in result["samples"]["held"] if line["calibrated"] == "each model"]
     missed = sorted(ratio for ratio, _ in ratios_of(held))
     half = (missed[-1 - len(missed) // 10] - missed[len(missed) // 10]) / 2
     curves = [

@@ -131,7 +131,8 @@ def run(quick: bool) -> dict[str, Any]:
     speeds = {row["gpu"]: row["towers_speed"] for row in rows if row["gpus"] == 512}
     return {
         "config": {
-            "predicted": True, "published_up_to": PUBLISHED, "of_a_host": OF_A_HOST, "model": asdict(model),
+            "targets": {"share_within_15": 0.9}, "predicted": True,
+            "published_up_to": PUBLISHED, "of_a_host": OF_A_HOST, "model": asdict(model),
             "generations": [asdict(each) for each in GENERATIONS],
         },
         "metrics": {

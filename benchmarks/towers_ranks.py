@@ -29,6 +29,8 @@ from stratarec.training.torch_settings import build_optimizer
 
 DENSE = 13
 _WARM, _AHEAD = 1, 1
+PROBED = 8, 1 << 21
+"""Bytes of probes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +97,10 @@ class Bench:
         from stratarec.training.distributed import SharedStages, Together
 
         self.contender, by_towers = contender, contender.exchange == "sptt"
+        modules = contender.compression > 1
         self.mesh = mesh if by_towers else replace(mesh, inside=None, between=None)
         features = len(shape.sizes)
-        towers = TowersConfig(plan=plan(features), compression=contender.compression) if by_towers else None
+        towers = TowersConfig(plan=plan(features), compression=contender.compression) if by_towers or modules else None
         schema = Schema(
             dense=tuple(DenseFeature(name=f"d{place}") for place in range(DENSE)),
             sparse=tuple(SparseFeature(name=f"f{place}") for place in range(features)),
@@ -162,7 +165,7 @@ class Bench:
             yield batch, self.stages.request(batch)
 
     def stretch(self, steps: int) -> dict[str, float]:
-        """Seconds of a step in all and by part, bytes on this host's wire, and the loss of the last step."""
+        """Seconds of a step in all, of this rank's processor and by part, bytes on this host's wire, the last loss."""
         items, found = islice(self._items(), _WARM + steps + _AHEAD), {}
         with self.stages.prepare(items, depth=_AHEAD, barrier=lambda _: False) as ahead:
             for number, (item, prepared) in enumerate(ahead):
@@ -179,6 +182,7 @@ class Bench:
         inside, between = (0.0 if part is None else part.rows.wait_seconds for part in (mesh.inside, mesh.between))
         return {
             "step": time.perf_counter(),
+            "processor": time.process_time(),
             "dense": reduced,
             "rows": mesh.rows.wait_seconds,  # with most of what `dense` is
             "inside": inside,
@@ -217,6 +221,7 @@ def figures(found: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
             "step_ms": 1e3 * middle["step"],
             "low_ms": 1e3 * steps[len(steps) // 4],
             "high_ms": 1e3 * steps[(3 * len(steps)) // 4],
+            "processor_ms": 1e3 * middle["processor"],
             "compute_ms": 1e3 * (middle["step"] - exchange - middle["dense"]),
             "dense_ms": 1e3 * middle["dense"],
             "inside_ms": 1e3 * middle["inside"],
@@ -227,19 +232,41 @@ def figures(found: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
 
 
 def merged(mesh: Any, mine: dict[str, float]) -> dict[str, float]:
-    """Of all ranks: bytes of all hosts, of which the first rank of each speaks, the slowest step, and median parts."""
+    """Of all ranks: bytes of all hosts, of which the first rank of each speaks, the time of all processors, the slowest
+    step, and median parts."""
     names = list(mine)
     speaks = int(os.environ["LOCAL_RANK"]) == 0
     given = [mine[name] if speaks or name != "wire_bytes" else 0.0 for name in names]
     columns = dict(zip(names, zip(*mesh.files.figures(given), strict=True), strict=True))
-    how: dict[str, Any] = {"wire_bytes": sum, "step": max}
+    how: dict[str, Any] = {"wire_bytes": sum, "processor": sum, "step": max}
     return {name: how.get(name, median)(values) for name, values in columns.items()}
+
+
+def probes(mesh: Any) -> dict[str, list[float]]:
+    """Seconds of an exchange of `PROBED` bytes with each other rank: of all ranks, of those of a host, of peers.
+
+    All hosts, or peers, do theirs at the same time, as in a step, and what counts is who ends last: of pairs that share
+    a link each has rounds in which it gets more than its half.
+    """
+    found = {}
+    for name, part in (("all", mesh), ("inside", mesh.inside), ("between", mesh.between)):
+        found[name] = []
+        for size, rounds in zip(PROBED, (40, 7), strict=True):
+            given, even, walls = torch.zeros(size * part.ranks, dtype=torch.uint8), [size] * part.ranks, []
+            for _ in range(rounds):
+                mesh.rows.agree(None)
+                began = time.perf_counter()
+                part.rows.exchange(given, even, even)
+                walls.append(time.perf_counter() - began)
+            found[name].append(median(map(max, zip(*mesh.rows.figures(walls), strict=True))))
+    return found
 
 
 def measured(mesh: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """All contenders of a model, in turns."""
     shape, model = Shape(**settings["shape"]), settings["model"]
     gate(mesh, shape, model)
+    probed = probes(mesh)
     contenders = [Contender(**each) for each in settings["contenders"]]
     benches = [Bench(each, mesh, shape, model, settings["dense_wire"]) for each in contenders]
     found: dict[str, list[dict[str, float]]] = {each.name: [] for each in contenders}
@@ -252,6 +279,7 @@ def measured(mesh: Any, settings: dict[str, Any]) -> dict[str, Any]:
         bench.close()
     return {
         "rows": figures(found),
+        "probes": probed,
         "parameters": parameters,
         "contenders": [asdict(each) for each in contenders],
     }

@@ -1,47 +1,61 @@
-"""The predictions of steps beside measured ones: what a made-up machine takes is found again from one of its cells."""
+"""The predictions of steps beside measured ones: what a made-up machine takes is found again from its cells."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.held import Machine, exchange_of, predictable, workload_of
-from stratarec.distributed.measure import Collective
-from stratarec.distributed.simulate import Cluster, MeasuredCosts, step_time
+from benchmarks.held import CALIBRATING, Cell, Network, distinct_rows, held, workload_of
+from benchmarks.towers_ranks import PROBED
+from stratarec.distributed.simulate import step_time
 
-MODEL = {"width": 64, "ids": 1, "bottom_mlp": (32,), "top_mlp": (64,)}
-LATENCY = Collective(alpha=2e-3, alpha_peer=0.0)
-TRUTH = MeasuredCosts(
-    flops_per_second=4e10, row_bytes_per_second=2e9, inside=LATENCY, between=LATENCY, fixed_seconds=0.03
-)
-# Links that bytes pass at the rate of memory and then at that of 1 Gbit/s.
-CLUSTER = Cluster(
-    hosts=2, ranks=2, inside_bytes_per_second=5e8, between_bytes_per_second=1 / (1 / 1e9 + 1 / 1.2e8)
-)  # fmt: skip
+MODEL: dict[str, Any] = {"width": 64, "ids": 1, "bottom_mlp": (32,), "top_mlp": (64,)}
+TRUTH = {
+    "flops_per_second": 4e10, "fixed_seconds": 0.03, "sptt_seconds": 0.01, "packed_seconds": 1e-9,
+    "parameter_seconds": 2e-8,
+}  # fmt: skip
+OTHERS = ("flat", "flat, int8", "flat, towers 4", "towers 4", "towers 4, fp16")
+RATES = {"unshaped": 1e9, "1 Gbit/s": 1.2e8}
 
 
-def cell(contender: str, compression: float) -> dict[str, Any]:
-    """What the made-up machine takes."""
-    row = {"contender": contender, "network": "1 Gbit/s"}
-    step = step_time(CLUSTER, workload_of(MODEL, 1024, compression, by_towers=True), exchange_of(row), TRUTH)
-    parts = {"compute": step.compute, "dense": step.reduction, "inside": step.inside, "exchange": step.between}
-    return row | {f"{name}_ms": 1e3 * seconds for name, seconds in parts.items()} | {"step_ms": 1e3 * step.total}
+def probes(rate: float) -> dict[str, list[float]]:
+    """Of hosts with a link of so many bytes a second; a host has 1e9 inside."""
+    size = PROBED[1]
+    large = {"all": 4 * size / rate, "inside": size / 1e9, "between": 2 * size / rate}
+    small = {"all": 3e-3, "inside": 1e-3, "between": 2e-3}
+    return {name: [small[name], small[name] + large[name]] for name in small}
 
 
-def test_another_cell_follows_from_the_one_that_calibrates() -> None:
-    """Rates are known; copying, latency and the rest of compute are found."""
-    found = Machine(cell("sptt", 1.0), workload_of(MODEL, 1024, 1.0, by_towers=True), (4e10, 2e9))
-    assert found.calibration.fixed_seconds == pytest.approx(0.03, rel=1e-6)
-    other = cell("towers 4, int8", 4.0)
-    workload = workload_of(MODEL, 1024, 4.0, by_towers=True)
-    step = step_time(found.cluster("1 Gbit/s"), workload, exchange_of(other), found.calibration)
-    assert 1e3 * step.total == pytest.approx(other["step_ms"], rel=0.1)
+def test_other_cells_follow_from_those_that_calibrate(tmp_path: Path) -> None:
+    """All networks, wires, distinct rows and another compression; without noise, to the bit of a float or so."""
+    rows, distinct = [], distinct_rows(MODEL, 50)
+    for name, rate in RATES.items():
+        for contender in (*CALIBRATING, *OTHERS):
+            cell, network = Cell.of(contender), Network(probes(rate))
+            workload = workload_of(MODEL, cell, distinct)
+            step = step_time(network.cluster, workload, cell.exchange, network.costs(**TRUTH))
+            rows.append({"model": "m", "network": name, "contender": contender, "step_ms": 1e3 * step.total})
+    given = [{"model": "m", "network": name, **probes(rate)} for name, rate in RATES.items()]
+    path = tmp_path / "towers.json"
+    path.write_text(json.dumps({
+        "config": {"models": {"m": MODEL}, "most_rows_a_table": 50}, "samples": {"rows": rows, "probes": given},
+    }))  # fmt: skip
+    metrics, lines = held(path, one="m")
+    assert len(lines) == 2 * (len(rows) - len(CALIBRATING))  # by both ways
+    assert metrics["held_error_max_each_model"] == pytest.approx(0, abs=1e-6)
+    assert metrics["share_within_15"] == metrics["held_choice_right_one_model"] == 1
 
 
-def test_cells_by_distinct_rows_are_not_predicted() -> None:
-    names = ["flat", "flat, bags", "flat, int8", "sptt", "towers 2", "towers 4, fp16"]
-    assert [name for name in names if predictable({"contender": name})] == [
-        "flat, bags", "sptt", "towers 2", "towers 4, fp16"
-    ]  # fmt: skip
-    assert exchange_of({"contender": "towers 4, fp16"}).wire == "fp16"
+def test_names_of_contenders() -> None:
+    assert Cell.of("flat").distinct
+    assert not Cell.of("flat, bags").distinct
+    flat, towers = Cell.of("flat, towers 4"), Cell.of("towers 4, fp16")
+    assert (flat.exchange.kind, flat.compression, flat.distinct) == ("flat", 4.0, True)
+    assert (towers.exchange.kind, towers.exchange.compression, towers.exchange.wire) == ("sptt", 4.0, "fp16")
+    assert Cell.of("sptt").exchange.compression == 1
+    # Gradients of all modules are added by all ranks where rows travel by the flat exchange.
+    modules = workload_of(MODEL, towers)
+    assert workload_of(MODEL, flat).parameters == modules.parameters + modules.tower_parameters

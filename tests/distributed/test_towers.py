@@ -121,6 +121,10 @@ def test_what_cannot_be_an_exchange_by_towers_is_refused() -> None:
     sptt = DistributedConfig(exchange="sptt")
     assert sptt.by_towers(2, 2)
     assert not DistributedConfig().by_towers(3, 2)
+    assert DistributedConfig().by_towers(2, 2)
+    assert not DistributedConfig().by_towers(2, 2, modules=False)  # all vectors travel: more than distinct rows
+    assert sptt.by_towers(2, 2, modules=False)
+    assert not DistributedConfig(exchange="flat").by_towers(2, 2)
     for towers, hosts, message in (
         (3, 2, "has 3 towers and there are 2 hosts"),
         (0, 1, "no towers and there is 1 host"),

@@ -149,6 +149,8 @@ def check_plan_of(home: Path, towers: list[list[str]]) -> None:
             ["--hosts", "fewest", "--network", "1Gbit", "memory.dram=1GiB", "--samples", "99999999999"],
             "128 hosts with dram do not train 99,999,999,999 samples a second",
         ),
+        (["model.towers={plan: [[x], [y]]}"], "model.towers.plan: the data has no sparse feature 'x'"),
+        (["model.towers={plan: [[x], [x]]}"], "'x' is in tower 0 and in tower 1"),
         (["--hosts", "64x8", "--network", "1Gbit"], "train.batch_size is 128, expected at least a sample for each"),
     ],
 )
@@ -190,12 +192,14 @@ def test_steps_on_a_cluster_are_a_table_with_what_was_assumed(home: Path, capsys
         "4 towers of ratio",
         "not measured",
         "even loads",
+        "towers would ",
     ):
         assert text in out
     assert plan(home, "--hosts", "32x1", "--network", "100Mbit") == 0
     assert "no towers: 32 hosts need one each, and 26 sets" in capsys.readouterr().out
     assert plan(home, "--hosts", "4x2", "--network", "100Mbit", "--json") == 0
     found = json.loads(capsys.readouterr().out)
+    assert found["towers"].startswith("towers would pay: a step ")
     steps = found["steps"]
     flat = next(row for row in steps if (row["exchange"], row["wire"]) == ("flat", "fp32"))
     towers = next(row for row in steps if row["ratio"] == 4 and row["wire"] == "fp32")

@@ -101,7 +101,7 @@ def plan(args: argparse.Namespace) -> None:
     recipe = Recipe.load(args.recipe, args.overrides)
     _check_kind(args)
     run = _plan_towers if args.towers is not None else _plan_device if args.device is not None else _plan
-    with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}) as mesh:
+    with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}, modules=recipe.modules) as mesh:
         if args.hosts is not None:
             network = network_at_hand(mesh)
             run_cluster = _plan_cluster if all(args.hosts) else _plan_hosts
@@ -165,7 +165,15 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
     from stratarec.distributed.simulate import Cluster
     from stratarec.planning.memories import measure_tiers
     from stratarec.reporting.plan_page import print_steps
-    from stratarec.training.cluster_steps import ASSUMED, assumptions, calibrate, fastest, inside_rate, predictions
+    from stratarec.training.cluster_steps import (
+        ASSUMED,
+        assumptions,
+        calibrate,
+        fastest,
+        inside_rate,
+        predictions,
+        verdict,
+    )
 
     hosts, ranks = args.hosts
     between = parse_rate(args.network, "--network")
@@ -180,11 +188,11 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
         found = predictions(recipe, dataset, cluster, calibration)
     lines = assumptions(recipe, dataset, cluster, calibration, measured=network is not None)
     rows, best = [each.to_dict() for each in found], {kind: each.name for kind, each in fastest(found).items()}
+    said = verdict(found)
     if args.json:
-        content = {"steps": rows, "fastest": best, "assumed": lines}
-        say_json(content)
+        say_json({"steps": rows, "fastest": best, "assumed": lines, "towers": said})
     else:
-        print_steps(rows, best, lines)
+        print_steps(rows, best, lines, said)
 
 
 def _plan_hosts(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None) -> None:
@@ -278,12 +286,15 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
     from stratarec.planning.hot_rows import make_hot_plan
     from stratarec.planning.memories import measure_tiers
     from stratarec.reporting.plan_page import print_plan, write_plan_report
+    from stratarec.training.cluster_steps import bare_network
     from stratarec.training.run.shard_tables import sharding_plan
 
     for path, ending in ((args.output, ".json"), (args.report, ".html")):
         if path:
             check_output(Path(path), ending)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
+    if recipe.towers:
+        bare_network(recipe.model, dataset)  # refused here, not by the run that is planned for
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
     with dataset.held():
@@ -291,7 +302,7 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
             tables, dataset, config.embedding, recipe.memory, recipe.hot, batch_size=config.batch_size, tiers=tiers,
             ranks=ranks,
         )  # fmt: skip
-        by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts)
+        by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts, modules=recipe.modules)
         sharding = sharding_plan(recipe, dataset, tables, made, ranks, by_towers=by_towers)
     if args.json:
         shared = {"sharding": sharding.to_dict()} if ranks > 1 else {}

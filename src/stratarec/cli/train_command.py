@@ -39,7 +39,7 @@ def train(args: argparse.Namespace) -> None:
 
     content = read_content(args.recipe, args.overrides)
     recipe = Recipe.from_dict(content, args.recipe)
-    with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}) as mesh:
+    with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}, modules=recipe.modules) as mesh:
         dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
         made = Plan.load(Path(args.plan)) if args.plan else None
         content, said = sized(content, dataset)

@@ -23,7 +23,8 @@ class DistributedConfig:
     exchange: ExchangeKind = "auto"
     """``flat``: every rank with every other. ``sptt``: the tables of tower t are on host t, are looked up inside it,
     and what the towers tell travels between ranks of equal place; it needs as many hosts as ``model.towers`` has.
-    ``auto``: ``sptt`` where there are as many, else ``flat``."""
+    ``auto``: ``sptt`` where there are as many and they have modules, which tell less than their vectors; else ``flat``,
+    which sends a row that a batch repeats once. Both train the same model, to rounding."""
     sharding: ShardingKind = "auto"
     """``table``: every table whole on one rank. ``row``: row by row over all ranks, with ``sptt`` over those of a host.
     ``auto``: whole where that balances."""
@@ -43,8 +44,15 @@ class DistributedConfig:
         if self.hosts is not None and self.hosts < 1:
             raise ConfigError(f"distributed.hosts is {self.hosts}, expected at least 1")
 
-    def by_towers(self, towers: int, hosts: int) -> bool:
+    def by_towers(self, towers: int, hosts: int, *, modules: bool = True) -> bool:
         """Whether the exchange of a model with so many towers is ``sptt``.
+
+        Nothing is measured for it, so a run has the same one whenever it is started or resumed.
+
+        Parameters
+        ----------
+        modules : bool
+            Whether the towers have any: ``model.towers.compression`` is more than 1.
 
         Raises
         ------
@@ -58,4 +66,4 @@ class DistributedConfig:
                 f"host{'s'[: hosts != 1]}: expected one tower a host, of two or more; `stratarec plan --towers "
                 f"{max(hosts, 2)} --write` makes them"
             )
-        return self.exchange != "flat" and towers == hosts > 1
+        return towers == hosts > 1 and (self.exchange == "sptt" or (self.exchange == "auto" and modules))

@@ -171,7 +171,8 @@ def difference(given: Sequence[Mapping[str, object]]) -> RankError | None:
 
 @contextmanager
 def joined(
-    config: DistributedConfig | None = None, towers: int = 0, settings: Mapping[str, object] | None = None
+    config: DistributedConfig | None = None, towers: int = 0, settings: Mapping[str, object] | None = None,
+    *, modules: bool = True,
 ) -> Iterator[Mesh]:  # fmt: skip
     """The mesh of this run, by torchrun's environment; left together with the `with` block.
 
@@ -182,6 +183,8 @@ def joined(
         Of the model that is trained.
     settings : mapping
         JSON, which must be the same on all ranks, as must versions and the code.
+    modules : bool
+        Whether its towers have modules.
 
     Raises
     ------
@@ -197,7 +200,7 @@ def joined(
         return
     rank = number("RANK", -1)
     hosts = shape(config, size)
-    by_towers = config.by_towers(towers, hosts[0])
+    by_towers = config.by_towers(towers, hosts[0], modules=modules)
     if not 0 <= rank < size:
         raise ConfigError(f"RANK is {rank} of WORLD_SIZE {size}, expected 0 to {size - 1}; start ranks by torchrun")
     about = {

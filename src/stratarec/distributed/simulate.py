@@ -1,7 +1,7 @@
 """An alpha-beta model of a training step on machines that are not here: T hosts of L ranks, G = T L.
 
 Bytes a rank receives from others in one direction, of B samples and F pooled features of width D at b bytes a row of it
-(gradients travel back by as many, ids come first)::
+(gradients travel back by as many, ids come first; where distinct rows travel, F is how many a sample)::
 
     flat          B F b (G - L) / G  from other hosts    B F b (L - 1) / G  from its own
     SPTT          B F b (T - 1) / T  from other hosts    B F b (L - 1) / L  from its own
@@ -13,8 +13,7 @@ which grows by its peers, and bytes over a rate. The network's gradients are red
 module over the ranks of its host.
 
 Assumed: every rank and link is like the others and loads are even; a network that carries all links at once; nothing
-of the exchange is hidden behind other work, so a step is the sum of its parts. Caches, tiers and ids that repeat are
-left out.
+of the exchange is hidden behind other work, so a step is the sum of its parts. Caches and tiers are left out.
 """
 
 from __future__ import annotations
@@ -85,9 +84,11 @@ class Workload:
     """Of the modules of all towers."""
     gradient_bytes: Literal[2, 4] = 4
     """Of a parameter's gradient on the wire."""
+    flat_rows: float = 0.0
+    """Rows a sample that the flat exchange sends, where distinct rows travel; 0: one a feature."""
 
     def __post_init__(self) -> None:
-        _positive(self, none=("tower_flops", "tower_parameters"))
+        _positive(self, none=("tower_flops", "tower_parameters", "flat_rows"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +105,15 @@ class MeasuredCosts:
     """Among ranks of several hosts."""
     fixed_seconds: float = 0.0
     """Of a step of a rank, whatever its batch: what an interpreter and many small operations take."""
+    sptt_seconds: float = 0.0
+    """More of a step by SPTT: what asking peers and joining what they ask takes."""
+    packed_seconds: float = 0.0
+    """Of a rank for each byte that it packs for others and unpacks of theirs, in float32 whatever the wire."""
+    parameter_seconds: float = 0.0
+    """Of a rank for each dense parameter that it trains: gradients flattened, added and spread, and the optimizer."""
 
     def __post_init__(self) -> None:
-        _positive(self, none=("fixed_seconds",))
+        _positive(self, none=("fixed_seconds", "sptt_seconds", "packed_seconds", "parameter_seconds"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +173,7 @@ def traffic(cluster: Cluster, workload: Workload, exchange: ExchangeModel) -> St
     """What travels in a step; see the head of this module."""
     hosts, ranks, everyone = cluster.hosts, cluster.ranks, cluster.all_ranks
     ids = workload.batch * workload.lookups * _ID_BYTES
-    rows = 2.0 * workload.batch * workload.features * Wire(exchange.wire, 0, 0).row_bytes(workload.width)
+    rows = 2.0 * workload.batch * sent_rows(workload, exchange) * Wire(exchange.wire, 0, 0).row_bytes(workload.width)
     away = (hosts - 1) / hosts
     # Ids go to their owners among all ranks, whatever rows do.
     inside, between = ids * (ranks - 1) / everyone, ids * away
@@ -186,6 +193,22 @@ def traffic(cluster: Cluster, workload: Workload, exchange: ExchangeModel) -> St
     )
 
 
+def sent_rows(workload: Workload, exchange: ExchangeModel) -> float:
+    """Rows a sample that owners send before any is compressed."""
+    return workload.flat_rows or workload.features if exchange.kind == "flat" else workload.features
+
+
+def packed_bytes(workload: Workload, exchange: ExchangeModel) -> float:
+    """Bytes of float32 that a rank packs in a step: rows and their gradients, by SPTT once more what towers tell."""
+    passes = 1.0 if exchange.kind == "flat" else 1.0 + 1.0 / exchange.compression
+    return 2.0 * workload.batch * sent_rows(workload, exchange) * workload.width * 4 * passes
+
+
+def trained_parameters(cluster: Cluster, workload: Workload) -> float:
+    """Dense parameters that a rank adds and updates: of the network, and of the module of its host's tower."""
+    return workload.parameters + workload.tower_parameters / cluster.hosts
+
+
 def step_time(cluster: Cluster, workload: Workload, exchange: ExchangeModel, calibration: MeasuredCosts) -> StepTime:
     """Seconds of the parts of a step.
 
@@ -199,9 +222,12 @@ def step_time(cluster: Cluster, workload: Workload, exchange: ExchangeModel, cal
     flops = workload.batch * (workload.flops + workload.tower_flops)
     latency_inside = sum(map(calibration.inside.latency, moved.inside_peers))
     latency_between = sum(map(calibration.between.latency, moved.between_peers))
+    fixed = calibration.fixed_seconds + calibration.sptt_seconds * (exchange.kind == "sptt")
+    packed = packed_bytes(workload, exchange) * calibration.packed_seconds
+    trained = trained_parameters(cluster, workload) * calibration.parameter_seconds
     computed = flops / calibration.flops_per_second + touched / calibration.row_bytes_per_second
     return StepTime(
-        compute=calibration.fixed_seconds + computed,
+        compute=fixed + packed + trained + computed,
         reduction=reduction_seconds(cluster, workload, calibration),
         inside=latency_inside + moved.inside / cluster.inside_bytes_per_second,
         between=latency_between + moved.between * cluster.ranks / cluster.between_bytes_per_second,

@@ -150,6 +150,11 @@ def travel(load: TableLoad, ranks: int) -> Place:
     return Place(first=0, travel="pooled" if load.bags <= load.distinct * ranks else "rows")
 
 
+def rows_sent(loads: Sequence[TableLoad], ranks: int) -> float:
+    """Rows that owners send to all ranks together for a batch: of each table bags, or distinct ones where fewer."""
+    return sum(min(load.bags, load.distinct * ranks) for load in loads)
+
+
 def _work(load: TableLoad) -> float:
     return load.lookups * load.width * 4 * _TOUCHES
 

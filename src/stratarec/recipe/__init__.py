@@ -112,6 +112,11 @@ class Recipe:
         return 0 if self.model.towers is None else len(self.model.towers.plan)
 
     @property
+    def modules(self) -> bool:
+        """Whether the towers of the model have modules."""
+        return self.model.towers is not None and not self.model.towers.plain
+
+    @property
     def run(self) -> Path:
         """Directory of the run."""
         return Path(self.train.run) if self.train.run else Path("runs") / self.place

@@ -194,7 +194,9 @@ def _ago(seconds: float) -> str:
 _STEP_HEADS = ("exchange", "wire", "towers", "ratio", "compute", "reduce", "inside", "between", "ms", "speed")
 
 
-def print_steps(rows: Sequence[Mapping[str, Any]], best: Mapping[str, str], assumed: Sequence[str]) -> None:
+def print_steps(
+    rows: Sequence[Mapping[str, Any]], best: Mapping[str, str], assumed: Sequence[str], verdict: str = ""
+) -> None:  # fmt: skip
     """Print predicted steps in milliseconds, which is fastest, and what was assumed.
 
     Parameters
@@ -205,6 +207,8 @@ def print_steps(rows: Sequence[Mapping[str, Any]], best: Mapping[str, str], assu
     best : mapping of str to str
         Kind of change -> the fastest way.
     assumed : sequence of str
+    verdict : str
+        Whether towers would pay; empty where there can be none.
     """
     console = make_console()
     first = rows[0]["step"]
@@ -219,6 +223,8 @@ def print_steps(rows: Sequence[Mapping[str, Any]], best: Mapping[str, str], assu
     print_table(console, _STEP_HEADS, cells, text=("exchange", "wire"), keys=4)
     for kind, name in best.items():
         console.print(f"fastest, {kind}: {name}")
+    if verdict:
+        console.print(verdict)
     for line in assumed:
         console.print(f"assumed: {line}")
 

@@ -125,6 +125,8 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
         )
     if not position["evaluations"]:
         yield "The model was not validated while it trained."
+    if "exchange" in result:
+        yield f"{result['exchange'].capitalize()}."
     if "test" not in result:
         yield "The data set has no test split."
     if "valid" in result:

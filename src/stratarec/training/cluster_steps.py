@@ -2,8 +2,8 @@
 
 Towers are as many as hosts, one each: that is what keeps look-ups inside a host.
 
-This ranks ways to train by what they send. Overlap, stragglers, caches and repeated ids are left out, and so is what
-towers cost in quality; of the steps that benchmark `held` measures, half are within 15 % of what is predicted.
+This ranks ways to train by what they send. Overlap, stragglers and caches are left out, and so is what towers cost in
+quality. Benchmark `simulator` holds the model behind it against measured steps.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import nn
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.measure import Collective
 from stratarec.distributed.simulate import Cluster, ExchangeModel, MeasuredCosts, StepTime, Workload, step_time
+from stratarec.distributed.table_placement import rows_sent
 from stratarec.distributed.wire import WireKind
 from stratarec.errors import ConfigError
 from stratarec.kernels.runtime.threads import use_torch_threads
@@ -26,8 +27,8 @@ from stratarec.models import ModelConfig, build_network
 from stratarec.models.base import build_tables
 from stratarec.models.towers.tower_config import TowersConfig, tied
 from stratarec.planning.memories import measure_tiers
-from stratarec.planning.table_load import describe_tables
 from stratarec.recipe import Recipe
+from stratarec.training.run.shard_tables import table_loads
 
 PREDICTED_WIRES: tuple[WireKind, ...] = ("fp32", "bf16", "int8")
 RATIOS = (2.0, 4.0, 8.0, 16.0)
@@ -107,6 +108,18 @@ def fastest(found: Sequence[Prediction]) -> dict[str, Prediction]:
     return {kind: min(each, key=lambda one: one.step.total) for kind, each in kinds.items() if each}
 
 
+def verdict(found: Sequence[Prediction]) -> str:
+    """Whether towers would pay, in a line; empty where there can be none."""
+    best = fastest(found)
+    if (towers := best.get("towers, float32 rows")) is None:
+        return ""
+    flat, ratio = best["same results"], best["same results"].step.total / towers.step.total
+    if ratio > 1:
+        name = f"{towers.towers} towers of ratio {towers.exchange.compression:g}"
+        return f"towers would pay: a step {ratio:.2f} times as fast by {name}; they change the model, so train both"
+    return f"towers would not pay: a step by the best of them takes {1 / ratio:.2f} times that of {flat.exchange.kind}"
+
+
 def assumptions(
     recipe: Recipe, dataset: Dataset, cluster: Cluster, calibration: MeasuredCosts, *, measured: bool
 ) -> list[str]:
@@ -140,15 +153,16 @@ def workload(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None, rank
     """
     batch, model = recipe.train.batch_size, replace(recipe.model, towers=towers)
     tables = build_tables(model, dataset.schema, dataset.table_rows())
-    specs = describe_tables(tables, dataset, recipe.train.embedding, batch_size=batch)
-    network = _network(model, dataset)
+    loads = table_loads(recipe, dataset, tables, None, ranks)
+    network = bare_network(model, dataset)
     modules = _weights(network.towers) if towers is not None else 0  # type: ignore[arg-type]
     everything, features = _weights(network), len(dataset.schema.sparse)
     return Workload(
         batch=max(batch // ranks, 1), features=features, width=model.vector_width,
-        lookups=sum(spec.lookups for spec in specs) / batch,
+        lookups=sum(load.lookups for load in loads) / batch,
         flops=6.0 * (everything - modules) + 3.0 * features * features * model.vector_width,
         parameters=everything - modules, tower_flops=6.0 * modules, tower_parameters=modules,
+        flat_rows=rows_sent(loads, ranks) / batch,
     )  # fmt: skip
 
 
@@ -156,7 +170,8 @@ def beside_tables(
     recipe: Recipe, dataset: Dataset, calibration: MeasuredCosts, between: float
 ) -> Callable[[int], float]:
     """Hosts of a process each -> seconds of a step that are not the tables': network, its gradients, the exchange."""
-    whole = workload(recipe, dataset, None, 1)
+    # A smaller batch repeats fewer rows, so a row a feature travels.
+    whole = replace(workload(recipe, dataset, None, 1), flat_rows=0.0)
 
     def seconds(hosts: int) -> float:
         mine = replace(whole, batch=max(whole.batch // hosts, 1))
@@ -170,8 +185,14 @@ def beside_tables(
     return seconds
 
 
-def _network(model: ModelConfig, dataset: Dataset) -> nn.Module:
-    """The network without memory."""
+def bare_network(model: ModelConfig, dataset: Dataset) -> nn.Module:
+    """The network without memory.
+
+    Raises
+    ------
+    ConfigError
+        Where the data has no such network: towers of other features, or of less than a column.
+    """
     tables = build_tables(model, dataset.schema, dataset.table_rows())
     with torch.device("meta"):
         return build_network(model, dataset.schema, tuple(name for table in tables for name in table.feature_names))
@@ -206,7 +227,7 @@ def _network_seconds(recipe: Recipe, dataset: Dataset, batch: int) -> float:
     model = replace(recipe.model, towers=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        score: Any = _network(model, dataset).to_empty(device="cpu").score
+        score: Any = bare_network(model, dataset).to_empty(device="cpu").score
         for weight in score.parameters():
             nn.init.uniform_(weight, -0.05, 0.05)
         dense = torch.rand(batch, len(dataset.schema.dense))

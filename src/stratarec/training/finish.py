@@ -34,6 +34,7 @@ from stratarec.training.baseline.beside import beside
 from stratarec.training.evaluation.evaluate import Scored, measured, whole_split
 from stratarec.training.evaluation.fit_calibration import corrected_by, fit
 from stratarec.training.explain.explain import for_report
+from stratarec.training.preflight import exchange_remark
 from stratarec.training.run.run_directory import REPORT, write_result
 from stratarec.training.steps.cadence import Stopped
 from stratarec.training.steps.position import Position
@@ -100,6 +101,8 @@ class Ending:
         }
         if self.mesh.ranks > 1:
             result["ranks"] = self.figures()
+            if exchange := exchange_remark(self.recipe, self.mesh):
+                result["exchange"] = exchange
         outcome, maps = self._outcome(path)
         result |= outcome
         importance = self._importance(maps) if self.recipe.train.report else ""

@@ -160,14 +160,18 @@ def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_step
             )
 
 
-def exchange_remarks(towers: int, mesh: Mesh) -> Iterator[str]:
-    """How the ranks of a model with towers exchange rows."""
+def exchange_remark(recipe: Recipe, mesh: Mesh) -> str:
+    """How the ranks of a model with towers exchange rows, and why; empty where there are none."""
+    towers = recipe.towers
     if not towers or mesh.ranks == 1:
-        return
-    if mesh.between is None:
-        yield f"the exchange is flat: by towers it needs as many hosts as towers, {towers}, and there are {mesh.hosts}"
-    else:
-        yield f"the exchange is by towers: the tables of each of {towers} are on a host of their own"
+        return ""
+    if mesh.between is not None:
+        return f"the exchange is by towers: the tables of each of {towers} are on a host of their own"
+    if mesh.hosts != towers:
+        return f"the exchange is flat: by towers it needs as many hosts as towers, {towers}, and there are {mesh.hosts}"
+    if recipe.distributed.exchange == "flat":
+        return "the exchange is flat, as distributed.exchange says"
+    return "the exchange is flat: towers without modules (model.towers.compression 1) would send more by their own"
 
 
 def take_up(run: Path, found: Path, recipe: Recipe, total_steps: int) -> Position:

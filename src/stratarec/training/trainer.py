@@ -46,7 +46,7 @@ from stratarec.training.loop import Loop
 from stratarec.training.preflight import (
     check_average,
     check_validation,
-    exchange_remarks,
+    exchange_remark,
     remarks,
     slates_of,
     take_up,
@@ -325,11 +325,10 @@ class Trainer:
         """Write down and tell what is going to be trained."""
         self.mesh.first(lambda: write_recipe(self.run, self.recipe))
         self.mesh.first(lambda: write_plan(self.run, self.recipe, self.plan))
-        for line in filter(None, (self._remark, self._uncompared, self._slates.told if self._slates else "")):
+        slates, exchange = self._slates.told if self._slates else "", exchange_remark(self.recipe, self.mesh)
+        for line in filter(None, (self._remark, self._uncompared, slates, exchange)):
             self.progress.say(line)
         for line in remarks(self.config, self.plan, self.dataset, self.total_steps, self.mesh.ranks):
-            self.progress.say(line)
-        for line in exchange_remarks(self.recipe.towers, self.mesh):
             self.progress.say(line)
 
     def _take_up(self, path: Path, result: Result | None) -> bool:

@@ -219,6 +219,8 @@ class Result(Model):
     """The correction of each label; none by default."""
     ranks: tuple[RankFigures, ...] = ()
     """Of each process, where there were several."""
+    exchange: str = ""
+    """How they exchanged rows of a model with towers, and why."""
     sharing: str = ""
     """How it shared the machine's cores; empty where it had them for itself."""
 

@@ -33,7 +33,7 @@ def sharding_plan(
 
     `by_towers`, the tables of a tower lie on its host.
     """
-    loads = _loads(recipe, dataset, tables, plan, ranks)
+    loads = table_loads(recipe, dataset, tables, plan, ranks)
     kind, budget = recipe.distributed.sharding, recipe.hot.leave(recipe.memory.dram, ranks)
     if not by_towers:
         return plan_sharding(loads, ranks, kind, budget)
@@ -50,7 +50,7 @@ def sharding_plan(
     return beside([of_host(host) for host in range(len(towers))], [table.name for table in tables])
 
 
-def _loads(
+def table_loads(
     recipe: Recipe, dataset: Dataset, tables: Sequence[EmbeddingBagConfig], plan: Plan | None, ranks: int
 ) -> list[TableLoad]:  # fmt: skip
     """What a batch of all ranks asks of each table."""
