@@ -8,6 +8,9 @@ OUT ?= benchmarks/results/$(NAME).json
 # What `make test-versions` hands on, such as VERSIONS='--python python3.12 -- tests/kernels'.
 VERSIONS ?=
 
+# Packages are installed without byte code: each process would compile torch and all else again if none were kept.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Of kernels and of whom they are compiled for: another version of one is compiled before tests, too.
 KERNELS := tools/compile_kernels.py $(shell find src/stratarec/kernels -name '*.py')
 

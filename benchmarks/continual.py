@@ -12,9 +12,14 @@ user in twenty.
 articles that nobody clicked for three days (`data.vocabulary.evict`), less the first; `rows_idle` the articles' rows
 that the other has in the end, without those that are nobody's, over the first's.
 
+The day behind the last is taken hour by hour, each scored before it is learned, against what the model of the day
+before says of all of it: `auc_delta_hourly` over all samples, `auc_delta_hourly_within` the mean within hours.
 `seconds_to_scorer` is from the command on an hour of the next day, in a process of its own, to the answer of a `Scorer`
 that took the delta it published; `seconds_into_1e8` what 10,000 rows and a checkpoint of them take in a log of 10^8
-rows that was restored from a checkpoint.
+rows that was restored from a checkpoint (`continual_hours`).
+
+`auc_delta_lightgbm`, `auc_delta_torchrec` and `auc_delta_river` are over the days that all of them score, of the run
+that takes eight less what a team would do by hand (`continual_peers`), `seconds_over_*` the processor's seconds.
 
 `bytes_ratio` is what a period wrote of tables over the records of the rows that it trained, `slowdown` the processor's
 seconds a sample of the last day over those of the first that is not the first of the process.
@@ -23,7 +28,6 @@ seconds a sample of the last day over those of the first that is not the first o
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,150 +37,26 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
 import polars as pl
+import torch
 
+from benchmarks import continual_peers as by_hand
+from benchmarks.continual_days import BATCH, USERS, Days, cut, logs_of, make_logs
+from benchmarks.continual_hours import hourly, into_a_log, to_scorer
+from benchmarks.registry import PeerMissing
 from benchmarks.sessions import recipe as shipped
-from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
-from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
-from stratarec.data.splits import SplitConfig
-from stratarec.data.user_history import Events
-from stratarec.embedding.stores.log import LogRecords
+from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
 from stratarec.training.continual.continual_run import continue_run
-from stratarec.training.export.publish import publish
 from stratarec.training.run import periods
 from stratarec.training.run.periods import Period
 from stratarec.training.torch_settings import torch_settings
-from stratarec.training.trainer import Trainer
 
-DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 DAYS, QUICK_DAYS, SEEDS = 4, 3, 3
 # What idle articles are told by: the first lose their rows at the end of the fourth.
 IDLE_DAYS, IDLE = 8, "3d"
-BATCH = 1024
-# One user in so many.
-_USERS = 20
-# Of users, in per mille: the validation split, which nothing is chosen by.
-_HELD = 10
-_SPLITS = ("train", "valid", "test")
-_ENDINGS = {split: f"-{split}" for split in _SPLITS}
-
-
-def cut(config: ClicksConfig, folder: Path, days: int) -> ClicksConfig:
-    """The click log as a file a day; neighbouring days have names of different splits."""
-    clicks = pl.read_parquet(config.paths[0]).filter(pl.col(config.user).hash(seed=0) % _USERS == 0)
-    clicks = clicks.with_columns((pl.col(config.time) // DAY_MS).alias("day"))
-    first = int(clicks["day"].min())  # type: ignore[arg-type]
-    paths = []
-    for day in range(days):
-        paths.append(str(folder / f"{day:02d}{_ENDINGS[_SPLITS[day % 3]]}.parquet"))
-        clicks.filter(pl.col("day") == first + day).drop("day").write_parquet(paths[-1])
-    return ClicksConfig(**{**vars(config), "paths": tuple(paths)})
-
-
-def make_logs(config: ClicksConfig, folder: Path) -> None:
-    """Samples of all days, with histories, as ``<folder>/<day>/*.parquet``, and those of some users apart."""
-    split = SplitConfig(by="file", valid=("*-valid.parquet",), test=("*-test.parquet",))
-    source, spool = ClicksSource(config, "error", split), folder / "spool"
-    chunks = []
-    spool.mkdir(parents=True)
-    for chunk in source.chunks(spool):
-        chunks.append(spool / f"chunk-{chunk.index:05d}.parquet")
-        chunk.frame.with_columns(pl.Series("day", chunk.file)).write_parquet(chunks[-1])
-    events = Events(map(pl.read_parquet, chunks), source.schema)
-    for number, path in enumerate(chunks):
-        frame = pl.read_parquet(path)
-        frame = frame.with_columns(events.histories(frame).values()).filter(pl.col("label").is_not_null())
-        held = pl.col(config.user).hash(seed=0) % 1000 < _HELD
-        for (day, apart), part in frame.with_columns(held.alias("held")).group_by("day", "held"):
-            place = folder / f"{day:02d}{'-held' if apart else ''}"
-            place.mkdir(exist_ok=True)
-            part.drop("day", "held").write_parquet(place / f"{number:05d}.parquet")
-    shutil.rmtree(spool)
-
-
-class Days:
-    """Data sets and runs of one way of keeping up with a log.
-
-    Parameters
-    ----------
-    whole : Recipe
-        The shipped one.
-    logs, folder : Path
-        What `make_logs` wrote; where data sets and runs go.
-    limits : dict
-        Of vocabularies, beside those of the recipe.
-    """
-
-    def __init__(self, whole: Recipe, logs: Path, folder: Path, **limits: Any) -> None:
-        self._content, self._logs, self.folder = whole.to_dict(), logs, folder
-        self._limits = limits
-        folder.mkdir()
-        source = whole.data.source
-        assert isinstance(source, ClicksConfig)
-        features = ClicksSource(source, "error", whole.data.split).schema
-        self._schema = {
-            "label": "label",
-            "dense": [{"name": feature.name} for feature in features.dense],
-            "sparse": [
-                {"name": f.name, "vocabulary": f.vocabulary}
-                | ({"kind": "multi", "max_length": f.max_length} if f.kind == "history" else {})
-                for f in features.sparse
-            ],
-            "time": source.time,
-            "time_unit": source.time_unit,
-            "session": source.session,
-            "user": source.user,
-        }
-
-    def recipe(self, name: str, day: int, *, tested: bool = True) -> Recipe:
-        """Trained on the days up to `day`, and `tested` on the one that follows."""
-        folders = [*(f"{number:02d}" for number in range(day + 1 + tested)), f"{day:02d}-held"]
-        data = {
-            "path": str(self.folder / f"{name}-data"),
-            "source": {
-                "kind": "parquet",
-                "paths": [str(self._logs / folder / "*.parquet") for folder in folders],
-                "schema": self._schema,
-            },
-            "split": {"by": "file", "valid": ["*-held/*"], "test": [f"*/{day + 1:02d}/*"] if tested else []},
-            "vocabulary": {**self._content["data"]["vocabulary"], **self._limits},
-            "keep_rows": False,
-        }
-        train = {**self._content["train"], "run": str(self.folder / f"{name}-run"), "batch_size": BATCH}
-        return Recipe.from_dict({**self._content, "name": name, "data": data, "train": train})
-
-    def take(self, name: str, day: int, *, tested: bool = True) -> dict[str, Any]:
-        """Prepare and train; the metrics of the day that follows where it is `tested`."""
-        made = self.recipe(name, day, tested=tested)
-        dataset = prepare(made.data)
-        result = Trainer(_one_pass(made, dataset), dataset).train()
-        found: dict[str, Any] = result.get("test", {})
-        if tested:
-            print(f"{name}: AUC {found['auc']:.5f}", file=sys.stderr, flush=True)
-        return found
-
-
-def _one_pass(made: Recipe, dataset: Dataset) -> Recipe:
-    """Schedules as long as one pass over the training samples is."""
-    content, steps = made.to_dict(), -(-dataset.samples("train") // BATCH)
-    for part in ("dense", "embedding"):
-        content["train"][part]["schedule"]["total_steps"] = steps
-    return Recipe.from_dict(content)
-
-
-def logs_of(logs: Path, days: int, folder: Path) -> list[Path]:
-    """A file of each day but the first."""
-    folder.mkdir()
-    for day in range(1, days):
-        parts = [pl.read_parquet(path) for path in sorted((logs / f"{day:02d}").glob("*.parquet"))]
-        pl.concat(parts).write_parquet(folder / f"day-{day:02d}.parquet")
-    return sorted(folder.iterdir())
 
 
 def written(run: Path, period: Period, before: Path) -> dict[str, int]:
@@ -230,48 +110,55 @@ def idle(whole: Recipe, logs: Path, files: list[Path], folder: Path) -> dict[str
     }
 
 
-def to_scorer(run: Path, day: Path, folder: Path, time_column: str) -> float:
-    """Seconds until who serves answers with an hour that has just come."""
+def peers(whole: Recipe, logs: Path, files: list[Path], folder: Path, seeds: int, quick: bool) -> dict[str, Any]:
+    """What is done by hand on the same days: of each peer that is there the days of each seed; else why it is not."""
     folder.mkdir()
-    frame = pl.read_parquet(day)
-    first = int(frame[time_column].min())  # type: ignore[arg-type]
-    frame.filter(pl.col(time_column) < first + HOUR_MS).write_parquet(folder / "hour.parquet")
-    publish(run, folder / "serve")
-    (full,) = (folder / "serve").iterdir()
-    scorer, rows = Scorer.open(full), frame[:100]
-    scorer.score(rows)
-    command = [sys.executable, "-m", "stratarec", "continue", "-q", str(run), str(folder / "hour.parquet")]
-    began = time.perf_counter()
-    subprocess.run([*command, "--publish", str(folder / "serve")], check=True, stdout=subprocess.DEVNULL)
-    (later,) = set((folder / "serve").iterdir()) - {full}
-    if later.suffix == ".delta":
-        scorer.update(later)
-    else:
-        scorer = Scorer.open(later)
-    scorer.score(rows)
-    return time.perf_counter() - began
+    first = [pl.read_parquet(path) for path in sorted((logs / "00").glob("*.parquet"))]
+    frames = [pl.concat(first), *map(pl.read_parquet, files)]
+    way = Days(whole, logs, folder / "by-hand")
+    schema = way.recipe("schema", 0, tested=False).data.source.schema  # type: ignore[union-attr]
+    threads = torch.get_num_threads()
+
+    def torchrec(seed: int) -> by_hand.Rows:
+        made = Days(replace(whole, train=replace(whole.train, seed=seed)), logs, folder / f"torchrec-{seed}")
+        side = by_hand.TorchRecDays(made.recipe("day-00", 0, tested=False), made.following)
+        return {day: side.day(file, frame) for day, (file, frame) in enumerate(zip(files, frames[1:], strict=True), 1)}
+
+    asked = {
+        "lightgbm": lambda seed: by_hand.lightgbm(frames, schema, seed=seed, threads=threads, quick=quick),
+        "torchrec": torchrec,
+        "river": lambda seed: by_hand.river(frames, schema),
+    }
+    found: dict[str, Any] = {}
+    for name, take in asked.items():
+        try:
+            # River draws nothing.
+            found[name] = [take(seed) for seed in range(1 if name == "river" else seeds)]
+        except PeerMissing as error:
+            found[name] = str(error)
+        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+    shutil.rmtree(folder)
+    return found
 
 
-def into_a_log(folder: Path, rows: int) -> float:
-    """Seconds that 10,000 rows take into a log of so many, and a checkpoint of them."""
-    width, step = 20, 1 << 20
-    store = LogRecords(folder / "first", rows=rows, record_bytes=width)
-    for first in range(0, rows, step):
-        numbers = np.arange(first, min(first + step, rows), dtype=np.int64)
-        store.write(numbers, np.zeros((len(numbers), width), dtype=np.uint8))
-    for name in ("before", "after"):
-        (folder / name).mkdir()
-    manifest = store.checkpoint(folder / "before", None)
-    store.close()
-    store = LogRecords(folder / "second", rows=rows, record_bytes=width)
-    store.restore(folder / "before", manifest)
-    numbers = np.unique(np.random.default_rng(0).integers(0, rows, 10_000))
-    began = time.perf_counter()
-    store.write(numbers, np.ones((len(numbers), width), dtype=np.uint8))
-    store.checkpoint(folder / "after", folder / "before")
-    spent = time.perf_counter() - began
-    store.close()
-    return spent
+def against(found: dict[str, Any], mine: list[dict[int, dict[str, Any]]]) -> dict[str, float]:
+    """Of each peer its mean AUC over the days that all of them score, and `mine` less it: days of each seed."""
+    there = {name: seeds for name, seeds in found.items() if not isinstance(seeds, str)}
+    if not there:
+        return {}
+    days = set.intersection(*(set(seeds[0]) for seeds in (*there.values(), mine)))
+    whole = {name: [mean(seed[day]["auc"] for day in days) for seed in seeds] for name, seeds in there.items()}
+    ours = [mean(seed[day]["auc"] for day in days) for seed in mine]
+    seconds = {
+        name: mean(sum(seed[day]["seconds"] for day in days) for seed in seeds)
+        for name, seeds in (*there.items(), ("ours", mine))
+    }
+    return {
+        "auc_ours_by_peers": mean(ours),
+        **{f"auc_{name}": mean(each) for name, each in whole.items()},
+        **{f"auc_delta_{name}": mean(ours) - mean(each) for name, each in whole.items()},
+        **{f"seconds_over_{name}": seconds["ours"] / seconds[name] for name in there},
+    }
 
 
 @torch_settings()
@@ -282,10 +169,13 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
     assert isinstance(whole.data.source, ClicksConfig)
     rows: list[dict[str, Any]] = []
     lost: list[dict[str, Any]] = []
+    hours: list[dict[str, Any]] = []
     seconds: list[float] = []
+    column = whole.data.source.time
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        longest = days if quick else IDLE_DAYS
+        # Hours are of the day behind the last, and the hour that goes to who serves of the one behind that.
+        longest = days + 2 if quick else IDLE_DAYS
         make_logs(cut(whole.data.source, root, longest), root / "logs")
         every = logs_of(root / "logs", longest, root / "files")
         files = every[: days - 1]
@@ -305,17 +195,25 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
                 # The first day's model is the same; its test is all that differs.
                 other = {"auc": anew["auc"], "seconds": time.process_time() - began}
                 rows.append({"seed": seed, "day": day, "continued": mine, "counts_of_a_day": by_day, "anew": other})
-            if not quick and not seed:
-                column = whole.data.source.time
-                seconds.append(to_scorer(place / "base-run", every[days - 1], root / "hour", column))
+            hours.append(hourly(place / "base-run", every[days - 1], root / "hours", column, 3 if quick else 24))
+            print(f"hours: {hours[-1]}", file=sys.stderr, flush=True)
+            if not seed:
+                seconds.append(to_scorer(place / "base-run", every[days], root / "hour", column))
             shutil.rmtree(place)
             shutil.rmtree(forgetful)
+        hand = peers(whole, root / "logs", files if quick else every, root / "peers", seeds, quick)
         (root / "log").mkdir()
         into = into_a_log(root / "log", 10**6 if quick else 10**8)
     later = [row for row in rows if row["day"] > 1]
+    mine = [{row["day"]: row["continued"] for row in rows}] if quick else [
+        dict(enumerate(each["days"]["all"], 1)) for each in lost
+    ]  # fmt: skip
 
     def total(way: str, name: str, day: int = 0) -> float:
         return sum(row[way][name] for row in later if day in (0, row["day"]))
+
+    def by(way: str, name: str) -> float:
+        return mean(each[way][name] for each in hours)
 
     deltas = {
         day: [r["continued"]["auc"] - r["anew"]["auc"] for r in later if r["day"] == day] for day in range(2, days)
@@ -328,7 +226,8 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
             "batch_size": BATCH,
             "passes": 1,
             "seeds": seeds,
-            "users": f"1 in {_USERS}",
+            "users": f"1 in {USERS}",
+            "absent": {name: why for name, why in hand.items() if isinstance(why, str)},
         },
         "metrics": {
             "auc_continued": total("continued", "auc") / len(later),
@@ -336,12 +235,16 @@ def run(quick: bool, seeds: int = SEEDS) -> dict[str, Any]:
             "auc_delta_daily": mean(mean(each) for each in deltas.values()),
             "auc_delta_last_day": mean(deltas[days - 1]),
             "auc_delta_carried": (total("continued", "auc") - total("counts_of_a_day", "auc")) / len(later),
+            "auc_delta_hourly": by("by_hour", "auc") - by("by_day", "auc"),
+            "auc_delta_hourly_within": by("by_hour", "auc_within_hours") - by("by_day", "auc_within_hours"),
+            "seconds_an_hour": mean(each["seconds"] / each["hours"] for each in hours),
             "seconds_over_anew": total("continued", "seconds") / total("anew", "seconds"),
             **{name: mean(each[name] for each in lost) for name in ("auc_delta_idle", "rows_idle") if lost},
-            **({"seconds_to_scorer": seconds[0]} if seconds else {}),
+            "seconds_to_scorer": seconds[0],
             **({} if quick else {"seconds_into_1e8": into}),
             "bytes_ratio": total("continued", "bytes") / total("continued", "touched_bytes"),
             "slowdown": pace[days - 1] / pace[2],
+            **against(hand, mine),
         },
-        "samples": {"rows": rows, "idle": [each["days"] for each in lost]},
+        "samples": {"rows": rows, "idle": [each["days"] for each in lost], "hours": hours, "peers": hand},
     }

@@ -121,6 +121,7 @@ def versions() -> dict[str, str]:
         "rocksdict",
         "onnxruntime",
         "lightgbm",
+        "river",
         "catboost",
     )
     return found | {

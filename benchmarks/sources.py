@@ -1,7 +1,7 @@
 """What code a figure is of: a hash of the modules of `stratarec` that a benchmark imports, and those that they import.
 
-Comments and empty lines do not count, nor do modules that are imported within functions: most of those are of the
-command line and of reports.
+Comments, docstrings and layout do not count, nor do modules that are imported within functions: most of those are of
+the command line and of reports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def source_hash(benchmark: str, root: Path = ROOT) -> str:
             continue
         found[name] = path.read_text()
         left += _imported(found[name])
-    lines = [line for name in sorted(found) if name.startswith("stratarec") for line in (name, *_code(found[name]))]
+    lines = [line for name in sorted(found) if name.startswith("stratarec") for line in (name, _code(found[name]))]
     return xxh3_64_hexdigest("\n".join(lines).encode())
 
 
@@ -55,5 +55,13 @@ def _imported(text: str) -> frozenset[str]:
     return frozenset(".".join(each[:size]) for each in parts for size in range(1, len(each) + 1))
 
 
-def _code(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+@cache
+def _code(text: str) -> str:
+    return ast.unparse(_Bare().visit(ast.parse(text)))
+
+
+class _Bare(ast.NodeTransformer):
+    """Leaves out strings that are nobody's value: docstrings, of fields too."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node

@@ -32,6 +32,7 @@ from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConf
 from stratarec.embedding.tiers import TierConfig
 from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.base import build_tables
+from stratarec.training.torch_settings import bf16_slowness
 
 RATE, EPS = 0.02, 1e-8
 BOTTOM, TOP = (512, 256), (512, 256)
@@ -90,6 +91,36 @@ class Side:
         loss.backward()
         self.optimizer.step()
         return float(loss.item())
+
+
+class Products:
+    """The matrix products of a step of ours alone: what would be left of it if all that is not a product were free.
+
+    A product forward and two backward for each layer, and for the interaction of vectors; operands stay where they are,
+    so that even their memory is free.
+    """
+
+    def __init__(self, network: nn.Module, batch: int, vectors: int, width: int) -> None:
+        first = next(layer for layer in network.modules() if isinstance(layer, nn.Linear))
+        self.layers = []
+        for layer in (each for each in network.modules() if isinstance(each, nn.Linear)):
+            values, gradient = torch.randn(batch, layer.in_features), torch.randn(batch, layer.out_features)
+            self.layers.append((values, layer.weight.detach(), gradient, layer is not first))
+        self.vectors, self.pairs = torch.randn(batch, vectors, width), torch.randn(batch, vectors, vectors)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def step(self) -> float:
+        with torch.no_grad():
+            for values, weight, gradient, onward in self.layers:
+                functional.linear(values, weight)
+                gradient.T @ values
+                if onward:
+                    gradient @ weight
+            self.vectors @ self.vectors.transpose(1, 2)
+            self.pairs @ self.vectors  # the matrix of pairs is symmetric: one product is the gradient of both sides
+        return 0.0
 
 
 def copy_dense(ours: CTRModel, theirs: TorchRecDLRM) -> None:
@@ -183,7 +214,7 @@ def tiered_sides(dataset: Dataset, width: int, batch: int, contenders: Mapping[s
     return found
 
 
-def take_turns(pair: Mapping[str, Side], rounds: int, stretch: int, warmup: int) -> dict[str, list[float]]:
+def take_turns(pair: Mapping[str, Side | Products], rounds: int, stretch: int, warmup: int) -> dict[str, list[float]]:
     """Seconds of a step, in stretches of steps; the order is reversed every other round."""
     for side in pair.values():
         for _ in range(warmup):
@@ -213,10 +244,19 @@ def cell(dataset: Dataset, shape: Shape, rounds: int, stretch: int) -> dict[str,
     """One line of the table."""
     difference, batch = gate(dataset, shape), shape.batch
     pair = sides(dataset, shape, torch.optim.Adagrad, DROPOUT if shape.regularized else 0.0)
-    seconds = take_turns(pair, rounds, stretch, warmup=3)
+    network = pair["ours"].model.network
+    vectors = len(pair["ours"].model.embeddings.pooled_keys) + 1
+    turns: dict[str, Side | Products] = {**pair}
+    if shape.precision == "float32":
+        turns["products"] = Products(network, batch, vectors, shape.width)  # type: ignore[arg-type]
+    seconds = take_turns(turns, rounds, stretch, warmup=3)
     for side in pair.values():
         side.close()
     ours, theirs = median(seconds["ours"]), median(seconds["torchrec"])
+    # What the ratio would be if all but the products took no time at all.
+    most = {} if "products" not in seconds else {
+        "products_ms": 1e3 * median(seconds["products"]), "most": theirs / median(seconds["products"])
+    }  # fmt: skip
     return {
         **asdict(shape),
         "ours_ms": 1e3 * ours,
@@ -224,13 +264,16 @@ def cell(dataset: Dataset, shape: Shape, rounds: int, stretch: int) -> dict[str,
         "ours_samples_s": batch / ours,
         "torchrec_samples_s": batch / theirs,
         "ratio": theirs / ours,
+        **most,
         "loss_difference": difference,
         "loader_headroom": loader_speed(dataset, batch) * ours / batch,
     }
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """D = 16 at batch 2,048 and D = 64 at batch 4,096, float32 and bf16."""
+    """D = 16 at batch 2,048 and D = 64 at batch 4,096, float32 and, where the processor has products in it, bf16."""
+    slowness = bf16_slowness()
+    precisions = ("float32", "bf16") if slowness < 1 else ("float32",)
     samples, cap = (300_000, 20_000) if quick else (2_000_000, 1_000_000)
     source = SyntheticConfig(samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7)
     with tempfile.TemporaryDirectory() as folder:
@@ -244,16 +287,21 @@ def run(quick: bool) -> dict[str, Any]:
             cell(dataset, Shape(width, batch, precision, regularized), 4 if quick else 10, stretch=5 if quick else 10)
             for regularized in (False, True)
             for width, batch in ((16, 2048), (64, 4096))
-            for precision in ("float32", "bf16")
+            for precision in precisions
         ]
         tables = dataset.table_rows()
     plain, regularized = ([row for row in rows if row["regularized"] == each] for each in (False, True))
+    config = {"bottom": BOTTOM, "top": TOP, "tables": tables, "samples": samples, "dense_optimizer": "Adagrad"}
     return {
-        "config": {"bottom": BOTTOM, "top": TOP, "tables": tables, "samples": samples, "dense_optimizer": "Adagrad"},
+        "config": {**config, "bf16_slowness": slowness},
         "metrics": {
             "ratio_torchrec": min(row["ratio"] for row in plain),
-            "ratio_torchrec_float32": min(row["ratio"] for row in plain if row["precision"] == "float32"),
-            "ratio_torchrec_bf16": min(row["ratio"] for row in plain if row["precision"] == "bf16"),
+            **{
+                f"ratio_torchrec_{each}": min(row["ratio"] for row in plain if row["precision"] == each)
+                for each in precisions
+            },
+            "products_share": max(row["products_ms"] / row["ours_ms"] for row in plain if "most" in row),
+            "ratio_torchrec_most": min(row["most"] for row in plain if "most" in row),
             "ratio_torchrec_regularized": min(row["ratio"] for row in regularized),
             "ratio_regularized_plain": min(
                 one["ratio"] / other["ratio"] for one, other in zip(regularized, plain, strict=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import stratarec
-from stratarec.cli.main import make_parser
+from stratarec.cli.main import EXIT_CODES, make_parser
 from stratarec.models.metrics import METRICS
 from stratarec.recipe import Recipe
 
@@ -160,11 +160,34 @@ def commands() -> str:
         "",
         "| exit code | what it means |",
         "| ---: | --- |",
-        "| 0 | done |",
-        "| 2 | something that you can mend: one line says what, and what to change; nothing is half-written |",
-        "| 70 | a defect of StrataRec: the line names a file with the traceback |",
-        "| 130 | interrupted (Ctrl-C, SIGTERM): the line says how to go on |",
-        "| 141 | whoever read the output has gone, as `head` does |",
+        *(f"| {code} | {text} |" for code, text in EXIT_CODES.items()),
+        "",
+        "## Completion",
+        "",
+        "Bash and zsh complete commands, options and files after this line, in `~/.bashrc` or `~/.zshrc`:",
+        "",
+        "```console",
+        '$ eval "$(register-python-argcomplete stratarec)"',
+        "```",
+        "",
+        "## Progress",
+        "",
+        "On a terminal a bar shows what is done and the time left (ETA: by the pace of the last minute; what came "
+        "before the first unit does not count); elsewhere a line comes every ten seconds. `-q` says nothing. With "
+        "`--json` standard output has the result as JSON, and standard error a line of JSON for each thing told:",
+        "",
+        "```json",
+        '{"event": "start", "time": 1780000000.0, "task": "train", "unit": "steps", "total": 4000, "done": 0}',
+        '{"event": "progress", "time": 1780000021.0, "task": "train", "unit": "steps", "total": 4000, "done": 800, '
+        '"seconds": 21.0, "eta_seconds": 80.1, "note": "loss 0.4612  41,200 samples/s"}',
+        '{"event": "figures", "time": 1780000021.4, "step": 800, "values": {"train/loss": 0.4612}}',
+        '{"event": "message", "time": 1780000110.2, "text": "step 4000: validation AUC 0.78120, log loss 0.45310"}',
+        '{"event": "end", "time": 1780000110.9, "task": "train", "unit": "steps", "total": 4000, "done": 4000, '
+        '"seconds": 110.9}',
+        '{"event": "error", "time": 1780000111.0, "text": "cannot write: no space left", "exit_code": 2}',
+        "```",
+        "",
+        "A field or an event may be added; `eta_seconds` is null while nothing can be said, and `error` comes last.",
         "",
     ]
     for name, command in action.choices.items():

@@ -1,8 +1,9 @@
-"""Write a made-up log: `clicks.csv`, five days of what a shop showed and what was clicked, and `tomorrow.csv`."""
+"""Write made-up logs: `clicks.csv`, five days of what a shop showed and what was clicked, and `tomorrow.csv`; with
+--news also `news.parquet`, clicks alone."""
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -35,5 +36,25 @@ def make_log(folder: Path, rows: int = 12_000, seed: int = 1) -> None:
     log.filter(seconds >= 5 * 86_400).write_csv(folder / "tomorrow.csv")
 
 
+def make_clicks(path: Path, clicks: int = 6_000) -> None:
+    """Sessions of users who stay with a topic; articles of a topic are numbered 0 to 39 within it."""
+    random = np.random.default_rng(1)
+    session = np.sort(random.integers(0, clicks // 4, clicks))
+    user = np.random.default_rng(2).integers(0, 500, clicks // 4 + 1)[session]
+    topic = np.where(random.random(clicks) < 0.85, user % 10, random.integers(0, 10, clicks))
+    article = 40 * topic + random.zipf(1.4, clicks) % 40
+    start = np.datetime64("2026-05-01", "ms").astype(np.int64)
+    time = start + session * 240_000 + np.arange(clicks) % 60 * 1_000
+    pl.DataFrame({"user": user, "session": session, "article": article, "time": time}).sort("time").write_parquet(path)
+
+
 if __name__ == "__main__":
-    make_log(Path(sys.argv[1] if len(sys.argv) > 1 else "."))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="where to write (default: here)")
+    parser.add_argument("--news", action="store_true", help="write a log of clicks alone, too")
+    given = parser.parse_args()
+    if not given.folder.is_dir():
+        parser.error(f"{given.folder} is no folder")
+    make_log(given.folder)
+    if given.news:
+        make_clicks(given.folder / "news.parquet")

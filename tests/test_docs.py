@@ -39,9 +39,8 @@ PAGES = {
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the logs that pages speak of."""
     folder = tmp_path_factory.mktemp("logs")
-    code = f"from make_log import make_log\nfrom pathlib import Path\nmake_log(Path({str(folder)!r}), 3000)"
-    ran(code, folder)
-    ran("import click_log\nfrom pathlib import Path\nclick_log.make_clicks(Path('news.parquet'), 3000)", folder)
+    code = "from make_log import make_clicks, make_log\nfrom pathlib import Path\n"
+    ran(f"{code}make_log(Path(), 3000)\nmake_clicks(Path('news.parquet'), 3000)", folder)
     return folder
 
 
@@ -133,9 +132,22 @@ def test_no_page_speaks_of_a_field_that_there_is_not() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["csv_log", "click_log", "own_model"])
-def test_an_example_runs(name: str, tmp_path: Path) -> None:
-    assert ran(f"import {name}\n{name}.main()", tmp_path)
+def test_a_model_of_ones_own_trains(tmp_path: Path) -> None:
+    assert ran("import own_model\nown_model.main()", tmp_path)
+
+
+def test_logs_are_made_where_one_says(tmp_path: Path) -> None:
+    made = "import runpy\nrunpy.run_path('make_log.py', run_name='__main__')"
+    shutil.copy(EXAMPLES / "make_log.py", tmp_path)
+    told = forked.python(made, ["--help"], cwd=tmp_path)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "news.parquet" in told.stdout
+    assert not list(tmp_path.glob("*.csv"))
+    assert forked.python(made, ["--news"], cwd=tmp_path).returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} >= {"clicks.csv", "tomorrow.csv", "news.parquet"}
+    refused = forked.python(made, ["nowhere"], cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "nowhere is no folder" in refused.stderr
 
 
 @pytest.mark.slow

@@ -25,12 +25,16 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 NEEDED = [Requirement(line) for line in PROJECT["project"]["dependencies"]]
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-OWN = [Requirement(line) for name in ("baseline", "onnx", "ray", "tune") for line in EXTRAS[name]]
+OWN = [
+    Requirement(line)
+    for name in ("baseline", "mlflow", "onnx", "ray", "trackio", "tune", "wandb")
+    for line in EXTRAS[name]
+]
 """Of the extras that are parts of the project."""
 OTHERS = [Requirement(line) for lines in [PROJECT["build-system"]["requires"], *EXTRAS.values()] for line in lines]
 # Modules whose distribution has another name, and those that are imported only where they are installed.
-DISTRIBUTIONS = {"yaml": "pyyaml"}
-OPTIONAL = {"torchrec", "hypothesis", "pytest", "sklearn"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "mlflow": "mlflow-skinny"}
+OPTIONAL = {"IPython", "torchrec", "hypothesis", "pytest", "sklearn"}
 
 
 def test_public_names() -> None:

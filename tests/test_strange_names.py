@@ -22,7 +22,7 @@ from recipes import tiny
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.cli.arguments import say, say_json
-from stratarec.reporting.progress_bar import TerminalProgress
+from stratarec.reporting.live.progress_bar import TerminalProgress
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 NAMES = (
@@ -207,8 +207,9 @@ def test_whatever_is_printed_is_shown(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 SAY = """
-from stratarec.reporting.progress_bar import make_progress
-progress = make_progress(quiet=False)
+from argparse import Namespace
+from stratarec.cli.arguments import progress_of
+progress = progress_of(Namespace(quiet=False))
 progress.say("[/x] \\x1b]0;owned\\x07 :smile: \\u202e")
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Protocol
 
 
@@ -19,6 +19,9 @@ class Progress(Protocol):
     def finish(self) -> None:
         """The task is over."""
 
+    def figures(self, step: int, values: Mapping[str, float]) -> None:
+        """Points of curves, by their names, such as ``train/loss``."""
+
     def say(self, message: str) -> None:
         """A line worth keeping."""
 
@@ -31,6 +34,8 @@ class SilentProgress:
     def advance(self, amount: int, note: str = "") -> None: ...
 
     def finish(self) -> None: ...
+
+    def figures(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def say(self, message: str) -> None: ...
 

@@ -27,6 +27,7 @@ CHANGES = [
     ("src/stratarec/more.py", "m = 2\n", True),
     ("src/stratarec/__init__.py", "x = 0\n", True),
     ("src/stratarec/kernels/pool.py", "# faster\n\nf = 1\n", False),
+    ("src/stratarec/kernels/pool.py", '"""Says more."""\n\nf = (1)\n', False),
     ("src/stratarec/other.py", "h = 2\n", False),
     ("benchmarks/tools.py", "import stratarec.more\n", False),
 ]

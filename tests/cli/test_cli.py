@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -16,7 +17,7 @@ import yaml
 
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.cli.main import make_parser
+from stratarec.cli.main import EXIT_CODES, make_parser
 
 COMMANDS = ("init", "prepare", "plan", "profile", "train", "evaluate", "predict", "export", "tune", "compare")
 
@@ -152,6 +153,81 @@ def test_a_mistake_is_one_line_exit_code_2_and_nothing_lost(
     assert (code, found.out) == (2, "")
     assert re.fullmatch(rf"stratarec: .*{message}.*\n", found.err)
     assert tree(place) == before
+
+
+def test_for_machines_every_line_is_json(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    assert main(["evaluate", "--json", "runs/tiny"]) == 0
+    found = capsys.readouterr()
+    assert 0 < json.loads(found.out)["test"]["auc"] < 1
+    events = [json.loads(line) for line in found.err.splitlines()]
+    assert [events[0]["event"], events[-1]["event"]] == ["start", "end"]
+    assert events[-1]["done"] == events[0]["total"] == 541
+    assert main(["evaluate", "--json", "nowhere"]) == 2
+    found = capsys.readouterr()
+    error = json.loads(found.err)
+    assert (error["event"], error["exit_code"], found.out) == ("error", 2, "")
+    assert error["text"].startswith("nowhere is no run")
+
+
+def test_a_run_tells_machines_its_curves(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    fields = ["train.log_every=2", "train.report=false", f"train.run={tmp_path / 'run'}"]
+    assert main(["train", "--json", "r.yaml", *fields]) == 0
+    found = capsys.readouterr()
+    assert json.loads(found.out)["steps"] == 8
+    events = [json.loads(line) for line in found.err.splitlines()]
+    points = [each["step"] for each in events if "train/loss" in each.get("values", {})]
+    assert points == [2, 4, 6, 8]
+    assert any("valid/auc" in each.get("values", {}) for each in events)
+    assert main(["prepare", "--json", "r.yaml"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"]["test"] == 541
+
+
+def test_a_warning_is_a_line_of_json_too(tmp_path: Path) -> None:
+    before = """
+import warnings
+from stratarec.cli import compare_command
+compare_command.COMMAND = compare_command.COMMAND._replace(run=lambda args: warnings.warn("from\\nthere"))
+"""
+    done = forked.run(["compare", "--json", "x"], before=before, cwd=tmp_path)
+    assert done.returncode == 0
+    told = json.loads(done.stderr)
+    assert (told["event"], told["text"]) == ("warning", "UserWarning: from\nthere")
+
+
+def test_exit_codes_are_few_and_distinct() -> None:
+    """Each is met in a test: 2, 70 and 141 here, 3 in `test_continual`, 130 in `test_control`."""
+    assert list(EXIT_CODES) == [0, 2, 3, 70, 130, 141]
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [("stratarec tr", {"train"}), ("stratarec train --res", {"--resume"}), ("stratarec evaluate --split v", {"valid"})],
+)
+def test_a_shell_completes_commands_options_and_choices(tmp_path: Path, line: str, offered: set[str]) -> None:
+    environment = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "found"),
+        "_ARGCOMPLETE_IFS": "\n",
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    done = forked.run([], cwd=tmp_path, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert {each.strip() for each in (tmp_path / "found").read_text().split("\n")} == offered
+
+
+def test_who_asks_for_no_completion_does_not_load_it() -> None:
+    code = (
+        "import sys; from stratarec.cli.main import parse; parse(['compare', 'x']); print('argcomplete' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 DEFECT = """

@@ -35,7 +35,7 @@ def both(name: str, left: Tensor, events: Tensor, pairs: Pairs) -> list[list[Ten
 
 
 @pytest.mark.parametrize("name", ["sums", "products", "pool"])
-@pytest.mark.parametrize("width", [1, 3, 16, 36])
+@pytest.mark.parametrize("width", [3, 8])  # kernels are compiled for each, of 8 before tests
 @pytest.mark.parametrize(("samples", "events"), [(1, 1), (40, 9), (300, 150), (3, 0)])
 def test_pairs_and_their_gradients_equal_the_reference(name: str, width: int, samples: int, events: int) -> None:
     pairs = pairs_of(samples, events)

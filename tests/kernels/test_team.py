@@ -34,14 +34,16 @@ torch.set_num_threads(2)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     from stratarec.kernels.runtime import team
+
+outputs = []
+if steps := int(sys.argv[2]):
     from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
     from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 
-table = EmbeddingBagConfig(name="a", num_embeddings=5000, embedding_dim=16, feature_names=("f",))
-tables = TieredEmbeddingBagCollection([table], seed=3)
-draws = torch.Generator().manual_seed(1)
-outputs = []
-for _ in range(int(sys.argv[2])):
+    table = EmbeddingBagConfig(name="a", num_embeddings=5000, embedding_dim=16, feature_names=("f",))
+    tables = TieredEmbeddingBagCollection([table], seed=3)
+    draws = torch.Generator().manual_seed(1)
+for _ in range(steps):
     bag = JaggedTensor(values=torch.randint(5000, (6000,), generator=draws), offsets=torch.arange(0, 6001, 3))
     pooled = tables(KeyedJagged.from_features({"f": bag})).pooled
     pooled.square().sum().backward()

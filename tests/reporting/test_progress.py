@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from stratarec.config.units import readable_seconds
-from stratarec.reporting.progress_bar import LineProgress, TaskSpeed
+from stratarec.reporting.live import progress_bar
+from stratarec.reporting.live.json_progress import JsonProgress
+from stratarec.reporting.live.progress_bar import LineProgress, TaskSpeed, TerminalProgress, eta_text
 
 
 def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:
@@ -70,3 +75,57 @@ def test_a_reader_who_leaves_does_not_end_the_work(monkeypatch: pytest.MonkeyPat
         os.dup2(null, writer)
     os.close(null)
     os.close(writer)
+
+
+def test_lines_of_json_say_what_is_done_and_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    progress = JsonProgress()
+    progress.start("train", 100, "steps", done=10)
+    for _ in range(30):
+        clock[0] += 0.2
+        progress.advance(1, "loss 0.5")
+    progress.figures(40, {"train/loss": float("nan")})
+    progress.say("a\x1b[31mline\nof two")
+    progress.finish()
+    progress.finish()
+    text = capsys.readouterr().err
+    assert text.isascii()
+    events = [json.loads(line) for line in text.splitlines()]
+    told = [each["event"] for each in events]
+    assert told == ["start", *["progress"] * 6, "figures", "message", "end"]
+    assert events[0]["done"] == 10
+    assert events[7]["values"] == {"train/loss": None}
+    # Fewer than one a second; the first already knows the pace.
+    assert events[1]["eta_seconds"] == pytest.approx(0.2 * (100 - events[1]["done"]))
+    assert (events[-1]["done"], events[-1]["total"], events[-1]["seconds"]) == (40, 100, 6.0)
+
+
+def test_the_time_left_is_right_within_the_first_minute_of_a_slow_start() -> None:
+    """Kernels that are compiled, and a first step that takes half a minute, tell nothing of the pace."""
+    speed, now = TaskSpeed(), 30.0
+    for step in range(1, 200):
+        speed.add(now, step)
+        now += 0.1
+    assert speed.left(1000) == pytest.approx(100.0, rel=0.01)
+
+
+def test_the_bar_of_a_terminal_has_the_same_estimate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    clock = [100.0]
+    progress = TerminalProgress()
+    monkeypatch.setattr(progress_bar, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    progress.start("train", 1000, "steps", done=100)
+    for _ in range(10):
+        clock[0] += 1.0
+        progress.advance(1, "loss 0.5")
+    progress.finish()
+    assert "110/1000 steps loss 0.5" in capsys.readouterr().err.replace("  ", " ")
+
+
+def test_seconds_that_are_left_are_said_where_something_can_be_said() -> None:
+    assert (eta_text(None), eta_text(890.0)) == ("", "ETA 14 min 50 s")

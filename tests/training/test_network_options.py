@@ -20,9 +20,9 @@ from stratarec.models.metrics import figures
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import AverageConfig, TrainConfig
-from stratarec.training import checkpoint
+from stratarec.training import checkpoint, preflight
 from stratarec.training.evaluation.evaluate import evaluate_split
-from stratarec.training.preflight import check_average
+from stratarec.training.preflight import check_average, remarks
 from stratarec.training.run.open_run import open_run
 from stratarec.training.run.run_directory import read_recipe
 from stratarec.training.steps.step import Stages
@@ -34,6 +34,17 @@ def run(home: Path, target: Path, model: dict[str, Any], *, resume: bool = False
     made = tiny(home, run=str(target), **options)
     made["model"] |= model
     return train(Recipe.from_dict(made), resume=resume)
+
+
+@pytest.mark.parametrize(("slowness", "told"), [(30.0, True), (0.5, False)])
+def test_bf16_without_instructions_is_told(
+    home: Path, monkeypatch: pytest.MonkeyPatch, slowness: float, told: bool
+) -> None:
+    monkeypatch.setattr(preflight, "bf16_slowness", lambda: slowness)
+    dataset = Dataset.open(tiny(home)["data"]["path"])
+    lines = list(remarks(TrainConfig(precision="bf16"), None, dataset, 10, 1))
+    assert any("takes 30 times as long for products in bf16" in line for line in lines) == told
+    assert not any("bf16" in line for line in remarks(TrainConfig(), None, dataset, 10, 1))
 
 
 class Beginnings(TorchDispatchMode):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from stratarec.errors import ConfigError
 from stratarec.io.names import visible
+
+if TYPE_CHECKING:
+    from stratarec.progress import Progress
 
 SPLITS = ("train", "valid", "test")
 RUN_HELP = "directory that `train` wrote; rows that memory is not to hold are read from a folder in TMPDIR"
@@ -78,6 +82,26 @@ def add_data(command: argparse.ArgumentParser) -> None:
 def add_device(command: argparse.ArgumentParser) -> None:
     """Where the network of a run is; see `open_run`."""
     command.add_argument("--device", help="where the network is, such as cuda (default: train.device of the run)")
+
+
+def add_json(command: argparse.ArgumentParser, what: str = "print JSON") -> None:
+    """Output for machines."""
+    command.add_argument(
+        "--json", action="store_true", help=f"{what}; progress and errors are lines of JSON on standard error"
+    )
+
+
+def progress_of(args: argparse.Namespace) -> Progress:
+    """The progress that was asked for, or fits where standard error goes."""
+    from stratarec.progress import SilentProgress
+    from stratarec.reporting.live.json_progress import JsonProgress
+    from stratarec.reporting.live.progress_bar import LineProgress, TerminalProgress
+
+    if args.quiet:
+        return SilentProgress()
+    if getattr(args, "json", False):
+        return JsonProgress()
+    return TerminalProgress() if sys.stderr is not None and sys.stderr.isatty() else LineProgress()
 
 
 def data_or_logs(args: argparse.Namespace, **options: list[str]) -> tuple[str | None, list[str]]:

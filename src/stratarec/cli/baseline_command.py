@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from stratarec.cli.arguments import Subcommand, add_recipe, say
+from stratarec.cli.arguments import Subcommand, add_recipe, progress_of, say
 
 if TYPE_CHECKING:
     from stratarec.data.dataset.dataset import Dataset
@@ -17,12 +17,11 @@ def baseline(args: argparse.Namespace) -> None:
     from stratarec.data.dataset.compatibility import check_prepared
     from stratarec.data.dataset.dataset import Dataset
     from stratarec.recipe import Recipe
-    from stratarec.reporting.progress_bar import make_progress
     from stratarec.training.baseline.beside import beside
     from stratarec.training.baseline.fit_methods import check_installed, fit_methods
 
     check_installed()
-    recipe, progress = Recipe.load(args.recipe, args.overrides), make_progress(quiet=args.quiet)
+    recipe, progress = Recipe.load(args.recipe, args.overrides), progress_of(args)
     dataset = Dataset.open(recipe.data.path)
     uncompared = check_prepared(recipe.data, dataset)
     if uncompared:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stratarec.cli.arguments import Subcommand, say_json
+from stratarec.cli.arguments import Subcommand, add_json, say, say_json
 
 
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("runs", nargs="+", metavar="run", help="directories that `train` wrote")
-    command.add_argument("--json", action="store_true", help="print JSON")
+    add_json(command)
     command.add_argument("-o", "--output", metavar="FILE", help="also write an HTML page with the curves")
 
 
@@ -32,6 +32,7 @@ def compare(args: argparse.Namespace) -> None:
         from stratarec.reporting.courses.compare_page import write_contest
 
         write_contest(Path(args.output), found.to_dict(), found.courses)
+        say(*([] if args.json else [f"report {args.output}"]))
 
 
 COMMAND = Subcommand(

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from stratarec.cli.arguments import (
     SPLITS,
     Subcommand,
     add_data,
     add_device,
+    add_json,
     data_or_logs,
+    progress_of,
     refuse_ranks,
     say,
+    say_json,
     whole_number,
 )
 from stratarec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stratarec.models.ranking import Ranked
 
 MOST_PLACES = 1_000_000
 
@@ -22,6 +31,7 @@ MOST_PLACES = 1_000_000
 def _options(command: argparse.ArgumentParser) -> None:
     add_data(command)
     add_device(command)
+    add_json(command)
     command.add_argument(
         "--by", action="append", default=[], metavar="COLUMN", help="metrics of each value of this column (repeatable)"
     )
@@ -49,8 +59,8 @@ def evaluate(args: argparse.Namespace) -> None:
     """Metrics of a trained model."""
     from stratarec.distributed.mesh import joined
     from stratarec.models.metrics import figures
+    from stratarec.progress import SilentProgress
     from stratarec.reporting.metric_names import bins, lines, ranks, sliced
-    from stratarec.reporting.progress_bar import make_progress
     from stratarec.training.baseline.beside import beside
     from stratarec.training.evaluation.evaluate import evaluate_split
     from stratarec.training.evaluation.rank_within import check_kept, column_of, groups_of_split, rank_within
@@ -62,8 +72,9 @@ def evaluate(args: argparse.Namespace) -> None:
     at = sorted({*args.at}) or [10]
     data, logs = data_or_logs(args, by=args.by)
     with joined() as mesh, open_run(args.run, data, mesh=mesh).placed(args.device) as trained:
-        progress = make_progress(quiet=args.quiet or not mesh.is_first)
-        if mesh.is_first:
+        progress = progress_of(args) if mesh.is_first else SilentProgress()
+        told: dict[str, Any] = {"model": trained.told}
+        if mesh.is_first and not args.json:
             say(f"model: {trained.told}")
         if logs:
             refuse_ranks(mesh.ranks)
@@ -71,6 +82,13 @@ def evaluate(args: argparse.Namespace) -> None:
             fresh = FreshLogs(trained, logs, keep=[*args.by, *rank_by], earlier=args.history, labelled=True)
             told_logs = evaluate_logs(fresh, progress, args.by, rank_by, at)
             whole = told_logs.whole
+            if args.json:
+                by = {
+                    name: {str(value): figures(each) for value, each in found}
+                    for name, found in told_logs.slices.items()
+                }
+                say_json({**told, "log": figures(whole), "by": by, "rank_by": _plain(told_logs.ranked)})
+                return
             say(*lines("log", figures(whole)), *bins("log", figures(whole)))
             for name, ranked in told_logs.ranked.items():
                 say(*ranks("log", name, ranked))
@@ -87,14 +105,37 @@ def evaluate(args: argparse.Namespace) -> None:
             found_split, scored = evaluate_split(
                 trained.model, trained.dataset, split, precision=precision, progress=progress, mesh=mesh
             )
-            if mesh.is_first:
-                told = figures(found_split)
-                say(*lines(split, told), *bins(split, told), *beside(trained.dataset, split, told))
-                for name in args.rank_by:
-                    group = groups_of_split(trained.dataset, split, scored, name)
-                    say(*ranks(split, name, rank_within(list(found_split), scored, group, at)))
-        if mesh.is_first:
+            if not mesh.is_first:
+                continue
+            orders = {
+                name: rank_within(list(found_split), scored, groups_of_split(trained.dataset, split, scored, name), at)
+                for name in args.rank_by
+            }
+            whole_split = figures(found_split)
+            told[split] = {**whole_split, "rank_by": _plain(orders)}
+            if not args.json:
+                say(*lines(split, whole_split), *bins(split, whole_split))
+                say(*beside(trained.dataset, split, whole_split))
+                for name, order in orders.items():
+                    say(*ranks(split, name, order))
+        if mesh.is_first and args.json:
+            say_json(told)
+        elif mesh.is_first:
             say(*trained.dataset.suspicions)
+
+
+def _plain(ranked: Mapping[str, Mapping[str, Ranked]]) -> dict[str, Any]:
+    """Column -> label -> figures, as JSON data."""
+    return {
+        column: {
+            label: {
+                name: {key: None if value != value else value for key, value in asdict(one).items()}
+                for name, one in each.figures.items()
+            }
+            for label, each in found.items()
+        }
+        for column, found in ranked.items()
+    }
 
 
 COMMAND = Subcommand(

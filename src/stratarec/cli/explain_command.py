@@ -6,7 +6,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stratarec.cli.arguments import SPLITS, Subcommand, add_data, data_or_logs, say, say_json, whole_number
+from stratarec.cli.arguments import (
+    SPLITS,
+    Subcommand,
+    add_data,
+    add_json,
+    data_or_logs,
+    progress_of,
+    say,
+    say_json,
+    whole_number,
+)
 from stratarec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,14 +43,13 @@ def _options(command: argparse.ArgumentParser) -> None:
         "--repeats", type=whole_number("repeats", MOST_REPEATS), metavar="N", help="permutations (default: 5)"
     )
     command.add_argument("--seed", type=whole_number("seeds", 1 << 31), help="of samples and permutations (default: 1)")
-    command.add_argument("--json", action="store_true", help="print JSON, and write no page")
+    add_json(command, "print JSON, and write no page")
     command.add_argument("-o", "--output", metavar="FILE", help=f"page with the curves (default: {PAGE} in the run)")
 
 
 def explain(args: argparse.Namespace) -> None:
     """What a model goes by."""
     from stratarec.io.atomic import check_output
-    from stratarec.reporting.progress_bar import make_progress
     from stratarec.training.run.open_run import open_run
 
     data, logs = data_or_logs(args)
@@ -55,7 +64,7 @@ def explain(args: argparse.Namespace) -> None:
     if not args.row and not args.json:
         check_output(output.resolve(), ".html")
     with open_run(args.run, data) as trained:
-        progress = make_progress(quiet=args.quiet)
+        progress = progress_of(args)
         if args.row:
             _explain_row(args, trained, logs, progress)
         else:

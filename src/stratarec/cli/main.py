@@ -1,7 +1,6 @@
 """Runs one subcommand and says how it ended.
 
-Errors that a user can mend are one line on standard error and exit code 2; anything else is one line too, which says
-where the traceback is, and exit code 70.
+Errors are one line on standard error, with --json a line of JSON; `EXIT_CODES` says what a command ends with.
 """
 
 from __future__ import annotations
@@ -48,8 +47,16 @@ _MODULES = (
     compare_command, check_command, export_command, doctor_command,
 )  # fmt: skip
 
-# What sysexits.h calls an internal error, and what a shell gives a program that wrote to a closed pipe.
-_DEFECT, _CLOSED_PIPE = 70, 141
+# 70 as in sysexits.h; 130 and 141 as shells have it of programs that SIGINT ended, or a closed pipe.
+_MISTAKE, _ALARM, _DEFECT, _INTERRUPTED, _CLOSED_PIPE = 2, 3, 70, 130, 141
+EXIT_CODES = {
+    0: "done",
+    _MISTAKE: "something that you can mend: one line says what, and what to change; nothing is half-written",
+    _ALARM: "done, and a figure is one that you asked to be alarmed by (`continue --alert`)",
+    _DEFECT: "a defect of StrataRec: the line names a file with the traceback",
+    _INTERRUPTED: "interrupted (Ctrl-C, SIGTERM): the line says how to go on",
+    _CLOSED_PIPE: "whoever read the output has gone, as `head` does",
+}
 _WIDTH = 78
 # Addresses that a run without data takes, for code, stacks and heaps of threads: 3.3 GiB on two cores.
 _ADDRESSES, _ADDRESSES_OF_CORE = 7 << 29, 1 << 28
@@ -102,6 +109,10 @@ def make_parser() -> Parser:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse, with overrides, or logs, allowed behind options."""
     parser = make_parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell completes a line; for anything else the import would be in vain
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
     args, rest = parser.parse_known_args(arguments)
     several = next((name for name in ("overrides", "data") if isinstance(getattr(args, name, None), list)), "")
     strange = (item for item in rest if item.startswith("-") or (several == "overrides" and "=" not in item))
@@ -115,27 +126,40 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _run(arguments: Sequence[str] | None) -> int:
     args = parse(arguments)
     command: Subcommand = args.command
+    if getattr(args, "json", False):
+        warnings.formatwarning = _json_warning
     try:
         if os.environ.get("WORLD_SIZE", "1") != "1" and not command.by_ranks:
             raise ConfigError(f"`{command.name}` is work of one process: start it without torchrun")
         _check_address_space()
         narrow_libraries()
         command.run(args)
-    except StrataError as error:
-        return _complain(str(error), 2)
-    except Alarm as error:
-        return _complain(str(error), 3)
-    except KeyboardInterrupt:
-        going_on = "; the same command goes on where it stopped" if command.goes_on else ""
-        return _complain(f"interrupted{going_on}", 130)
-    except Interrupted as error:
-        return _complain(str(error), 130)
     except BrokenPipeError:
         return _CLOSED_PIPE
-    except Exception as error:
-        refusal = _refusal(error)
-        return _complain(refusal, 2) if refusal else _complain(_report(error), _DEFECT)
+    except (KeyboardInterrupt, Exception) as error:
+        message, code = _ended(error, command)
+        if getattr(args, "json", False):
+            from stratarec.reporting.live.json_progress import JsonProgress
+
+            JsonProgress().fail(message, code)
+            return code
+        return _complain(message, code)
     return 0
+
+
+def _ended(error: BaseException, command: Subcommand) -> tuple[str, int]:
+    """What a command that did not come to its end says, and its exit code."""
+    if isinstance(error, StrataError):
+        return str(error), _MISTAKE
+    if isinstance(error, Alarm):
+        return str(error), _ALARM
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted" + ("; the same command goes on where it stopped" if command.goes_on else ""), _INTERRUPTED
+    if isinstance(error, Interrupted):
+        return str(error), _INTERRUPTED
+    assert isinstance(error, Exception)
+    refusal = _refusal(error)
+    return (refusal, _MISTAKE) if refusal else (_report(error), _DEFECT)
 
 
 def _check_address_space() -> None:
@@ -176,7 +200,7 @@ def _flush() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return _CLOSED_PIPE
-        return _complain(f"cannot write: {error}", 2)
+        return _complain(f"cannot write: {error}", _MISTAKE)
     return 0
 
 
@@ -187,6 +211,12 @@ def _complain(message: str, code: int) -> int:
 
 def _warning(message: Warning | str, category: type[Warning], *place: object, **more: object) -> str:
     return f"stratarec: {category.__name__}: {visible(' '.join(str(message).split()))}\n"
+
+
+def _json_warning(message: Warning | str, category: type[Warning], *place: object, **more: object) -> str:
+    from stratarec.reporting.live.json_progress import json_line
+
+    return json_line("warning", text=f"{category.__name__}: {message}") + "\n"
 
 
 def _report(error: Exception) -> str:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stratarec.cli.arguments import Subcommand, add_recipe, say, say_json, whole_number
+from stratarec.cli.arguments import Subcommand, add_json, add_recipe, progress_of, say, say_json, whole_number
 from stratarec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def _options(command: argparse.ArgumentParser) -> None:
         help="for N processes, each with the budgets of the recipe; default: this one, or those of torchrun",
     )
     command.add_argument("--measure", action="store_true", help="measure the memories again, not from the cache")
-    command.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")
+    add_json(command, "print the plan as JSON instead of tables")
     command.add_argument("-o", "--output", help="also write the plan as JSON to this file")
     command.add_argument("--report", help="also write tables and a picture as HTML to this file")
     _tower_options(command.add_argument_group("towers of features (model.towers.plan), instead of the tables"))
@@ -227,7 +227,6 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     import yaml
 
     from stratarec.io.atomic import check_output, write_text
-    from stratarec.reporting.progress_bar import make_progress
     from stratarec.reporting.tower_page import print_towers, write_towers_report
     from stratarec.training.tower_partition import TowerRequest, make_towers
 
@@ -240,7 +239,7 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     request = TowerRequest(towers=args.towers, ranks=ranks, **given)
     request = request.on(recipe, dataset)
     with dataset.held():
-        made = make_towers(recipe, dataset, request, make_progress(quiet=args.quiet))
+        made = make_towers(recipe, dataset, request, progress_of(args))
     if args.json:
         say_json(made.to_dict())
     else:

@@ -10,9 +10,12 @@ from stratarec.cli.arguments import (
     Subcommand,
     add_data,
     add_device,
+    add_json,
     data_or_logs,
+    progress_of,
     refuse_ranks,
     say,
+    say_json,
     whole_number,
 )
 from stratarec.errors import ConfigError
@@ -23,6 +26,7 @@ MOST_ROWS = 1_000_000
 def _options(command: argparse.ArgumentParser) -> None:
     add_data(command)
     add_device(command)
+    add_json(command)
     command.add_argument(
         "--keep",
         action="append",
@@ -50,7 +54,7 @@ def predict(args: argparse.Namespace) -> None:
     """Scores as Parquet or CSV."""
     from stratarec.distributed.mesh import joined
     from stratarec.io.atomic import check_output
-    from stratarec.reporting.progress_bar import make_progress
+    from stratarec.progress import SilentProgress
     from stratarec.training.evaluation.rank_within import column_of
     from stratarec.training.predict import WRITERS, Top, predict_logs
     from stratarec.training.predict import predict as run
@@ -66,7 +70,7 @@ def predict(args: argparse.Namespace) -> None:
     output = Path(args.output or Path(args.run) / f"predictions-{'log' if logs else split}.parquet")
     check_output(output, *WRITERS)
     with joined() as mesh, open_run(args.run, data, mesh=mesh).placed(args.device) as trained:
-        progress = make_progress(quiet=args.quiet or not mesh.is_first)
+        progress = progress_of(args) if mesh.is_first else SilentProgress()
         if logs:
             refuse_ranks(mesh.ranks)
             by = column_of(trained.dataset.schema, args.by or "user")
@@ -76,7 +80,9 @@ def predict(args: argparse.Namespace) -> None:
             rows = predict_logs(fresh, output, progress, top, safe=args.safe)
         else:
             rows = run(trained, split, output, progress, Top(args.top, args.by or "user") if args.top else None)
-    if mesh.is_first:
+    if mesh.is_first and args.json:
+        say_json({"scores": rows, "file": str(output), "model": trained.told})
+    elif mesh.is_first:
         say(f"{rows:,} scores in {output}, by {trained.told}")
 
 

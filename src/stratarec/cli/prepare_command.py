@@ -6,7 +6,7 @@ import argparse
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from stratarec.cli.arguments import Subcommand, add_recipe, say
+from stratarec.cli.arguments import Subcommand, add_json, add_recipe, progress_of, say, say_json
 from stratarec.io.names import visible
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 def _options(command: argparse.ArgumentParser) -> None:
     add_recipe(command)
+    add_json(command)
     command.add_argument("--overwrite", action="store_true", help="replace a data set made from other logs or settings")
     command.add_argument(
         "--ray",
@@ -28,7 +29,6 @@ def prepare(args: argparse.Namespace) -> None:
     """Raw logs -> a prepared data set."""
     from stratarec.data.prepare.prepare import prepare as run
     from stratarec.recipe import Recipe
-    from stratarec.reporting.progress_bar import make_progress
 
     recipe = Recipe.load(args.recipe, args.overrides)
     with _executor(args.ray) as executor:
@@ -36,9 +36,24 @@ def prepare(args: argparse.Namespace) -> None:
             recipe.data,
             name=recipe.name,
             overwrite=args.overwrite,
-            progress=make_progress(quiet=args.quiet),
+            progress=progress_of(args),
             executor=executor,
         )
+    if args.json:
+        say_json(
+            {
+                "dataset": str(dataset.path),
+                "samples": {split: dataset.samples(split) for split in dataset.splits},
+                "labels": {
+                    split: {name: each.to_dict() for name, each in dataset.label_counts(split).items()}
+                    for split in dataset.splits
+                },
+                "rows": dataset.table_rows(),
+                "bad_rows": dataset.about.bad_rows,
+                "suspicions": dataset.suspicions,
+            }
+        )
+        return
     for split in dataset.splits:
         samples = dataset.samples(split)
         counts = dataset.label_counts(split).items()

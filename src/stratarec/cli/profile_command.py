@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stratarec.cli.arguments import SPLITS, Subcommand, say
+from stratarec.cli.arguments import SPLITS, Subcommand, progress_of, say
 from stratarec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ def profile(args: argparse.Namespace) -> None:
     from stratarec.io.atomic import check_output
     from stratarec.reporting.duplication_page import print_drift, print_profile, write_profile
     from stratarec.reporting.hot_page import print_hot, print_reuse
-    from stratarec.reporting.progress_bar import make_progress
     from stratarec.training.torch_settings import torch_settings
 
     dataset = Dataset.open(args.dataset, verify="used")
@@ -63,7 +62,7 @@ def profile(args: argparse.Namespace) -> None:
         hot = None if args.hot is None else _profile_hot(args, dataset, row_bytes, output.with_suffix(".hot.json"))
         counted = _classify(args, dataset, hot, output) if hot is not None and args.classify else []
         found = run(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
-        progress = make_progress(quiet=args.quiet)
+        progress = progress_of(args)
         reuse = measure_reuse(dataset, args.split, batch_size=args.batch_size, progress=progress)
         drift = measure_drift(dataset, args.split)
         points = budgets(dataset, row_bytes) if hot is None else hot.points
@@ -94,14 +93,13 @@ def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile, b
     """How many inputs of each split are hot, counted; counts are kept `beside`."""
     from stratarec.hot.classifier import classify
     from stratarec.hot.table_parts import parts_of
-    from stratarec.reporting.progress_bar import make_progress
 
     parts, lines = parts_of(dataset, profile.row_bytes), []
     hot = profile.hot(parts)
     for split in dataset.splits:
         if samples := dataset.samples(split):
             path = beside.with_suffix(f".hot-{split}.json")
-            found = classify(dataset, parts, hot, split, path, make_progress(quiet=args.quiet)).inputs
+            found = classify(dataset, parts, hot, split, path, progress_of(args)).inputs
             lines.append(f"{split:6} {found:>12,} of {samples:,} inputs are hot, {found / samples:.2%}")
     return lines
 

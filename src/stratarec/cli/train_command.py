@@ -6,11 +6,12 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from stratarec.cli.arguments import Subcommand, add_recipe, say
+from stratarec.cli.arguments import Subcommand, add_json, add_recipe, progress_of, say, say_json
 
 
 def _options(command: argparse.ArgumentParser) -> None:
     add_recipe(command)
+    add_json(command)
     either = command.add_mutually_exclusive_group()
     either.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     either.add_argument("--overwrite", action="store_true", help="remove the run and start anew")
@@ -30,7 +31,6 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.distributed.mesh import joined, restarted
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe, read_content
-    from stratarec.reporting.progress_bar import make_progress
     from stratarec.reporting.verdict import tested, verdict
     from stratarec.training.auto_config import sized
     from stratarec.training.baseline.beside import beside
@@ -43,7 +43,7 @@ def train(args: argparse.Namespace) -> None:
         dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
         made = Plan.load(Path(args.plan)) if args.plan else None
         content, said = sized(content, dataset)
-        recipe, progress = Recipe.from_dict(content, args.recipe), make_progress(quiet=args.quiet)
+        recipe, progress = Recipe.from_dict(content, args.recipe), progress_of(args)
         trainer = Trainer(recipe, dataset, progress, plan=made, mesh=mesh, remark=said)
         # A run that torchrun starts again goes on by itself, from its own checkpoints, not those it was to overwrite.
         settled = mesh.noted(SETTLED)
@@ -53,8 +53,11 @@ def train(args: argparse.Namespace) -> None:
             earlier=args.earlier,
         )
     if mesh.is_first:
-        _print_result(trainer.run, result)
         words = dataset.suspicions + verdict(trainer.position.evaluations, result, trainer.config.early_stopping.metric)
+        if args.json:
+            say_json({"run": str(trainer.run), **result, "verdict": list(words)})
+            return
+        _print_result(trainer.run, result)
         wrapped = [part for line in words for part in textwrap.wrap(line, 63)]
         say(*(f"{'' if number else 'verdict':17}{part}" for number, part in enumerate(wrapped)))
         split, figures = tested(trainer.position.evaluations, result)
@@ -88,7 +91,8 @@ def _print_result(run: Path, result: dict[str, object]) -> None:
     say(f"model            {run / 'checkpoints' / str(result['checkpoint'])}")
     if (run / "report.html").exists():
         say(f"report           {run / 'report.html'}")
-    say(f"TensorBoard      {run / 'tensorboard'}")
+    if (run / "tensorboard").exists():
+        say(f"TensorBoard      {run / 'tensorboard'}")
 
 
 COMMAND = Subcommand(

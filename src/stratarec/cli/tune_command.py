@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stratarec.cli.arguments import Subcommand, add_recipe, say, whole_number
+from stratarec.cli.arguments import Subcommand, add_json, add_recipe, progress_of, say, say_json, whole_number
 from stratarec.errors import ConfigError
 
 _MOST_TRIALS = 100_000
@@ -13,6 +13,7 @@ _MOST_TRIALS = 100_000
 
 def _options(command: argparse.ArgumentParser) -> None:
     add_recipe(command)
+    add_json(command)
     command.add_argument(
         "--space",
         nargs="+",
@@ -36,7 +37,6 @@ def tune(args: argparse.Namespace) -> None:
     from stratarec.cli.tune.space import Space
     from stratarec.models.metrics import METRICS
     from stratarec.recipe import Recipe, read_content
-    from stratarec.reporting.progress_bar import make_progress
     from stratarec.training.run.device import device_of
 
     content = read_content(args.recipe, args.overrides)
@@ -50,7 +50,18 @@ def tune(args: argparse.Namespace) -> None:
         ) from error
     device_of(recipe.train.device)  # before trials are counted that could not be trained
     folder = Path(args.output or Path("studies") / recipe.place)
-    best = run(content, space, folder, args.trials, make_progress(quiet=args.quiet), args.recipe)
+    best = run(content, space, folder, args.trials, progress_of(args), args.recipe)
+    if args.json:
+        say_json(
+            {
+                "values": dict(best.values),
+                "metric": best.metric,
+                "value": best.value,
+                "run": str(best.run),
+                "recipe": str(best.recipe),
+            }
+        )
+        return
     for field, value in best.values.items():
         say(f"{field}={value}")
     say(f"validation {METRICS[best.metric].label} {best.value:.6f}, of {best.run}")

@@ -219,10 +219,10 @@ class Plan:
 
     @property
     def hit_rate(self) -> float:
-        """Share of a batch's distinct rows of cached tables that level 0 holds already: what a run measures, too."""
-        cached = [placement for placement in self.tables if placement.tier != "level0"]
-        distinct = sum(placement.distinct for placement in cached)
-        return 1 - sum(placement.misses for placement in cached) / distinct if distinct else 1.0
+        """Share of a batch's distinct rows of tables under a cache that level 0 holds already."""
+        cached = [placed for placed in self.tables if placed.tier != "level0"]
+        distinct = sum(placed.distinct for placed in cached)
+        return 1 - sum(placed.misses for placed in cached) / distinct if distinct else 1.0
 
     @property
     def summary(self) -> str:

@@ -21,6 +21,9 @@ _MOST_CLASS_WEIGHT = 1e9
 _MOST_TRACED = 10_000
 
 
+CurveKind = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DenseOptimizerConfig:
     """Optimizer of the network."""
@@ -144,7 +147,8 @@ class TrainConfig:
     max_steps: int = 0
     """Stop after so many steps; 0 for no limit."""
     precision: Literal["float32", "bf16"] = "float32"
-    """``bf16`` runs the network's matrix products in bfloat16 (autocast); embeddings stay float32."""
+    """``bf16`` runs the network's matrix products in bfloat16 (autocast); embeddings stay float32. It pays on devices
+    and on processors with AVX-512 BF16 or AMX; elsewhere it takes many times as long, and `train` says so."""
     device: str = "cpu"
     """Where the network is: ``cpu``, or a device of torch such as ``cuda``, ``cuda:1`` or ``xpu``; rows stay in their
     memories."""
@@ -175,6 +179,9 @@ class TrainConfig:
     """When checkpoints are written."""
     log_every: int = 50
     """Steps between points of the loss curve."""
+    curves: tuple[CurveKind, ...] = ("tensorboard",)
+    """Where curves of training and validation are written as they grow: ``tensorboard`` (in the run), ``wandb``,
+    ``mlflow``, ``trackio`` (each with the extra of its name, to where its own variables of the environment say)."""
     trace: str = ""
     """Steps, such as 100-120 (counted from 0), of which ``trace.json`` in the run says what every thread did when; open
     it at ui.perfetto.dev. By default there is none."""

@@ -51,6 +51,7 @@ _STYLE: Any = {
 }
 # Places of a chart that can be read: more cannot be pointed at.
 _MOST_READ = 240
+_CODE = re.compile(r"`([^`]+)`")
 # What matplotlib writes around a drawing: its size is the page's matter, and the rest is of no use there.
 _AROUND = re.compile(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)
 
@@ -131,6 +132,10 @@ class ShownTable:
     rows: Sequence[Sequence[str]]
 
 
+# Lines of a table on a page: of ten thousand tables nobody reads all, and a page stays small.
+_MOST_ROWS = 400
+
+
 def write_html(path: Path, template: str, **content: Any) -> None:
     """Render ``pages/<template>``, which extends ``page.html.jinja``, to `path`; all content is escaped."""
     write_text(path, _environment().get_template(template).render(**content))
@@ -168,9 +173,14 @@ def _environment() -> jinja2.Environment:
     script = (pages / "read.js").read_text(encoding="utf-8")
     # A browser runs the script with this hash, and no other that came in with a name or a value.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment.globals |= {"script": Markup(script), "script_hash": f"sha256-{digest}"}
-    environment.filters["svg"] = _svg
+    environment.globals |= {"script": Markup(script), "script_hash": f"sha256-{digest}", "most_rows": _MOST_ROWS}
+    environment.filters |= {"svg": _svg, "marked": _marked}
     return environment
+
+
+def _marked(line: str) -> Markup:
+    """A line of words, with what stands between backticks as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(Markup.escape(line))))
 
 
 def _svg(chart: Chart, number: int) -> Markup:

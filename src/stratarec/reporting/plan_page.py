@@ -152,7 +152,7 @@ def _rates(tables: Sequence[Content]) -> tuple[str, str]:
     """Hit rate of level 0, and rows that a step reads from home."""
     distinct = sum(table["distinct"] for table in tables)
     hits = 1 - sum(table["misses"] for table in tables) / distinct if distinct else 1.0
-    return f"{hits:.3f}", f"{sum(table['home_reads'] for table in tables):,.0f}"
+    return f"{hits:.1%}", f"{sum(table['home_reads'] for table in tables):,.0f}"
 
 
 def _sizes(tables: Sequence[Content]) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ def _figures(content: Content) -> list[tuple[str, str, str]]:
         ("all float32 in DRAM", readable(predicted["float32_bytes"]), ""),
         ("DRAM", readable(predicted["bytes"]["dram"]), ratio),
         ("vectors of a batch", readable(content["output_bytes"]), "(with their gradients; on top of the budget)"),
-        ("predicted hit rate", f"{predicted['hit_rate']:.3f}", "(of tables under a cache)"),
+        ("predicted hit rate", f"{predicted['hit_rate']:.1%}", "(of the rows that batches ask of cached tables)"),
         ("embedding step", f"{predicted['step_seconds'] * 1e3:.2f} ms", "(predicted)"),
         *([("whole step", f"{step['step'] * 1e3:.3g} ms", note)] if step else []),
     ]

@@ -76,7 +76,7 @@ def write_report(
             *dataset.suspicions,
             *verdict(position["evaluations"], result, metric),
             *beside,
-            *([] if time is None else time.verdict(cached)),
+            *([] if time is None else time.verdict(cached, result.get("sharing", ""))),
         ],
         cards=_cards(result.get("test"), result),
         charts=charts,
@@ -125,8 +125,6 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
         )
     if not position["evaluations"]:
         yield "The model was not validated while it trained."
-    if "sharing" in result:
-        yield f"{result['sharing']}."
     if "test" not in result:
         yield "The data set has no test split."
     if "valid" in result:

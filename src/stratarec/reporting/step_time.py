@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stratarec.config.units import readable_seconds
 from stratarec.reporting.html import ShownTable
 
 Position = Mapping[str, Any]
@@ -35,6 +36,8 @@ class StepTime:
     """What a step of a run was."""
 
     seconds: float
+    whole: float
+    """Seconds of all steps that were timed."""
     stages: Sequence[Stage]
     """Of the thread that trains, in order; together the step."""
     ahead: Sequence[Stage]
@@ -69,7 +72,7 @@ class StepTime:
             stage("reading batches", took("read")),
             stage("bringing rows into level 0", took("bring in")),
         ]
-        return cls(seconds=step, stages=stages, ahead=ahead)
+        return cls(seconds=step, whole=position["train_seconds"], stages=stages, ahead=ahead)
 
     @property
     def wait(self) -> Stage:
@@ -86,20 +89,25 @@ class StepTime:
     def lead(self) -> str:
         """In a sentence."""
         return (
-            f"a step takes {self.seconds * 1e3:.3g} ms; {self.hidden:.0%} of reading batches and bringing in rows is "
-            "hidden behind the steps before"
+            f"a step takes {self.seconds * 1e3:.3g} ms, and all of them {readable_seconds(self.whole)}; "
+            f"{self.hidden:.0%} of reading batches and bringing in rows is hidden behind the steps before"
         )
 
-    def verdict(self, cached: bool) -> Iterator[str]:
+    def verdict(self, cached: bool, sharing: str = "") -> Iterator[str]:
         """What is slow, and what more memory would buy.
 
         Parameters
         ----------
         cached : bool
             Whether rows come and go between level 0 and a home.
+        sharing : str
+            How the run shared the machine's cores, where it did.
         """
         slowest = max(self.stages, key=lambda stage: stage.seconds)
-        yield f"slowest part of a step: {slowest.name} ({slowest.figure} of {self.seconds * 1e3:.3g} ms)"
+        yield (
+            f"slowest part of a step: {slowest.name} ({slowest.figure} of {self.seconds * 1e3:.3g} ms); all steps took "
+            f"{readable_seconds(self.whole)}" + (f"; {sharing}" if sharing else "")
+        )
         if not cached:
             yield "more memory buys no speed: all rows are in DRAM as float32 already"
             return

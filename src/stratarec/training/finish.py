@@ -12,20 +12,23 @@ from typing import Any, Literal
 
 import numpy as np
 
+from stratarec.config.units import readable
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import SharedEngine
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.lookup_engine import PARTS
 from stratarec.errors import Interrupted
+from stratarec.io.names import as_html
 from stratarec.models import CTRModel
 from stratarec.models.calibration import Calibration, LogitMap
-from stratarec.models.metrics import figures
+from stratarec.models.metrics import METRICS, figures
 from stratarec.planning.bytes import MEMORIES, Memory
 from stratarec.planning.comparison import compare_totals
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
+from stratarec.reporting.metric_names import show
 from stratarec.reporting.verdict import tested
 from stratarec.training.baseline.beside import beside
 from stratarec.training.evaluation.evaluate import Scored, measured, whole_split
@@ -35,6 +38,25 @@ from stratarec.training.run.run_directory import REPORT, write_result
 from stratarec.training.steps.cadence import Stopped
 from stratarec.training.steps.position import Position
 from stratarec.training.torch_settings import peak_rss_bytes
+
+
+class TrainResult(dict[str, Any]):
+    """What ``result.json`` holds; a notebook shows its figures."""
+
+    def _repr_html_(self) -> str:
+        found = self.get("test") or self.get("valid") or {}
+        split = "test" if self.get("test") else "validation"
+        rows = [
+            (f"{split} {METRICS[name].label}", show(found[name], 5)) for name in METRICS if found.get(name) is not None
+        ]
+        rows += [
+            ("samples", f"{found['samples']:,} of the {split} split") if found else ("test", "no split to test on"),
+            ("speed", f"{self['samples_per_second']:,.0f} samples/s over {self['steps']:,} steps"),
+            ("tables and state", readable(self["table_bytes"])),
+            ("peak memory", readable(self["peak_rss_bytes"])),
+            ("model", self["checkpoint"]),
+        ]
+        return as_html("Result", rows)
 
 
 @dataclass(frozen=True, kw_only=True)

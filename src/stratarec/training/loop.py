@@ -118,7 +118,7 @@ class Loop:
                 position.stage_seconds = {
                     name: seconds + self._earlier.get(name, 0.0) for name, seconds in [*self._seconds.items()]
                 }
-                self._curves.stepped(position, self._progress)
+                self._curves.stepped(position)
                 self._between_steps(batches)
                 if position.finished or last or position.step >= cadence.total_steps:
                     break

@@ -19,6 +19,10 @@ from stratarec.recipe.train_section import TrainConfig
 from stratarec.training import checkpoint
 from stratarec.training.run.run_directory import read_recipe
 from stratarec.training.steps.position import Position
+from stratarec.training.torch_settings import bf16_slowness
+
+# Products in bf16 pay where they take less time; noise does not double a ratio.
+_SLOW_BF16 = 2.0
 
 
 def check_validation(config: TrainConfig, dataset: Dataset) -> None:
@@ -140,6 +144,11 @@ def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_step
         yield (
             f"train.portions is {config.portions}: {ranks} ranks read the same row groups side by side; with "
             f"train.portions {ranks} each reads an equal part of them"
+        )
+    if config.precision == "bf16" and config.device == "cpu" and (slowness := bf16_slowness()) > _SLOW_BF16:
+        yield (
+            f"this processor takes {slowness:.0f} times as long for products in bf16 as in float32, having no "
+            "instructions for them: train.precision float32 is faster here"
         )
     if not dataset.samples("valid"):
         yield f"{dataset.path} has no validation split: nothing is evaluated before the final test"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -75,6 +76,24 @@ def build_optimizer(config: DenseOptimizerConfig, network: nn.Module) -> Optimiz
     fused = True if config.kind != "adagrad" or weights[0].device.type == "cpu" else None
     found: Optimizer = make(weights, lr=config.learning_rate, weight_decay=config.weight_decay, fused=fused)
     return found
+
+
+@cache
+def bf16_slowness() -> float:
+    """How many times as long as in float32 a product of matrices takes in bfloat16 on this processor.
+
+    Below 1 where it has instructions for them (AVX-512 BF16, AMX); without AVX-512, torch's take some 30 times as long.
+    """
+
+    def least(dtype: torch.dtype) -> float:
+        matrix, seconds = torch.ones(256, 256, dtype=dtype), []
+        for _ in range(6):  # the first ones load what they need
+            began = time.thread_time()
+            matrix @ matrix
+            seconds.append(time.thread_time() - began)
+        return min(seconds)
+
+    return least(torch.bfloat16) / least(torch.float32)
 
 
 def peak_rss_bytes() -> int:

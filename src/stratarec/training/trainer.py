@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.compatibility import check_prepared
@@ -36,10 +36,12 @@ from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
+from stratarec.reporting.live.curve_writers import CurvesOf, CurveWriters, check_installed, curve_writers
+from stratarec.reporting.live.notebook_progress import progress_of_notebook
 from stratarec.training import checkpoint
 from stratarec.training.distributed import SharedStages, Together
 from stratarec.training.evaluation.validation import Curves, Validation, Watch, nobody
-from stratarec.training.finish import Ending
+from stratarec.training.finish import Ending, TrainResult
 from stratarec.training.loop import Loop
 from stratarec.training.preflight import (
     check_average,
@@ -74,9 +76,6 @@ from stratarec.training.steps.step import Pipeline, Stages
 from stratarec.training.steps.trace import tracing
 from stratarec.training.torch_settings import build_optimizer, torch_settings
 
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
 T = TypeVar("T")
 
 
@@ -90,7 +89,7 @@ class Trainer:
     dataset : Dataset
         Prepared data, opened and checked.
     progress : Progress
-        Told of steps, evaluations and checkpoints.
+        Told of steps, evaluations and checkpoints; by default a notebook shows them, with curves, and nobody else.
     mesh : Mesh
         The processes that train it together; by default this one. Each has a trainer of its own, of the same recipe and
         data.
@@ -122,11 +121,12 @@ class Trainer:
         recipe = of_data(recipe, dataset)
         self.recipe, self.dataset, self.config = recipe, dataset, recipe.train
         self.mesh = mesh or Mesh.alone()
-        self.progress: Progress = progress if progress and self.mesh.is_first else SilentProgress()
+        self.progress: Progress = (progress or progress_of_notebook()) if self.mesh.is_first else SilentProgress()
         self.mesh.check_same({"recipe": recipe.to_dict(), "data": dataset.fingerprint})
         self._uncompared = check_prepared(recipe.data, dataset)
         device = device_of(self.config.device, self.mesh.ranks)
         check_validation(self.config, dataset)
+        check_installed(self.config.curves)
         check_average(self.config, self.mesh)
         self._slates = slates_of(recipe, dataset, self.mesh.ranks)
         self.position = Position()
@@ -195,7 +195,7 @@ class Trainer:
 
     def train(
         self, *, resume: bool = False, overwrite: bool = False, earlier: str | Path | None = None
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> TrainResult:  # fmt: skip
         """Train to the end, test once, and write result and report.
 
         Parameters
@@ -209,8 +209,8 @@ class Trainer:
 
         Returns
         -------
-        dict
-            What ``result.json`` holds.
+        TrainResult
+            A dict of what ``result.json`` holds.
 
         Raises
         ------
@@ -225,7 +225,7 @@ class Trainer:
             After SIGINT or SIGTERM, once a checkpoint is written.
         """
         with self._session(resume=resume, overwrite=overwrite, earlier=earlier) as found:
-            return self._train_and_test(found)
+            return TrainResult(self._train_and_test(found))
 
     def fit(self, watch: Watch, *, resume: bool = False) -> Position:
         """Train as `train` does, and end before the test: no file of the test split is read.
@@ -306,20 +306,20 @@ class Trainer:
             self._introduce()
         fitting = partial(fitting_batch, self.model, self.dataset, self.loader.config, self.config.precision)
         guarded = device_errors(self.model.device, self.config.batch_size, fitting)
-        with self._board() as board, self._stop.listening(), self.sharing, tracing(self), guarded:
+        with self._writers() as writers, self._stop.listening(), self.sharing, tracing(self), guarded:
             if not ended:
-                self._loop(Curves(board, self.model, self.optimizer, self.config.log_every), watch).run()
+                curves = Curves(writers, self.model, self.optimizer, self.config.log_every, self.progress)
+                self._loop(curves, watch).run()
             found = then()
         self.mesh.first(lambda: write_hashes(self.run))
         return found
 
-    def _board(self) -> AbstractContextManager[SummaryWriter | None]:
-        """TensorBoard's file, which one rank writes."""
+    def _writers(self) -> AbstractContextManager[CurveWriters | None]:
+        """Of curves, which one rank writes."""
         if not self.mesh.is_first:
             return nullcontext()
-        from torch.utils.tensorboard import SummaryWriter  # half a second to import, for who trains alone
-
-        return SummaryWriter(str(self.run / "tensorboard"), purge_step=self.position.step)
+        of = CurvesOf(name=self.recipe.name, run=self.run, recipe=self.recipe.chosen, step=self.position.step)
+        return curve_writers(self.config.curves, of, self.progress.say)
 
     def _introduce(self) -> None:
         """Write down and tell what is going to be trained."""

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stratarec.cli.arguments import Subcommand, say
+from stratarec.cli.arguments import Subcommand, add_json, progress_of, say
 from stratarec.errors import Alarm
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", help="directory that `train` wrote, of a run that has ended")
     command.add_argument("files", nargs="+", metavar="FILE", help="logs that follow, each a period, in their order")
-    command.add_argument("--json", action="store_true", help="print a line of JSON for each period")
+    add_json(command, "print a line of JSON for each period")
     command.add_argument("-o", "--output", metavar="FILE", help="also write an HTML page of all periods")
     command.add_argument(
         "--publish",
@@ -37,14 +37,13 @@ def continue_(args: argparse.Namespace) -> None:
     """Score, count, train and commit each file."""
     from stratarec.io.atomic import check_output
     from stratarec.io.owned_directory import named_directory
-    from stratarec.reporting.progress_bar import make_progress
     from stratarec.training.continual.continual_run import continue_run
     from stratarec.training.continual.drift import alarms
 
     if args.output:
         check_output(Path(args.output).resolve(), ".html")
     run, alarming = named_directory(args.run), list[str]()
-    for period in continue_run(run, args.files, make_progress(quiet=args.quiet)):
+    for period in continue_run(run, args.files, progress_of(args)):
         alarming = alarms(period.to_dict())
         say(*([_line(period, alarming)] if args.json else _told(args.run, period, alarming)))
         if args.publish:

@@ -184,9 +184,14 @@ class Dataset:
         return {**feature, "mean": moments.mean, "deviation": moments.deviation}
 
     def _repr_html_(self) -> str:
-        rows = [(split, f"{self.samples(split):,} samples") for split in self.splits]
-        tables = self.table_rows()
-        return as_html(f"Dataset {self.name}", [*rows, ("tables", f"{len(tables)}, {sum(tables.values()):,} rows")])
+        rows = []
+        for split in self.splits:
+            first = self.label_counts(split)[self.schema.label_column]
+            rate = f", {first.positives / first.known:.2%} positive" if first.known else ""
+            rows.append((split, f"{self.samples(split):,} samples{rate}"))
+        tables = ", ".join(f"{name} {count:,}" for name, count in self.table_rows().items())
+        rows += [("rows of tables", tables), *(("look at", line) for line in self.suspicions)]
+        return as_html(f"Dataset {self.name}", rows)
 
     def samples(self, split: str) -> int:
         """Samples of a split."""

@@ -1,10 +1,10 @@
-"""Evaluations of the validation split while a run trains, and its curves: the progress line, loss, TensorBoard."""
+"""Evaluations of the validation split while a run trains, and the curves of both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,14 +14,12 @@ from stratarec.models import CTRModel
 from stratarec.models.metrics import HEADLINES, METRICS, figures
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe.train_section import TrainConfig
+from stratarec.reporting.live.curve_writers import CurveWriters
 from stratarec.reporting.metric_names import by_label, show
 from stratarec.training.evaluation.evaluate import evaluate_split
 from stratarec.training.steps.cadence import Stopped
 from stratarec.training.steps.position import Evaluation, Position, best, is_over
 from stratarec.training.steps.weight_average import Averaging
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 
 class Curves:
@@ -29,22 +27,30 @@ class Curves:
 
     Parameters
     ----------
-    board : SummaryWriter or None
+    writers : CurveWriters or None
         None on ranks that only train.
     model, optimizer
         Whose learning rates are shown: those of the rows, and of the network.
     every : int
         Steps from one point of a training curve to the next.
+    progress : Progress
+        Told of every step and point.
     """
 
     def __init__(
-        self, board: SummaryWriter | None, model: CTRModel, optimizer: torch.optim.Optimizer, every: int
+        self,
+        writers: CurveWriters | None,
+        model: CTRModel,
+        optimizer: torch.optim.Optimizer,
+        every: int,
+        progress: Progress,
     ) -> None:
-        self._board, self._model, self._optimizer, self._every = board, model, optimizer, every
+        self._writers, self._model, self._optimizer, self._every = writers, model, optimizer, every
+        self._progress = progress
 
-    def stepped(self, position: Position, progress: Progress) -> None:
+    def stepped(self, position: Position) -> None:
         """A step was trained."""
-        progress.advance(1, f"loss {position.smoothed_loss:.4f}  {position.speed:,.0f} samples/s")
+        self._progress.advance(1, f"loss {position.smoothed_loss:.4f}  {position.speed:,.0f} samples/s")
         if position.step % self._every:
             return
         position.losses.append((position.step, position.smoothed_loss))
@@ -61,19 +67,22 @@ class Curves:
         }
         kinds = {"loss_of_mixed_batches": mixed, "loss_of_hot_batches": hot}
         figures |= {name: value for name, value in kinds.items() if value is not None}
-        for name, value in figures.items():
-            self._add(f"train/{name}", value, position.step)
+        self._add(position.step, {f"train/{name}": value for name, value in figures.items()})
 
     def validation(self, entry: Mapping[str, Any]) -> None:
         """The metrics of an evaluation, as `Position.evaluations` has it."""
-        for label, found in entry.get("labels", {"": entry}).items():
-            for name in METRICS:
-                if found[name] is not None:
-                    self._add(f"valid/{label}/{name}" if label else f"valid/{name}", found[name], entry["step"])
+        found = {
+            f"valid/{label}/{name}" if label else f"valid/{name}": found[name]
+            for label, found in entry.get("labels", {"": entry}).items()
+            for name in METRICS
+            if found[name] is not None
+        }
+        self._add(entry["step"], found)
 
-    def _add(self, name: str, value: float, step: int) -> None:
-        if self._board is not None:
-            self._board.add_scalar(name, value, step)
+    def _add(self, step: int, values: Mapping[str, float]) -> None:
+        self._progress.figures(step, values)
+        if self._writers is not None:
+            self._writers.add(step, values)
 
 
 Watch = Callable[[Sequence[Evaluation]], None]

@@ -50,6 +50,7 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
         "checkpoint",
         "log_every",
         "report",
+        "curves",
         "trace",
         "eval_every",
         "early_stopping",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
 from stratarec.config.units import readable_seconds
 from stratarec.io.names import visible
-from stratarec.progress import Progress, SilentProgress
 
 _LINE_SECONDS = 10.0
 _PACE_SECONDS, _MARK_SECONDS = 60.0, 1.0
@@ -35,16 +35,21 @@ class TerminalProgress:
             TextColumn(unit),
             TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[eta]}"),
             console=self._console,
         )
         self._bar.start()
-        self._task = self._bar.add_task(visible(task), total=total, completed=done, note="")
+        self._task = self._bar.add_task(visible(task), total=total, completed=done, note="", eta="")
+        self._done, self._total, self._speed = done, total, TaskSpeed()
 
     def advance(self, amount: int, note: str = "") -> None:
         if self._bar is not None:
-            self._bar.update(self._task, advance=amount, note=visible(note))
+            self._done += amount
+            self._speed.add(time.monotonic(), self._done)
+            eta = eta_text(self._speed.left(self._total - self._done))
+            self._bar.update(self._task, advance=amount, note=visible(note), eta=eta)
+
+    def figures(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def finish(self) -> None:
         if self._bar is not None:
@@ -92,12 +97,13 @@ class LineProgress:
         self._pace.add(now, self._done)
         if now - self._shown >= _LINE_SECONDS:
             self._shown = now
-            left = self._pace.left(self._total - self._done)
-            parts = (note, "" if left is None else f"ETA {readable_seconds(left)}")
+            parts = (note, eta_text(self._pace.left(self._total - self._done)))
             share = 100 * self._done / max(self._total, 1)
             self.say("  ".join([f"{self._name}: {share:.0f} %", *filter(None, parts)]))
 
     def finish(self) -> None: ...
+
+    def figures(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def say(self, message: str) -> None:
         if not self._heard:
@@ -109,8 +115,6 @@ class LineProgress:
             self._heard = False
 
 
-def make_progress(*, quiet: bool) -> Progress:
-    """The progress that fits where standard error goes."""
-    if quiet:
-        return SilentProgress()
-    return TerminalProgress() if sys.stderr is not None and sys.stderr.isatty() else LineProgress()
+def eta_text(left: float | None) -> str:
+    """The seconds that are left, for people; empty while nothing can be said."""
+    return "" if left is None else f"ETA {readable_seconds(left)}"

@@ -1,0 +1,93 @@
+"""What a notebook shows: a run as it goes, and what it gave."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from stratarec.progress import SilentProgress
+from stratarec.reporting.live.notebook_progress import NotebookProgress, progress_of_notebook
+from stratarec.training.finish import TrainResult
+
+
+@pytest.fixture
+def progress(monkeypatch: pytest.MonkeyPatch) -> NotebookProgress:
+    """Its output is looked at here, and drawn in `test_notebooks`."""
+    monkeypatch.setattr(NotebookProgress, "_draw", lambda self, now=False: None)
+    return NotebookProgress()
+
+
+def lines(html: str) -> dict[str, list[tuple[float, float]]]:
+    """Colour -> the points of its line; the output must be well-formed."""
+    root = ElementTree.fromstring(html.replace("&ensp;", " "))
+    found = {}
+    for each in root.iter("polyline"):
+        pairs = [pair.split(",") for pair in each.attrib["points"].split()]
+        found[each.attrib["stroke"]] = [(float(x), float(y)) for x, y in pairs]
+    return found
+
+
+def test_curves_grow_within_their_charts(progress: NotebookProgress) -> None:
+    progress.start("train", 1000, "steps")
+    for step in range(1, 1001):
+        progress.advance(1, "loss <0.5>")
+        progress.figures(step, {"train/loss": 1 / step, "train/samples_per_second": 5.0})
+    progress.figures(500, {"valid/log_loss": 0.5, "valid/auc": 0.7})
+    shown = progress.html
+    assert "train: 1,000 of 1,000 steps" in shown
+    assert "loss &lt;0.5&gt;" in shown
+    found = lines(shown)
+    assert len(found) == 3
+    for points in found.values():
+        assert 2 <= len(points) <= 200
+        assert all(0 <= x <= 360 and 0 <= y <= 130 for x, y in points)
+        assert [x for x, _ in points] == sorted(x for x, _ in points)
+    loss = found["#3b82c4"]
+    assert loss[0][1] < loss[-1][1], "a loss that falls is drawn downwards"
+    assert "step 1,000" in shown
+
+
+def test_nothing_is_drawn_of_what_is_no_number(progress: NotebookProgress) -> None:
+    assert lines(progress.html) == {}
+    progress.figures(1, {"train/loss": float("nan"), "valid/auc": 0.5})
+    assert set(lines(progress.html)) == {"#3b9b5c"}
+
+
+def test_what_was_said_last_stays_and_is_escaped(progress: NotebookProgress) -> None:
+    for number in range(9):
+        progress.say(f"line {number} <b>")
+    shown = progress.html
+    assert re.findall(r"line \d &lt;b&gt;", shown) == [f"line {number} &lt;b&gt;" for number in range(5, 9)]
+
+
+def test_without_a_notebook_there_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert isinstance(progress_of_notebook(), SilentProgress)
+
+    class Terminal:
+        """IPython in a terminal, which has no kernel."""
+
+        @staticmethod
+        def get_ipython() -> object:
+            return object()
+
+    monkeypatch.setitem(sys.modules, "IPython", Terminal)
+    assert isinstance(progress_of_notebook(), SilentProgress)
+
+
+@pytest.mark.parametrize("test", [None, {"auc": 0.75, "log_loss": 0.4, "grouped_auc": None, "samples": 10}])
+def test_a_result_says_what_was_tested(test: dict[str, Any] | None) -> None:
+    content = {
+        "checkpoint": "step-00000010", "steps": 10, "samples_per_second": 1234.5, "table_bytes": 2048,
+        "peak_rss_bytes": 1 << 30, **({"test": test} if test else {}),
+    }  # fmt: skip
+    found = TrainResult(content)
+    assert found == content
+    shown = found._repr_html_()
+    assert "<th>speed</th><td>1,234 samples/s over 10 steps</td>" in shown
+    assert ("<th>test AUC</th><td>0.75000</td>" in shown) is (test is not None)
+    assert "grouped" not in shown

@@ -1,0 +1,189 @@
+"""Where curves go: every library has the points that training has, without a network; one that fails costs no run."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes import prepared, tiny
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.errors import ConfigError
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.reporting.live import curve_writers
+from stratarec.reporting.live.curve_writers import CurvesOf
+from stratarec.training.trainer import Trainer
+
+STEPS = [4, 8, 12, 16, 20, 24, 28, 32]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("curves")
+    prepared(Recipe.from_dict(tiny(root)).data)
+    return root
+
+
+class Told(SilentProgress):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.points: list[tuple[int, dict[str, float]]] = []
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+    def figures(self, step: int, values: Mapping[str, float]) -> None:
+        self.points.append((step, dict(values)))
+
+
+def trained(home: Path, run: Path, kind: str, told: Told) -> dict[str, Any]:
+    content = tiny(home, run=str(run), epochs=1, log_every=4, curves=[kind])
+    recipe = Recipe.from_dict(content)
+    return Trainer(recipe, Dataset.open(recipe.data.path), told).train()
+
+
+def losses(told: Told) -> list[float]:
+    found = [(step, values["train/loss"]) for step, values in told.points if "train/loss" in values]
+    assert [step for step, _ in found] == STEPS
+    return [loss for _, loss in found]
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where libraries of others write, and that they ask nobody."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in {
+        "WANDB_MODE": "offline",
+        "MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(),
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "HF_HUB_OFFLINE": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what libraries of others warn of is not ours
+        yield tmp_path
+
+
+def needs(kind: str) -> None:
+    if importlib.util.find_spec(kind) is None:
+        pytest.skip(f"{kind} is not installed: pip install 'stratarec[{kind}]'")
+
+
+def test_tensorboard_has_what_progress_is_told(home: Path, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    told = Told()
+    trained(home, tmp_path / "run", "tensorboard", told)
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    found.Reload()
+    assert [each.value for each in found.Scalars("train/loss")] == pytest.approx(losses(told))
+    assert found.Scalars("valid/auc")[-1].step == 32
+
+
+@pytest.mark.slow
+def test_mlflow_has_what_progress_is_told(home: Path, offline: Path) -> None:
+    needs("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    told = Told()
+    trained(home, offline / "run", "mlflow", told)
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("tiny")
+    (found,) = client.search_runs([experiment.experiment_id])
+    history = sorted(client.get_metric_history(found.info.run_id, "train/loss"), key=lambda each: each.step)
+    assert [each.value for each in history] == losses(told)
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "run")
+    assert found.data.params["train.log_every"] == "4"
+
+
+@pytest.mark.slow
+def test_wandb_has_what_progress_is_told(home: Path, offline: Path) -> None:
+    needs("wandb")
+    told = Told()
+    trained(home, offline / "run", "wandb", told)
+    (file,) = (offline / "wandb").glob("offline-run-*/run-*.wandb")
+    written = file.read_bytes()  # records of JSON texts, which its own package no longer reads
+    assert all(repr(loss).encode() in written for loss in losses(told))
+    assert b"valid/auc" in written
+
+
+@pytest.mark.slow
+def test_trackio_has_what_progress_is_told(home: Path, offline: Path) -> None:
+    needs("trackio")
+    told = Told()
+    trained(home, offline / "run", "trackio", told)
+    from trackio.sqlite_storage import SQLiteStorage
+
+    (name,) = SQLiteStorage.get_runs("tiny")
+    logs = SQLiteStorage.get_logs("tiny", name)
+    assert [each["train/loss"] for each in logs if "train/loss" in each] == losses(told)
+
+
+def test_what_is_not_installed_is_named_before_anything_is_written(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curve_writers, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"train\.curves names mlflow, .*pip install 'stratarec\[mlflow\]'"):
+        trained(home, tmp_path / "run", "mlflow", Told())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_kind_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.curves.*'tensorboard', 'wandb', 'mlflow'"):
+        Recipe.from_dict(tiny(tmp_path, curves=["excel"]))
+
+
+class Failing:
+    """A library whose network goes away."""
+
+    def __init__(self, of: CurvesOf) -> None:
+        self.closed = 0
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        if step > 8:
+            raise ConnectionError("no route\nto host")
+
+    def close(self, *, failed: bool) -> None:
+        raise AssertionError("it is not asked again")
+
+
+def test_a_library_that_fails_costs_its_curves_and_not_the_run(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stratarec.reporting.live.tensorboard_curves.TensorBoardCurves", Failing)
+    told = Told()
+    assert trained(home, tmp_path / "run", "tensorboard", told)["steps"] == 32
+    assert [line for line in told.said if "curves" in line] == [
+        "curves go to tensorboard no more: ConnectionError: no route to host"
+    ]
+
+
+def test_a_library_that_cannot_begin_is_one_line(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(of: CurvesOf) -> None:
+        raise RuntimeError("no key\nis configured")
+
+    monkeypatch.setattr("stratarec.reporting.live.tensorboard_curves.TensorBoardCurves", refuses)
+    with pytest.raises(ConfigError, match=r"train\.curves: tensorboard cannot be written: RuntimeError: no key is"):
+        trained(home, tmp_path / "run", "tensorboard", Told())
+
+
+def test_a_session_that_is_stopped_is_told_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[bool] = []
+
+    class Noting(Failing):
+        def close(self, *, failed: bool) -> None:
+            ended.append(failed)
+
+    monkeypatch.setattr("stratarec.reporting.live.tensorboard_curves.TensorBoardCurves", Noting)
+    of = CurvesOf(name="tiny", run=tmp_path, recipe={}, step=0)
+    with curve_writers.curve_writers(["tensorboard"], of, lambda text: None):
+        pass
+    with pytest.raises(KeyboardInterrupt), curve_writers.curve_writers(["tensorboard"], of, lambda text: None):
+        raise KeyboardInterrupt
+    assert ended == [False, True]
