@@ -295,7 +295,7 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
         # What several ranks or a device take is of `--hosts` and `--device`.
         alone = ranks == 1 and config.device == "cpu"
         content = made.to_dict()
-        content["forecast"] = forecast(recipe, dataset, made).to_dict() if alone else None
+        content["predicted"]["forecast"] = forecast(recipe, dataset, made).to_dict() if alone else None
         by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts)
         sharding = sharding_plan(recipe, dataset, tables, made, ranks, by_towers=by_towers)
     if args.json:

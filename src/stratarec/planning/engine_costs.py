@@ -104,31 +104,36 @@ def _lines(
     slots = max(int(_CACHE_SHARE * rows), 2 * _WAYS)
     draws, lookups = np.random.default_rng(0), tables * batch
 
-    def features() -> KeyedJagged:
-        ids = torch.from_numpy((rows * draws.random(lookups) ** skew).astype(np.int64))
-        return KeyedJagged(keys=names, values=ids, offsets=None, batch_size=batch)
+    def draw(count: int) -> NDArray[np.int64]:
+        """Ids of so many batches, a row each."""
+        ids: NDArray[np.int64] = (rows * draws.random((count, lookups)) ** skew).astype(np.int64)
+        return ids
 
-    batches = [features() for _ in range(_BATCHES)]
-    each = [[len(np.unique(ids)) for ids in batch.values.numpy().reshape(tables, -1)] for batch in batches]
-    distinct, gradient = float(np.sum(each)) / _BATCHES, torch.full((batch, tables * width), 1e-3)
+    def batches(ids: NDArray[np.int64]) -> list[KeyedJagged]:
+        values = map(torch.from_numpy, ids)
+        return [KeyedJagged(keys=names, values=each, offsets=None, batch_size=batch) for each in values]
+
+    trained = draw(_BATCHES)
+    distinct = sum(len(np.unique(ids)) for ids in trained.reshape(-1, batch)) / _BATCHES
+    gradient = torch.full((batch, tables * width), 1e-3)
     with torch.no_grad():
         engine = Engine(configs, optimizer, 0, TierConfig())
 
-        def train(batch: KeyedJagged) -> None:
-            prepared = engine.prepare(batch)
+        def train(features: KeyedJagged) -> None:
+            prepared = engine.prepare(features)
             engine.look_up(prepared)
             engine.update(prepared, gradient, (), None)
 
         moved = moved_in_level0(shape, lookups, distinct, dram)
-        yield "compute", (moved, 1, tables, lookups, distinct, _shortest(train, batches))
+        yield "compute", (moved, 1, tables, lookups, distinct, _shortest(train, batches(trained)))
         engine.close()
         cached = {name: TableTier(cache_rows=slots) for name in names}
         engine = Engine(configs, optimizer, 0, TierConfig(tables=cached, ways=_WAYS))
-        for _ in range(max(_WARM_SAMPLES // batch, 2)):
-            engine.prepare(features()).release()
-        (group,), fresh = engine.tables, [features() for _ in range(_STEPS + 1)]
+        for features in batches(draw(max(_WARM_SAMPLES // batch, 2))):
+            engine.prepare(features).release()
+        (group,), fresh = engine.tables, batches(draw(_STEPS + 1))
         before = group.traffic.rows_in
-        seconds = _shortest(lambda batch: engine.prepare(batch).release(), fresh)
+        seconds = _shortest(lambda features: engine.prepare(features).release(), fresh)
         misses = (group.traffic.rows_in - before) / len(fresh)
         moved = moved_by_staging(shape, shape.slot_bytes, _WAYS, distinct, misses, dram)
         yield "staging", (moved, 1, tables, lookups, misses, seconds)
