@@ -35,6 +35,7 @@ BENCHMARKS = {
     "hot_quality": "benchmarks.hot_quality",
     "hot_single": "benchmarks.hot_single",
     "neighbours": "benchmarks.neighbours",
+    "plans": "benchmarks.plans",
     "precision": "benchmarks.precision",
     "precision_quality": "benchmarks.precision_quality",
     "precision_quality_frappe": "benchmarks.precision_quality_frappe",

@@ -287,6 +287,7 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
     from stratarec.planning.memories import measure_tiers
     from stratarec.reporting.plan_page import print_plan, write_plan_report
     from stratarec.training.cluster_steps import bare_network
+    from stratarec.training.run.forecast import forecast
     from stratarec.training.run.shard_tables import sharding_plan
 
     for path, ending in ((args.output, ".json"), (args.report, ".html")):
@@ -302,18 +303,22 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
             tables, dataset, config.embedding, recipe.memory, recipe.hot, batch_size=config.batch_size, tiers=tiers,
             ranks=ranks,
         )  # fmt: skip
+        # What several ranks or a device take is of `--hosts` and `--device`.
+        alone = ranks == 1 and config.device == "cpu"
+        content = made.to_dict()
+        content["predicted"]["forecast"] = forecast(recipe, dataset, made).to_dict() if alone else None
         by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts, modules=recipe.modules)
         sharding = sharding_plan(recipe, dataset, tables, made, ranks, by_towers=by_towers)
     if args.json:
         shared = {"sharding": sharding.to_dict()} if ranks > 1 else {}
-        say_json({**made.to_dict(), **shared})
+        say_json({**content, **shared})
     else:
-        print_plan(made.to_dict(), tiers.age_seconds)
+        print_plan(content, tiers.age_seconds)
         say(*(sharding.lines() if ranks > 1 else ()))
     if args.output:
         made.save(Path(args.output))
     if args.report:
-        write_plan_report(Path(args.report), recipe.name, made.to_dict())
+        write_plan_report(Path(args.report), recipe.name, content)
 
 
 COMMAND = Subcommand(

@@ -1,8 +1,8 @@
 """Seconds of a step that a table costs where it is placed.
 
-Every term is bytes over a measured bandwidth or reads over a measured rate, which ranks placements; it is no simulation
-of the engine. With lookahead the device works beside the processor. Float32 rows of level 0 are pooled and updated
-alike wherever a table's home is.
+Bytes over a measured bandwidth, reads over a measured rate, and what the engine takes for a table, an id and a row
+beside that (`engine_costs`), which is most of it where batches are small. With lookahead the device works beside the
+processor. Float32 rows of level 0 are pooled and updated alike wherever a table's home is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stratarec.embedding.codecs import KINDS, CodecConfig
-from stratarec.planning.bytes import STAMP_BYTES, TAG_BYTES, Home, RowShape, block_bytes, record_bytes
+from stratarec.planning.bytes import Home, RowShape, block_bytes, record_bytes
+from stratarec.planning.engine_costs import moved_by_staging, moved_in_level0
 from stratarec.planning.memories import Tiers
 from stratarec.planning.plan import Seconds
 
@@ -37,9 +38,9 @@ class Demand:
 
 
 def level0_seconds(shape: RowShape, demand: Demand, tiers: Tiers) -> Seconds:
-    """Pooling reads a row and its gradient for each lookup; the update reads and writes each distinct slot."""
-    moved = 2 * demand.lookups * 4 * shape.width + 2 * demand.distinct * shape.slot_bytes
-    return Seconds(compute=moved / tiers.dram.row_bytes_per_second)
+    """Of pooling and of the update."""
+    moved = moved_in_level0(shape, demand.lookups, demand.distinct, tiers.dram)
+    return Seconds(compute=tiers.engine.compute.seconds(moved, demand.lookups, demand.distinct))
 
 
 def cached_seconds(
@@ -63,8 +64,8 @@ def cached_seconds(
         Those that no second level in DRAM holds either.
     """
     record = record_bytes(codec, shape)
-    tags = demand.distinct * ways * (TAG_BYTES + STAMP_BYTES)
-    staging = (tags + 2 * misses * (shape.slot_bytes + record)) / tiers.dram.row_bytes_per_second
+    moved = moved_by_staging(shape, record, ways, demand.distinct, misses, tiers.dram)
+    staging = tiers.engine.staging.seconds(moved, demand.lookups, misses)
     kind = KINDS[codec.kind]
     each = 1 / kind.encode_rate + 1 / kind.decode_rate
     staging += misses * 4 * shape.width * each / tiers.threads

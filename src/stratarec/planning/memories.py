@@ -1,6 +1,7 @@
 """What this machine's memories give, measured once and kept.
 
-Of DRAM, sequential and random-row bandwidth; of a path, sequential writes and random direct reads of 64 threads.
+Of DRAM, sequential and random-row bandwidth, and what the engine takes beside it; of a path, sequential writes and
+random direct reads of 64 threads.
 
 Measurements lie in ``$XDG_CACHE_HOME/stratarec/tiers.json`` (``~/.cache`` by default), under the host, the device and
 the path that they are of.
@@ -15,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from stratarec.kernels.bandwidth import read_blocks, sum_parts, sum_rows
 from stratarec.kernels.runtime.memory import allocate
 from stratarec.kernels.runtime.threads import use_torch_threads
 from stratarec.planning.config import MemoryConfig
+from stratarec.planning.engine_costs import EngineCosts, WorkCosts, measure_engine
 
 READ_BYTES = 4096
 PARALLEL_READS = 64
@@ -88,6 +90,8 @@ class Tiers:
     dram: DramTier
     threads: int
     """Of kernels."""
+    engine: EngineCosts = field(default_factory=EngineCosts)
+    """What work on tables takes beside its bytes."""
     block: BlockTier | None = None
     mapped: MappedTier | None = None
     age_seconds: float = 0.0
@@ -114,6 +118,7 @@ def measure_tiers(memory: MemoryConfig, *, again: bool = False, cache: Path | No
     store = _Cache(cache or cache_file(), again)
     threads = use_torch_threads()
     dram = DramTier(**store.get(f"dram|{threads}", _measure_dram), bytes=_physical_bytes())
+    engine = store.get(f"engine|{threads}", lambda: measure_engine(dram))
     block = mapped = None
     if memory.block is not None:
         found = store.get(_key("block", memory.block.path), lambda: _measure_block(Path(memory.block.path)))  # type: ignore[union-attr]
@@ -121,7 +126,8 @@ def measure_tiers(memory: MemoryConfig, *, again: bool = False, cache: Path | No
     if memory.mapped is not None:
         found = store.get(_key("mapped", memory.mapped.path), lambda: _measure_mapped(Path(memory.mapped.path)))  # type: ignore[union-attr]
         mapped = MappedTier(path=memory.mapped.path, free_bytes=_free_bytes(memory.mapped.path), **found)
-    return Tiers(dram=dram, threads=threads, block=block, mapped=mapped, age_seconds=store.age)
+    costs = EngineCosts(**{name: WorkCosts(**each) for name, each in engine.items()})
+    return Tiers(dram=dram, threads=threads, engine=costs, block=block, mapped=mapped, age_seconds=store.age)
 
 
 def cache_file() -> Path:

@@ -24,7 +24,7 @@ from stratarec.planning.candidates import Candidate, TableSpec, candidates
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.cost import PENALTY
 from stratarec.planning.memories import Tiers, measure_tiers
-from stratarec.planning.plan import Log, Plan
+from stratarec.planning.plan import Log, Plan, Seconds, TablePlacement
 from stratarec.planning.table_load import describe_tables
 
 _FIELDS: Mapping[Memory, str] = {
@@ -78,9 +78,16 @@ def place(
     return Plan(
         tables=placements, budgets=budgets, batch_size=batch_size, lookahead=memory.lookahead,
         policy=memory.cache.policy, workspace_bytes=workspace, ranks=ranks,
-        output_bytes=output_bytes(sum(table.outputs for table in tables)),
+        output_bytes=output_bytes(sum(table.outputs for table in tables)), fixed=_fixed(placements, tiers),
         notes=(*_notes(tables, chosen, memory), *_doubts(memory, tiers)),
     )  # fmt: skip
+
+
+def _fixed(placements: Sequence[TablePlacement], tiers: Tiers) -> Seconds:
+    """Of each group of tables of one width, home and codec."""
+    groups = {(each.tier, each.width, each.codec) for each in placements}
+    cached = sum(tier != "level0" for tier, *_ in groups)
+    return Seconds(compute=tiers.engine.compute.step * len(groups), staging=tiers.engine.staging.step * cached)
 
 
 def _budgets(memory: MemoryConfig, tiers: Tiers) -> dict[Memory, int | None]:
@@ -147,17 +154,17 @@ def _explain(
         shared = workspace if name == "dram" else 0
         needed, budget = _used(smallest, name, ranks) + shared, limit + shared
         fixes.append(f"{_FIELDS[name]} to at least {needed} ({readable(needed)}; it is {readable(budget)})")
-        worst = worst or _worst(smallest, name, shared)
+        worst = worst or _worst(smallest, name, shared, ranks)
     if not fixes:
         return f"no placement fits the budgets together: {worst or 'raise memory.dram'}"
     cheaper = _cheaper(tables, memory)
     return f"the tables do not fit: {worst}. Set {', or '.join(fixes)}{cheaper}"
 
 
-def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int) -> str:
-    """What takes most of a memory, at the least: a table, or what is the same whatever the tables."""
-    placed = max((each.placement for each in chosen), key=lambda each: in_memory(each.bytes, memory))
-    needed = in_memory(placed.bytes, memory)
+def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int, ranks: int) -> str:
+    """What takes most of a memory, at the least: a table with its log, or what is the same whatever the tables."""
+    most = max(chosen, key=lambda each: _used([each], memory, ranks))
+    placed, needed = most.placement, _used([most], memory, ranks)
     if workspace > needed:
         return f"what the update of a batch works in alone needs {workspace} bytes ({readable(workspace)}) of {memory}"
     text = f"table {placed.table!r} alone needs {needed} bytes ({readable(needed)}) of {memory} at the least"
@@ -166,6 +173,8 @@ def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int) -> str:
             f", as {placed.codec.kind} in {placed.tier} with {placed.cache_rows:,} cache rows, of which the batches in "
             f"flight pin up to {placed.pinned:,}"
         )
+    if placed.log is not None:
+        text += f", {readable(needed - in_memory(placed.bytes, memory))} of it for its log, which others may share"
     return text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -158,6 +158,8 @@ class Plan:
     """What the update of each process works in, of all tables together, in DRAM."""
     output_bytes: Count
     """What a batch's look-up gives, and its gradient: activations in DRAM, which no budget is of."""
+    fixed: Seconds = field(default_factory=Seconds)
+    """Of a step, whatever its batch: of each group of tables that are looked up together."""
     ranks: Count = 1
     """Processes that share the tables: budgets and bytes are of all together."""
     notes: tuple[str, ...] = ()
@@ -208,7 +210,7 @@ class Plan:
     @property
     def seconds(self) -> Seconds:
         """Of a step, all tables."""
-        return sum((placement.seconds for placement in self.tables), Seconds())
+        return sum((placement.seconds for placement in self.tables), self.fixed)
 
     @property
     def step_seconds(self) -> float:
@@ -247,6 +249,7 @@ class Plan:
             "parts": self.bytes,
             "float32_bytes": self.float32_bytes,
             "hit_rate": self.hit_rate,
+            "seconds": asdict(self.seconds),
             "step_seconds": self.step_seconds,
         }
         return content
@@ -293,13 +296,15 @@ def tier_config(plan: Plan, memory: MemoryConfig, name: str) -> TierConfig:
         for placed in plan.tables
         if placed.tier != "level0"
     }
-    for home, field, path in (
+    for home, name_of_path, path in (
         ("mapped", "memory.mapped.path", memory.mapped),
         ("log", "memory.block.path", memory.block),
     ):
         table = next((name for name, tier in tables.items() if tier.home == home), None)
         if table is not None and path is None:
-            raise ConfigError(f"the plan places table {table!r} in a {home} home: set {field}, a directory for it")
+            raise ConfigError(
+                f"the plan places table {table!r} in a {home} home: set {name_of_path}, a directory for it"
+            )
     # A plan has one number of ways; a table whole in level 0 has none.
     ways = max((placed.ways for placed in plan.tables if placed.tier != "level0"), default=memory.cache.ways)
     return TierConfig(

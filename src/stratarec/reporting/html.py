@@ -132,6 +132,10 @@ class ShownTable:
     rows: Sequence[Sequence[str]]
 
 
+# Lines of a table on a page: of ten thousand tables nobody reads all, and a page stays small.
+_MOST_ROWS = 400
+
+
 def write_html(path: Path, template: str, **content: Any) -> None:
     """Render ``pages/<template>``, which extends ``page.html.jinja``, to `path`; all content is escaped."""
     write_text(path, _environment().get_template(template).render(**content))
@@ -169,7 +173,7 @@ def _environment() -> jinja2.Environment:
     script = (pages / "read.js").read_text(encoding="utf-8")
     # A browser runs the script with this hash, and no other that came in with a name or a value.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment.globals |= {"script": Markup(script), "script_hash": f"sha256-{digest}"}
+    environment.globals |= {"script": Markup(script), "script_hash": f"sha256-{digest}", "most_rows": _MOST_ROWS}
     environment.filters |= {"svg": _svg, "marked": _marked}
     return environment
 

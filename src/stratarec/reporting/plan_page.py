@@ -42,7 +42,7 @@ def print_plan(content: Content, age_seconds: float) -> None:
     Parameters
     ----------
     content : mapping
-        What `Plan.to_dict` gives.
+        What `Plan.to_dict` gives; ``predicted`` may have a ``forecast`` of the whole step, too.
     age_seconds : float
         Of the measurements behind the predicted times.
     """
@@ -174,12 +174,16 @@ def _figures(content: Content) -> list[tuple[str, str, str]]:
     predicted = content["predicted"]
     dram, whole = max(predicted["bytes"]["dram"], 1), max(predicted["float32_bytes"], 1)
     ratio = f"({whole / dram:.2f}x less)" if dram <= whole else f"({dram / whole:.2f}x more)"
+    step = predicted.get("forecast")
+    speed = content["batch_size"] / step["step"] if step else 0
+    note = f"({speed:,.0f} samples/s; network {step['network'] * 1e3:.3g} ms, as timed now)" if step else ""
     return [
         ("all float32 in DRAM", readable(predicted["float32_bytes"]), ""),
         ("DRAM", readable(predicted["bytes"]["dram"]), ratio),
         ("vectors of a batch", readable(content["output_bytes"]), "(with their gradients; on top of the budget)"),
         ("predicted hit rate", f"{predicted['hit_rate']:.1%}", "(of the rows that batches ask of cached tables)"),
         ("embedding step", f"{predicted['step_seconds'] * 1e3:.2f} ms", "(predicted)"),
+        *([("whole step", f"{step['step'] * 1e3:.3g} ms", note)] if step else []),
     ]
 
 

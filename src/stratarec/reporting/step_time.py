@@ -127,7 +127,7 @@ def predicted_times(plan: Plan | None, found: StepTime | None) -> ShownTable:
     heads = ("embedding work of a step", "planned", "measured", "measured / planned")
     if plan is None or found is None:
         return ShownTable(heads=heads, rows=[])
-    parts = {part: sum(table["seconds"][part] for table in plan["tables"]) for part in ("compute", "staging", "device")}
+    parts = plan["predicted"]["seconds"]
     measured = {stage.name: stage.seconds for stage in (*found.stages, *found.ahead)}
     pairs = (
         ("looking up and updating rows", parts["compute"], measured["looking up rows"] + measured["updating rows"]),

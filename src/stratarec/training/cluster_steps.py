@@ -24,11 +24,12 @@ from stratarec.distributed.wire import WireKind
 from stratarec.errors import ConfigError
 from stratarec.kernels.runtime.threads import use_torch_threads
 from stratarec.models import ModelConfig, build_network
-from stratarec.models.base import build_tables
+from stratarec.models.base import autocast, build_tables
 from stratarec.models.towers.tower_config import TowersConfig, tied
 from stratarec.planning.memories import measure_tiers
 from stratarec.recipe import Recipe
 from stratarec.training.run.shard_tables import table_loads
+from stratarec.training.torch_settings import build_optimizer
 
 PREDICTED_WIRES: tuple[WireKind, ...] = ("fp32", "bf16", "int8")
 RATIOS = (2.0, 4.0, 8.0, 16.0)
@@ -212,7 +213,7 @@ def calibrate(
     bare = workload(recipe, dataset, None, 1)
     use_torch_threads()
     batch = max(min(recipe.train.batch_size, 2048), 4)
-    large, small = (_network_seconds(recipe, dataset, size) for size in (batch, batch // 4))
+    large, small = (network_seconds(recipe, dataset, size) for size in (batch, batch // 4))
     # Where noise is more than the difference, all of it grows.
     growing = 4 / 3 * (large - small) if large > small else large
     memory = measure_tiers(recipe.memory).dram
@@ -222,8 +223,8 @@ def calibrate(
     )  # fmt: skip
 
 
-def _network_seconds(recipe: Recipe, dataset: Dataset, batch: int) -> float:
-    """The shortest of some steps, forward and backward, of the part behind the vectors."""
+def network_seconds(recipe: Recipe, dataset: Dataset, batch: int, *, optimizer: bool = False) -> float:
+    """The shortest of some steps of the part behind the vectors: forward and backward, and its update where asked."""
     model = replace(recipe.model, towers=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -232,10 +233,15 @@ def _network_seconds(recipe: Recipe, dataset: Dataset, batch: int) -> float:
             nn.init.uniform_(weight, -0.05, 0.05)
         dense = torch.rand(batch, len(dataset.schema.dense))
         vectors = torch.rand(batch, len(dataset.schema.sparse), model.vector_width)
+    update = build_optimizer(recipe.train.dense, score) if optimizer and list(score.parameters()) else None
     found = []
     for _ in range(_ROUNDS):
         began = time.perf_counter()
-        score(dense, vectors.clone().requires_grad_(), None).sum().backward()
+        with autocast(recipe.train.precision, torch.device("cpu")):
+            score(dense, vectors.clone().requires_grad_(), None).sum().backward()
+        if update is not None:
+            update.step()
+            update.zero_grad(set_to_none=True)
         found.append(time.perf_counter() - began)
     return min(found)
 

@@ -106,7 +106,7 @@ def _recipe(name: str, path: Path, sample: LogSample, guesses: Guesses) -> Itera
         yield f"    nulls: {_yaml(nulls)}  # stand for nothing, in every column"
     yield "    schema:"
     yield from _schema(guesses)
-    yield from _split(sample, guesses)
+    yield from _split(guesses)
     if guesses.unlabelled:
         yield f"  on_bad_row: skip  # {guesses.unlabelled:,} rows that were looked at lack the label"
     least, buckets = (2, 1) if sample.total < 100_000 else (2 if sample.total < 1_000_000 else 5, 64)
@@ -192,15 +192,15 @@ def _seconds(guesses: Guesses) -> int:
     return 0 if span is None else (span.last - span.first) // PER_SECOND[span.unit]
 
 
-def _split(sample: LogSample, guesses: Guesses) -> Iterator[str]:
+def _split(guesses: Guesses) -> Iterator[str]:
     if not _by_time(guesses):
         whole = "users" if guesses.of("user") else "sessions" if guesses.of("session") else "rows"
         yield f"  split: {{by: fraction, valid: 0.1, test: 0.1}}  # {whole} at random"
         return
     tenth = _seconds(guesses) // 10
     length = f"{tenth // _DAY}d" if tenth >= _DAY else f"{max(tenth // 3600, 1)}h"
-    seen = "the log" if sample.whole else "what was looked at"
-    yield f"  split: {{by: time, valid: {length}, test: {length}}}  # the last fifth of {seen}, as in use"
+    told = f"tested on the last {length} of the log, validated on the {length} before: as in use"
+    yield f"  split: {{by: time, valid: {length}, test: {length}}}  # {told}"
 
 
 def _training(sample: LogSample, guesses: Guesses) -> Iterator[str]:

@@ -93,10 +93,11 @@ class CachedTables(TableGroup):
         return self.memory.take(self.layout, replace(bags, values=out))
 
     def _distinct(self, bags: BagBatch, slots: NDArray[np.int32]) -> list[int]:
-        """How many rows of each table a batch asks for, by the slots that they have."""
+        """How many rows of each table a batch asks its cache for, by the slots that they have; hot ones lie behind."""
         spans = [slots[slice(*bags.span(feature))] for feature in range(len(self.features))]
-        ends = self.layout.table_start.tolist()
-        return [len(np.unique(np.concatenate(spans[first:last]))) for first, last in pairwise(ends)]
+        ends, starts = self.layout.table_start.tolist(), self.directory.layout.slot_start
+        found = [np.unique(np.concatenate(spans[first:last])) for first, last in pairwise(ends)]
+        return [int(np.count_nonzero(each < starts[-1] - start)) for each, start in zip(found, starts, strict=False)]
 
     def _bring_in(
         self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock, horizon: int, came_in: NDArray[np.int64]

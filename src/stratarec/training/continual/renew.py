@@ -335,7 +335,7 @@ def _clicks_without(clicks: ClickMemory, name: str, values: pl.Series, schema: S
         gone = pl.when(theirs).then(None).otherwise(pl.col(name)).alias(name)
         parts = {part: clicks.frames[part].with_columns(gone) for part in ("recent", "waiting")}
     first = clicks.first.filter(~clicks.first[ITEM].is_in(item_keys(wanted).implode())) if item else clicks.first
-    return replace(clicks, **parts, first=first)
+    return replace(clicks, recent=parts["recent"], waiting=parts["waiting"], first=first)
 
 
 def _events_without(
