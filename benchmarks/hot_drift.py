@@ -23,7 +23,7 @@ from benchmarks.continual import Days, cut, make_logs
 from benchmarks.sessions import recipe as shipped
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.sources.clicks import ClicksConfig
+from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.hot.calibrator import calibrate
 from stratarec.hot.classifier import classify
 from stratarec.hot.profile import HotProfile

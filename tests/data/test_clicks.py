@@ -12,7 +12,8 @@ from polars.testing import assert_frame_equal
 
 from stratarec.data.sources import clicks
 from stratarec.data.sources.base import ChunkShare
-from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
+from stratarec.data.sources.clicks import ClicksSource
+from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.errors import ConfigError, DataError
 from stratarec.kernels.click_counts import FEATURES

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from stratarec.data.click_memory import ClickMemory, item_keys
-from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
+from stratarec.data.sources.clicks import ClicksSource
+from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.errors import ConfigError, DataError
 

@@ -20,7 +20,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.prepare.ray import lease
 from stratarec.data.prepare.ray.lease import LEASE, end_leases, grant, leased, revoke
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.data.sources.clicks import ClicksConfig
+from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.presets import CriteoConfig

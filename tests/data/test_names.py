@@ -17,7 +17,7 @@ from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.data.sources.clicks import ClicksConfig
+from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary_limits import VocabularyConfig
 from stratarec.errors import ConfigError

@@ -23,7 +23,7 @@ from stratarec.data.dataset.compatibility import settings as settings_of
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.sources import blocks as text
 from stratarec.data.sources.base import ChunkShare, OnBadRow
-from stratarec.data.sources.clicks import ClicksConfig
+from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.sources.csv import CsvSource
 from stratarec.data.sources.files import expand
 from stratarec.data.sources.presets import (

@@ -259,7 +259,7 @@ def test_ranks_evaluate_and_predict_what_one_process_does(ranks: Ranks, home: Pa
 
 def planned(mesh: Mesh, made: Path, output: Path) -> int:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stratarec.distributed.mesh.joined", lambda *_: nullcontext(mesh))
+        patch.setattr("stratarec.distributed.mesh.joined", lambda *_, **__: nullcontext(mesh))
         return main(["plan", str(made), "-o", str(output)])
 
 

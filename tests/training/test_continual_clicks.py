@@ -16,7 +16,8 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import DatasetManifest
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
+from stratarec.data.sources.clicks import ClicksSource
+from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary_limits import VocabularyConfig
 from stratarec.errors import ConfigError

@@ -8,7 +8,6 @@ quality. Benchmark `simulator` holds the model behind it against measured steps.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -26,6 +25,7 @@ from stratarec.kernels.runtime.threads import use_torch_threads
 from stratarec.models import ModelConfig, build_network
 from stratarec.models.base import autocast, build_tables
 from stratarec.models.towers.tower_config import TowersConfig, tied
+from stratarec.planning.engine_costs import cold_seconds
 from stratarec.planning.memories import measure_tiers
 from stratarec.recipe import Recipe
 from stratarec.training.run.shard_tables import table_loads
@@ -144,7 +144,7 @@ def assumptions(
 
 ASSUMED = Collective(alpha=5e-5, alpha_peer=5e-6)
 """Of TCP between processes, where no ranks are at hand to measure it."""
-_ROUNDS = 3
+_ROUNDS = 5
 
 
 def workload(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None, ranks: int) -> Workload:
@@ -224,7 +224,7 @@ def calibrate(
 
 
 def network_seconds(recipe: Recipe, dataset: Dataset, batch: int, *, optimizer: bool = False) -> float:
-    """The shortest of some steps of the part behind the vectors: forward and backward, and its update where asked."""
+    """Of a step of the part behind the vectors: forward and backward, and its update where asked."""
     model = replace(recipe.model, towers=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -234,16 +234,15 @@ def network_seconds(recipe: Recipe, dataset: Dataset, batch: int, *, optimizer: 
         dense = torch.rand(batch, len(dataset.schema.dense))
         vectors = torch.rand(batch, len(dataset.schema.sparse), model.vector_width)
     update = build_optimizer(recipe.train.dense, score) if optimizer and list(score.parameters()) else None
-    found = []
-    for _ in range(_ROUNDS):
-        began = time.perf_counter()
+
+    def step() -> None:
         with autocast(recipe.train.precision, torch.device("cpu")):
             score(dense, vectors.clone().requires_grad_(), None).sum().backward()
         if update is not None:
             update.step()
             update.zero_grad(set_to_none=True)
-        found.append(time.perf_counter() - began)
-    return min(found)
+
+    return cold_seconds(step, _ROUNDS)
 
 
 def inside_rate(recipe: Recipe, ranks: int) -> float:

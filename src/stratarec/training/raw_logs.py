@@ -24,7 +24,7 @@ from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.data.sources import SourceConfig
 from stratarec.data.sources.base import Chunk, OnBadRow, View
-from stratarec.data.sources.clicks import ClicksConfig
+from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.sources.columns import check_there
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource

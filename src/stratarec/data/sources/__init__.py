@@ -7,7 +7,8 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from stratarec.data.sources.base import Chunk, OnBadRow, Source
-from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
+from stratarec.data.sources.clicks import ClicksSource
+from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.sources.presets import AvazuConfig, AvazuSource, CriteoConfig, CriteoSource

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from stratarec.data.hashing import stable_hash
 from stratarec.data.prepare.config import PrepareConfig
-from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
+from stratarec.data.sources.clicks import ClicksSource
+from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.user_history import Events
 from stratarec.io.atomic import read_frame, write_atomic
 from stratarec.io.scratch import reading_directory
