@@ -35,7 +35,7 @@ def test_more_rows_take_more_bytes_of_level0() -> None:
 
 @pytest.mark.parametrize(
     ("cores", "threads", "lookahead", "expected"),
-    [(2, 2, 1, 1 + 2 + 4 + 0.5), (2, 1, 1, 4.0), (4, 1, 1, 3.0), (2, 2, 0, 1 + 2 + 4 + 1.5 + 0.5), (2, 2, 1, 20.0)],
+    [(2, 2, 1, 1 + 2 + 4), (2, 1, 1, 3.5), (4, 1, 1, 3.0), (2, 2, 0, 1 + 2 + 4 + 1.5), (2, 2, 1, 20.0)],
 )
 def test_work_ahead_takes_the_cores_that_training_leaves(
     monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, lookahead: int, expected: float
@@ -43,5 +43,5 @@ def test_work_ahead_takes_the_cores_that_training_leaves(
     monkeypatch.setattr(forecast, "cores", lambda: cores)
     device = 20.0 if expected == 20 else 1.5
     tables = Seconds(compute=1.0, staging=4.0, device=device)
-    step = StepForecast(tables=tables, network=2.0, reading=1.0, lookahead=lookahead, threads=threads).step
+    step = StepForecast(tables=tables, network=2.0, lookahead=lookahead, threads=threads).step
     assert step == expected

@@ -147,16 +147,16 @@ def _lines(
         engine.close()
 
 
-def cold_seconds(work: Callable[[], object], rounds: int) -> float:
-    """The median of so many times, after a first one.
+def cold_seconds(work: Callable[[], object], rounds: int, seconds: float = 0.0) -> float:
+    """The median of so many times, and of more until `seconds` have passed, after a first one.
 
     Other memory is walked through in between: where a network trains between two look-ups, or tables between two passes
     of a network, neither finds its rows and code in the caches.
     """
     between = np.zeros(_SWEPT_BYTES, np.uint8)
     work()
-    found = []
-    for _ in range(rounds):
+    found, first = list[float](), time.perf_counter()
+    while len(found) < rounds or time.perf_counter() - first < seconds:
         between += 1
         began = time.perf_counter()
         work()

@@ -144,7 +144,7 @@ def assumptions(
 
 ASSUMED = Collective(alpha=5e-5, alpha_peer=5e-6)
 """Of TCP between processes, where no ranks are at hand to measure it."""
-_ROUNDS = 5
+_ROUNDS, _SECONDS = 5, 1.0
 
 
 def workload(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None, ranks: int) -> Workload:
@@ -223,8 +223,13 @@ def calibrate(
     )  # fmt: skip
 
 
-def network_seconds(recipe: Recipe, dataset: Dataset, batch: int, *, optimizer: bool = False) -> float:
-    """Of a step of the part behind the vectors: forward and backward, and its update where asked."""
+def network_seconds(
+    recipe: Recipe, dataset: Dataset, batch: int, *, beside: Iterator[object] | None = None
+) -> float:  # fmt: skip
+    """Of a step of the part behind the vectors, forward and backward; with its update where it trains `beside` batches.
+
+    Each step then takes one of these, which may have to be waited for.
+    """
     model = replace(recipe.model, towers=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -233,16 +238,18 @@ def network_seconds(recipe: Recipe, dataset: Dataset, batch: int, *, optimizer: 
             nn.init.uniform_(weight, -0.05, 0.05)
         dense = torch.rand(batch, len(dataset.schema.dense))
         vectors = torch.rand(batch, len(dataset.schema.sparse), model.vector_width)
-    update = build_optimizer(recipe.train.dense, score) if optimizer and list(score.parameters()) else None
+    update = None if beside is None or not list(score.parameters()) else build_optimizer(recipe.train.dense, score)
 
     def step() -> None:
+        if beside is not None:
+            next(beside)
         with autocast(recipe.train.precision, torch.device("cpu")):
             score(dense, vectors.clone().requires_grad_(), None).sum().backward()
         if update is not None:
             update.step()
             update.zero_grad(set_to_none=True)
 
-    return cold_seconds(step, _ROUNDS)
+    return cold_seconds(step, _ROUNDS, _SECONDS if beside is not None else 0.0)
 
 
 def inside_rate(recipe: Recipe, ranks: int) -> float:

@@ -1,18 +1,20 @@
-"""How long a step of a recipe takes on this machine: its tables as planned, its network and its batches as timed here.
+"""How long a step of a recipe takes on this machine: its tables as planned, its network as timed here.
 
-The network is trained for some steps on made-up numbers, and some batches are read, at the size that the recipe asks
-for: what a sample costs there is not what it costs at another. Work that runs ahead shares the processor with the step
-that trains, so what it takes of a core's time a step takes longer, unless cores are left over.
+The network is trained for some steps on made-up numbers at the size that the recipe asks for, while its loader reads
+batches: what a sample costs there is not what it costs at another, and threads of a network that all cores work on wait
+for one that reading holds up. So does bringing in rows, unless cores are left over.
 """
 
 from __future__ import annotations
 
-import time
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import count
 
 import torch
 
+from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader
 from stratarec.kernels.runtime.cores import cores
@@ -23,8 +25,6 @@ from stratarec.training.cluster_steps import network_seconds
 from stratarec.training.torch_settings import torch_settings
 from stratarec.training.trainer import loader_config
 
-_BATCHES = 8
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepForecast:
@@ -32,9 +32,7 @@ class StepForecast:
 
     tables: Seconds
     network: float
-    """Forward, backward and its update."""
-    reading: float
-    """Of one core, for the next batch."""
+    """Forward, backward and its update, while the loader reads the batches to come."""
     lookahead: int
     threads: int
 
@@ -48,7 +46,7 @@ class StepForecast:
         if not self.lookahead:
             chain += self.tables.staging + self.tables.device
         ahead = self.tables.staging if self.lookahead else 0.0
-        busy = ((chain + ahead) * self.threads + self.reading) / max(cores(), self.threads)
+        busy = (chain + ahead) * self.threads / max(cores(), self.threads)
         return max(chain, busy, self.tables.device)
 
     def to_dict(self) -> dict[str, object]:
@@ -58,15 +56,21 @@ class StepForecast:
 
 def forecast(recipe: Recipe, dataset: Dataset, plan: Plan) -> StepForecast:
     """Seconds of a step under `plan`, in one process on the CPU; takes a second or two."""
-    batch, threads = recipe.train.batch_size, recipe.train.threads
-    with torch_settings(threads=threads):
-        network = network_seconds(recipe, dataset, batch, optimizer=True)
+    loader, threads = Loader(dataset, "train", loader_config(recipe.train, None)), recipe.train.threads
+    with torch_settings(threads=threads), closing(_forever(loader)) as batches:
+        network = network_seconds(recipe, dataset, recipe.train.batch_size, beside=batches)
         used = torch.get_num_threads()
-    loader = Loader(dataset, "train", loader_config(recipe.train, None))
     tables = _of_run(plan, dataset, recipe.train.steps(len(loader)))
-    return StepForecast(
-        tables=tables, network=network, reading=_reading(loader), lookahead=plan.lookahead, threads=used
-    )  # fmt: skip
+    return StepForecast(tables=tables, network=network, lookahead=plan.lookahead, threads=used)
+
+
+def _forever(loader: Loader) -> Generator[Batch | None, None, None]:
+    """Batches of epochs without end; None again and again where an epoch has none."""
+    for epoch in count():
+        if not len(loader):
+            yield None
+        with closing(loader.epoch(epoch)) as batches:  # type: ignore[type-var]
+            yield from batches
 
 
 def _of_run(plan: Plan, dataset: Dataset, steps: int) -> Seconds:
@@ -79,12 +83,3 @@ def _of_run(plan: Plan, dataset: Dataset, steps: int) -> Seconds:
             saved += min(first, 1.0) * placed.seconds.device
     whole = plan.seconds
     return replace(whole, device=whole.device - saved)
-
-
-def _reading(loader: Loader) -> float:
-    """Of a batch; the first one waits for files."""
-    batches = loader.epoch(0)
-    next(batches)
-    began = time.perf_counter()
-    found = sum(1 for _ in islice(batches, _BATCHES))
-    return (time.perf_counter() - began) / max(found, 1)
