@@ -43,5 +43,5 @@ def test_work_ahead_takes_the_cores_that_training_leaves(
     monkeypatch.setattr(forecast, "cores", lambda: cores)
     device = 20.0 if expected == 20 else 1.5
     tables = Seconds(compute=1.0, staging=4.0, device=device)
-    step = StepForecast(tables=tables, network=2.0, lookahead=lookahead, threads=threads).step
+    step = StepForecast(samples=8, tables=tables, network=2.0, lookahead=lookahead, threads=threads).step
     assert step == expected

@@ -38,7 +38,7 @@ def test_a_step_is_the_sum_of_its_stages() -> None:
     assert [stage.share for stage in found.stages] == pytest.approx([0.1, 0.05, 0.2, 0.4, 0.1, 0.1, 0.05])
     assert found.hidden == pytest.approx(0.8)
     slowest, memory = found.verdict(cached=True)
-    assert slowest == "slowest part of a step: network, backward (400 ms, 40% of 1e+03 ms); all steps took 10 s"
+    assert slowest == "slowest part of a step: network, backward (400 ms, 40% of 1,000 ms); all steps took 10 s"
     assert "at most 30% of a step" in memory
     assert "more memory buys no speed" in list(found.verdict(cached=False))[1]
     assert StepTime.of(position()) is None

@@ -75,3 +75,9 @@ def readable_seconds(seconds: float) -> str:
             rest = whole % size // part
             return f"{whole // size} {unit} {rest} {smaller}" if rest else f"{whole // size} {unit}"
     return f"{whole} s"
+
+
+def milliseconds(seconds: float) -> str:
+    """A length of time in milliseconds: three digits, or all of a large number's."""
+    found = seconds * 1e3
+    return f"{found:.3g} ms" if found < 999.5 else f"{found:,.0f} ms"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stratarec.config.units import readable
+from stratarec.config.units import milliseconds, readable
 from stratarec.reporting.html import ShownTable, write_html
 from stratarec.reporting.memory_levels import HOMES, levels
 from stratarec.reporting.terminal_tables import make_console, print_table
@@ -175,15 +175,15 @@ def _figures(content: Content) -> list[tuple[str, str, str]]:
     dram, whole = max(predicted["bytes"]["dram"], 1), max(predicted["float32_bytes"], 1)
     ratio = f"({whole / dram:.2f}x less)" if dram <= whole else f"({dram / whole:.2f}x more)"
     step = predicted.get("forecast")
-    speed = content["batch_size"] / step["step"] if step else 0
-    note = f"({speed:,.0f} samples/s; network {step['network'] * 1e3:.3g} ms, as timed now)" if step else ""
+    speed = step["samples"] / step["step"] if step else 0
+    note = f"({speed:,.0f} samples/s; network {milliseconds(step['network'])}, as timed now)" if step else ""
     return [
         ("all float32 in DRAM", readable(predicted["float32_bytes"]), ""),
         ("DRAM", readable(predicted["bytes"]["dram"]), ratio),
         ("vectors of a batch", readable(content["output_bytes"]), "(with their gradients; on top of the budget)"),
         ("predicted hit rate", f"{predicted['hit_rate']:.1%}", "(of the rows that batches ask of cached tables)"),
         ("embedding step", f"{predicted['step_seconds'] * 1e3:.2f} ms", "(predicted)"),
-        *([("whole step", f"{step['step'] * 1e3:.3g} ms", note)] if step else []),
+        *([("whole step", milliseconds(step["step"]), note)] if step else []),
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stratarec.config.units import readable_seconds
+from stratarec.config.units import milliseconds, readable_seconds
 from stratarec.reporting.html import ShownTable
 
 Position = Mapping[str, Any]
@@ -28,7 +28,7 @@ class Stage:
     @property
     def figure(self) -> str:
         """Milliseconds and per cent."""
-        return f"{self.seconds * 1e3:.3g} ms, {self.share:.0%}"
+        return f"{milliseconds(self.seconds)}, {self.share:.0%}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class StepTime:
     def lead(self) -> str:
         """In a sentence."""
         return (
-            f"a step takes {self.seconds * 1e3:.3g} ms, and all of them {readable_seconds(self.whole)}; "
+            f"a step takes {milliseconds(self.seconds)}, and all of them {readable_seconds(self.whole)}; "
             f"{self.hidden:.0%} of reading batches and bringing in rows is hidden behind the steps before"
         )
 
@@ -105,8 +105,8 @@ class StepTime:
         """
         slowest = max(self.stages, key=lambda stage: stage.seconds)
         yield (
-            f"slowest part of a step: {slowest.name} ({slowest.figure} of {self.seconds * 1e3:.3g} ms); all steps took "
-            f"{readable_seconds(self.whole)}" + (f"; {sharing}" if sharing else "")
+            f"slowest part of a step: {slowest.name} ({slowest.figure} of {milliseconds(self.seconds)}); all steps "
+            f"took {readable_seconds(self.whole)}" + (f"; {sharing}" if sharing else "")
         )
         if not cached:
             yield "more memory buys no speed: all rows are in DRAM as float32 already"
@@ -134,10 +134,7 @@ def predicted_times(plan: Plan | None, found: StepTime | None) -> ShownTable:
         ("bringing rows into level 0", parts["staging"] + parts["device"], measured["bringing rows into level 0"]),
     )
     rows = [
-        (name, _ms(planned), _ms(took), f"{took / planned:.2f}" if planned else "-") for name, planned, took in pairs
+        (name, milliseconds(planned), milliseconds(took), f"{took / planned:.2f}" if planned else "-")
+        for name, planned, took in pairs
     ]
     return ShownTable(heads=heads, rows=rows)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stratarec.config.units import milliseconds
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.measure import Collective
 from stratarec.distributed.simulate import Cluster, ExchangeModel, MeasuredCosts, StepTime, Workload, step_time
@@ -48,7 +49,7 @@ class Prediction:
     def name(self) -> str:
         """In words."""
         towers = f", {self.towers} towers of ratio {self.exchange.compression:g}" if self.towers else ""
-        return f"{self.exchange.kind} {self.exchange.wire}{towers}: {self.step.total * 1e3:.3g} ms"
+        return f"{self.exchange.kind} {self.exchange.wire}{towers}: {milliseconds(self.step.total)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data; times in seconds."""
@@ -133,7 +134,7 @@ def assumptions(
         *(none if cluster.hosts > apart else ()),
         f"{batch:,} samples a rank of {cluster.all_ranks}, of train.batch_size {recipe.train.batch_size:,}",
         f"every rank computes as this process: {calibration.flops_per_second / 1e9:.3g} GFLOP/s, "
-        f"{calibration.row_bytes_per_second / 1e9:.3g} GB/s of rows, {calibration.fixed_seconds * 1e3:.3g} ms a step",
+        f"{calibration.row_bytes_per_second / 1e9:.3g} GB/s of rows, {milliseconds(calibration.fixed_seconds)} a step",
         f"{cluster.inside_bytes_per_second / 1e9:.3g} GB/s inside a host, a rank; "
         f"{cluster.between_bytes_per_second / 1e9:.3g} GB/s between hosts, a host",
         f"{latency.alpha * 1e6:.3g} us a collective, {latency.alpha_peer * 1e6:.3g} us a peer ({origin})",
