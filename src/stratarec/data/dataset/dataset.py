@@ -31,7 +31,15 @@ from numpy.typing import NDArray
 
 from stratarec.data.click_memory import ClickMemory, read_click_memory
 from stratarec.data.column_names import ROW, SESSION, TIME, USER, WEIGHT, label_names, weights_of
-from stratarec.data.dataset.manifest import ADVICE, DATASET, MANIFEST, DatasetManifest, Shard, StoredFile
+from stratarec.data.dataset.manifest import (
+    ADVICE,
+    DATASET,
+    MANIFEST,
+    DatasetManifest,
+    Shard,
+    StoredFile,
+    VocabularyInfo,
+)
 from stratarec.data.dataset.row_group import RowGroup, SlateKey
 from stratarec.data.dataset.row_group_reader import RowGroupReader
 from stratarec.data.dataset.stored_columns import ShardLayout
@@ -214,10 +222,16 @@ class Dataset:
         """The same of the first data set that this one goes on from, itself where it has no base."""
         return {name: info.first_rows for name, info in self.vocabularies.items()}
 
+    def _checked(self, name: str) -> VocabularyInfo:
+        """A vocabulary whose file is what was written: with the first one all are looked at, in one go."""
+        info = self.vocabularies[name]
+        if info.path not in self._right:
+            self._require(list(self.vocabularies.values()))
+        return info
+
     def vocabulary(self, name: str) -> Vocabulary:
         """The values of a vocabulary and their counts; `DatasetError` where its file is not what was written."""
-        info = self.vocabularies[name]
-        self._require([info])
+        info = self._checked(name)
         return read_vocabulary(self.path / info.path, info, str(self.path / info.path))
 
     def carried_counts(self, name: str) -> pl.DataFrame:
@@ -247,8 +261,7 @@ class Dataset:
 
     def access_counts(self, vocabulary: str) -> NDArray[np.int64]:
         """``[rows]`` training lookups of each id."""
-        info = self.vocabularies[vocabulary]
-        self._require([info])
+        info = self._checked(vocabulary)
         path = self.path / info.path
         with reading(path):
             column = pq.read_table(path, columns=["count"])["count"]
