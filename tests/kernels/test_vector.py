@@ -45,7 +45,7 @@ def in_order(row: np.ndarray) -> np.float32:
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("lanes", [1, 4, 16, 20, 48, 100, 127, 128])
+@pytest.mark.parametrize("lanes", [1, 3, 4, 12, 15, 16, 20, 48, 100, 111, 127, 128])
 def test_sums_of_a_row_keep_their_order(lanes: int) -> None:
     rows = np.random.default_rng(lanes).standard_normal((4, lanes), dtype=np.float32)
     out = np.full(8, np.nan, dtype=np.float32)

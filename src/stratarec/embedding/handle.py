@@ -99,8 +99,10 @@ class InFlight:
     """
 
     def __init__(self) -> None:
-        # A handle may be dropped, by the garbage collector, on a thread that holds the lock.
-        self.changed = threading.Condition(threading.RLock())
+        # A handle may be dropped, by the garbage collector, on a thread that holds the lock. It is entered by itself:
+        # through the condition that takes three times as long, five times a step.
+        self._lock = threading.RLock()
+        self.changed = threading.Condition(self._lock)
         self.generation = 0
         self.waiting_for: int | None = None
         # Both in ascending order, because numbers rise: the first key is the least.
@@ -111,7 +113,7 @@ class InFlight:
 
     def start(self, number: int) -> None:
         """A batch is being prepared."""
-        with self.changed:
+        with self._lock:
             self._sweep()
             if self._lost is not None:
                 lost, self._lost = self._lost, None
@@ -123,7 +125,7 @@ class InFlight:
 
     def look_up(self, number: int) -> None:
         """`TrainingError` unless `number` is the first that was not looked up yet."""
-        with self.changed:
+        with self._lock:
             first = self.unused()
             if first != number:
                 raise TrainingError(
@@ -134,24 +136,24 @@ class InFlight:
 
     def unused(self) -> int | None:
         """The first batch that is being prepared, or was and is not looked up yet."""
-        with self.changed:
+        with self._lock:
             self._sweep()
             return next(iter(self._unused), None)
 
     def oldest(self, default: int) -> int:
         """The first batch under way, or `default`."""
-        with self.changed:
+        with self._lock:
             self._sweep()
             return next(iter(self._open), default)
 
     def __len__(self) -> int:
-        with self.changed:
+        with self._lock:
             self._sweep()
             return len(self._open)
 
     def done(self, number: int) -> None:
         """The rows of a batch may go."""
-        with self.changed:
+        with self._lock:
             self._forget(number)
             self.changed.notify_all()
 
@@ -159,12 +161,12 @@ class InFlight:
         """As `done`, from a destructor: only noted, because this thread may be in the middle of anything here."""
         # A deque's append is atomic. The rest is left to whoever next asks (`_sweep`).
         self._dropped.append((number, generation))
-        with self.changed:
+        with self._lock:
             self.changed.notify_all()
 
     def forgive(self) -> None:
         """Whoever handed batches out gives up those whose handles were dropped: no later batch is refused for them."""
-        with self.changed:
+        with self._lock:
             self._sweep()
             self._lost = None
 
@@ -189,7 +191,7 @@ class InFlight:
         Stopped
             When `stopped` says so, or the tables were loaded or closed.
         """
-        with self.changed:
+        with self._lock:
             generation, self.waiting_for = self.generation, horizon
             # Whoever waits for the batch that is prepared here must see that it waits for a batch itself.
             self.changed.notify_all()
@@ -206,7 +208,7 @@ class InFlight:
 
     def blocked(self) -> int | None:
         """The batch that somebody in `wait_for` waits for, if there is one."""
-        with self.changed:
+        with self._lock:
             if self.waiting_for is None:
                 return None
             oldest = self.oldest(self.waiting_for)
@@ -214,7 +216,7 @@ class InFlight:
 
     def end(self) -> None:
         """The rows are no longer what they were: every handle is void."""
-        with self.changed:
+        with self._lock:
             self.generation += 1
             self._open.clear()
             self._unused.clear()

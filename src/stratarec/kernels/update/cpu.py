@@ -22,12 +22,12 @@ from numba import literally, njit
 from numpy.typing import NDArray
 
 from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
-from stratarec.kernels.runtime.threads import threads_for
 from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch_row
 from stratarec.kernels.simd.vector import add, blocks, broadcast, load, multiply, store, total
 from stratarec.kernels.update.lists import (
     Given,
     MemberScratch,
+    batch_given,
     batch_of,
     is_simple,
     list_table,
@@ -181,7 +181,7 @@ def update_tables(member, lanes, whole, tasks, width, slots, batch, gradients, w
         table, part = tasks.table[task], (tasks.part[task], tasks.parts[task])
         these = batch.table_features[batch.table_start[table] : batch.table_start[table + 1]]
         f = these[0]
-        origin, limit, lookups = U(features.base[f]), features.rows[f], U(batch.table_lookups[table])
+        origin, limit, lookups = U(features.base[f]), features.rows[f], U(bags.batch)
         plain, first = is_simple(these, bags, features) and part[1] == 1, features.key[f] * bags.batch
         ids, scaled = bags.values[first : first + bags.batch] if plain else own.listed, False
         if not plain:
@@ -231,14 +231,14 @@ def norm_tables(member, lanes, whole, counter, width, batch, gradients, work, ou
     bags, features = batch.bags, batch.features
     while True:
         table = take(counter)
-        if table >= len(batch.table_lookups):
+        if table >= len(out):
             break
-        if batch.table_lookups[table] == 0:
-            continue
         these = batch.table_features[batch.table_start[table] : batch.table_start[table + 1]]
         f = these[0]
         # Whole tables: float64 sums of parts would depend on how many parts there are.
         lookups, scaled = list_table(these, (0, 1), bags, features, gradients, width, own)
+        if lookups == 0:
+            continue
         sources = Sources(
             False, scaled, U(features.column[f]), U(gradients.stride), own.source_of, own.scale_of,
             gradients.pooled, gradients.rows,
@@ -274,13 +274,12 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
 def update(slots, layout, bags, gradients, rule, missed, workspace):
     """`update.update` for arrays."""
     kept = kept_for(workspace)
-    load = kept.load(layout, bags)
-    if not load.total:
+    threads, most, tasks = kept.share(layout, bags)
+    if not most:
         return
-    threads = threads_for(load.total)
-    work = kept.arrays.fit(threads, load.most, layout.width, bags.values.dtype)
+    work = kept.arrays.fit(threads, most, layout.width, bags.values.dtype)
     kernels(*blocks(layout.width)).update(
-        team_of(threads), layout.width, tuple(slots), _batch(layout, bags, load), load.tasks(layout, threads),
+        team_of(threads), layout.width, tuple(slots), batch_given(layout, bags), tasks,
         _given(layout, gradients), tuple(work), (compiled(rule), course_of(missed, layout.width)),
     )  # fmt: skip
 
@@ -291,19 +290,13 @@ _NO_ROWS = np.zeros(1, dtype=np.float32)
 def square_norms(layout, bags, gradients, workspace):
     """`update.square_norms` for arrays."""
     kept, found = kept_for(workspace), np.zeros(len(layout.table_start) - 1)
-    load = kept.load(layout, bags)
-    if load.total:
-        threads = threads_for(load.total)
-        work = kept.arrays.fit(threads, load.most, layout.width, bags.values.dtype)
+    threads, most, _ = kept.share(layout, bags)
+    if most:
+        work = kept.arrays.fit(threads, most, layout.width, bags.values.dtype)
         kernels(*blocks(layout.width)).norms(
-            team_of(threads), layout.width, _batch(layout, bags, load), _given(layout, gradients), tuple(work), found,
+            team_of(threads), layout.width, batch_given(layout, bags), _given(layout, gradients), tuple(work), found,
         )  # fmt: skip
     return found
-
-
-def _batch(layout, bags, load):
-    """As `batch_of` takes it."""
-    return bags.compiled, layout.features(bags), (layout.table_start, layout.table_features, load.counts)
 
 
 def _given(layout, gradients):

@@ -18,13 +18,12 @@ _FEW = 24
 
 
 class Batch(NamedTuple):
-    """A batch's share of a group: the features of each table, and how many lookups it has."""
+    """A batch's share of a group, and the features of each table."""
 
     bags: Bags
     features: Features
     table_start: NDArray[np.int64]
     table_features: NDArray[np.int64]
-    table_lookups: NDArray[np.int64]
 
 
 class Given(NamedTuple):
@@ -54,12 +53,17 @@ class MemberScratch(NamedTuple):
     """The memory of `keys`, whose second half is free once they are sorted."""
 
 
+def batch_given(layout, bags):
+    """A batch as `batch_of` takes it: plain tuples reach compiled code in a third of the time that named ones need."""
+    return bags.compiled, layout.features(bags), (layout.table_start, layout.table_features)
+
+
 # Not a `BODY`, which must not return arrays: see `outline`.
 @njit(nogil=True, cache=True)
 def batch_of(given):
     """`Batch` of the plain tuples that Python gives."""
-    bags, features, (table_start, table_features, table_lookups) = given
-    return Batch(Bags(*bags), Features(*features), table_start, table_features, table_lookups)
+    bags, features, (table_start, table_features) = given
+    return Batch(Bags(*bags), Features(*features), table_start, table_features)
 
 
 @njit(**BODY)

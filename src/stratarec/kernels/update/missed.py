@@ -13,7 +13,7 @@ from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
 from stratarec.kernels.runtime.threads import threads_for
 from stratarec.kernels.simd.prefetch import U, prefetch
 from stratarec.kernels.simd.vector import blocks
-from stratarec.kernels.update.lists import batch_of, part_of
+from stratarec.kernels.update.lists import batch_given, batch_of, part_of
 from stratarec.kernels.update.rules import MissedSteps, Slots, catch_up, compiled, rule_of
 from stratarec.kernels.update.workspace import NOTHING, UpdateTasks, kept_for
 
@@ -99,14 +99,12 @@ def kernels(lanes, whole):
 
 def catch_up_batch(slots, layout, bags, missed, workspace):
     """`update.catch_up` for arrays."""
-    load = kept_for(workspace).load(layout, bags)
-    if not load.total:
+    threads, most, tasks = kept_for(workspace).share(layout, bags)
+    if not most:
         return
-    threads = threads_for(load.total)
     kernels(*blocks(layout.width)).catch_up(
-        team_of(threads), layout.width, tuple(slots),
-        (bags.compiled, layout.features(bags), (layout.table_start, layout.table_features, load.counts)),
-        load.tasks(layout, threads), compiled(missed.rule)[0], course_of(missed, layout.width),
+        team_of(threads), layout.width, tuple(slots), batch_given(layout, bags), tasks, compiled(missed.rule)[0],
+        course_of(missed, layout.width),
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.bags import BagBatch, GroupLayout, lookups_by_table
 from stratarec.kernels.runtime.memory import allocate
+from stratarec.kernels.runtime.threads import threads_for
 from stratarec.kernels.update.lists import DIGIT_BITS, MemberScratch
 
 DENSE_FLOATS = 1 << 17
@@ -18,6 +20,8 @@ _WIDE_ROWS, _MOST_DENSE = 1024, 1 << 19
 NOTHING = np.float32(-0.0)
 """Adding to it gives any number's own bits, as starting from that number would; +0.0 would change -0.0."""
 _PAGE_FLOATS = 1024
+_FEW = 204
+"""Lookups that are not counted by table, which took a tenth of such a step: all fit the least scratch there is."""
 
 
 class UpdateTasks(NamedTuple):
@@ -64,6 +68,12 @@ def scratch_bytes(lookups: int, width: int, threads: int) -> int:
     return threads * sum(size * int(np.dtype(kind).itemsize) for size, kind in shapes(lookups, width).values())
 
 
+@cache
+def in_turn(tables: int) -> tuple[NDArray[np.int64], ...]:
+    """`schedule` for one thread, to which any order is as good."""
+    return np.arange(tables), np.zeros(tables, dtype=np.int64), np.ones(tables, dtype=np.int64)
+
+
 class Load:
     """How many lookups of each table a batch has, and how threads share them.
 
@@ -82,6 +92,8 @@ class Load:
 
     def tasks(self, group: GroupLayout, threads: int) -> tuple[NDArray[np.int64], ...]:
         """`schedule` for so many threads."""
+        if threads == 1:
+            return in_turn(len(self.counts))
         if threads not in self._tasks:
             rows = group.rows[group.table_features[group.table_start[:-1]]]
             # A lookup adds one gradient row; a distinct row also reads and writes a row of the table.
@@ -138,7 +150,16 @@ class Kept:
         self.arrays = arrays
         self._load: Load | None = None
 
-    def load(self, group: GroupLayout, bags: BagBatch) -> Load:
+    def share(self, group: GroupLayout, bags: BagBatch) -> tuple[int, int, tuple[NDArray[np.int64], ...]]:
+        """Threads for a batch, how many lookups of a table there are at most, and the tasks."""
+        lookups = len(bags.values)
+        if bags.offsets is not None and lookups <= _FEW:
+            return 1, lookups, in_turn(len(group.table_start) - 1)
+        load = self._load_of(group, bags)
+        threads = threads_for(load.total)
+        return threads, load.most, load.tasks(group, threads)
+
+    def _load_of(self, group: GroupLayout, bags: BagBatch) -> Load:
         """The batch's load; that of the last one where it is the same, as it is without jagged features."""
         # Counted once for batches of single ids: with counts at every step batches of 4 and 32 took 1.2 times as long.
         last, batch = self._load, bags.batch if bags.offsets is None else None
