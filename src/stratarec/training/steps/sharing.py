@@ -29,8 +29,8 @@ _TRIAL, _FIRST, _REGULAR, _GAP = 0.25, 0.5, 60.0, 2.0
 _BETTER, _SLOWER, _FASTER = 0.95, 1.25, 0.5
 # A way whose first step takes so many times what the best one takes is tried no longer.
 _HOPELESS = 4
-# Another number of threads may have other bits, so it must be worth it. With 0.8 a run stayed on two that sleep where one
-# was a fifth faster: beside one busy process 0.77 of its fair share for 0.91, beside four 0.52 for 0.61.
+# Another number of threads may have other bits, so it must be worth it. With 0.8 a run stayed on two that sleep where
+# one was a fifth faster: beside one busy process 0.77 of its fair share for 0.91, beside four 0.52 for 0.61.
 _FEWER = 0.92
 _LOOK, _SHOWN = 1.0, 3
 
