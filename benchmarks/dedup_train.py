@@ -1,7 +1,8 @@
 """Training on deduplicated batches against the same model without deduplication at the same batch size.
 
 Ours reads the data set with groups, shuffled in runs; the reference reads the one without, samples shuffled one by one.
-Loading is part of the step. Both sides take turns, a stretch of steps each. `dedup_quality` compares what they learn.
+Loading is part of the step. Both sides take turns, a stretch of as many samples whatever the batch, as stretches of a
+few short steps say little. `dedup_quality` compares what they learn.
 """
 
 from __future__ import annotations
@@ -86,14 +87,16 @@ def gate(name: str, folder: str, *fields: str) -> None:
     stream.close()  # type: ignore[attr-defined]
 
 
-def cell(name: str, pooling: str, rounds: int, stretch: int, precision: str = "float32") -> dict[str, Any]:
-    """Speed with one kind of pooling."""
+def cell(name: str, pooling: str, rounds: int, samples: int, precision: str = "float32") -> dict[str, Any]:
+    """Speed with one kind of pooling, in stretches of that many samples."""
     grouped, plain = pair(name)
     fields = (f"model.history.pooling={pooling}", f"train.precision={precision}")
     with tempfile.TemporaryDirectory() as folder:
         gate(name, folder, *fields)
         sides = {key: Side(name, data, folder, *fields) for key, data in (("ours", grouped), ("plain", plain))}
         saved = {key: side.saved_bytes() for key, side in sides.items()}
+        size = sides["ours"].trainer.config.batch_size
+        stretch = samples // size
         seconds: dict[str, list[float]] = {key: [] for key in sides}
         for round_ in range(-1, rounds):
             for key in list(sides) if round_ % 2 else list(reversed(sides)):
@@ -101,7 +104,6 @@ def cell(name: str, pooling: str, rounds: int, stretch: int, precision: str = "f
                 seconds[key] += [spent] if round_ >= 0 else []
         for side in sides.values():
             side.batches.close()  # type: ignore[attr-defined]
-    size = sides["ours"].trainer.config.batch_size
     return {
         "log": name,
         "pooling": pooling,
@@ -118,11 +120,11 @@ def cell(name: str, pooling: str, rounds: int, stretch: int, precision: str = "f
 @torch_settings()
 def run(quick: bool) -> dict[str, Any]:
     """Globo for the metrics; beside it the mean in bf16, and Trivago. `quick` is a few steps of Globo."""
-    rounds, stretch = (2, 5) if quick else (6, 15)
+    rounds, samples = (2, 40_000) if quick else (8, 120_000)
     kinds = [("globo", pooling, "float32") for pooling in ("transformer", "mean", "target_attention")]
     if not quick:
         kinds += [("globo", "mean", "bf16"), ("trivago", "transformer", "float32"), ("trivago", "mean", "float32")]
-    rows = [cell(name, pooling, rounds, stretch, precision) for name, pooling, precision in kinds]
+    rows = [cell(name, pooling, rounds, samples, precision) for name, pooling, precision in kinds]
     names = ["_".join(part for part in kind if part not in ("globo", "float32")) for kind in kinds]
     return {
         "config": {"recipes": ["globo", "trivago"], "history_length": 50, "negatives": 4},

@@ -19,7 +19,7 @@ from stratarec.reporting.terminal_tables import make_console, print_table
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 MATTER = (
-    ("Embedding lookups and updates in 30 random shapes, speed over FBGEMM's (median, no AVX-512)",
+    ("Embedding lookups and updates in 30 random shapes, speed over FBGEMM's (median, {processor})",
      "embedding", "ratio_fbgemm_random_median", "{:.2f}"),
     ("Training of a DLRM in float32, speed over TorchRec's",
      "train", "ratio_torchrec_float32", "{:.2f}"),
@@ -38,7 +38,7 @@ MATTER = (
     ("Transformer over histories, speed with deduplication over without",
      "dedup_train", "ratio_transformer", "{:.2f}"),
 )  # fmt: skip
-"""Text, benchmark, metric and form of the README's figures."""
+"""Text, which may name the processor, benchmark, metric and form of the README's figures."""
 _OLDER = "\\*"
 # From here on decimals say nothing.
 _LARGE = 10_000
@@ -107,20 +107,26 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
     metrics: dict[str, dict[str, float]] = {}
     older: set[str] = set()
     targets: dict[str, dict[str, float]] = {}
+    processors: dict[str, str] = {}
     for result in found:
         if not result["quick"]:
             metrics.setdefault(result["benchmark"], {}).update(result["metrics"])
             targets.setdefault(result["benchmark"], {}).update(result["config"].get("targets", {}))
+            processors[result["benchmark"]] = _processor(result["hardware"])
             if not _is_of_this_code(result):
                 older.add(result["benchmark"])
     rows = ["| what | figure |", "| --- | ---: |"]
     rows += [
-        f"| {text} | {form.format(metrics[name][metric])}{_OLDER if name in older else ''} |"
+        f"| {text.format(processor=processors[name])} | {form.format(metrics[name][metric])}"
+        f"{_OLDER if name in older else ''} |"
         for text, name, metric, form in MATTER
     ]
     note = f"{_OLDER} measured before the code that it is of was changed last"
     _put(readme, [*rows, *(["", note] if older & {name for _, name, _, _ in MATTER} else [])])
-    ratios = [(text, metrics[name][metric]) for text, name, metric, _ in MATTER if not metric.startswith("auc")]
+    ratios = [
+        (text.format(processor=processors[name]), metrics[name][metric])
+        for text, name, metric, _ in MATTER if not metric.startswith("auc")
+    ]  # fmt: skip
     write_picture(picture, ratios)
     rows_of = {
         result["benchmark"]: result.get("samples", {}).get("rows", []) for result in found if not result["quick"]
@@ -135,7 +141,11 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
         for name, each in metrics.items() for key, value in each.items()
     ]  # fmt: skip
     note = f"Measured before the code that they are of was changed last: {', '.join(sorted(older))}."
-    _put(page, [*rows, *(["", note] if older else [])])
+    measured_on = [
+        f"- On {processor}: {', '.join(sorted(name for name in processors if processors[name] == processor))}."
+        for processor in sorted(set(processors.values()))
+    ]
+    _put(page, [*rows, "", *measured_on, *(["", note] if older else [])])
 
 
 def _draw_more(samples: Mapping[str, list[dict[str, Any]]], beside: Path) -> None:
@@ -197,6 +207,12 @@ def _is_of_this_code(result: dict[str, Any]) -> bool:
     """Whether the modules that it measured are as they were."""
     name = result["benchmark"]
     return name in BENCHMARKS and result.get("sources") == source_hash(BENCHMARKS[name])
+
+
+def _processor(hardware: Mapping[str, Any]) -> str:
+    """Its name, and whether it has the instructions by which speeds of peers differ most."""
+    name = hardware["processor"].replace("(R)", "").replace(" Processor", "")
+    return f"{name} {'with' if hardware['avx512'] else 'without'} AVX-512"
 
 
 def _judged(value: float, target: float | None) -> str:

@@ -1,7 +1,8 @@
-"""The hash of what a benchmark measures changes with that, and a figure of other code is marked."""
+"""The hash of what a benchmark measures changes with that, a figure of other code is marked, and each can be imported."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def test_a_figure_of_other_code_is_marked(tmp_path: Path, older: bool, monkeypat
     monkeypatch.setattr(report, "MATTER", report.MATTER[:1])
     result = {
         "benchmark": "embedding", "quick": False, "config": {}, "metrics": {report.MATTER[0][2]: 2.0},
+        "hardware": {"processor": "Intel(R) Xeon(R) Processor", "avx512": True},
         "sources": "0" if older else source_hash(BENCHMARKS["embedding"]),
     }  # fmt: skip
     (tmp_path / "embedding.json").write_text(json.dumps(result))
@@ -59,5 +61,11 @@ def test_a_figure_of_other_code_is_marked(tmp_path: Path, older: bool, monkeypat
         report.update_documents(*pages, tmp_path / "figures.svg", tmp_path)
     assert ("2.00\\* |" in pages[0].read_text()) == older
     for page in pages:
+        assert "Intel Xeon with AVX-512" in page.read_text()
         assert ("easured before the code" in page.read_text()) == older
         assert page.read_text().endswith(f"{report.END}\nb\n")
+
+
+@pytest.mark.parametrize("module", BENCHMARKS.values())
+def test_a_benchmark_can_be_imported_without_its_peers(module: str) -> None:
+    assert callable(importlib.import_module(module).run)
