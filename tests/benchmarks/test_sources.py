@@ -1,4 +1,4 @@
-"""The hash of what a benchmark measures changes with that, a figure of other code is marked, and each can be imported."""
+"""Marked are figures of other code, by the hash of what a benchmark measures; each benchmark can be imported."""
 
 from __future__ import annotations
 
