@@ -28,9 +28,9 @@ _SPLITS = ("train", "valid", "test")
 _ENDINGS = {split: f"-{split}" for split in _SPLITS}
 
 
-def cut(config: ClicksConfig, folder: Path, days: int) -> ClicksConfig:
-    """The click log as a file a day; neighbouring days have names of different splits."""
-    clicks = pl.read_parquet(config.paths[0]).filter(pl.col(config.user).hash(seed=0) % USERS == 0)
+def cut(config: ClicksConfig, folder: Path, days: int, users: int = USERS) -> ClicksConfig:
+    """The click log of one in so many users as a file a day; neighbouring days have names of different splits."""
+    clicks = pl.read_parquet(config.paths[0]).filter(pl.col(config.user).hash(seed=0) % users == 0)
     clicks = clicks.with_columns((pl.col(config.time) // DAY_MS).alias("day"))
     first = int(clicks["day"].min())  # type: ignore[arg-type]
     paths = []
@@ -95,9 +95,11 @@ class Days:
             "user": source.user,
         }
 
-    def recipe(self, name: str, day: int, *, tested: bool = True) -> Recipe:
-        """Trained on the days up to `day`, and `tested` on the one that follows."""
-        folders = [*(f"{number:02d}" for number in range(day + 1 + tested)), f"{day:02d}-held"]
+    def recipe(self, name: str, day: int, *, tested: bool = True, first: int = 0, base: str = "") -> Recipe:
+        """Trained on the days `first` to `day`, and `tested` on the one that follows; ids are those of the data set of
+        `base`, where it is named, and new ones."""
+        folders = [*(f"{number:02d}" for number in range(first, day + 1 + tested)), f"{day:02d}-held"]
+        goes_on = {"base": str(self.folder / f"{base}-data")} if base else {}
         data = {
             "path": str(self.folder / f"{name}-data"),
             "source": {
@@ -106,7 +108,7 @@ class Days:
                 "schema": self._schema,
             },
             "split": {"by": "file", "valid": ["*-held/*"], "test": [f"*/{day + 1:02d}/*"] if tested else []},
-            "vocabulary": {**self._content["data"]["vocabulary"], **self._limits},
+            "vocabulary": {**self._content["data"]["vocabulary"], **self._limits, **goes_on},
             "keep_rows": False,
         }
         train = {**self._content["train"], "run": str(self.folder / f"{name}-run"), "batch_size": BATCH}

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 
-from benchmarks.continual import Days, cut, make_logs
+from benchmarks.continual_days import Days, cut, make_logs
 from benchmarks.sessions import recipe as shipped
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
@@ -34,14 +32,6 @@ DAYS, QUICK_DAYS = 6, 3
 USERS = 4
 SMALL = 1000
 SHARES = (0.02, 0.068, 0.124)
-
-
-def some_users(config: ClicksConfig, folder: Path) -> ClicksConfig:
-    """The log of one in so many users."""
-    path = folder / "users.parquet"
-    clicks = pl.read_parquet(config.paths[0])
-    clicks.filter(pl.col(config.user).hash(seed=1) % USERS == 0).write_parquet(path)
-    return replace(config, paths=(str(path),))
 
 
 def parts(made: Recipe, dataset: Dataset) -> tuple[dict[str, int], list[RowRange]]:
@@ -64,8 +54,8 @@ def share_of(dataset: Dataset, made: Recipe, profile: HotProfile) -> float:
 
 def day_of(number: int, way: Days, root: Path, first: list[HotProfile]) -> list[dict[str, Any]]:
     """A line for each budget; the profiles of the first day are put into `first`."""
-    chained = way.recipe(f"day-{number:02d}", number, number, f"day-{number - 1:02d}" if number else "")
-    anew = way.recipe(f"anew-{number:02d}", number, number)
+    chained = way.recipe(f"day-{number:02d}", number, first=number, base=f"day-{number - 1:02d}" if number else "")
+    anew = way.recipe(f"anew-{number:02d}", number, first=number)
     inherited, ranked = prepare(chained.data), prepare(anew.data)
     lines = []
     for place, share in enumerate(SHARES):
@@ -92,9 +82,9 @@ def run(quick: bool) -> dict[str, Any]:
     assert isinstance(whole.data.source, ClicksConfig)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        config = cut(some_users(whole.data.source, root), root, days)
+        config = cut(whole.data.source, root, days, users=USERS)
         make_logs(config, root / "logs")
-        way, first = Days(whole, root / "logs", root), list[HotProfile]()
+        way, first = Days(whole, root / "logs", root / "days"), list[HotProfile]()
         rows = [line for number in range(days - 1) for line in day_of(number, way, root, first)]
     kept = {row["day"]: row["first_day"] / row["anew_ranked"] for row in rows if row["bytes_share"] == SHARES[1]}
     return {
