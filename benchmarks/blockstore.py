@@ -248,8 +248,6 @@ def read_modify_write(rows: int, budget: int, rounds: int, count: int) -> dict[s
         fixed = rows * base.layout.location_type.itemsize + rows // 8 + (16 << 20)
         base.close()
         ours = log_store(folder, rows, capacity=(budget - fixed) // (RECORD_BYTES + 29))
-        log = ours.inner
-        assert isinstance(log, LogRecords)
         peer = RocksRecords(folder, budget, threads=1)
         for first in range(0, rows, PIECE):
             records = initial(first, min(first + PIECE, rows))
@@ -267,7 +265,7 @@ def read_modify_write(rows: int, budget: int, rounds: int, count: int) -> dict[s
         def ours_round(step: int) -> None:
             for ids in todo[count * step : count * (step + 1)]:
                 modify(ours, ids)
-            drain(log)
+            drain(ours.inner)
 
         def peer_round(step: int) -> None:
             for ids in todo[count * step : count * (step + 1)]:

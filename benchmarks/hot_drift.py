@@ -52,7 +52,7 @@ def share_of(dataset: Dataset, made: Recipe, profile: HotProfile) -> float:
     return classify(dataset, found, np.array(hot), "train").inputs / dataset.samples("train")
 
 
-def day_of(number: int, way: Days, root: Path, first: list[HotProfile]) -> list[dict[str, Any]]:
+def day_of(number: int, way: Days, first: list[HotProfile]) -> list[dict[str, Any]]:
     """A line for each budget; the profiles of the first day are put into `first`."""
     chained = way.recipe(f"day-{number:02d}", number, first=number, base=f"day-{number - 1:02d}" if number else "")
     anew = way.recipe(f"anew-{number:02d}", number, first=number)
@@ -85,7 +85,7 @@ def run(quick: bool) -> dict[str, Any]:
         config = cut(whole.data.source, root, days, users=USERS)
         make_logs(config, root / "logs")
         way, first = Days(whole, root / "logs", root / "days"), list[HotProfile]()
-        rows = [line for number in range(days - 1) for line in day_of(number, way, root, first)]
+        rows = [line for number in range(days - 1) for line in day_of(number, way, first)]
     kept = {row["day"]: row["first_day"] / row["anew_ranked"] for row in rows if row["bytes_share"] == SHARES[1]}
     return {
         "config": {"recipe": "globo", "days": days, "users": f"one in {USERS}", "bytes_shares": SHARES},

@@ -107,26 +107,26 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
     metrics: dict[str, dict[str, float]] = {}
     older: set[str] = set()
     targets: dict[str, dict[str, float]] = {}
-    processors: dict[str, str] = {}
+    processors: dict[str, set[str]] = {}
     for result in found:
         if not result["quick"]:
             metrics.setdefault(result["benchmark"], {}).update(result["metrics"])
             targets.setdefault(result["benchmark"], {}).update(result["config"].get("targets", {}))
-            processors[result["benchmark"]] = _processor(result["hardware"])
+            processors.setdefault(result["benchmark"], set()).add(_processor(result["hardware"]))
             if not _is_of_this_code(result):
                 older.add(result["benchmark"])
+    matter = [
+        (text.format(processor=", ".join(sorted(processors[name]))), name, metric, form)
+        for text, name, metric, form in MATTER
+    ]
     rows = ["| what | figure |", "| --- | ---: |"]
     rows += [
-        f"| {text.format(processor=processors[name])} | {form.format(metrics[name][metric])}"
-        f"{_OLDER if name in older else ''} |"
-        for text, name, metric, form in MATTER
+        f"| {text} | {form.format(metrics[name][metric])}{_OLDER if name in older else ''} |"
+        for text, name, metric, form in matter
     ]
     note = f"{_OLDER} measured before the code that it is of was changed last"
     _put(readme, [*rows, *(["", note] if older & {name for _, name, _, _ in MATTER} else [])])
-    ratios = [
-        (text.format(processor=processors[name]), metrics[name][metric])
-        for text, name, metric, _ in MATTER if not metric.startswith("auc")
-    ]  # fmt: skip
+    ratios = [(text, metrics[name][metric]) for text, name, metric, _ in matter if not metric.startswith("auc")]
     write_picture(picture, ratios)
     rows_of = {
         result["benchmark"]: result.get("samples", {}).get("rows", []) for result in found if not result["quick"]
@@ -142,8 +142,8 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
     ]  # fmt: skip
     note = f"Measured before the code that they are of was changed last: {', '.join(sorted(older))}."
     measured_on = [
-        f"- On {processor}: {', '.join(sorted(name for name in processors if processors[name] == processor))}."
-        for processor in sorted(set(processors.values()))
+        f"- On {processor}: {', '.join(sorted(name for name in processors if processor in processors[name]))}."
+        for processor in sorted(set[str]().union(*processors.values()))
     ]
     _put(page, [*rows, "", *measured_on, *(["", note] if older else [])])
 
