@@ -46,7 +46,7 @@ class Transfers(Protocol):
         """The same values on the host, once `wait` has returned."""
 
     def wait(self) -> None:
-        """Return when all that was to come down is there."""
+        """Return once every copy that was started with `down`, by any thread, has arrived."""
 
 
 class Host:
@@ -164,7 +164,9 @@ class DeviceTransfers:
     def __init__(self, driver: Driver) -> None:
         self.device, self._driver, self._pinned = driver.device, driver, _Pinned(driver)
         self._up, self._down = driver.stream(), driver.stream()
+        # The event of the latest copy to the host, set in the order of the stream.
         self._last: Any = None
+        self._lock = threading.Lock()
 
     def empty(self, *shape: int) -> Tensor:
         """See `Transfers.empty`."""
@@ -191,18 +193,19 @@ class DeviceTransfers:
         tensor = tensor.detach().contiguous()
         self._down.wait_event(self._driver.current().record_event())
         host = self._pinned.empty(tuple(tensor.shape), tensor.dtype)
-        with self._down:
+        with self._lock, self._down:
             host.copy_(tensor, non_blocking=True)
-            self._last = self._down.record_event()
-        self._pinned.busy(host, self._last)
+            arrived = self._last = self._down.record_event()
+        self._pinned.busy(host, arrived)
         self._driver.keep(tensor, self._down)
         return host
 
     def wait(self) -> None:
         """See `Transfers.wait`."""
+        # Copies on one stream complete in order: the latest event covers all. It is not cleared: the prefetcher and
+        # autograd's thread start copies too, and one thread must not clear the event that another will wait for.
         if self._last is not None:
             self._last.synchronize()
-            self._last = None
 
 
 def memory_bytes(device: torch.device) -> int:
