@@ -40,6 +40,8 @@ MATTER = (
 )  # fmt: skip
 """Text, which may name the processor, benchmark, metric and form of the README's figures."""
 _OLDER = "\\*"
+GPU_CHECKS = "tools.gpu.steps"
+"""The module of the benchmark `gpu_checks`, which runs on another machine, by `tools/gpu/check.sh`."""
 # From here on decimals say nothing.
 _LARGE = 10_000
 
@@ -205,8 +207,8 @@ def _draw_cluster(result: Mapping[str, Any], path: Path) -> None:
 
 def _is_of_this_code(result: dict[str, Any]) -> bool:
     """Whether the modules that it measured are as they were."""
-    name = result["benchmark"]
-    return name in BENCHMARKS and result.get("sources") == source_hash(BENCHMARKS[name])
+    module = {**BENCHMARKS, "gpu_checks": GPU_CHECKS}.get(result["benchmark"])
+    return module is not None and result.get("sources") == source_hash(module)
 
 
 def _processor(hardware: Mapping[str, Any]) -> str:

@@ -156,11 +156,23 @@ def batch(seed: int, *, weighted: bool) -> KeyedJagged:
     )  # fmt: skip
 
 
-def work(kind: str, optimizer: RowOptimizerConfig, depth: int, *, weighted: bool = False, clipped: bool = False) -> str:
-    """A hash of all that a training gives: outputs, gradients of weights, an evaluation and a checkpoint on the way,
-    and all tables at its end."""
-    slots.MEMORIES["cpu"] = KINDS[kind]
+def work(kind: str, **workload: Any) -> str:
+    """Return a hash of all results of a training."""
     digest = hashlib.sha256()
+    for part in results(kind, **workload):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def results(
+    kind: str, optimizer: RowOptimizerConfig, depth: int, *, weighted: bool = False, clipped: bool = False
+) -> Iterator[bytes]:
+    """Train, and yield the bytes of each result.
+
+    They are outputs, gradients of per-sample weights, an evaluation and a checkpoint in mid-training, and the tables
+    at its end.
+    """
+    slots.MEMORIES["cpu"] = KINDS[kind]
     with tempfile.TemporaryDirectory() as folder:
         tiers = TierConfig(
             tables={name: tier for name, tier in TABLES.items() if tier}, ways=8, mapped_path=Path(folder, "mapped"),
@@ -187,33 +199,32 @@ def work(kind: str, optimizer: RowOptimizerConfig, depth: int, *, weighted: bool
                 parts = (found.pooled, found.sequences["history"].values)
                 (sum(part.square().sum() for part in parts)).backward()
                 if clipped:
-                    digest.update(str(module.engine.gradient_norm()).encode())
+                    yield str(module.engine.gradient_norm()).encode()
                     module.engine.apply(0.5)
                 if features.weights is not None:
-                    digest.update(features.weights.grad.numpy().tobytes())
-                digest.update(b"".join(part.detach().numpy().tobytes() for part in parts))
+                    yield features.weights.grad.cpu().numpy().tobytes()
+                yield b"".join(part.detach().cpu().numpy().tobytes() for part in parts)
                 if step == pauses[1]:
-                    digest.update(module.rows("hot", 0, 50)["weight"].numpy().tobytes())
+                    yield module.rows("hot", 0, 50)["weight"].cpu().numpy().tobytes()
                     with torch.no_grad():
-                        digest.update(module(batch(99, weighted=False)).pooled.numpy().tobytes())
+                        yield module(batch(99, weighted=False)).pooled.cpu().numpy().tobytes()
                 if step in pauses:
                     here = Path(folder, f"saved-{step}")
                     here.mkdir()
                     manifest = module.save(here, previous)
                     previous = here
-        _add(digest, module)
+        yield from _tables(module)
         module.close()
         assert previous is not None
         other = TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=3)
         other.load(previous, manifest)
-        _add(digest, other)
-    return digest.hexdigest()
+        yield from _tables(other)
 
 
-def _add(digest: Any, module: TieredEmbeddingBagCollection) -> None:
+def _tables(module: TieredEmbeddingBagCollection) -> Iterator[bytes]:
     for name in TABLES:
         for part in module.table(name).values():
-            digest.update(part.contiguous().numpy().tobytes())
+            yield part.contiguous().cpu().numpy().tobytes()
 
 
 WORK: tuple[dict[str, Any], ...] = (
