@@ -1,6 +1,6 @@
 #!/bin/bash
 # Check StrataRec on a machine with a GPU, in at most LIMIT seconds; the most valuable phases come first.
-#   bash tools/gpu/check.sh [all | right | fast | safe]
+#   bash tools/gpu/check.sh [PHASE ...]   of: doctor demo pytest slots kernels steps memcheck racecheck (default: all)
 # Each phase has a time limit and a result file in $OUT (default: build/gpu), so that a phase that fails costs only itself.
 cd "$(dirname "$(readlink -f "$0")")/../.." && TOOLS=$PWD/tools/gpu && export OUT=${OUT:-$PWD/build/gpu} && mkdir -p "$OUT"
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
@@ -13,6 +13,8 @@ phase() { # name, seconds at most, log, command
   SECONDS_LEFT=$((most - 10)) timeout -k 5 $most "$@" >> "$log" 2>&1
   say "$name: exit $? after $((SECONDS - began)) s"
 }
+phases=" ${*:-doctor demo pytest slots kernels steps memcheck racecheck} "
+wanted() { [[ $phases == *" $1 "* ]]; }
 if [ -d .gpu/wheels ]; then # packed by pack.sh: install it next to the machine's own packages
   export PYTHONPATH=/tmp/site:$PYTHONPATH XDG_CACHE_HOME=/tmp/cache NUMBA_CACHE_DIR=/tmp/numba TRITON_CACHE_DIR=/tmp/triton
   if [ ! -d /tmp/site/stratarec-0.1.0.dist-info ]; then
@@ -34,21 +36,22 @@ print("imports work")
 E2
 } > "$OUT/env.log" 2>&1
 say "environment: $(tail -1 "$OUT/env.log")"
-case "${1:-all}" in
-all | right) # correctness: in parallel, as kernels of the CPU compile for a minute or two
-  export OMP_NUM_THREADS=4
-  (phase doctor 220 doctor.log python3 -m stratarec doctor --gpu cuda; phase demo 160 demo.log bash "$TOOLS/demo.sh") &
-  (phase pytest 300 pytest.log python3 -m pytest tests/training/test_gpu.py -m gpu -o addopts=--import-mode=importlib \
-    -W ignore -p no:cacheprovider -n 4 -q --tb=short -rA --maxfail=60) &
-  (phase slots 240 slots.log python3 "$TOOLS/slots.py") &
-  wait && unset OMP_NUM_THREADS ;;&
-all | fast) # speed: nothing else runs
-  phase kernels 170 rest.log python3 "$TOOLS/kernels.py" "$OUT/bench.jsonl"
-  phase steps 170 rest.log python3 "$TOOLS/steps.py" "$OUT/bench.jsonl" ;;&
-all | safe)
-  phase memcheck 60 rest.log env SMALL=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python3 "$TOOLS/kernels.py"
-  phase racecheck 60 rest.log env SMALL=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck python3 "$TOOLS/kernels.py" ;;
-esac
+# Correctness: in parallel, as kernels of the CPU compile for a minute or two.
+export OMP_NUM_THREADS=4
+(wanted doctor && phase doctor 220 doctor.log python3 -m stratarec doctor --gpu cuda
+  wanted demo && phase demo 160 demo.log bash "$TOOLS/demo.sh") &
+wanted pytest && phase pytest 300 pytest.log python3 -m pytest tests/training/test_gpu.py -m gpu \
+  -o addopts=--import-mode=importlib -W ignore -p no:cacheprovider -n 4 -q --tb=short -rA --maxfail=60 &
+wanted slots && phase slots 240 slots.log python3 "$TOOLS/slots.py" &
+wait
+unset OMP_NUM_THREADS
+# Speed: nothing else runs.
+wanted kernels && phase kernels 170 rest.log python3 "$TOOLS/kernels.py" "$OUT/bench.jsonl"
+wanted steps && phase steps 170 rest.log python3 "$TOOLS/steps.py" "$OUT/bench.jsonl"
+for tool in memcheck racecheck; do
+  wanted $tool && SMALL=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 phase $tool 60 rest.log \
+    compute-sanitizer --tool $tool python3 "$TOOLS/kernels.py"
+done
 for log in doctor slots demo; do [ -f "$OUT/$log.log" ] && echo "== $log" && tail -n 15 "$OUT/$log.log"; done
 [ -f "$OUT/pytest.log" ] && grep -aE "^(FAILED|ERROR)|passed|failed" "$OUT/pytest.log" | tail -25
 [ -f "$OUT/bench.jsonl" ] && cut -c1-230 "$OUT/bench.jsonl"

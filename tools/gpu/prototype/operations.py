@@ -100,7 +100,8 @@ def halves(x, K: tl.constexpr, W: tl.constexpr):
     """[K, W] -> [K]: of two numbers a sum has one order."""
     if W == 1:
         return tl.reshape(x, (K,))
-    return halves(tl.sum(tl.reshape(x, (K, 2, W // 2)), 1), K, W // 2)
+    else:
+        return halves(tl.sum(tl.reshape(x, (K, 2, W // 2)), 1), K, W // 2)
 
 
 @triton.jit
@@ -407,12 +408,13 @@ def get(records, at, mask, BYTES: tl.constexpr, WHOLE: tl.constexpr):
     """`put` the other way round: over the bus each access counts."""
     if WHOLE and BYTES == 4:
         return tl.load((records + at).to(tl.pointer_type(tl.uint32)), mask, 0)
-    if WHOLE and BYTES == 2:
+    elif WHOLE and BYTES == 2:
         return tl.load((records + at).to(tl.pointer_type(tl.uint16)), mask, 0).to(tl.uint32)
-    word = tl.load(records + at, mask, 0).to(tl.uint32)
-    for byte in tl.static_range(1, BYTES):
-        word = word | (tl.load(records + at + byte, mask, 0).to(tl.uint32) << (8 * byte))
-    return word
+    else:
+        word = tl.load(records + at, mask, 0).to(tl.uint32)
+        for byte in tl.static_range(1, BYTES):
+            word = word | (tl.load(records + at + byte, mask, 0).to(tl.uint32) << (8 * byte))
+        return word
 
 
 @triton.jit
@@ -451,15 +453,16 @@ def parameters(low, high, LEVELS: tl.constexpr, WIDE: tl.constexpr):
         spread = high - low
         scale = tl.where(spread > 0.0, tl.maximum(tl.div_rn(spread, levels), 1.1754943508222875e-38), 0.0)
         return scale, low, scale <= 3.4028234663852886e38
-    held = tl.abs(low) <= 65504.0
-    offset = to_half(low)
-    down = tl.where(offset == 0, 0x8001, tl.where(offset < 0x8000, offset - 1, offset + 1))
-    offset = tl.where(from_half(offset) > low, down, offset)
-    wanted = tl.div_rn(high - from_half(offset), levels)
-    scale = to_half(wanted)
-    scale = tl.where(from_half(scale) < wanted, scale + 1, scale)
-    held = held & (scale < 0x7C00)
-    return tl.where(held, from_half(scale), 0.0), tl.where(held, from_half(offset), low), held
+    else:
+        held = tl.abs(low) <= 65504.0
+        offset = to_half(low)
+        down = tl.where(offset == 0, 0x8001, tl.where(offset < 0x8000, offset - 1, offset + 1))
+        offset = tl.where(from_half(offset) > low, down, offset)
+        wanted = tl.div_rn(high - from_half(offset), levels)
+        scale = to_half(wanted)
+        scale = tl.where(from_half(scale) < wanted, scale + 1, scale)
+        held = held & (scale < 0x7C00)
+        return tl.where(held, from_half(scale), 0.0), tl.where(held, from_half(offset), low), held
 
 
 @triton.jit
@@ -480,7 +483,7 @@ def put_floats(
     if KIND == 0:
         put(records, at, word, mask, 4, WHOLE)
         return most <= 0x7F7FFFFF
-    if KIND == 1:
+    elif KIND == 1:
         if STOCHASTIC:
             exponent = tl.maximum(word & 0x7F800000, 113 << 23)
             apart = (exponent - (10 << 23)).to(tl.float32, bitcast=True)
@@ -492,18 +495,20 @@ def put_floats(
             half = to_half(value)
         put(records, at, half, mask, 2, WHOLE)
         return most <= 0x477FE000
-    more = (words(base, column) >> 16) if STOCHASTIC else 0x7FFF + ((word >> 16) & 1)
-    put(records, at, (word + more) >> 16, mask, 2, WHOLE)
-    return most <= 0x7F7F0000
+    else:
+        more = (words(base, column) >> 16) if STOCHASTIC else 0x7FFF + ((word >> 16) & 1)
+        put(records, at, (word + more) >> 16, mask, 2, WHOLE)
+        return most <= 0x7F7F0000
 
 
 @triton.jit
 def get_floats(records, at, mask, KIND: tl.constexpr, WHOLE: tl.constexpr):
     if KIND == 0:
         return get(records, at, mask, 4, WHOLE).to(tl.float32, bitcast=True)
-    if KIND == 1:
+    elif KIND == 1:
         return from_half(get(records, at, mask, 2, WHOLE))
-    return (get(records, at, mask, 2, WHOLE) << 16).to(tl.float32, bitcast=True)
+    else:
+        return (get(records, at, mask, 2, WHOLE) << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
