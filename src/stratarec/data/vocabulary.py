@@ -218,6 +218,13 @@ class Vocabulary:
             ids[unknown] = self.tail_ids(values[unknown])
         return ids.astype(np.int32, copy=False)
 
+    def values_without(self, ids: NDArray[np.int64]) -> pl.Series:
+        """Return the values with null at `ids`, which are not those of tail buckets. `values` does not change."""
+        # Not Series.scatter: it writes into the series, which other threads may read.
+        removed = np.zeros(len(self.values), dtype=np.bool_)
+        removed[ids - self.tail_buckets] = True
+        return self.values.set(pl.Series(removed), None)
+
     def tail_ids(self, values: pl.Series) -> NDArray[np.int64]:
         """``[N]`` ids of values that have no row of their own."""
         return buckets_of(values, self.tail_buckets)

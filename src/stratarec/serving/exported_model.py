@@ -178,13 +178,16 @@ def _vocabulary(folder: Path, entry: ExportedVocabulary, expected: ExportedFile)
 
 
 def _later(folder: Path, delta: DeltaManifest, name: str, old: Vocabulary, gone: NDArray[np.int64]) -> Vocabulary:
-    """A vocabulary without the values that are gone, and with those that a delta appends."""
+    """Return a copy of a vocabulary without the values that a delta removes, and with those that it appends."""
     entry, values = delta.appended.get(name), old.values
     if len(gone):
         places = gone - old.tail_buckets
         if (np.diff(places) <= 0).any() or places[0] < 0 or places[-1] >= len(values):
-            raise ExportError(f"{folder / DELTA_ROWS}: ids of {name!r} are gone that it has not; {DELTA_ADVICE}")
-        values = values.scatter(places, None)
+            raise ExportError(
+                f"{folder / DELTA_ROWS}: removes ids of {name!r} that the earlier export does not contain; "
+                f"{DELTA_ADVICE}"
+            )
+        values = old.values_without(gone)
     if entry is not None:
         more = _vocabulary(folder, entry, delta.files[entry.path]).values
         if more.drop_nulls().is_in(values.implode()).any():

@@ -359,11 +359,11 @@ def _taken(
     counts = vocabulary.counts.copy()
     np.subtract.at(counts, buckets_of(rare["value"], vocabulary.tail_buckets), rare["count"].to_numpy())
     np.maximum(counts, 0, out=counts)  # what a limit on memory forgot was taken from nowhere
-    counts[places + vocabulary.tail_buckets] = 0
-    found = replace(
-        vocabulary, values=vocabulary.values.scatter(places, None), counts=counts, inherited=len(vocabulary.values)
-    )
-    return found, counted.filter(~theirs), places + vocabulary.tail_buckets, int(theirs.sum())
+    ids = places + vocabulary.tail_buckets
+    counts[ids] = 0
+    without = vocabulary.values_without(ids)
+    kept = replace(vocabulary, values=without, counts=counts, inherited=len(without))
+    return kept, counted.filter(~theirs), ids, int(theirs.sum())
 
 
 def _cast(values: pl.Series, kind: pl.DataType) -> pl.Series:
