@@ -15,7 +15,7 @@ from sklearn.metrics import ndcg_score, roc_auc_score
 from recipes import tiny
 from stratarec.cli import main
 from stratarec.data.sources.presets import CATEGORIES
-from stratarec.training import top_rows
+from stratarec.training.top_rows import TopRows
 
 ROWS = 3000
 
@@ -276,11 +276,10 @@ def rows_of(place: Path) -> NDArray[np.int64]:
     return found - int("csv" in place.name)
 
 
-def test_the_best_rows_of_each_group_are_written_in_order(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_rows_of_each_group_are_written_in_order(place: Path) -> None:
     log = str(place / name(place, "log"))
     raw = pl.read_parquet(place / "log.parquet")
     whole = scores(place, log, "--keep", "who", "--keep", "country")
-    monkeypatch.setattr(top_rows, "_PIECE", 100)
     for by, column in ((None, "who"), ("country", "country")):
         found = scores(place, log, "--top", "4", *(["--by", by] if by else []))
         assert found.columns == ["file", "row", column, "label", "score", "rank"]
@@ -300,6 +299,28 @@ def test_the_best_rows_of_each_group_are_written_in_order(place: Path, monkeypat
     for (user,), rows in part.group_by("who"):
         mine = best.filter(pl.Series(who == user))["score"]
         assert mine.to_list() == rows["score"].sort(descending=True)[:3].to_list()
+
+
+@pytest.mark.parametrize("groups", [50, 400_000])
+def test_the_best_rows_of_more_rows_than_are_buffered_keep_their_columns_and_their_order(groups: int) -> None:
+    random, size, best = np.random.default_rng(0), 700_000, TopRows(3)
+    group = pl.Series(random.integers(0, groups, size)).cast(pl.String)
+    group = group.set(pl.Series(random.random(size) < 0.01), None)
+    score = random.integers(0, 1000, size).astype(np.float32)
+    # Columns that are passed through have any names.
+    rows = pl.DataFrame({"row": np.arange(size), "group": group, "score": score, "@place": np.arange(size) % 7})
+    for first in range(0, size, 90_000):
+        part = slice(first, first + 90_000)
+        best.add(rows[part].to_arrow(), group[part], score[part])
+    expected: dict[str, list[tuple[float, int]]] = {}
+    for row, (key, value) in enumerate(zip(group.to_list(), score.tolist(), strict=True)):
+        if key is not None:
+            expected.setdefault(key, []).append((-value, row))
+    ranked = [(row, rank) for each in expected.values() for rank, (_, row) in enumerate(sorted(each)[:3], 1)]
+    result = pl.DataFrame(best.result())
+    assert list(zip(result["row"].to_list(), result["rank"].to_list(), strict=True)) == ranked
+    assert result.drop("rank").equals(rows[result["row"]])
+    assert best.ungrouped == group.null_count()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The best rows of each user, session or slate, of rows that come some at a time: `stratarec predict --top`."""
+"""The best rows of each user, session or slate, of rows that arrive in parts: `stratarec predict --top`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 RANK = "rank"
-_GROUP, _SCORE, _PLACE, _FIRST = "@group", "@score", "@place", "@first"
-# Rows that are held at least before those that are not among the best go.
-_PIECE = 1 << 18
+# Rows that are buffered before those that are not among the best of their group are dropped.
+_BUFFERED = 1 << 18
 
 
 class TopRows:
@@ -23,36 +22,43 @@ class TopRows:
     """
 
     def __init__(self, most: int) -> None:
-        self._most, self._held, self._kept = most, 0, 0
+        self._most, self._buffered, self._kept = most, 0, 0
+        # The columns of a row are one struct, so that none has the name of one of ours.
         self._parts: list[pl.DataFrame] = []
         self.seen = 0
-        """Rows that were added."""
+        """Number of rows added."""
         self.ungrouped = 0
-        """Rows that are in no group, and are left out."""
+        """Number of rows without a group, which are left out."""
 
     def add(self, rows: pa.Table, group: pl.Series, score: NDArray[np.float32]) -> None:
-        """Take more rows: the group of each, null for none, and what to order them by; of several scores the first."""
-        frame = pl.DataFrame(rows).with_columns(
-            group.alias(_GROUP),
-            pl.Series(_SCORE, np.ascontiguousarray(score if score.ndim == 1 else score[:, 0])),
-            pl.Series(_PLACE, np.arange(self.seen, self.seen + len(score))),
+        """Add rows: the group of each, null for none, and the score to order them by; of several scores the first."""
+        part = pl.DataFrame(
+            {
+                "row": pl.DataFrame(rows).to_struct(),
+                "group": group,
+                "score": np.ascontiguousarray(score if score.ndim == 1 else score[:, 0]),
+                "place": np.arange(self.seen, self.seen + len(score)),
+                "first": np.arange(self.seen, self.seen + len(score)),
+            }
         )
-        self.seen += len(frame)
-        known = frame.filter(pl.col(_GROUP).is_not_null())
-        self.ungrouped += len(frame) - len(known)
-        self._parts.append(known.with_columns(pl.col(_PLACE).alias(_FIRST)))
-        self._held += len(known)
-        if self._held > max(2 * self._kept, _PIECE):
-            self._forget()
+        self.seen += len(part)
+        grouped = part.filter(pl.col("group").is_not_null())
+        self.ungrouped += len(part) - len(grouped)
+        self._parts.append(grouped)
+        self._buffered += len(grouped)
+        if self._buffered > max(2 * self._kept, _BUFFERED):
+            self._drop_others()
 
-    def _forget(self) -> None:
-        frame = pl.concat(self._parts, how="vertical_relaxed").with_columns(pl.col(_FIRST).min().over(_GROUP))
-        ordered = frame.sort(_SCORE, _PLACE, descending=[True, False])
-        self._parts = [ordered.group_by(_GROUP, maintain_order=True).head(self._most)]
-        self._held = self._kept = len(self._parts[0])
+    def _drop_others(self) -> None:
+        rows = pl.concat(self._parts, how="vertical_relaxed").with_columns(pl.col("first").min().over("group"))
+        ordered = rows.sort("score", "place", descending=[True, False])
+        # Not group_by().head(), which moves the column of the group to the front.
+        self._parts = [ordered.filter(pl.int_range(pl.len()).over("group") < self._most)]
+        self._buffered = self._kept = len(self._parts[0])
 
     def result(self) -> pa.Table:
-        """All that is kept, and its `RANK` from 1 on: group after group as they first came, the best row first."""
-        self._forget()
-        frame = self._parts[0].with_columns(pl.int_range(1, pl.len() + 1).over(_GROUP).alias(RANK))
-        return frame.sort(_FIRST, RANK).drop(_GROUP, _SCORE, _PLACE, _FIRST).to_arrow()
+        """Return the rows kept, and their `RANK` from 1: group after group as they first came, the best row first."""
+        self._drop_others()
+        ranked = self._parts[0].with_columns(pl.int_range(1, pl.len() + 1).over("group").alias("rank"))
+        ranked = ranked.sort("first", "rank")
+        return ranked["row"].struct.unnest().with_columns(ranked["rank"].alias(RANK)).to_arrow()
