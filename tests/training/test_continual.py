@@ -241,7 +241,7 @@ STAGES = [
     "continual.continual_run.prepare",
     "continual.continual_run.FreshLogs.scored",
     "continual.continual_run.fit",
-    "continual.train_period.new_model",
+    "continual.train_period.temporary_model",
     "continual.train_period.Pipeline.prepared",
     "continual.train_period.checkpoint.save",
     "continual.continual_run.write_recipe",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +22,11 @@ from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding.tables.cached import CachedTables
+from stratarec.io.opening import is_leftover, temporary_name
 from stratarec.training.continual import renew
 from stratarec.training.export import write_delta
 from stratarec.training.run import periods
-from stratarec.training.run.open_run import open_run
+from stratarec.training.run.open_run import new_plan, open_run
 
 SLOW = pytest.mark.slow
 
@@ -194,6 +198,105 @@ def test_whatever_stops_it_leaves_the_run_as_it_was(
     assert main([command, "-q", str(run), *([str(tmp_path / "file.csv")] if command == "forget" else [])]) == 2
     assert files_of(run) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.csv", "run"]
+
+
+KILLED = """
+import os, sys
+replace = os.replace
+def stop(source, target, **options):
+    if str(target).endswith(sys.argv[1]):
+        os.kill(os.getpid(), 9)
+    replace(source, target, **options)
+os.replace = stop
+from stratarec.cli import main
+main(["continue", "-q", *sys.argv[2:]])
+"""
+
+
+@pytest.mark.parametrize("file", ["data/dataset.json", "recipe.json"])
+def test_what_a_killed_continue_left_is_removed_by_forget(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    run = run_of(home, tmp_path)
+    command = [sys.executable, "-c", KILLED, file.replace("data/", ""), str(run), str(home / "day-2.parquet")]
+    assert subprocess.run(command, check=False).returncode == -9
+    assert list(tmp_path.glob(".run.continuing.*"))
+    user = last(run).vocabulary("user").values.drop_nulls()[3]
+    # As if earlier processes had been killed while they removed data and a checkpoint.
+    period = periods.paths(run)[-1]
+    for name in (period / "data", periods.only_checkpoint(period)):
+        left = temporary_name(name)
+        left.mkdir()
+        (left / "users.parquet").write_text(user)
+    pl.DataFrame({"user": [user]}).write_csv(tmp_path / "file.csv")
+    assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.csv", "run"]
+    assert not [path for path in run.rglob("*") if is_leftover(path.name)]
+    files = (path for path in (run / "periods").rglob("*") if path.is_file())
+    assert user.encode() not in b"".join(path.read_bytes() for path in files)
+
+
+def test_a_directory_that_may_hold_values_and_cannot_be_removed_stops_forget(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(home, tmp_path)
+    left = tmp_path / ".run.continuing.0123456789abcdef.tmp"
+    left.mkdir()
+    (left / "notes").write_text("mine")
+    pl.DataFrame({"user": last(run).vocabulary("user").values[:1]}).write_csv(tmp_path / "file.csv")
+    before = files_of(run)
+    assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 2
+    assert str(left) in capsys.readouterr().err
+    assert files_of(run) == before
+    assert (left / "notes").read_text() == "mine"
+
+
+def test_data_that_another_process_reads_is_reported_and_removed_later(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(home, tmp_path)
+    pl.DataFrame({"user": last(run).vocabulary("user").values[:1]}).write_csv(tmp_path / "file.csv")
+    data = periods.paths(run)[-1] / "data"
+    capsys.readouterr()
+    with last(run).held():
+        assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
+    assert str(data) in capsys.readouterr().out
+    assert data.exists()
+    go_on(run, home / "day-2.parquet")
+    assert not data.exists()
+
+
+def test_rows_of_others_keep_their_bits_where_rows_are_encoded_under_a_cache(tmp_path: Path) -> None:
+    """The counts that are left ask for a smaller cache, in which rows of the earlier one do not have their slots."""
+    memory = {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.05, "ways": 2}}
+    run = begun(tmp_path, memory=memory, vocabulary={"min_count": 2}, train={"batch_size": 8})
+
+    def tables() -> dict[str, torch.Tensor]:
+        with open_run(run) as trained:
+            embeddings = trained.model.embeddings
+            group = embeddings.engine.tables_of("user")
+            assert isinstance(group, CachedTables)
+            assert len(group.in_slots("user", 0, 100))
+            replanned = new_plan(trained.recipe, trained.dataset)
+            assert replanned is not None
+            sizes.append(replanned["user"].cache_rows)
+            return {
+                each.name: embeddings.rows(each.name, 0, each.num_embeddings)["weight"] for each in embeddings.tables
+            }
+
+    sizes: list[int] = []
+    before = tables()
+    users = last(run).carried_counts("user").sort("count")["value"][-5:]
+    ids = last(run).vocabulary("user").encode(users)
+    pl.DataFrame({"user": users}).write_csv(tmp_path / "file.csv")
+    assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
+    after = tables()
+    assert sizes[0] != sizes[1]
+    assert not after["user"][ids].any()
+    after["user"][ids] = before["user"][ids]
+    assert all(torch.equal(after[name], weights) for name, weights in before.items())
 
 
 def csv(text: str) -> Callable[[Path], None]:

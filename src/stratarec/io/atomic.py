@@ -16,7 +16,14 @@ import polars as pl
 import xxhash
 
 from stratarec.errors import DatasetError, StorageError
-from stratarec.io.opening import create, hold_directory, leftover_directories, open_regular, temporary_name
+from stratarec.io.opening import (
+    create,
+    hold_directory,
+    is_leftover,
+    leftover_directories,
+    open_regular,
+    temporary_name,
+)
 
 LARGEST_JSON = 1 << 28
 """Bytes of the largest JSON file that is read; what describes a million row groups has a tenth of it."""
@@ -192,14 +199,11 @@ def temporary_directory(final: Path) -> Path:
 
 @contextmanager
 def working_directory(final: Path, parts: Collection[str]) -> Iterator[Path]:
-    """A new directory beside `final`, held while it is worked in, and gone afterwards unless it was renamed.
+    """Make a directory next to `final` that is locked until the end and then removed, unless it was renamed.
 
-    Those of processes that were killed go before, where they have nothing but `parts`: whoever made a directory of such
-    a name himself keeps it.
+    Working directories of killed processes are removed first; see `remove_working_directories`.
     """
-    for left in leftover_directories(final):
-        if {entry.name for entry in left.iterdir()} <= set(parts):
-            shutil.rmtree(left, ignore_errors=True)
+    remove_working_directories(final, parts)
     work = temporary_directory(final)
     held = hold_directory(work)
     try:
@@ -207,6 +211,18 @@ def working_directory(final: Path, parts: Collection[str]) -> Iterator[Path]:
     finally:
         os.close(held)
         shutil.rmtree(work, ignore_errors=True)
+
+
+def remove_working_directories(final: Path, parts: Collection[str]) -> list[Path]:
+    """Delete working directories of `final` whose processes were killed, and return those that remain.
+
+    A directory that holds anything but `parts`, whole or half written, belongs to a user and stays.
+    """
+    for left in leftover_directories(final):
+        with suppress(OSError):
+            if all(entry in parts or is_leftover(entry, parts) for entry in os.listdir(left)):
+                shutil.rmtree(left, ignore_errors=True)
+    return leftover_directories(final, locked=True)
 
 
 def remove_tree(path: Path) -> None:

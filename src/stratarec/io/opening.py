@@ -8,6 +8,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -40,13 +41,16 @@ def is_leftover(entry: str, patterns: Iterable[str] = ("*",)) -> bool:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete, anywhere below `folder`, temporary files of processes that were killed.
+    """Delete the temporary files and directories below `folder` whose writers were killed.
 
-    A file that somebody is writing is locked, and stays.
+    What a process is writing is locked, and stays.
     """
-    for inside, _, names in os.walk(folder):
+    for inside, folders, names in os.walk(folder):
         for name in filter(is_leftover, names):
             _remove_unheld(Path(inside, name))
+        for name in filter(is_leftover, folders):
+            if not _is_held(path := Path(inside, name)):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_unheld(path: Path) -> None:
@@ -62,10 +66,10 @@ def remove_leftovers_of(path: Path) -> None:
             _remove_unheld(Path(entry.path))
 
 
-def leftover_directories(path: Path) -> list[Path]:
-    """Temporary directories of `path` whose writers were killed."""
-    found = [Path(entry.path) for entry in _leftovers_of(path) if entry.is_dir(follow_symlinks=False)]
-    return [directory for directory in found if not _is_held(directory)]
+def leftover_directories(path: Path, *, locked: bool = False) -> list[Path]:
+    """Temporary directories of `path` whose writers were killed; with `locked`, also those of running writers."""
+    directories = [Path(entry.path) for entry in _leftovers_of(path) if entry.is_dir(follow_symlinks=False)]
+    return [directory for directory in directories if locked or not _is_held(directory)]
 
 
 def _leftovers_of(path: Path) -> list[os.DirEntry[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -16,6 +17,9 @@ from stratarec.errors import StorageError
 from stratarec.io.atomic import make_directory, storage_error
 from stratarec.io.lock import lock
 from stratarec.io.opening import open_regular
+
+READING = "stratarec-reading-"
+"""Prefix of the directories of `reading_directory`."""
 
 _OWNER = ".owner"
 _MAKING_SECONDS = 60
@@ -44,11 +48,7 @@ class ScratchDirectory:
 
     def __init__(self, parent: Path, prefix: str, token: str = "") -> None:
         make_directory(parent)
-        # One that is being made right now is not locked yet.
-        unfinished = [path for path in parent.glob(f".making-{prefix}*") if _age(path) > _MAKING_SECONDS]
-        for path in (*parent.glob(f"{prefix}*"), *unfinished):
-            if _is_abandoned(path):
-                shutil.rmtree(path, ignore_errors=True)
+        remove_abandoned(parent, prefix)
         self.path = parent / f"{prefix}{token or uuid.uuid4().hex[:12]}"
         # Locked under a name that nobody looks for, so that it is never seen without its lock.
         hidden = parent / f".making-{self.path.name}"
@@ -77,8 +77,18 @@ class ScratchDirectory:
 
 
 def reading_directory() -> ScratchDirectory:
-    """A directory of this process below ``TMPDIR``, for what is only read: no run says where."""
-    return ScratchDirectory(Path(tempfile.gettempdir()), "stratarec-reading-")
+    """Make a directory of this process below ``TMPDIR``, for commands that only read a run."""
+    return ScratchDirectory(Path(tempfile.gettempdir()), READING)
+
+
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Delete the scratch directories in `parent` with this prefix whose processes have ended."""
+    pattern = glob.escape(prefix)
+    # A directory that another process is creating right now is not locked yet.
+    unfinished = [path for path in parent.glob(f".making-{pattern}*") if _age(path) > _MAKING_SECONDS]
+    for path in (*parent.glob(f"{pattern}*"), *unfinished):
+        if _is_abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def hold(path: Path) -> IO[bytes]:

@@ -102,6 +102,11 @@ class Recipe:
         return as_html(f"Recipe {self.name}: what differs from the defaults", self.chosen.items())
 
     @property
+    def scratch_prefix(self) -> str:
+        """Prefix of the directories for rows below ``memory.*.path`` that end with the process that made them."""
+        return f"{self.place}-reading-"
+
+    @property
     def place(self) -> str:
         """What directories of this recipe are called."""
         return file_name(self.name)

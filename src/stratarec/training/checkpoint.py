@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,7 +32,7 @@ from stratarec.embedding.checkpoint.tables_manifest import TablesManifest
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.row_file import verify_file
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.io.atomic import file_hash, remove_tree, replace_directory, storage_error, temporary_directory
+from stratarec.io.atomic import file_hash, remove_tree, replace_directory, storage_error, working_directory
 from stratarec.io.lock import lock
 from stratarec.io.opening import open_regular, temporary_name
 from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
@@ -186,7 +186,6 @@ def save(
     every rank writes its rows; once all have, the first one writes the rest and makes it a checkpoint.
     """
     mesh, final = mesh or Mesh.alone(), of_step(folder, state["step"])
-    temporary = Path(mesh.first(lambda: str(_begin(folder, final))))
 
     @_storage_errors(final)
     def commit() -> None:
@@ -196,22 +195,21 @@ def save(
         write_sealed(temporary / STATE, {"format": FORMAT, "hashes": hashes, "tables": tables, **state})
         replace_directory(temporary, final)
 
-    try:
+    with ExitStack() as stack:
+        temporary = Path(mesh.first(lambda: str(stack.enter_context(_new_directory(folder, final)))))
         with _storage_errors(final):
             tables = model.embeddings.save(temporary / "tables", None if previous is None else previous / "tables")
         mesh.first(commit)
-    except BaseException:
-        if mesh.is_first:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return final
 
 
-def _begin(folder: Path, final: Path) -> Path:
-    # Also those of other steps that a process was killed at: their links keep files that nobody needs any more.
+@contextmanager
+def _new_directory(folder: Path, final: Path) -> Iterator[Path]:
+    # Links in the directories of killed processes, also of other steps, keep files that no checkpoint needs any more.
     for leftover in folder.glob(".step-*.tmp"):
         remove_tree(leftover)
-    return temporary_directory(final)
+    with working_directory(final, ()) as temporary:
+        yield temporary
 
 
 @contextmanager

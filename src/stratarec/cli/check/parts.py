@@ -183,9 +183,7 @@ def _run(path: Path, read: set[Path]) -> Iterator[str]:
     yield f"recipe: {recipe.name}"
     if looked_at:
         yield f"report and curves: {len(looked_at) - 1} files have the hashes that {FILES} names"
-    if (path / PLAN).exists():
-        content = read_sealed(path / PLAN, RunPlan, "start anew with --overwrite")
-        Plan.from_dict(content.plan, str(path / PLAN))
+    if _check_plan(path):
         yield "plan: every field is right"
     result = read_result(path)
     if result is not None:
@@ -205,11 +203,21 @@ def _run(path: Path, read: set[Path]) -> Iterator[str]:
     yield from _periods(path, read)
 
 
+def _check_plan(path: Path) -> bool:
+    """Check the plan of a run or of a period; false where it has none."""
+    if not (path / PLAN).exists():
+        return False
+    content = read_sealed(path / PLAN, RunPlan, "restore it, or start anew with --overwrite")
+    Plan.from_dict(content.plan, str(path / PLAN))
+    return True
+
+
 def _periods(run: Path, read: set[Path]) -> Iterator[str]:
     """What a run went on with; of earlier periods only what they say of themselves is kept."""
     for number, path in enumerate(periods.paths(run), start=1):
         about, recipe = periods.read(path), read_recipe(path)
-        read |= {path / PERIOD, path / RECIPE}
+        read |= {path / PERIOD, path / RECIPE, path / PLAN}
+        _check_plan(path)
         samples = f"{about.file}, {about.scores['all']['samples']:,} samples" if about.kind == "log" else about.kind
         yield f"period {number}: {samples}"
         if number > 1 and about.parent != file_hash(periods.of_number(run, number - 1) / PERIOD):

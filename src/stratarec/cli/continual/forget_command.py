@@ -24,10 +24,14 @@ def forget(args: argparse.Namespace) -> None:
     from stratarec.training.run.run_directory import read_recipe
 
     path = named_directory(args.run)
-    period, known = run(path, args.file)
+    period, known, remaining = run(path, args.file)
     recipe = read_recipe(path)
     say(
         *(f"{name}: {found:,} values were known, and are no more" for name, found in known.items()),
+        *(
+            f"warning: {each} still holds them, as a process reads it; any later forget or continue removes it"
+            for each in remaining
+        ),
         f"left   {recipe.data.path}, {Path(args.run) / 'checkpoints'}, logs and exports are as they were: remove them, "
         "or, of exports, write the next with --since",
         f"model  {Path(args.run) / 'periods' / f'period-{period.number:05d}'}",

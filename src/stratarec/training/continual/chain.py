@@ -1,4 +1,7 @@
-"""Where a run stands among its periods, and how one more is made: beside the run, renamed into it when it is whole."""
+"""Position of a run among its periods, and the commit of one more period.
+
+A period is written next to the run and renamed into it when it is whole.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +11,37 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.io.atomic import make_directory, storage_error, sync, sync_tree, working_directory
+from stratarec.io.atomic import make_directory, storage_error, sync, sync_tree
+from stratarec.io.lock import held
 from stratarec.training import checkpoint
 from stratarec.training.continual.train_period import Before
 from stratarec.training.run import periods
-from stratarec.training.run.open_run import TrainedModel
-from stratarec.training.run.run_directory import RECIPE, read_recipe, read_result
+from stratarec.training.run.open_run import TrainedModel, require_run
+from stratarec.training.run.run_directory import read_recipe, read_result, recover_run
 from stratarec.training.steps.position import Position, rate_factor
-
-_PARTS = {"data", "data.preparing", "checkpoints", RECIPE, periods.PERIOD}
 
 
 class Chain:
-    """A run and its periods, while nobody else writes in it."""
+    """A run that this process has locked, and its periods."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, leftovers: list[Path]) -> None:
         self.run = run
+        self.leftovers = leftovers
+        """Directories of unfinished periods that could not be removed."""
 
+    @classmethod
     @contextmanager
-    def work(self) -> Iterator[Path]:
-        """A directory beside the run, which is gone afterwards unless it was renamed."""
-        place = self.run.resolve()
-        place = place.with_name(f"{place.name}.continuing")
-        with working_directory(place, _PARTS) as work:
-            yield work
+    def locked(cls, run: Path) -> Iterator[Chain]:
+        """Lock a run, and remove what killed processes left in it and next to it."""
+        recover_run(run)
+        require_run(run)
+        with held(run):
+            leftovers = periods.remove_leftovers(run)
+            periods.prune(run)
+            yield cls(run, leftovers)
 
     def before(self, trained: TrainedModel) -> tuple[Before, Path]:
-        """What is gone on from, and the file that says what that is."""
+        """Return what the next period starts from, and the file whose hash identifies it."""
         found = periods.paths(self.run)
         state = checkpoint.read_state(trained.checkpoint)
         if found:
@@ -54,14 +61,14 @@ class Chain:
         return before, parent
 
     def _ended(self) -> Path:
-        """The checkpoint that the run ended with."""
+        """Return the checkpoint that the run ended with."""
         result = read_result(self.run)
         if result is None:
             raise CheckpointError(f"{self.run} has not ended: finish it first, with `stratarec train --resume`")
         return self.run / "checkpoints" / result.checkpoint
 
     def commit(self, work: Path, final: Path) -> None:
-        """Make what lies in `work` the next period; `StorageError` where that cannot be written."""
+        """Rename `work`, which holds a whole period, to `final`; `StorageError` if that fails."""
         try:
             make_directory(final.parent)
             sync_tree(work)

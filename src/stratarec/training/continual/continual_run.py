@@ -31,7 +31,6 @@ from stratarec.data.sources import open_source
 from stratarec.data.sources.files import hash_logs
 from stratarec.errors import CheckpointError, DataError, DatasetError
 from stratarec.io.atomic import file_hash
-from stratarec.io.lock import held
 from stratarec.io.sealed import validated, write_sealed
 from stratarec.models.metrics import figures
 from stratarec.progress import Progress
@@ -46,11 +45,9 @@ from stratarec.training.evaluation.evaluate import Scored, measured
 from stratarec.training.evaluation.fit_calibration import corrected_by, fit
 from stratarec.training.raw_logs import FreshLogs, of_file
 from stratarec.training.run import periods
-from stratarec.training.run.open_run import TrainedModel, open_run, require_run
+from stratarec.training.run.open_run import TrainedModel, open_run
 from stratarec.training.run.periods import Period
-from stratarec.training.run.run_directory import RECIPE, read_recipe, write_recipe
-
-_PARTS = {"data", "data.preparing", "checkpoints", RECIPE, periods.PERIOD}
+from stratarec.training.run.run_directory import read_recipe, write_plan, write_recipe
 
 
 def continue_run(run: Path, files: Sequence[str], progress: Progress) -> Iterator[Period]:
@@ -68,11 +65,9 @@ def continue_run(run: Path, files: Sequence[str], progress: Progress) -> Iterato
     StorageError
         When somebody else writes in the run, or it cannot be written.
     """
-    require_run(run)
-    with held(run):
-        periods.prune(run)
+    with Chain.locked(run) as chain:
         for file in files:
-            yield _Step(run, file, progress).run()
+            yield _Step(chain, file, progress).run()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,24 +84,24 @@ class _Scores:
 class _Step:
     """One period of one run."""
 
-    def __init__(self, run: Path, file: str, progress: Progress) -> None:
-        self._run, self._file, self._progress = run, file, progress
-        self._chain = Chain(run)
+    def __init__(self, chain: Chain, file: str, progress: Progress) -> None:
+        self._chain, self._run, self._file, self._progress = chain, chain.run, file, progress
 
     def run(self) -> Period:
         """Do all of it."""
         self._log = self._check_file()
-        with self._chain.work() as work:
+        with periods.working_directory(self._run) as work:
             with open_run(self._run) as trained:
                 before, parent = self._chain.before(trained)
                 recipe = period_recipe(trained.recipe, self._file, work / periods.DATA, trained.dataset.path)
                 dataset = self._prepare(recipe, trained.dataset)
                 scored = self._score(trained, recipe)
             # The model that scored is closed: tables are in memory once.
-            recipe, position = train_period(recipe, dataset, before, work / "checkpoints", self._progress)
+            recipe, plan, position = train_period(recipe, dataset, before, work / "checkpoints", self._progress)
             final = periods.of_number(self._run, before.number)
             written = replace(recipe, data=replace(recipe.data, path=str(final / periods.DATA)))
             write_recipe(work, written)
+            write_plan(work, written, plan)
             content = {
                 "format": periods.FORMAT,
                 "number": before.number,

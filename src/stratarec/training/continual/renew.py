@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -35,20 +35,20 @@ from stratarec.data.vocabulary import Vocabulary, buckets_of
 from stratarec.embedding.tables.base import TableGroup
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tables.row_arrays import FloatRows
-from stratarec.errors import CheckpointError, DataError
+from stratarec.errors import CheckpointError, DataError, StorageError
 from stratarec.io.atomic import file_hash
-from stratarec.io.lock import held
 from stratarec.io.sealed import validated, write_sealed
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast
+from stratarec.planning.plan import Plan
 from stratarec.training import checkpoint
 from stratarec.training.continual.chain import Chain
 from stratarec.training.continual.train_period import Before
 from stratarec.training.evaluation.evaluate import score
 from stratarec.training.run import periods
-from stratarec.training.run.open_run import TrainedModel, identity, new_plan, open_run, require_run, temporary_model
+from stratarec.training.run.open_run import TrainedModel, identity, new_plan, open_run, temporary_model
 from stratarec.training.run.periods import Period
-from stratarec.training.run.run_directory import write_recipe
+from stratarec.training.run.run_directory import write_plan, write_recipe
 from stratarec.training.steps.position import Position
 
 Ids = NDArray[np.int64]
@@ -56,8 +56,11 @@ Ids = NDArray[np.int64]
 _PIECE = 1 << 14
 
 
-def forget(run: Path, file: str) -> tuple[Period, dict[str, int]]:
-    """Forget the values in `file`; gives the period, and how many values of each column were known.
+def forget(run: Path, file: str) -> tuple[Period, dict[str, int], list[Path]]:
+    """Forget the values in `file`.
+
+    Returns the period, the number of known values of each column, and what remains of earlier periods because another
+    process reads it.
 
     Raises
     ------
@@ -68,7 +71,7 @@ def forget(run: Path, file: str) -> tuple[Period, dict[str, int]]:
     """
     known: dict[str, int] = {}
 
-    def change(trained: TrainedModel, before: Before, work: Path) -> None:
+    def change(trained: TrainedModel, before: Before, work: Path) -> Plan | None:
         carried = Carrying.of(trained.dataset)
         named = _read_values(file, trained.dataset.schema, carried)
         left, gone = _without(carried, named, trained.dataset.schema, known)
@@ -80,8 +83,11 @@ def forget(run: Path, file: str) -> tuple[Period, dict[str, int]]:
         loaded = checkpoint.load(trained.checkpoint)
         state = {name: loaded.state[name] for name in ("step", "position")}
         _save(trained, trained.model, dataset, state, work)
+        # Rows in slots keep their bits only in a cache of the same shape.
+        return trained.plan
 
-    return _renewed(run, "forget", change), known
+    period, remaining = _renewed(run, "forget", change)
+    return period, known, remaining
 
 
 def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
@@ -98,7 +104,7 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
     sizes: dict[str, tuple[int, int]] = {}
     rounded: list[int] = []
 
-    def change(trained: TrainedModel, before: Before, work: Path) -> None:
+    def change(trained: TrainedModel, before: Before, work: Path) -> Plan | None:
         carried = Carrying.of(trained.dataset)
         ranked = {name: _ranked(carried.vocabularies[name], found) for name, found in carried.counts.items()}
         vocabularies = carried.vocabularies | {name: vocabulary for name, (vocabulary, _) in ranked.items()}
@@ -108,7 +114,8 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
         dataset = write_without_samples(
             trained.dataset, work / periods.DATA, replace(carried, vocabularies=vocabularies)
         )
-        with temporary_model(trained.recipe, dataset, new_plan(trained.recipe, dataset)) as model:
+        plan = new_plan(trained.recipe, dataset)
+        with temporary_model(trained.recipe, dataset, plan) as model:
             loaded = checkpoint.load(trained.checkpoint)
             model.network.load_state_dict(loaded.network)
             for name, ids in old.items():
@@ -124,23 +131,33 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
             model.embeddings.engine.course.go_on(0, before.steps, ())
             _check_scores(trained, model, old)
             _save(trained, model, dataset, {"step": 0, "position": asdict(replace(Position(), finished=True))}, work)
+        return plan
 
-    return _renewed(run, "rebase", change), sizes, sum(rounded)
+    period, _ = _renewed(run, "rebase", change)
+    return period, sizes, sum(rounded)
 
 
-def _renewed(run: Path, kind: str, change: Callable[[TrainedModel, Before, Path], None]) -> Period:
-    """A period of what `change` writes into a directory."""
-    require_run(run)
-    chain = Chain(run)
-    with held(run):
-        periods.prune(run)
-        with chain.work() as work, open_run(run) as trained:
+def _renewed(
+    run: Path, kind: Literal["forget", "rebase"], change: Callable[[TrainedModel, Before, Path], Plan | None]
+) -> tuple[Period, list[Path]]:
+    """Commit a period of the data and checkpoint that `change` writes into a directory, under the plan it returns.
+
+    Returns the period, and what remains of earlier ones because another process reads it.
+    """
+    with Chain.locked(run) as chain:
+        if kind == "forget" and chain.leftovers:
+            raise StorageError(
+                f"{chain.leftovers[0]} may hold values that are to be forgotten and cannot be removed (it has other "
+                "files, or a process uses it); remove it, then run the command again"
+            )
+        with periods.working_directory(run) as work, open_run(run) as trained:
             trained.model.network.calibration = None
             before, parent = chain.before(trained)
-            change(trained, before, work)
+            plan = change(trained, before, work)
             final = periods.of_number(run, before.number)
-            data = replace(trained.recipe.data, path=str(final / periods.DATA))
-            write_recipe(work, replace(trained.recipe, data=data))
+            recipe = replace(trained.recipe, data=replace(trained.recipe.data, path=str(final / periods.DATA)))
+            write_recipe(work, recipe)
+            write_plan(work, recipe, plan)
             content = {
                 "format": periods.FORMAT,
                 "number": before.number,
@@ -162,8 +179,7 @@ def _renewed(run: Path, kind: str, change: Callable[[TrainedModel, Before, Path]
             found = validated(Period, content, kind, periods.ADVICE, CheckpointError)
             write_sealed(work / periods.PERIOD, found.to_dict())
             chain.commit(work, final)
-        periods.prune(run)
-    return found
+        return found, periods.prune(run)
 
 
 def _save(trained: TrainedModel, model: CTRModel, dataset: Dataset, state: Mapping[str, Any], work: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -12,13 +11,14 @@ import torch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
+from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.checkpoint import OPTIMIZER, WEIGHTS
 from stratarec.training.preflight import slates_of
 from stratarec.training.raw_logs import of_file
-from stratarec.training.run.open_run import identity, new_model, new_plan, run_steps
+from stratarec.training.run.open_run import identity, new_plan, run_steps, temporary_model
 from stratarec.training.steps.position import Position
 from stratarec.training.steps.sharing import Sharing, share_of
 from stratarec.training.steps.step import Pipeline, Stages
@@ -55,13 +55,15 @@ def period_recipe(recipe: Recipe, file: str, data: Path, base: Path) -> Recipe:
 
 def train_period(
     recipe: Recipe, dataset: Dataset, before: Before, folder: Path, progress: Progress
-) -> tuple[Recipe, Position]:
+) -> tuple[Recipe, Plan | None, Position]:
     """Train one pass over `dataset` and write the checkpoint of its end into `folder`.
 
     Returns
     -------
     Recipe
         With the schedules of this pass.
+    Plan
+        Of the tables, None where they have none.
     Position
         At its end.
     """
@@ -72,8 +74,7 @@ def train_period(
     sharing = Sharing(threads, 1, progress.say)
     with torch_settings(threads=threads, seed=train.seed), dataset.held(), sharing:
         plan = new_plan(recipe, dataset)
-        model = new_model(recipe, dataset, plan, f"{recipe.place}-period-{uuid.uuid4().hex[:12]}")
-        try:
+        with temporary_model(recipe, dataset, plan) as model:
             optimizer = build_optimizer(train.dense, model.network)
             slates = slates_of(recipe, dataset, 1)
             loader = Loader(dataset, "train", loader_config(train, slates.by if slates else None))
@@ -106,9 +107,7 @@ def train_period(
                     state={"step": position.step, "position": asdict(position), "identity": identity(recipe, dataset)},
                     previous=before.checkpoint,
                 )
-        finally:
-            model.embeddings.close()
-    return recipe, position
+    return recipe, plan, position
 
 
 def _with_schedules(recipe: Recipe, steps: int) -> Recipe:

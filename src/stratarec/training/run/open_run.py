@@ -43,20 +43,9 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     """What a checkpoint must be of: the model, its optimizers, and the data."""
     content = recipe.to_dict()
     free = (
-        "run",
-        "epochs",
-        "max_steps",
-        "threads",
-        "checkpoint",
-        "log_every",
-        "report",
-        "curves",
-        "trace",
-        "eval_every",
-        "early_stopping",
-        "calibration",
-        "device",
-    )
+        "run", "epochs", "max_steps", "threads", "checkpoint", "log_every", "report", "curves", "trace", "eval_every",
+        "early_stopping", "calibration", "device",
+    )  # fmt: skip
     train = {key: value for key, value in content["train"].items() if key not in free}
     if recipe.hot.apart:  # another order of samples
         train["hot"] = content["hot"]
@@ -192,6 +181,8 @@ class TrainedModel:
     """The processes that have it together."""
     maps: tuple[LogitMap, ...]
     """The correction of each label that the model's scores have; none by default."""
+    plan: Plan | None
+    """Placement of its tables, None where all are float32 in DRAM."""
     resources: ExitStack
     """What `close` gives back."""
     period: int = 0
@@ -338,7 +329,7 @@ def _open(
     validated = chosen is not None and chosen["step"] == position.step
     return TrainedModel(
         recipe=recipe, dataset=own, model=model, checkpoint=found, validated=validated, mesh=mesh, maps=maps,
-        resources=resources,
+        plan=plan, resources=resources,
     )  # fmt: skip
 
 
@@ -360,7 +351,7 @@ def temporary_model(
     recipe: Recipe, dataset: Dataset, plan: Plan | None, mesh: Mesh | None = None
 ) -> Iterator[CTRModel]:
     """As `new_model`; stores with files are in directories of this process alone: a run may still be training."""
-    prefix, token = f"{recipe.place}-reading-", uuid.uuid4().hex[:12]
+    prefix, token = recipe.scratch_prefix, uuid.uuid4().hex[:12]
     with ExitStack() as stack:
         for place in _store_paths(recipe, plan):
             stack.enter_context(ScratchDirectory(place, prefix, token))

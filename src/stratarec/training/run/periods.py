@@ -3,6 +3,7 @@
 periods/period-00001/
     period.json     what was read, how it was scored, and hashes of what lies beside it; sealed
     recipe.json     what was trained: the run's own recipe on that log; of `forget` and `rebase` that of before
+    plan.json       where its tables are placed, if they are
     data/           the prepared log with vocabularies, counts of all values, and the last events of users
     checkpoints/    one, of the end of the period
 
@@ -13,8 +14,11 @@ keep data and checkpoint; of earlier ones their ``period.json`` stays.
 
 from __future__ import annotations
 
+import os
 import re
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,18 +26,21 @@ import pydantic
 
 from stratarec.data.dataset.manifest import MANIFEST
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.io.atomic import file_hash, remove_tree
+from stratarec.io import atomic, opening
+from stratarec.io.atomic import file_hash
 from stratarec.io.lock import held
-from stratarec.io.owned_directory import MARKER
+from stratarec.io.scratch import READING, remove_abandoned
 from stratarec.io.sealed import Count, Hash, Model, read_sealed
 from stratarec.models.calibration import LogitMap
 from stratarec.training import checkpoint
 from stratarec.training.checkpoint import Bins, Figures
+from stratarec.training.run.run_directory import PLAN, RECIPE, read_recipe
 
 PERIODS, PERIOD, DATA = "periods", "period.json", "data"
 FORMAT: Literal[2] = 2
 ADVICE = "restore it, or train the run anew"
 _NAME = re.compile(r"period-\d{5,}")
+_PARTS = (DATA, f"{DATA}.preparing", "checkpoints", RECIPE, PLAN, PERIOD)
 # The last ones whose data and checkpoints are kept: who reads one must not lose it to the next.
 _KEPT = 2
 
@@ -159,14 +166,49 @@ def latest(run: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def prune(run: Path) -> None:
-    """Remove data and checkpoints of earlier periods, all of them where the last one forgets; what is being read stays
-    for now."""
-    found = paths(run)
-    kept = 1 if found and read(found[-1]).kind == "forget" else _KEPT
-    for path in found[:-kept]:
+def prune(run: Path) -> list[Path]:
+    """Remove data and checkpoints of earlier periods, and of all earlier periods if the last one forgets values.
+
+    Returns those that remain because another process reads them; a later `prune` removes them.
+    """
+    every = paths(run)
+    kept = 1 if every and read(every[-1]).kind == "forget" else _KEPT
+    remaining = []
+    for path in every[:-kept]:
         for each in checkpoint.steps(path / "checkpoints"):
             checkpoint.remove(each)
-        if (path / DATA / MARKER).exists():
-            with suppress(StorageError), held(path / DATA):
-                remove_tree(path / DATA)
+        remaining += checkpoint.steps(path / "checkpoints")
+        if (path / DATA).is_dir():
+            with suppress(StorageError, OSError), held(path / DATA):
+                # Renamed first: a process that is killed here leaves a name that `remove_leftovers` knows.
+                leaving = opening.temporary_name(path / DATA)
+                os.rename(path / DATA, leaving)
+                atomic.remove_tree(leaving)
+            remaining += [path / DATA] if (path / DATA).exists() else []
+    return remaining
+
+
+@contextmanager
+def working_directory(run: Path) -> Iterator[Path]:
+    """Make a directory next to a run in which its next period is written."""
+    with atomic.working_directory(_workplace(run), _PARTS) as work:
+        yield work
+
+
+def remove_leftovers(run: Path) -> list[Path]:
+    """Delete what killed processes left in a run and next to it; return the working directories that remain.
+
+    The caller has locked the run.
+    """
+    opening.remove_leftovers(run)
+    recipe = read_recipe(run)
+    remove_abandoned(Path(tempfile.gettempdir()), READING)
+    for memory in (recipe.memory.block, recipe.memory.mapped):
+        if memory is not None:
+            remove_abandoned(Path(memory.path), recipe.scratch_prefix)
+    return atomic.remove_working_directories(_workplace(run), _PARTS)
+
+
+def _workplace(run: Path) -> Path:
+    place = run.resolve()
+    return place.with_name(f"{place.name}.continuing")

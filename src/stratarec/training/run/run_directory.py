@@ -70,6 +70,11 @@ def opened(directory: RunDirectory, mesh: Mesh, *, resume: bool, overwrite: bool
         mesh.files.agree(None)
 
 
+def recover_run(path: Path) -> None:
+    """Complete or undo a replacement of the run at `path` that was interrupted."""
+    recover(path, RUN, lambda path: bool(checkpoint.steps(path / "checkpoints")))
+
+
 class RunDirectory:
     """Use `opened` once; `settle` when the run has something to go on from."""
 
@@ -94,7 +99,7 @@ class RunDirectory:
         """
         if resume and overwrite:
             raise ConfigError("--resume goes on with a run and --overwrite removes it: pass one of them")
-        recover(self.path, RUN, lambda path: bool(checkpoint.steps(path / "checkpoints")))
+        recover_run(self.path)
         with ExitStack() as stack:
             earlier = state(self.path, RUN) == "ours"
             for part in (self.checkpoints, self.path / "tensorboard"):
