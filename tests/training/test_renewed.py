@@ -90,7 +90,7 @@ def test_what_is_forgotten_is_nowhere_and_all_else_keeps_its_bits(
     pl.DataFrame({"user": [known, rare, "nobody"], "item": [str(item), None, None]}).write_csv(tmp_path / "file.csv")
     capsys.readouterr()
     assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
-    assert "user: 2 values were known" in (told := capsys.readouterr().out)
+    assert "user: forgot 2 of 3 values; not known: nobody" in (told := capsys.readouterr().out)
     assert f"left   {home / 'data'}" in told
     made = last(run)
     # Values, counts, events; nothing of the periods before is kept.
@@ -179,7 +179,7 @@ def test_scores_that_would_change_stop_a_rebase(
     assert files_of(run) == before
 
 
-STAGES = ["renew.write_without_samples", "renew.checkpoint.save", "renew.write_sealed", "chain.sync_tree"]
+STAGES = ["renew.checkpoint.load", "renew.checkpoint.save", "renew.write_sealed", "chain.sync_tree"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -299,8 +299,32 @@ def test_rows_of_others_keep_their_bits_where_rows_are_encoded_under_a_cache(tmp
     assert all(torch.equal(after[name], weights) for name, weights in before.items())
 
 
+def test_values_are_read_as_prepare_reads_them(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of integers, 007, 7 and 7.0 are one value; of text they are three."""
+    run = run_of(home, tmp_path)
+    items = last(run).vocabulary("item").values.drop_nulls().to_list()
+    texts = [f"{items[0]}.0", f"00{items[1]}", f" {items[2]}", "99999999"]
+    users = [last(run).vocabulary("user").values.drop_nulls()[0], "u", None, None]
+    pl.DataFrame({"item": texts, "user": users}).write_csv(tmp_path / "file.csv")
+    capsys.readouterr()
+    assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
+    said = capsys.readouterr().out
+    assert "item: forgot 3 of 4 values; not known: 99999999" in said
+    assert "user: forgot 1 of 2 values; not known: u" in said
+    assert not {*items[:3]} & {*last(run).carried_counts("item")["value"]}
+    pl.DataFrame({"item": [float(items[3]), float("nan"), None]}).write_parquet(tmp_path / "file.PARQUET")
+    assert main(["forget", "-q", str(run), str(tmp_path / "file.PARQUET")]) == 0
+    assert "item: forgot 1 of 1 values" in capsys.readouterr().out
+    assert items[3] not in {*last(run).carried_counts("item")["value"]}
+
+
 def csv(text: str) -> Callable[[Path], None]:
     return lambda path: path.write_text(text) and None
+
+
+def parquet(**columns: list[Any]) -> Callable[[Path], None]:
+    """A Parquet file, under a name that says so."""
+    return lambda path: pl.DataFrame(columns).write_parquet(path.with_suffix(".parquet"))
 
 
 REFUSED: list[tuple[Callable[[Path], None], str]] = [
@@ -310,6 +334,12 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (csv("user\nnobody\n"), "the run knows none of its values"),
     (csv("usr\nu1\n"), "column 'usr' is no vocabulary whose values have rows of their own; there are item, user"),
     (csv("place\np1\n"), "column 'place' is no vocabulary whose values"),
+    (csv("item\n3\nx\n"), "row 2: column 'item': got 'x', expected a whole number"),
+    (csv("item\n3.5\n"), "row 1: column 'item': got '3.5', expected a whole number"),
+    (parquet(user=[["u2"]]), "column 'user' is List(String), expected"),
+    (parquet(item=[[3]]), "column 'item' is List(Int64), expected"),
+    (parquet(item=[{"a": 3}]), "column 'item' is Struct"),
+    (parquet(item=[2.5]), "row 1: column 'item': got 2.5, expected a whole number"),
 ]
 
 
@@ -319,8 +349,9 @@ def test_a_file_of_nothing_to_forget_is_refused_in_a_line(
 ) -> None:
     before = files_of(home / "run")
     write(tmp_path / "file.csv")
+    file = next(iter(tmp_path.glob("*.parquet")), tmp_path / "file.csv")
     capsys.readouterr()
-    assert main(["forget", "-q", str(home / "run"), str(tmp_path / "file.csv")]) == 2
+    assert main(["forget", "-q", str(home / "run"), str(file)]) == 2
     assert message in (said := capsys.readouterr().err)
     assert said.count("\n") == 1
     assert files_of(home / "run") == before
@@ -375,7 +406,7 @@ def test_encoded_rows_are_numbered_anew_as_they_are_encoded(
         mine = trained.model.embeddings.rows("place", 0, made.table_rows()["place"])["weight"]
     exact = np.array([number not in floats for number in ids])
     assert 0 < (~exact).sum() < exact.sum()
-    assert f"{(~exact).sum()} rows that a cache had as floats are rounded" in told
+    assert f"except where one of {(~exact).sum()} rows" in told
     assert torch.equal(mine[now.tail_buckets :][exact], weights[ids[exact]])
     np.testing.assert_allclose(mine[now.tail_buckets :], weights[ids], atol=0.02)
     # Of samples without such a place scores are the same, to the bit.
@@ -386,7 +417,7 @@ def test_encoded_rows_are_numbered_anew_as_they_are_encoded(
     assert np.array_equal(after[same], before[same])
     # Nothing is in a slot any more: numbered anew again, every row keeps its bits.
     assert main(["rebase", "-q", str(run)]) == 0
-    assert "rounded" not in capsys.readouterr().out
+    assert "scores are the same to the bit;" in capsys.readouterr().out
     assert export(run, tmp_path / "2").score(log).tobytes() == after.tobytes()
     go_on(run, tmp_path / "day-2.parquet")
     assert main(["check", "-q", str(run)]) == 0

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from stratarec.cli.arguments import Subcommand, say
 
+# Unknown values of a column that are printed.
+_NAMED = 5
+
 
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", help="directory that `train` wrote, of a run that has ended")
@@ -20,21 +23,25 @@ def _options(command: argparse.ArgumentParser) -> None:
 def forget(args: argparse.Namespace) -> None:
     """Take values out of vocabularies, counts, events and rows."""
     from stratarec.io.owned_directory import named_directory
-    from stratarec.training.continual.renew import forget as run
+    from stratarec.training.continual.forget import forget as run
     from stratarec.training.run.run_directory import read_recipe
 
     path = named_directory(args.run)
-    period, known, remaining = run(path, args.file)
+    result = run(path, args.file)
     recipe = read_recipe(path)
+    for name, known in result.known.items():
+        unknown = result.unknown[name]
+        named = f"; not known: {', '.join(map(str, unknown.head(_NAMED)))}" if len(unknown) else ""
+        more = f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else ""
+        say(f"{name}: forgot {known:,} of {known + len(unknown):,} values{named}{more}")
     say(
-        *(f"{name}: {found:,} values were known, and are no more" for name, found in known.items()),
         *(
-            f"warning: {each} still holds them, as a process reads it; any later forget or continue removes it"
-            for each in remaining
+            f"warning: another process reads {each}, which has them; a later command removes it"
+            for each in result.remaining
         ),
         f"left   {recipe.data.path}, {Path(args.run) / 'checkpoints'}, logs and exports are as they were: remove them, "
         "or, of exports, write the next with --since",
-        f"model  {Path(args.run) / 'periods' / f'period-{period.number:05d}'}",
+        f"model  {Path(args.run) / 'periods' / f'period-{result.period.number:05d}'}",
     )
 
 

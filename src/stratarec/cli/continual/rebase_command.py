@@ -18,21 +18,21 @@ def rebase(args: argparse.Namespace) -> None:
     from stratarec.training.continual.renew import rebase as run
 
     period, sizes, rounded = run(named_directory(args.run))
-    told = (
-        f"{rounded:,} rows that a cache had as floats are rounded, as they are when they leave it; " if rounded else ""
-    )
+    scores = "scores are the same to the bit"
+    if rounded:
+        scores += f", except where one of {rounded:,} rows is used that a cache had as floats and that is rounded now"
     say(
         *(f"{name}: {after:,} rows, {before - after:,} dropped" for name, (before, after) in sizes.items()),
-        f"{told}scores are the same, to the bit, of samples that have every row; exports go on with a full one, not a "
-        "delta",
+        f"{scores}; the next export is a full one, not a delta",
         f"model  {Path(args.run) / 'periods' / f'period-{period.number:05d}'}",
     )
 
 
 COMMAND = Subcommand(
     name="rebase",
-    text="Number the rows of a run that went on anew: by recent counts, without rows of values that are evicted or "
-    "forgotten. Scores stay the same to the bit, which is shown before anything is committed.",
+    text="Renumber the rows of a run by recent counts, and drop the rows of evicted and forgotten values. Scores stay "
+    "the same to the bit, which is checked before anything is committed; only rows that a cache has as floats above an "
+    "encoded table (memory.precision) are rounded, and their number is printed.",
     example="stratarec rebase runs/demo",
     options=_options,
     run=rebase,

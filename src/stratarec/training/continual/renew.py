@@ -1,19 +1,14 @@
-"""What a run holds, changed between two logs: values are forgotten, or rows are numbered anew. Each is a period without
-a log, made and committed as the others are, all or nothing.
+"""Periods without a log: the commit that `forget` and `rebase` share, and `stratarec rebase`.
 
-*Forget*: values leave vocabularies, counts and the events of users; their rows become zeros that no id leads to. All
-else keeps its number and its bits. Earlier periods are removed at once; what the run itself was trained on, and logs
-and exports, are the user's to remove.
-
-*Rebase*: values by falling `recent` count, without holes. Rows come along with their optimizer state, encoded ones as
-they are encoded; those that a cache had as floats above encoded homes are rounded, as they are when they leave it: no
-slot is theirs under another number. That scores are the same, to the bit, is shown of samples that have every value
-once before anything is committed.
+*Rebase* numbers values by falling `recent` count, without holes. Rows come along with their optimizer state, encoded
+ones as they are encoded. A row that a cache had as floats above an encoded home is rounded, as it is when it leaves the
+cache: no slot is its own under another number. Before anything is committed, samples that have every value once show
+that the two models, with the same rows rounded, have the same scores to the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -26,16 +21,14 @@ from numpy.typing import NDArray
 
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.data.click_memory import ITEM, ClickMemory, item_keys
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import MANIFEST
 from stratarec.data.dataset.renewed import Carrying, write_without_samples
-from stratarec.data.schema import Schema
-from stratarec.data.vocabulary import Vocabulary, buckets_of
+from stratarec.data.vocabulary import Vocabulary
 from stratarec.embedding.tables.base import TableGroup
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tables.row_arrays import FloatRows
-from stratarec.errors import CheckpointError, DataError, StorageError
+from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import file_hash
 from stratarec.io.sealed import validated, write_sealed
 from stratarec.models import CTRModel
@@ -56,43 +49,10 @@ Ids = NDArray[np.int64]
 _PIECE = 1 << 14
 
 
-def forget(run: Path, file: str) -> tuple[Period, dict[str, int], list[Path]]:
-    """Forget the values in `file`.
-
-    Returns the period, the number of known values of each column, and what remains of earlier periods because another
-    process reads it.
-
-    Raises
-    ------
-    DataError
-        Where the file is none of columns of values, or the run knows none of them.
-    CheckpointError, StorageError
-        As `continue_run`.
-    """
-    known: dict[str, int] = {}
-
-    def change(trained: TrainedModel, before: Before, work: Path) -> Plan | None:
-        carried = Carrying.of(trained.dataset)
-        named = _read_values(file, trained.dataset.schema, carried)
-        left, gone = _without(carried, named, trained.dataset.schema, known)
-        if not any(known.values()):
-            raise DataError(f"{file}: the run knows none of its values, so there is nothing to forget")
-        dataset = write_without_samples(trained.dataset, work / periods.DATA, left)
-        for name, ids in gone.items():
-            _put(trained.model, name, ids, lambda rows: None)
-        loaded = checkpoint.load(trained.checkpoint)
-        state = {name: loaded.state[name] for name in ("step", "position")}
-        _save(trained, trained.model, dataset, state, work)
-        # Rows in slots keep their bits only in a cache of the same shape.
-        return trained.plan
-
-    period, remaining = _renewed(run, "forget", change)
-    return period, known, remaining
-
-
 def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
-    """Number rows anew; gives the period, of each vocabulary by count its rows before and after, and how many rows were
-    rounded.
+    """Number rows by recent counts.
+
+    Returns the period, the rows of each vocabulary by count before and after, and how many rows were rounded.
 
     Raises
     ------
@@ -127,17 +87,18 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
                 ):
                     rounded.append(_move(group, mine, name, ids, before.steps))
                 else:
-                    _put(model, name, np.arange(len(ids)), partial(_take, group, ids + group.first_row[name]))
+                    put_rows(model, name, np.arange(len(ids)), partial(_take, group, ids + group.first_row[name]))
             model.embeddings.engine.course.go_on(0, before.steps, ())
             _check_scores(trained, model, old)
-            _save(trained, model, dataset, {"step": 0, "position": asdict(replace(Position(), finished=True))}, work)
+            position = replace(Position(), finished=True)
+            save_checkpoint(trained, model, dataset, {"step": 0, "position": asdict(position)}, work)
         return plan
 
-    period, _ = _renewed(run, "rebase", change)
+    period, _ = commit_change(run, "rebase", change)
     return period, sizes, sum(rounded)
 
 
-def _renewed(
+def commit_change(
     run: Path, kind: Literal["forget", "rebase"], change: Callable[[TrainedModel, Before, Path], Plan | None]
 ) -> tuple[Period, list[Path]]:
     """Commit a period of the data and checkpoint that `change` writes into a directory, under the plan it returns.
@@ -182,8 +143,10 @@ def _renewed(
         return found, periods.prune(run)
 
 
-def _save(trained: TrainedModel, model: CTRModel, dataset: Dataset, state: Mapping[str, Any], work: Path) -> None:
-    """A checkpoint of `model` with the optimizer's state of the one before, all rows of it written anew."""
+def save_checkpoint(
+    trained: TrainedModel, model: CTRModel, dataset: Dataset, state: Mapping[str, Any], work: Path
+) -> None:
+    """Write a checkpoint of `model`, with all of its rows and the optimizer state of the checkpoint before."""
     loaded = checkpoint.load(trained.checkpoint)
     checkpoint.save(
         work / "checkpoints",
@@ -232,8 +195,8 @@ def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, write: i
     return rounded
 
 
-def _put(model: CTRModel, name: str, rows: Ids, of: Callable[[Ids], FloatRows | None]) -> None:
-    """Give rows of a table what `of` gives for them, zeros for None."""
+def put_rows(model: CTRModel, name: str, rows: Ids, of: Callable[[Ids], FloatRows | None]) -> None:
+    """Set rows of a table to what `of` returns for them, to zeros for None."""
     group = _group(model, name)
     for first in range(0, len(rows), _PIECE):
         chosen = rows[first : first + _PIECE].astype(np.int64)
@@ -289,98 +252,3 @@ def _samples(trained: TrainedModel, old: Mapping[str, Ids]) -> Iterator[tuple[Ba
             )  # fmt: skip
             batches.append(Batch(label=torch.zeros(size), dense=dense, sparse=sparse))
         yield batches[0], batches[1]
-
-
-def _read_values(file: str, schema: Schema, carried: Carrying) -> dict[str, pl.Series]:
-    """Column -> its values, by the name of a vocabulary, of a feature that has it, or of the users' column."""
-    path = Path(file)
-    try:
-        frame = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise DataError(f"{file} cannot be read: {' '.join(str(error).split())[:200]}") from error
-    of_feature = {feature.name: feature.vocabulary for feature in schema.sparse}
-    found: dict[str, pl.Series] = {}
-    for name in frame.columns:
-        vocabulary = of_feature.get(name, name)
-        if vocabulary not in carried.counts and name != schema.user:
-            raise DataError(
-                f"{file}: column {name!r} is no vocabulary whose values have rows of their own; there are "
-                f"{', '.join(dict.fromkeys([*carried.counts, *([schema.user] if schema.user else [])]))}"
-            )
-        found[name] = frame[name].drop_nulls()
-    if not sum(map(len, found.values())):
-        raise DataError(f"{file} names no value: expected a column for each vocabulary, named for it, and its values")
-    return found
-
-
-def _without(
-    carried: Carrying, named: Mapping[str, pl.Series], schema: Schema, known: dict[str, int]
-) -> tuple[Carrying, dict[str, Ids]]:
-    """What is left, and of each table the rows that are nobody's now; `known` gets how many values each column had."""
-    vocabularies, counts, events = dict(carried.vocabularies), dict(carried.counts), carried.events
-    clicks = carried.clicks
-    of_feature = {feature.name: feature.vocabulary for feature in schema.sparse}
-    gone: dict[str, Ids] = {}
-    for column, values in named.items():
-        name, known[column] = of_feature.get(column, column), 0
-        if name in counts:
-            vocabularies[name], counts[name], ids, seen = _taken(vocabularies[name], counts[name], values)
-            gone[name] = np.union1d(gone.get(name, np.zeros(0, dtype=np.int64)), ids)
-            known[column] = seen
-        if events is not None and column == schema.user:
-            theirs = events[column].is_in(_cast(values, events[column].dtype).implode())
-            known[column] = max(known[column], events.filter(theirs)[column].n_unique())
-            events = events.filter(~theirs)
-        if events is not None:
-            items = [f.of for f in schema.histories if of_feature[f.of] == name]
-            events = _events_without(events, items, values, schema)
-        if clicks is not None:
-            clicks = _clicks_without(clicks, column if column == schema.user else name, values, schema)
-    return Carrying(vocabularies=vocabularies, counts=counts, events=events, clicks=clicks), gone
-
-
-def _clicks_without(clicks: ClickMemory, name: str, values: pl.Series, schema: Schema) -> ClickMemory:
-    """Without the clicks of users or of items; where values are contexts, clicks are without these."""
-    if name not in clicks.recent.columns:
-        return clicks
-    wanted, item = _cast(values, clicks.recent[name].dtype), name == schema.sparse[0].name
-    theirs = pl.col(name).is_in(wanted.implode())
-    if item or name == schema.user:
-        parts = {part: clicks.frames[part].filter(~theirs) for part in ("recent", "waiting")}
-    else:
-        gone = pl.when(theirs).then(None).otherwise(pl.col(name)).alias(name)
-        parts = {part: clicks.frames[part].with_columns(gone) for part in ("recent", "waiting")}
-    first = clicks.first.filter(~clicks.first[ITEM].is_in(item_keys(wanted).implode())) if item else clicks.first
-    return replace(clicks, recent=parts["recent"], waiting=parts["waiting"], first=first)
-
-
-def _events_without(
-    events: pl.DataFrame, items: Sequence[str], values: pl.Series, schema: Schema
-) -> pl.DataFrame:  # fmt: skip
-    for name in items:
-        theirs = events[name].is_in(_cast(values, events[name].dtype).implode())
-        events = events.with_columns(pl.when(theirs).then(None).otherwise(pl.Series(events[name])).alias(name))
-    return events.filter(pl.any_horizontal(events[feature.of].is_not_null() for feature in schema.histories))
-
-
-def _taken(
-    vocabulary: Vocabulary, counted: pl.DataFrame, values: pl.Series
-) -> tuple[Vocabulary, pl.DataFrame, Ids, int]:
-    """A vocabulary and counts without some values; their ids, and how many were counted."""
-    wanted = _cast(values, vocabulary.values.dtype).implode()
-    places = np.flatnonzero(vocabulary.values.is_in(wanted).fill_null(False).to_numpy())
-    theirs = counted["value"].is_in(wanted)
-    own = vocabulary.values.gather(places)
-    rare = counted.filter(theirs & ~counted["value"].is_in(own.implode()))
-    counts = vocabulary.counts.copy()
-    np.subtract.at(counts, buckets_of(rare["value"], vocabulary.tail_buckets), rare["count"].to_numpy())
-    np.maximum(counts, 0, out=counts)  # what a limit on memory forgot was taken from nowhere
-    ids = places + vocabulary.tail_buckets
-    counts[ids] = 0
-    without = vocabulary.values_without(ids)
-    kept = replace(vocabulary, values=without, counts=counts, inherited=len(without))
-    return kept, counted.filter(~theirs), ids, int(theirs.sum())
-
-
-def _cast(values: pl.Series, kind: pl.DataType) -> pl.Series:
-    return values.cast(kind, strict=False).drop_nulls()

@@ -1,0 +1,213 @@
+"""`stratarec forget`: values leave vocabularies, counts and the events of users, and their rows become zeros.
+
+No id leads to such a row, and everything else keeps its number and its bits. Earlier periods are removed at once. What
+the run itself was trained on, logs and exports are the user's to remove.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from stratarec.data.click_memory import ITEM, ClickMemory, item_keys
+from stratarec.data.dataset.renewed import Carrying, write_without_samples
+from stratarec.data.schema import Schema
+from stratarec.data.sources.blocks import BadRows
+from stratarec.data.sources.parse import from_text
+from stratarec.data.sources.typed import Converter
+from stratarec.data.vocabulary import Vocabulary, buckets_of
+from stratarec.errors import DataError
+from stratarec.io.opening import open_regular
+from stratarec.planning.plan import Plan
+from stratarec.training import checkpoint
+from stratarec.training.continual.renew import Ids, commit_change, put_rows, save_checkpoint
+from stratarec.training.continual.train_period import Before
+from stratarec.training.run import periods
+from stratarec.training.run.open_run import TrainedModel
+from stratarec.training.run.periods import Period
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgotten:
+    """Result of `forget`."""
+
+    period: Period
+    known: dict[str, int]
+    """Column -> number of its values that were known."""
+    unknown: dict[str, pl.Series]
+    """Column -> its values that were not."""
+    remaining: list[Path]
+    """Parts of earlier periods that remain because another process reads them."""
+
+
+def forget(run: Path, file: str) -> Forgotten:
+    """Forget the values in `file`.
+
+    Raises
+    ------
+    DataError
+        If the file has other columns, or values of another type, or the run knows none of its values.
+    CheckpointError, StorageError
+        As `continue_run`.
+    """
+    known: dict[str, int] = {}
+    unknown: dict[str, pl.Series] = {}
+
+    def change(trained: TrainedModel, before: Before, work: Path) -> Plan | None:
+        carried = Carrying.of(trained.dataset)
+        named = _read_values(file, trained.dataset.schema, carried)
+        left, rows, strange = _without(carried, named, trained.dataset.schema)
+        unknown.update(strange)
+        known.update({name: len(values) - len(strange[name]) for name, values in named.items()})
+        if not any(known.values()):
+            raise DataError(f"{file}: the run knows none of its values, so there is nothing to forget")
+        dataset = write_without_samples(trained.dataset, work / periods.DATA, left)
+        for name, ids in rows.items():
+            put_rows(trained.model, name, ids, lambda rows: None)
+        loaded = checkpoint.load(trained.checkpoint)
+        state = {name: loaded.state[name] for name in ("step", "position")}
+        save_checkpoint(trained, trained.model, dataset, state, work)
+        # Rows in slots keep their bits only in a cache of the same shape.
+        return trained.plan
+
+    period, remaining = commit_change(run, "forget", change)
+    return Forgotten(period=period, known=known, unknown=unknown, remaining=remaining)
+
+
+def _read_values(file: str, schema: Schema, carried: Carrying) -> dict[str, pl.Series]:
+    """Return the distinct values of each column, read as `prepare` reads them from a log, in the type that is stored.
+
+    A column has the name of a vocabulary, of a feature that uses one, or of the users' column.
+    """
+    path = Path(file)
+    try:
+        with open_regular(path) as source:
+            frame = (
+                pl.read_parquet(source)
+                if path.suffix.lower() == ".parquet"
+                else pl.read_csv(source, infer_schema=False)
+            )
+    except (OSError, pl.exceptions.PolarsError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        raise DataError(f"{file} cannot be read: {reason}") from error
+    of_feature = {feature.name: feature.vocabulary for feature in schema.sparse}
+    bad = BadRows(None)
+    converter = Converter(file, np.arange(1, len(frame) + 1), bad)
+    values: dict[str, pl.Series] = {}
+    for name in frame.columns:
+        vocabulary = of_feature.get(name, name)
+        if vocabulary not in carried.counts and name != schema.user:
+            raise DataError(
+                f"{file}: column {name!r} is no vocabulary whose values have rows of their own; there are "
+                f"{', '.join(dict.fromkeys([*carried.counts, *([schema.user] if schema.user else [])]))}"
+            )
+        stored = next((known.dtype for known in _known(name, vocabulary, carried, schema)), pl.String())
+        raw = frame[name]
+        if stored == pl.UInt64 and raw.dtype == pl.String:
+            whole = raw.cast(stored, strict=False).fill_null(from_text(raw).cast(stored, strict=False))
+            converter.require(raw, raw.is_null() | whole.is_not_null(), "a whole number or nothing")
+        else:
+            read = converter.category(raw, "text" if stored == pl.String else "integer")
+            whole = read.cast(stored, strict=False)
+            converter.require(raw, read.is_null() | whole.is_not_null(), f"a value that {stored} holds")
+        values[name] = whole.drop_nulls().unique(maintain_order=True)
+    bad.settle()
+    if not sum(map(len, values.values())):
+        raise DataError(f"{file} names no value: expected a column for each vocabulary, named for it, and its values")
+    return values
+
+
+def _known(column: str, vocabulary: str, carried: Carrying, schema: Schema) -> Iterator[pl.Series]:
+    """Yield all values that a run stores of a column: with and without rows, in events and in clicks."""
+    if vocabulary in carried.counts:
+        yield carried.vocabularies[vocabulary].values
+        yield carried.counts[vocabulary]["value"]
+    if carried.events is not None:
+        of_feature = {feature.name: feature.vocabulary for feature in schema.sparse}
+        items = (feature.of for feature in schema.histories if of_feature[feature.of] == vocabulary)
+        for name in (*([column] if column == schema.user else []), *items):
+            yield carried.events[name]
+    if carried.clicks is not None:
+        name = column if column == schema.user else vocabulary
+        for part in ("recent", "waiting"):
+            if name in carried.clicks.frames[part].columns:
+                yield carried.clicks.frames[part][name]
+
+
+def _without(
+    carried: Carrying, named: Mapping[str, pl.Series], schema: Schema
+) -> tuple[Carrying, dict[str, Ids], dict[str, pl.Series]]:
+    """Remove values from everything that is carried on.
+
+    Returns what remains, the rows of each table that belong to no value now, and the unknown values of each column.
+    """
+    vocabularies, counts, events = dict(carried.vocabularies), dict(carried.counts), carried.events
+    clicks = carried.clicks
+    of_feature = {feature.name: feature.vocabulary for feature in schema.sparse}
+    rows: dict[str, Ids] = {}
+    unknown: dict[str, pl.Series] = {}
+    for column, values in named.items():
+        name = of_feature.get(column, column)
+        unknown[column] = values
+        for known in _known(column, name, carried, schema):
+            unknown[column] = unknown[column].filter(~unknown[column].is_in(_cast(known, values.dtype).implode()))
+        if name in counts:
+            vocabularies[name], counts[name], ids = _taken(vocabularies[name], counts[name], values)
+            rows[name] = np.union1d(rows.get(name, np.zeros(0, dtype=np.int64)), ids)
+        if events is not None and column == schema.user:
+            events = events.filter(~events[column].is_in(_cast(values, events[column].dtype).implode()))
+        if events is not None:
+            items = [f.of for f in schema.histories if of_feature[f.of] == name]
+            events = _events_without(events, items, values, schema)
+        if clicks is not None:
+            clicks = _clicks_without(clicks, column if column == schema.user else name, values, schema)
+    return Carrying(vocabularies=vocabularies, counts=counts, events=events, clicks=clicks), rows, unknown
+
+
+def _clicks_without(clicks: ClickMemory, name: str, values: pl.Series, schema: Schema) -> ClickMemory:
+    """Without the clicks of users or of items; where values are contexts, clicks are without these."""
+    if name not in clicks.recent.columns:
+        return clicks
+    wanted, item = _cast(values, clicks.recent[name].dtype), name == schema.sparse[0].name
+    theirs = pl.col(name).is_in(wanted.implode())
+    if item or name == schema.user:
+        parts = {part: clicks.frames[part].filter(~theirs) for part in ("recent", "waiting")}
+    else:
+        gone = pl.when(theirs).then(None).otherwise(pl.col(name)).alias(name)
+        parts = {part: clicks.frames[part].with_columns(gone) for part in ("recent", "waiting")}
+    first = clicks.first.filter(~clicks.first[ITEM].is_in(item_keys(wanted).implode())) if item else clicks.first
+    return replace(clicks, recent=parts["recent"], waiting=parts["waiting"], first=first)
+
+
+def _events_without(
+    events: pl.DataFrame, items: Sequence[str], values: pl.Series, schema: Schema
+) -> pl.DataFrame:  # fmt: skip
+    for name in items:
+        theirs = events[name].is_in(_cast(values, events[name].dtype).implode())
+        events = events.with_columns(pl.when(theirs).then(None).otherwise(pl.Series(events[name])).alias(name))
+    return events.filter(pl.any_horizontal(events[feature.of].is_not_null() for feature in schema.histories))
+
+
+def _taken(vocabulary: Vocabulary, counted: pl.DataFrame, values: pl.Series) -> tuple[Vocabulary, pl.DataFrame, Ids]:
+    """Return a vocabulary and its counts without `values`, and the ids that these had."""
+    wanted = _cast(values, vocabulary.values.dtype).implode()
+    places = np.flatnonzero(vocabulary.values.is_in(wanted).fill_null(False).to_numpy())
+    theirs = counted["value"].is_in(wanted)
+    own = vocabulary.values.gather(places)
+    rare = counted.filter(theirs & ~counted["value"].is_in(own.implode()))
+    counts = vocabulary.counts.copy()
+    np.subtract.at(counts, buckets_of(rare["value"], vocabulary.tail_buckets), rare["count"].to_numpy())
+    np.maximum(counts, 0, out=counts)  # what a limit on memory forgot was taken from nowhere
+    ids = places + vocabulary.tail_buckets
+    counts[ids] = 0
+    without = vocabulary.values_without(ids)
+    kept = replace(vocabulary, values=without, counts=counts, inherited=len(without))
+    return kept, counted.filter(~theirs), ids
+
+
+def _cast(values: pl.Series, kind: pl.DataType) -> pl.Series:
+    return values.cast(kind, strict=False).drop_nulls()
