@@ -75,7 +75,9 @@ class Stranger:
     def values(self, cell: Any, feature: dict[str, Any]) -> list[Any]:
         if feature["kind"] == "single":
             return [] if cell is None else [cell]
-        cell = [part for part in (cell or "").split(feature["separator"]) if part] if feature["separator"] else cell
+        if feature["separator"]:
+            cell = [part.strip(" \t\r\n") for part in (cell or "").split(feature["separator"])]
+            cell = [part for part in cell if part]
         cell = [part for part in cell or [] if part is not None]
         return cell[-feature["max_length"] :] if feature["kind"] == "history" else cell[: feature["max_length"]]
 

@@ -445,6 +445,8 @@ def says(cell: Any, kind: str) -> Any:
     if cell is None or (isinstance(cell, float | np.floating | Decimal) and cell != cell):
         return None
     if kind == "list":
+        if isinstance(cell, str) and not cell.strip(" \t\r\n"):
+            return None
         if not isinstance(cell, list | tuple | pl.Series | np.ndarray) or getattr(cell, "ndim", 1) != 1:
             raise TypeError
         return [says(each, "single") for each in cell.tolist()] if isinstance(cell, np.ndarray) else [

@@ -125,7 +125,8 @@ class SparseFeature:
     """For ``multi`` the first, for ``history`` and ``sequence`` the last `max_length` values are kept; of a column
     `beside` a sequence as many as of that."""
     separator: str = ""
-    """For ``multi`` and ``sequence``: split a text column at this string; empty means the column holds lists."""
+    """For ``multi`` and ``sequence``: split a text column at this string, and strip blanks around the parts; empty
+    means that the column holds lists, or text such as ``[1, 2]``, ``["a", "b"]`` or ``['a', 'b']``."""
     type: ValueType = "auto"
     """What values are: ``integer`` (007, 7 and 7.0 are one value), ``text``, or ``auto``: text in text files, what the
     column holds in Parquet. With `of` it is that feature's."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.schema import Schema, SparseFeature
+from stratarec.data.sources.parse import split_text
 from stratarec.data.transforms import Standard
 from stratarec.serving.value_index import ValueIndex
 
@@ -114,8 +115,11 @@ class _Bags:
 
     def _list(self, cell: Any) -> list[Any]:
         feature = self._feature
-        if type(cell) is str and feature.separator:
-            return [part for part in cell.split(feature.separator) if part][: feature.max_length]
+        if type(cell) is str:
+            parts = split_text(cell, feature.separator)
+            if parts is None:
+                raise NotPlain
+            return parts[: feature.max_length]
         if cell is None:
             return []
         if type(cell) is not list or feature.separator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -211,11 +212,50 @@ def test_times_are_read_as_they_are_written(values: list[Any], form: str | None,
         (["NA", "NL", "1"], pl.String, ()),
         (["NA", "none"], pl.String, ()),
         (["true ", " False", None], pl.Boolean, ()),
+        (["00123", "123", "0"], pl.String, ()),
+        (["-0.5", "0", "10"], pl.Float64, ()),
     ],
 )
 def test_numbers_are_found_among_words_for_nothing(cells: list[str | None], kind: Any, words: tuple[str, ...]) -> None:
     column, missing = typed(pl.Series("x", cells))
     assert (column.dtype, missing) == (kind, words)
+
+
+GENRES = ["Action", "Drama", "Comedy", "Science Fiction"]
+TAGS = [[GENRES[at] for at in np.random.default_rng(row).permutation(4)[: row % 4]] for row in range(400)]
+IDS = [[int(each) for each in np.random.default_rng(row).integers(1, 900, 1 + row % 6)] for row in range(400)]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
+@pytest.mark.parametrize(
+    ("lists", "write_list"),
+    [
+        (TAGS, json.dumps), (TAGS, repr), (TAGS, ", ".join), (TAGS, "|".join), (TAGS, "^".join), (IDS, json.dumps),
+        *((IDS, lambda ids, mark=mark: mark.join(map(str, ids))) for mark in (" ", ",", "\x1d", "\x01", ";")),
+    ],
+)  # fmt: skip
+def test_lists_as_text_are_drafted_with_their_values(
+    lists: list[Any], write_list: Any, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = [write_list(each) for each in lists]
+    frame = pl.DataFrame({"item": [row % 30 for row in range(400)], "tags": texts, "label": [0, 1] * 200})
+    getattr(frame, {"csv": "write_csv", "parquet": "write_parquet", "jsonl": "write_ndjson"}[ending])(f"log.{ending}")
+    assert main(["init", "-q", f"log.{ending}"]) == 0
+    assert main(["prepare", "-q", "log.yaml", "data.vocabulary.min_count=1"]) == 0
+    values = set(Dataset.open("data/log").vocabulary("tags").values.to_list())
+    everything = {str(each) for some in lists for each in some}
+    assert values <= everything
+    assert len(values) > 0.7 * len(everything)  # those of the training split
+
+
+def test_lists_in_another_form_are_left_out_with_what_to_write(tmp_path: Path) -> None:
+    texts = [str([{"id": row % 7, "name": "Drama"}]) for row in range(400)]
+    pl.DataFrame({"item": [1, 2] * 200, "genres": texts, "label": [0, 1, 1, 0] * 100}).write_csv(tmp_path / "log.csv")
+    column = next(each for each in guess(read_sample((str(tmp_path / "log.csv"),))).columns if each.name == "genres")
+    assert column.role == "left out"
+    assert "[{'id': 0, 'name': 'Drama'}]" in column.reason
+    assert '["a", "b"]' in column.reason
 
 
 @pytest.mark.parametrize(
@@ -229,6 +269,13 @@ def test_numbers_are_found_among_words_for_nothing(cells: list[str | None], kind
         (["1,2", "3,4"], ",", ""),
         (["1,005", "100500"], ",", ""),
         (["a,b", "c"], ",", ""),
+        (["1 005", "12 345", "12"], ",", "1005"),
+        (["161 182 114 281", "207 118", "300"], ",", ""),
+        (["5 17 299", "12 100"], ",", ""),
+        (["1,234", "-0,824", "12,345"], ",", "1.234"),
+        (["0,824", "1,5"], ",", "0.824"),
+        (["-1,5", "2,25"], ",", "-1.5"),
+        (["1,5", "2,7,9"], ",", ""),
     ],
 )
 def test_amounts_are_named_and_lists_are_not(cells: list[str], mark: str, number: str) -> None:

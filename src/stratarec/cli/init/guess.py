@@ -17,11 +17,12 @@ from stratarec.cli.init.words import AMOUNTS, BIRTHS, EARLIER, ITEMS, SESSIONS, 
 from stratarec.data.column_names import check_name
 from stratarec.data.leaks import Leak, find_leak
 from stratarec.data.schema import LabelRule
+from stratarec.data.sources.parse import lists_from_text
 from stratarec.errors import ConfigError, DataError
 
 Role = Literal["label", "time", "user", "session", "dense", "sparse", "list", "left out"]
 
-_SEPARATORS = ("|", ";", ",", " ")
+_SEPARATORS = ("\x1d", "\x1e", "\x1f", "\x01", "\x02", "|", ";", "\t", "^", "~", ",", " ")
 # Numbers of a column that has more distinct ones are amounts, where nothing says that they are names of something; and
 # users are more than so many.
 _FEW = 50
@@ -33,6 +34,9 @@ _MOSTLY = 0.99
 _FEATURES = ("dense", "sparse", "list")
 # Share of a sequence's values that are values of the feature that it is of.
 _MOST_OF = 0.5
+# Several values, or one in quotes, in brackets.
+_LIKE_A_LIST = r"""(?s)^\s*[\[({].*[,"':].*[\])}]\s*$"""
+_SHOWN = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,7 @@ class Guess:
     values: int = 0
     """Distinct ones in the whole log, estimated."""
     separator: str = ""
-    """Of a list that is text."""
+    """Mark that divides a list written as text; empty for lists in brackets."""
     integer: bool = False
     """Whether values that are text in the file are whole numbers."""
     ordered: bool = False
@@ -204,9 +208,14 @@ def _list_feature(column: pl.Series, sample: LogSample) -> Guess:
     inner = column.dtype.inner  # type: ignore[attr-defined]
     if not (inner.is_integer() or inner == pl.String):
         return _out(column, f"lists of {inner}")
-    flat = column.drop_nulls().explode().drop_nulls()
-    reason = f"lists, of {len(flat) / max(len(column), 1):.1f} values on average"
-    return Guess(name=column.name, role="list", reason=reason, values=growth(flat, len(column), sample.total))
+    return _of_lists(column, "lists", sample)
+
+
+def _of_lists(lists: pl.Series, what: str, sample: LogSample, separator: str = "") -> Guess:
+    flat, rows = lists.drop_nulls().explode().drop_nulls(), len(lists)
+    reason = f"{what}, of {len(flat) / max(rows, 1):.1f} values on average"
+    values = growth(flat, rows, sample.total)
+    return Guess(name=lists.name, role="list", reason=reason, values=values, separator=separator)
 
 
 def _whole_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
@@ -245,14 +254,19 @@ def _as_names(each: Guess, column: pl.Series, positive: pl.Series, sample: LogSa
 
 def _text_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
     rows = len(column)
+    lists, fits = lists_from_text(column, "")
+    if fits.mean() == 1:
+        return _of_lists(lists, "lists as text", sample)
+    odd = column.filter(~fits)
+    if odd.str.contains(_LIKE_A_LIST).mean() > 0.5 or fits.mean() > 0.5:  # type: ignore[operator]
+        return _out(column, f'lists written as {odd[0][:_SHOWN]!r}; write them as [1, 2] or ["a", "b"] to use them')
     written = amounts(column, sample.options.get("delimiter", ",")) if distinct > _FEW else ""
     if written:
         return _out(column, written)
     separator = _separator(column, distinct)
     if separator:
-        flat = column.drop_nulls().str.split(separator).explode()
-        values, reason = growth(flat, rows, sample.total), f"text in parts, divided by {separator!r}"
-        return Guess(name=column.name, role="list", reason=reason, values=values, separator=separator)
+        parts = lists_from_text(column, separator)[0]
+        return _of_lists(parts, f"text in parts, divided by {separator!r}", sample, separator)
     if distinct == rows and rows > _FEW:
         return _out(column, "another value in every row, as a row's own number has")
     length = float(column.str.len_chars().mean() or 0)  # type: ignore[arg-type]
@@ -263,14 +277,21 @@ def _text_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
 
 
 def _separator(column: pl.Series, distinct: int) -> str:
-    """The mark at which values fall into parts that repeat; empty where there is none."""
+    """Return the mark that divides the values into parts, or nothing.
+
+    Parts repeat more often than whole values do, or are whole numbers, more in some rows than in others. A control
+    character divides whatever it stands between.
+    """
     text = column.drop_nulls()
     for mark in _SEPARATORS:
         many = text.filter(text.str.contains(mark, literal=True))
-        if len(many) < len(text) / 5 or distinct < 10:
+        sure = not mark.isprintable()
+        if len(many) < len(text) / 5 or (distinct < 10 and not sure):
             continue
-        parts = text.str.split(mark).explode()
-        if parts.n_unique() < distinct:
+        lists = lists_from_text(text, mark)[0]
+        parts = lists.explode().drop_nulls()
+        uneven = lists.list.len().n_unique() > 1
+        if sure or parts.n_unique() < distinct or (uneven and parts.str.contains(r"^\d+$").all()):
             return mark
     return ""
 
@@ -280,7 +301,7 @@ def _as_sequence(each: Guess, frame: pl.DataFrame, features: Sequence[str]) -> G
     if each.role != "list" or not tokens(each.name) & EARLIER:
         return each
     column = frame[each.name].drop_nulls()
-    lists = column.str.split(each.separator) if each.separator else column
+    lists = lists_from_text(column, each.separator)[0] if column.dtype == pl.String else column
     values = lists.explode().drop_nulls().cast(pl.String)
     known = {name: frame[name].cast(pl.String).unique().implode() for name in features}
     shares = {name: values.is_in(there).sum() / max(len(values), 1) for name, there in known.items()}

@@ -14,14 +14,17 @@ _NOTHING = {
 _MOST_SPELLINGS = 8
 _WHOLE = r"^[+-]?\d+$"
 _SIGNS = r"[$€£¥₹%]|\b(USD|EUR|GBP)\b"
-_THOUSANDS = r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$"
+_THOUSANDS = r"^[+-]?[1-9]\d{0,2}([, ]\d{3})+(\.\d+)?$"
 _PLAIN = r"^[+-]?(\d+(\.\d*)?|\.\d+)$"
-_COMMA = r"^[+-]?\d{1,3}((\.\d{3})*|\d*),\d+$"
+_COMMA = r"^[+-]?\d{1,3}(([. ]\d{3})*|\d*),\d+$"
+# What no list of ids has: a number from 0 to 1, or a sign.
+_DECIMAL = r"^([+-]?0|[+-]\d+),\d+$"
+_PADDED = r"^[+-]?0\d"
 
 
 def typed(text: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
     """Text as the numbers or truth values that all of it is, but for words that stand for nothing: these as the file
-    has them. Whole numbers beyond 64 bits stay text: no float tells them apart."""
+    has them. Whole numbers beyond 64 bits, and numbers with leading zeros, stay text."""
     text = text.set((text == "").fill_null(False), None)
     bare = text.str.strip_chars()
     number = bare.cast(pl.Float64, strict=False)
@@ -29,7 +32,7 @@ def typed(text: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
     words = tuple(sorted(odd.head(_MOST_SPELLINGS + 1).to_list()))
     if len(words) <= _MOST_SPELLINGS and all(word.strip().lower() in _NOTHING for word in words):
         known = bare.set(text.is_in(words).fill_null(False), None) if words else bare
-        if known.null_count() == len(known):
+        if known.null_count() == len(known) or known.str.contains(_PADDED).any():
             return text, ()
         whole = known.cast(pl.Int64, strict=False)
         if whole.null_count() == known.null_count():
@@ -47,24 +50,21 @@ def amounts(text: pl.Series, delimiter: str) -> str:
     bare = text.drop_nulls().str.strip_chars()
     if not len(bare):
         return ""
-    stripped = bare.str.replace_all(_SIGNS, "").str.replace_all(r"[\s\u00a0']", "")
-    signs = (stripped != bare).any()
-    plain, thousands = stripped.str.contains(_PLAIN), stripped.str.contains(_THOUSANDS)
+    digits = bare.str.replace_all(_SIGNS, "").str.strip_chars().str.replace_all(r"[\s']", " ")
+    signs = (digits != bare).any()
+    plain, thousands = digits.str.contains(_PLAIN), digits.str.contains(_THOUSANDS)
     if (plain | thousands).all():
         # Lists of numbers of three digits look like thousands, but for the first part, which then has three, too.
-        short = stripped.str.contains(r"^[+-]?\d{1,2},").any()
-        if signs or (short and not (plain & (stripped.str.len_chars() > 5)).any()):
-            return _example(bare, bare.filter(thousands | (stripped != bare)))
+        short = digits.str.contains(r"^[+-]?\d{1,2}[, ]").any()
+        if signs or (short and not (plain & (digits.str.len_chars() > 5)).any()):
+            return _example(bare.filter(thousands | (digits != bare)), {",": ""})
         return ""
-    comma = stripped.str.contains(_COMMA)
-    if delimiter in (";", "\t") and (comma | plain).all():
-        return _example(bare, bare.filter(comma))
+    comma = digits.str.contains(_COMMA)
+    if (comma | plain).all() and (delimiter in (";", "\t") or digits.str.contains(_DECIMAL).any()):
+        return _example(bare.filter(comma), {".": "", ",": "."})
     return ""
 
 
-def _example(bare: pl.Series, odd: pl.Series) -> str:
-    shown = str(odd[0]) if len(odd) else str(bare[0])
-    digits = re.sub(r"[^\d.,+-]", "", shown)
-    decimal_comma = re.search(r",\d+$", digits) and not re.search(_THOUSANDS, digits)
-    number = digits.replace(".", "").replace(",", ".") if decimal_comma else digits.replace(",", "")
-    return f"numbers written as {shown!r}; write {number} in the log, and it is a dense feature"
+def _example(odd: pl.Series, marks: dict[str, str | int | None]) -> str:
+    number = re.sub(r"[^\d.,+-]", "", str(odd[0])).translate(str.maketrans(marks))
+    return f"numbers written as {str(odd[0])!r}; write {number} in the log, and it is a dense feature"

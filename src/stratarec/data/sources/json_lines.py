@@ -1,12 +1,10 @@
-"""JSON lines by the columns that are wanted: an object a line, its scalars as text, its lists as lists of text."""
+"""JSON lines by the columns that are wanted: an object a line, its scalars and lists as text."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -26,7 +24,7 @@ class JsonLines:
 
     path: str
     lists: frozenset[str]
-    """The columns that hold lists."""
+    """The columns that may hold lists, which become text as JSON writes them."""
     nulls: tuple[str, ...]
     """Texts that stand for nothing, besides null and an empty one."""
 
@@ -44,8 +42,7 @@ class JsonLines:
 
     def _has_nested(self, frame: pl.DataFrame) -> bool:
         """Whether some scalar may have been a list or an object, which Polars writes out as text."""
-        texts = [column for column in frame.iter_columns() if column.dtype == pl.String]
-        return any(column.str.contains(r"^[\[{]").any() for column in texts)
+        return any(frame[name].str.contains(r"^[\[{]").any() for name in frame.columns if name not in self.lists)
 
     def _usable(
         self, content: bytes, lines: NDArray[np.int64], names: tuple[str, ...], bad: BadRows
@@ -73,35 +70,20 @@ class JsonLines:
         if not isinstance(row, dict):
             return f"got {_kind(row)}, expected an object with names"
         for name in names:
-            problem = self._cell_problem(name, row.get(name))
-            if problem:
-                return problem
+            if isinstance(row.get(name), list | dict) and name not in self.lists:
+                return f"column {name!r}: got {_kind(row[name])}, expected one value"
         return ""
 
-    def _cell_problem(self, name: str, cell: Any) -> str:
-        if name not in self.lists:
-            nested = isinstance(cell, list | dict)
-            return f"column {name!r}: got {_kind(cell)}, expected one value" if nested else ""
-        if cell is None:
-            return ""
-        if not isinstance(cell, list):
-            return f"column {name!r}: got {_kind(cell)}, expected a list"
-        inner = next((part for part in cell if isinstance(part, list | dict)), None)
-        return "" if inner is None else f"column {name!r}: got {_kind(inner)} in a list, expected values"
-
     def _read(self, content: bytes, names: tuple[str, ...]) -> pl.DataFrame | None:
-        schema: Mapping[str, Any] = {name: pl.List(pl.String) if name in self.lists else pl.String() for name in names}
+        schema = dict.fromkeys(names, pl.String())
         if not content.strip():
-            return pl.DataFrame(schema=dict(schema))
+            return pl.DataFrame(schema=schema)
         try:
-            frame = pl.read_ndjson(io.BytesIO(content), schema=dict(schema))
+            frame = pl.read_ndjson(io.BytesIO(content), schema=schema)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
             return None
         nothing = ("", *self.nulls)
-        return frame.select(
-            column.set(column.is_in(nothing).fill_null(False), None) if column.dtype == pl.String else column
-            for column in frame.iter_columns()
-        )
+        return frame.select(column.set(column.is_in(nothing).fill_null(False), None) for column in frame.iter_columns())
 
 
 def check_lines(content: bytes, path: str) -> None:

@@ -1,4 +1,4 @@
-"""What values say: whole numbers and times of any writing, and lists that belong together place by place.
+"""Values as text writes them: whole numbers, times and lists; and lists whose places belong together.
 
 Timestamps finer than the unit of times, and integers that are dates between 1990 and 2100 in another unit only, are
 faults that name the unit to set.
@@ -27,6 +27,17 @@ _FORM = r"^\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?)
 # Digits of each part of a form that is digits alone.
 _WIDTHS = {"%Y": 4, "%y": 2, "%m": 2, "%d": 2, "%H": 2, "%M": 2, "%S": 2}
 _OFFSET = r"(Z|[+-]\d\d:?\d\d)$"
+# Lists as JSON, Python and NumPy write them. Polars and Python must agree on blanks, so they are listed.
+_BLANKS = " \t\r\n"
+_NOTHING = ("null", "None", "nan", "NaN")
+_QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
+_ITEM = rf"(?s:{_QUOTED}|[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[tT]rue|[fF]alse|{'|'.join(_NOTHING)})"
+_LIST = rf"^\s*\[\s*(?:{_ITEM}(?:(?:\s*,\s*|\s+){_ITEM})*\s*,?\s*)?\]\s*$"
+# Brackets around all of a text that is to be split would stay at its first and last part.
+_ENCLOSED = r"""(?s)^\s*(?:\[\s*["'\[({].*\]|\[[^\[\]]*\]|\([^()]*\)|\{[^{}]*\})\s*$"""
+_BRACKETS = ("[", "(", "{")
+_ESCAPE = re.compile(r"(?s)\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|U(00[0-9a-fA-F]{6})|(.))")
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", '"': '"', "'": "'", "\\": "\\", "/": "/"}
 
 
 def read_times(raw: pl.Series, unit: TimeUnit, form: str = "") -> tuple[pl.Series, str] | None:
@@ -146,6 +157,52 @@ def from_text_expr(text: pl.Expr) -> pl.Expr:
 def _rounded(number: pl.Expr) -> pl.Expr:
     whole = (number.round() == number) & (number.abs() < _EXACT)
     return pl.when(whole).then(number).cast(pl.Int64, strict=False)
+
+
+def lists_from_text(text: pl.Series, separator: str) -> tuple[pl.Series, pl.Series]:
+    """Return the list that each text holds, and whether the text is one.
+
+    With a separator, parts are stripped of blanks and empty parts are null; a text in brackets is not one to split.
+    Without a separator, a text is a list such as ``[1, 2]``, ``["a", "b"]`` or ``['a', 'b']``. Blank text is null.
+    """
+    text = text.set((text.str.strip_chars(_BLANKS) == "").fill_null(False), None)
+    if separator:
+        whole = text.str.contains(r"^\s*[\[({]")
+        if whole.any():
+            several = text.str.contains(separator, literal=True)
+            whole = text.str.contains(_LIST) | (text.str.contains(_ENCLOSED) & several)
+        part = pl.element().str.strip_chars(_BLANKS)
+        return text.str.split(separator).list.eval(pl.when(part != "").then(part)), ~whole
+    fits = text.str.contains(_LIST)
+    item = pl.element()
+    inner = pl.when(item.str.contains("^[\"']")).then(item.str.slice(1, item.str.len_chars() - 2))
+    lists = text.set(~fits.fill_null(False), None).str.extract_all(_ITEM)
+    lists = lists.list.eval(inner.otherwise(pl.when(~item.is_in(_NOTHING)).then(item)))
+    if text.str.contains("\\", literal=True).any():
+        lists = lists.list.eval(item.map_batches(_unescaped, return_dtype=pl.String))
+    return lists, fits
+
+
+def split_text(text: str, separator: str) -> list[str] | None:
+    """Return the same parts of one text, without empty ones; None where `lists_from_text` must decide."""
+    if not separator or text.lstrip().startswith(_BRACKETS):
+        return None
+    return [part for each in text.split(separator) if (part := each.strip(_BLANKS))]
+
+
+def _unescaped(items: pl.Series) -> pl.Series:
+    odd = items.filter(items.str.contains("\\", literal=True)).unique().to_list()
+    return items.replace(odd, [_unescape(each) for each in odd])
+
+
+def _unescape(text: str) -> str:
+    """Decode the escapes of JSON and Python; a backslash before another character stays."""
+    plain = _ESCAPE.sub(
+        lambda found: _ESCAPED.get(found[4], found[0]) if found[4] else chr(int(found[1] or found[2] or found[3], 16)),
+        text,
+    )
+    # JSON writes characters beyond 16 bits as two.
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def complete(lists: Sequence[pl.Series]) -> list[pl.Series]:

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from stratarec.data.column_names import column, weights_of
 from stratarec.data.schema import UNKNOWN, LabelRule, Schema, SparseFeature, TimeUnit, ValueType
 from stratarec.data.sources.blocks import BadRows
-from stratarec.data.sources.parse import complete, from_floats, from_text, from_text_expr, read_times
+from stratarec.data.sources.parse import (
+    complete,
+    from_floats,
+    from_text,
+    from_text_expr,
+    lists_from_text,
+    read_times,
+)
 from stratarec.errors import DataError
 
 # Float32 holds a little more.
@@ -207,7 +214,7 @@ class Converter:
         """Lists of the columns of one sequence, as long as each other, none of it missing; the last `max_length`."""
         lists = [
             self._typed_lists(part, self._lists(part, feature), feature.type)
-            for part, feature in zip(map(_without_empty, raw), features, strict=True)
+            for part, feature in zip(raw, features, strict=True)
         ]
         lengths = [part.list.len().fill_null(0).to_numpy() for part in lists]
         for feature, length in zip(features[1:], lengths[1:], strict=True):
@@ -218,9 +225,8 @@ class Converter:
 
     def weighted(self, raw: pl.Series, weights: pl.Series, feature: SparseFeature) -> dict[str, pl.Series]:
         """Lists as those of `values`, and as ``List(Float32)`` by `weights_of` the weight of each of their values."""
-        raw = _without_empty(raw)
         values = self._typed_lists(raw, self._lists(raw, feature), feature.type)
-        numbers = self._weight_lists(_without_empty(weights), feature)
+        numbers = self._weight_lists(weights, feature)
         length, expected = (part.list.len().fill_null(0).to_numpy() for part in (numbers, values))
         self._require_as_long(feature.weights, length, feature.name, expected, "whose weights they are")
         self._require_weights(feature.weights, *self._of_good([values, numbers]))
@@ -229,13 +235,13 @@ class Converter:
 
     def _weight_lists(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
         """``List(Float64)``; null in them is what is missing, or no number."""
-        if feature.separator:
-            lists = self._split(raw, feature.separator)
+        if feature.separator or raw.dtype in _TEXT:
+            lists = self._from_text(raw, feature.separator)
         else:
             lists = raw.cast(pl.List(pl.Float64)) if raw.dtype == pl.Null else raw
             inner = getattr(lists.dtype, "inner", pl.Object())
             if lists.dtype.base_type() != pl.List or not (inner.is_numeric() or inner in (pl.String, pl.Null)):
-                raise self._type_error(raw, "lists of numbers, or text where the feature has a `separator`")
+                raise self._type_error(raw, "lists of numbers, or text")
         if lists.dtype.inner == pl.String:  # type: ignore[attr-defined]
             lists = lists.list.eval(pl.element().str.strip_chars())
         return lists.cast(pl.List(pl.Float64), strict=False)
@@ -262,19 +268,24 @@ class Converter:
             wanted = f"{expected[row]} values, as many as {main!r} has, {relation}"
             self._leave_out(row, name, f"a list of {length[row]}, expected {wanted}")
 
-    def _split(self, raw: pl.Series, separator: str) -> pl.Series:
+    def _from_text(self, raw: pl.Series, separator: str) -> pl.Series:
+        """Lists that a column of text holds."""
         if raw.dtype not in (*_TEXT, pl.Null):
             raise self._type_error(raw, f"text to split at {separator!r}")
-        return raw.cast(pl.String).str.split(separator)
+        lists, fits = lists_from_text(raw.cast(pl.String), separator)
+        plain = f"values divided by {separator!r}; to read lists in brackets leave out `separator`"
+        bare = 'a list such as [1, 2] or ["a", "b"]; for values divided by a mark set `separator`'
+        self.require(raw, fits.fill_null(True), plain if separator else bare)
+        return lists
 
     def _lists(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
         """A column of lists; null in them is what is missing."""
-        if feature.separator:
-            return self._split(raw, feature.separator).list.eval(pl.when(pl.element() != "").then(pl.element()))
+        if feature.separator or raw.dtype in _TEXT:
+            return self._from_text(raw, feature.separator)
         if raw.dtype == pl.Null:
             raw = raw.cast(pl.List(pl.Int64))
         if raw.dtype.base_type() != pl.List:
-            raise self._type_error(raw, "lists, or text with a `separator` in the schema")
+            raise self._type_error(raw, "lists, or text")
         inner = raw.dtype.inner  # type: ignore[attr-defined]
         if not (inner.is_integer() or inner in (pl.String, pl.Categorical, pl.Null)):
             raise self._type_error(raw, "lists of integers or text")
@@ -327,11 +338,6 @@ class TextConverter(Converter):
             return value
         words = {"true": 1.0, "false": 0.0}
         return value.fill_null(text.str.to_lowercase().replace_strict(words, default=None, return_dtype=pl.Float64))
-
-
-def _without_empty(raw: pl.Series) -> pl.Series:
-    """Text that is empty is a list of nothing, and not of one value that is missing."""
-    return raw.cast(pl.String).replace("", None) if raw.dtype in _TEXT else raw
 
 
 def _written(form: str) -> str:

@@ -40,8 +40,10 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
        z ^ z >> 31;
    all of it modulo 2^64. By "kind":
    single   one value; where it is missing, no id.
-   multi    a list, or text that is split at "separator", without empty parts; nulls are left out, then the first
-            "max_length" are taken. With "weights", each value has the number at its place in the list of that column.
+   multi    a list, or text that is split at "separator", without empty parts and without spaces, tabs and ends of
+            lines around a part; text without "separator" is a list as JSON or Python writes it, whose numbers stay as
+            written. Nulls are left out, then the first "max_length" are taken.
+            With "weights", each value has the number at its place in the list of that column.
    history  values of the feature "of" in earlier rows of the same user ("user") whose label is positive, strictly
             earlier ("time"), in order of time and then of the log, without nulls; the last "max_length", oldest first.
    sequence a list like that of multi, in order, oldest first; with those "beside" it, which are as long, it has an
