@@ -133,5 +133,6 @@ def say_json(content: object) -> None:
 
 
 def shortened(text: str) -> str:
-    """A message of bounded length."""
+    """Return a message in one line of bounded length."""
+    text = " ".join(text.split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -11,7 +11,7 @@ from pathlib import Path
 from stratarec.cli.arguments import Subcommand, say
 from stratarec.cli.init.shipped import copy_shipped, shipped
 from stratarec.errors import ConfigError
-from stratarec.io.names import visible
+from stratarec.io.names import shell_word, visible
 
 # Characters of a terminal's line that are worth wrapping to.
 _LEAST_ROOM = 20
@@ -45,7 +45,8 @@ def init(args: argparse.Namespace) -> None:
             _tell(f"{visible(each.name):{width}}  {each.role:8}  ", visible(each.reason))
         if not sample.whole:
             say(f"guessed from {sample.frame.height:,} rows of about {sample.total:,}")
-    say(f"wrote {path}; look at it, then: stratarec prepare {path} && stratarec train {path}")
+    word = shell_word(path)
+    say(f"wrote {path}; look at it, then: stratarec prepare {word} && stratarec train {word}")
 
 
 def _tell(head: str, reason: str) -> None:

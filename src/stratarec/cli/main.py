@@ -205,7 +205,7 @@ def _flush() -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"stratarec: {visible(' '.join(message.split()))}", file=sys.stderr)
+    print(f"stratarec: {visible(message)}", file=sys.stderr)
     return code
 
 

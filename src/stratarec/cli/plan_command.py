@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stratarec.cli.arguments import Subcommand, add_json, add_recipe, progress_of, say, say_json, whole_number
 from stratarec.errors import ConfigError
+from stratarec.io.names import shell_word, visible
 
 if TYPE_CHECKING:
     from stratarec.data.dataset.dataset import Dataset
@@ -257,9 +258,12 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     if args.write:
         lists = [list(features) for features in made.plan]
         text = yaml.safe_dump(lists, default_flow_style=None, width=float("inf"), allow_unicode=True)
-        write_text(file, f"# A tower a line, for a recipe beside this file: model.towers.plan: {file.name}\n{text}")
+        write_text(
+            file, f"# A tower a line, for a recipe beside this file: model.towers.plan: {visible(file.name)}\n{text}"
+        )
         if not args.json:
-            say(f"wrote {file}; to train with it: stratarec train {args.recipe} model.towers.plan={file.name}")
+            words = shell_word(args.recipe), shell_word(f"model.towers.plan={file.name}")
+            say(f"wrote {file}; to train with it: stratarec train {words[0]} {words[1]}")
 
 
 def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stratarec.cli.arguments import Subcommand, add_json, add_recipe, progress_of, say, say_json, whole_number
 from stratarec.errors import ConfigError
+from stratarec.io.names import shell_word
 
 _MOST_TRIALS = 100_000
 
@@ -66,7 +67,7 @@ def tune(args: argparse.Namespace) -> None:
         say(f"{field}={value}")
     say(f"validation {METRICS[best.metric].label} {best.value:.6f}, of {best.run}")
     say(f"report {best.recipe.with_name('report.html')}")
-    say(f"wrote {best.recipe}; to train and test it: stratarec train {best.recipe}")
+    say(f"wrote {best.recipe}; to train and test it: stratarec train {shell_word(best.recipe)}")
 
 
 COMMAND = Subcommand(

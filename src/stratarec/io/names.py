@@ -1,9 +1,11 @@
-"""Names that people gave, as file names and as text: `file_name` alone makes the one, `visible` the other."""
+"""Names that users chose, as file names (`file_name`), on terminals (`visible`) and in commands (`shell_word`)."""
 
 from __future__ import annotations
 
 import html
+import os
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterable
 
@@ -38,13 +40,30 @@ def visible(text: str) -> str:
     return "".join(map(_shown, text)) if not text.isprintable() else text
 
 
+def shell_word(text: str | os.PathLike[str]) -> str:
+    """Quote a path so that a printed command can be pasted into a shell; hidden characters become escapes of bash."""
+    text = os.fspath(text)
+    text = f"./{text}" if text.startswith("-") else text  # an option otherwise
+    if visible(text) == text:
+        return shlex.quote(text)
+    escaped = "".join(f"\\{mark}" if mark in "\\'" else _escaped_bytes(mark) for mark in text)
+    return f"$'{escaped}'"
+
+
 def as_html(title: str, rows: Iterable[tuple[str, object]]) -> str:
     """What a notebook shows of an object: a title over names and values, escaped."""
     cells = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows)
     return f"<b>{html.escape(title)}</b><table>{cells}</table>"
 
 
+def _is_hidden(mark: str) -> bool:
+    return unicodedata.category(mark) in _HIDDEN
+
+
 def _shown(mark: str) -> str:
-    return (
-        mark if unicodedata.category(mark) not in _HIDDEN else mark.encode("unicode_escape", "surrogatepass").decode()
-    )
+    return mark.encode("unicode_escape", "surrogatepass").decode() if _is_hidden(mark) else mark
+
+
+def _escaped_bytes(mark: str) -> str:
+    # Bytes, not code points: a path may hold bytes that are not UTF-8, and the shell's locale does not matter.
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(mark)) if _is_hidden(mark) else mark

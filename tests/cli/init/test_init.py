@@ -194,7 +194,7 @@ def test_names_that_yaml_would_take_for_something_else(tmp_path: Path, monkeypat
         (["log.csv", "--label", "weekday=fri"], "--label is weekday=fri, and no row is so, or every row; there are "),
         (["ones.csv", "--label", "c=5"], "--label is c=5, and the column is Int64; name it alone"),
         (["infinite.csv", "--label", "a"], "--label is 'a', which holds -inf, expected finite numbers"),
-        (["twice.csv"], "twice.csv: column 'a' stands there 2 times; rename one of them"),
+        (["twice.csv"], "twice.csv: 2 columns are called 'a'; rename all but one"),
         (["colons.dat"], "colons.dat: fields are divided by two characters, '::', expected one, such as a tab: sed"),
         (["ones.csv", "other.csv"], "files of different columns: ones.csv alone has 'c'; other.csv alone has 'b', 'd'"),
         (["log.csv", "log.parquet"], "log.parquet is Parquet and log.csv is not; expected files of one format"),

@@ -120,7 +120,7 @@ CASES: list[tuple[str, str, Callable[[], Columns], list[str], dict[str, str], li
      {"day": "time", "page": "sparse", "label": "label"}, ["time_format: '%B %d, %Y'"]),
     ("index", ",", lambda: {"": range(ROWS), "user_id": picks(range(99)), "clicked": CLICKS, "x": picks([1, 2])}, [],
      {"(column 1)": "left out", "user_id": "user", "clicked": "label", "x": "sparse"},
-     ["no name in the header; counts the rows, as an index does"]),
+     ["no usable name in the header; counts the rows, as an index does"]),
     ("money", ",", money, [],
      {"shop": "sparse", "price": "left out", "sold": "left out", "wait": "dense", "country": "sparse",
       "charges": "dense", "clicked": "label"},

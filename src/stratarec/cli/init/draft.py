@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from stratarec.data.durations import PER_SECOND
 from stratarec.data.schema import LabelRule
 from stratarec.data.sources.files import expand
 from stratarec.io.atomic import write_text
+from stratarec.io.names import shell_word, visible
 from stratarec.recipe import Recipe
 
-_DAY = 86_400
+_DAY, _LONGEST_NAME = 86_400, 100
 # A row and its optimizer state are float32; of memory, tables may have this share.
 _STATE_FLOATS, _SHARE = 1, 0.25
 _WIDTHS = (16, 8)
@@ -44,7 +46,7 @@ def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple
     check_absent(path)
     sample = read_sample(paths)
     guesses = _for_model(guess(sample, label), sample)
-    text = "\n".join(_recipe(name, path, sample, guesses)) + "\n"
+    text = _text(name, path, sample, guesses)
     Recipe.from_dict(yaml.safe_load(text), str(path))
     write_text(path, text)
     return path, sample, guesses
@@ -53,7 +55,7 @@ def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple
 def content_of(paths: tuple[str, ...], label: str = "") -> dict[str, Any]:
     """What `draft` would write for a log, as plain data."""
     sample = read_sample(paths)
-    text = "\n".join(_recipe(_name(paths[0]), Path("drafted.yaml"), sample, _for_model(guess(sample, label), sample)))
+    text = _text(_name(paths[0]), Path("drafted.yaml"), sample, _for_model(guess(sample, label), sample))
     content: dict[str, Any] = yaml.safe_load(text)
     return content
 
@@ -81,18 +83,23 @@ def _values(guesses: Guesses) -> int:
 
 
 def _name(path: str) -> str:
-    """What the log is called, without what says how it is written; no name that a directory cannot have."""
+    """Return the log's file name without its extensions, as a name for the recipe and its directories."""
     bare = path.rpartition("/")[2]
     while (ending := Path(bare).suffix.lower()) in CODEC_NAMES:
         bare = bare[: -len(ending)]
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", bare).strip("-") or "log"
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", bare).strip("-")[:_LONGEST_NAME] or "log"
+
+
+def _text(name: str, path: Path, sample: LogSample, guesses: Guesses) -> str:
+    # A reason may hold any text of the log: without its line ends it stays in the comment.
+    return "".join(f"{visible(line)}\n" for line in _recipe(name, path, sample, guesses))
 
 
 def _recipe(name: str, path: Path, sample: LogSample, guesses: Guesses) -> Iterator[str]:
     looked = "all of it" if sample.whole else f"{sample.frame.height:,} rows of about {sample.total:,}"
     yield f"# Drafted by `stratarec init` from {looked}. Guesses say why; check label, time and user first."
-    yield f"#   stratarec prepare {_plain(path)}"
-    yield f"#   stratarec train {_plain(path)}"
+    yield f"#   stratarec prepare {shell_word(path)}"
+    yield f"#   stratarec train {shell_word(path)}"
     yield f"name: {_yaml(name)}"
     yield "data:"
     yield f"  path: data/{name}"
@@ -231,11 +238,9 @@ def _table_bytes(rows: int, width: int) -> int:
     return rows * 4 * (width + _STATE_FLOATS)
 
 
-def _plain(path: Path) -> str:
-    return str(path) if re.fullmatch(r"[\w./-]+", str(path)) else f"'{path}'"
-
-
 def _yaml(value: Any) -> str:
-    """A value as YAML in one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1 << 20)
-    return str(text).removesuffix("\n").removesuffix("\n...")
+    """Write a value as one line of YAML; texts with line ends or hidden characters are double-quoted and escaped."""
+    # Within a list: a text such as `0?` needs quotes between braces, and none on a line of its own.
+    dump = partial(yaml.safe_dump, [value], default_flow_style=True, allow_unicode=True, width=float("inf"))
+    text = str(dump()).removesuffix("\n")[1:-1]
+    return text if visible(text) == text else visible(str(dump(default_style='"')).removesuffix("\n")[1:-1])

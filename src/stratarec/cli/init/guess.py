@@ -97,7 +97,11 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
     rest = [each for each in frame.columns if each != name]
     positive = positives(frame, rule)
     leaks = {each: leak for each in rest if (leak := find_leak(frame[each], positive, name)) is not None}
-    free = [each for each in rest if each not in sample.unnamed and not (each in leaks and leaks[each].certain)]
+    free = [
+        each
+        for each in rest
+        if each not in sample.unnamed and _is_name(each) and not (each in leaks and leaks[each].certain)
+    ]
     time = _time(frame, free)
     if time:
         found[time[0]] = Guess(name=time[0], role="time", reason=f"{time[1].how}, {time[1].span}")
@@ -167,8 +171,8 @@ def _feature(column: pl.Series, sample: LogSample) -> Guess:
     kind = column.dtype
     if column.name in sample.unnamed:
         counts = kind.is_integer() and float((column.diff() == 1).mean() or 0) > _MOSTLY  # type: ignore[arg-type]
-        what = "counts the rows, as an index does" if counts else "name it in the log to use it"
-        return _out(column, f"no name in the header; {what}")
+        what = "counts the rows, as an index does" if counts else "rename it in the log to use it"
+        return _out(column, f"no usable name in the header; {what}")
     if not _is_name(column.name):
         return _out(column, "features cannot have that name")
     if kind.base_type() == pl.List:

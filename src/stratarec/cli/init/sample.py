@@ -22,6 +22,7 @@ from stratarec.data.sources.files import InputFile, expand
 from stratarec.data.sources.json_lines import check_lines
 from stratarec.data.sources.parquet import count_rows, open_parquet, without_notes
 from stratarec.errors import DataError
+from stratarec.io.names import shell_word
 
 _HEAD_BYTES, _TAIL_BYTES = 8 << 20, 1 << 20
 _FRONT_BYTES = 1 << 16
@@ -52,7 +53,7 @@ class LogSample:
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Column of numbers -> what stands there for nothing, besides an empty field."""
     unnamed: frozenset[str] = frozenset()
-    """Columns of `frame` that have no name in the log."""
+    """Columns of `frame` that have no usable name in the log."""
 
     @property
     def whole(self) -> bool:
@@ -115,7 +116,8 @@ def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     except pl.exceptions.PolarsError as error:
         said = " ".join(str(error).split())[:200]
         raise DataError(f"{files[0].path} and {files[-1].path}: columns of different types ({said})") from error
-    return LogSample(paths=paths, kind="parquet", frame=frame, total=max(total, 0))
+    unnamed = _unnamed(_parquet_names(files[0]))
+    return LogSample(paths=paths, kind="parquet", frame=frame, total=max(total, 0), unnamed=unnamed)
 
 
 def _first_rows(reader: pq.ParquetFile, group: int, file: InputFile) -> list[pl.DataFrame]:
@@ -124,7 +126,8 @@ def _first_rows(reader: pq.ParquetFile, group: int, file: InputFile) -> list[pl.
         batches = list(islice(reader.iter_batches(_ROWS, row_groups=[group]), 1))
         for batch in batches:
             batch.validate(full=True)  # bytes that are no text go into Polars unseen
-        return [pl.DataFrame(without_notes(pa.Table.from_batches([batch]))) for batch in batches]
+        tables = [without_notes(pa.Table.from_batches([batch])) for batch in batches]
+        return [pl.DataFrame(table.rename_columns(_called(table.column_names))) for table in tables]
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file.path}, row group {group}: damaged ({error})") from error
 
@@ -132,6 +135,9 @@ def _first_rows(reader: pq.ParquetFile, group: int, file: InputFile) -> list[pl.
 def _parquet_names(file: InputFile) -> list[str]:
     with file.open() as raw:
         names: list[str] = open_parquet(raw, file).schema_arrow.names
+    twice = next((name for name in names if name and names.count(name) > 1), "")
+    if twice:
+        raise _repeated(file, twice, names.count(twice))
     return names
 
 
@@ -172,10 +178,10 @@ def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes
         found, words = typed(column)
         columns.append(found)
         missing.update({column.name: words} if words else {})
-    unnamed = frozenset(_called(names)) - {name for name in names if name}
     return LogSample(
-        paths=paths, kind="csv", options=options, frame=pl.DataFrame(columns), total=0, missing=missing, unnamed=unnamed
-    )
+        paths=paths, kind="csv", options=options, frame=pl.DataFrame(columns), total=0, missing=missing,
+        unnamed=_unnamed(names),
+    )  # fmt: skip
 
 
 def _header(file: InputFile, mark: str) -> list[str]:
@@ -199,9 +205,10 @@ def _delimiter(head: bytes, file: InputFile) -> str:
     best = max(_MARKS, key=lambda mark: found[mark])
     doubled = {line.count("::") for line in lines}
     if len(doubled) == 1 and max(doubled) >= max(found[best][1], 1):
+        output = f"{file.path.rpartition('/')[2].rpartition('.')[0] or 'log'}.tsv"
         raise DataError(
             f"{file.path}: fields are divided by two characters, '::', expected one, such as a tab: "
-            f"sed 's/::/\\t/g' {file.path} > {file.path.rpartition('/')[2].rpartition('.')[0] or 'log'}.tsv"
+            f"sed 's/::/\\t/g' {shell_word(file.path)} > {shell_word(output)}"
         )
     return best if found[best][1] > 1 else ","
 
@@ -215,15 +222,26 @@ def _is_header(names: list[str], second: list[str], file: InputFile) -> bool:
         return True
     named = any(map(_is_number, second))
     if twice and named:
-        raise DataError(
-            f"{file.path}: column {twice[0]!r} stands there {names.count(twice[0])} times; rename one of them"
-        )
+        raise _repeated(file, twice[0], names.count(twice[0]))
     return named
 
 
 def _called(names: Sequence[str]) -> list[str]:
-    """What columns are called here: those without a name by their place."""
-    return [name or f"(column {place})" for place, name in enumerate(names, 1)]
+    """Name by their place the columns that have no name, or one that Polars takes for a pattern."""
+    what = "column"
+    while any(name.startswith(f"({what} ") for name in names):
+        what = f"unnamed {what}"
+    usable = [bool(name) and not (name.startswith("^") and name.endswith("$")) for name in names]
+    return [name if usable[place] else f"({what} {place + 1})" for place, name in enumerate(names)]
+
+
+def _unnamed(names: Sequence[str]) -> frozenset[str]:
+    """Return the names of `_called` that the log does not have."""
+    return frozenset(_called(names)) - frozenset(names)
+
+
+def _repeated(file: InputFile, name: str, times: int) -> DataError:
+    return DataError(f"{file.path}: {times} columns are called {name!r}; rename all but one of them")
 
 
 def _is_number(text: str) -> bool:

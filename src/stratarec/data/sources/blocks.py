@@ -21,6 +21,7 @@ import pyarrow as pa
 from stratarec.data.sources.base import OnBadRow
 from stratarec.data.sources.files import InputFile
 from stratarec.errors import DataError
+from stratarec.io.names import shell_word
 
 BLOCK_BYTES = 16 << 20
 CODECS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
@@ -231,7 +232,7 @@ def _check_front(front: bytes, path: str, encoding: str) -> None:
     if b"\r" in front and b"\n" not in front:
         raise DataError(
             f"{path}, line 1: lines end in a carriage return alone, expected a line feed; write the log anew, as by "
-            f"tr '\\r' '\\n' < {path}"
+            f"tr '\\r' '\\n' < {shell_word(path)}"
         )
 
 

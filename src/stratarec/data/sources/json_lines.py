@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stratarec.data.sources.blocks import BadRows, no_utf8
 from stratarec.data.sources.delimited import Parsed
 from stratarec.errors import DataError
+from stratarec.io.names import shell_word
 
 # Lines that are looked at for the names of columns.
 _LINES = 1000
@@ -91,7 +92,7 @@ def check_lines(content: bytes, path: str) -> None:
     if content.lstrip().startswith(b"["):
         raise DataError(
             f"{path}, line 1: a JSON array, expected an object on each line; write it as JSON lines, as by "
-            f"jq -c '.[]' {path}"
+            f"jq -c '.[]' {shell_word(path)}"
         )
 
 
