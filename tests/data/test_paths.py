@@ -59,7 +59,6 @@ def test_a_file_with_marks_in_its_name_is_that_file(logs: Path, name: str) -> No
         ("memory://a.tsv", r"is of the protocol memory"),
         ("simplecache::s3://bucket/log.gz", r"is a chain of file systems"),
         ("reference://log::file://none", r"is a chain of file systems"),
-        (".", r"is a directory, expected a file; a glob such as "),
         (
             "zip://a.tsv::none.zip",
             r"is a chain of file systems, expected .* or one of file://, http://, .*s3://, .*hf://",
@@ -103,6 +102,30 @@ def test_templates_of_a_reference_file_never_run(logs: Path) -> None:
     with pytest.raises(DataError, match="is a chain of file systems"):
         expand((f"reference://log::{logs}/made.json",))
     assert not (logs / "owned").exists()
+
+
+def test_a_directory_stands_for_the_files_below_it(tmp_path: Path) -> None:
+    root = tmp_path / "_log" / ".x"
+    for name in ("dt=2/part-0", "dt=1/part-0", "dt=1/_SUCCESS", ".part-0.crc", "_delta_log/0.json", "dt=3/empty"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("" if name in ("dt=1/_SUCCESS", "dt=3/empty") else "x")
+    (root / "dt=1" / "up").symlink_to(root)
+    (root / "dt=4").symlink_to(root / "_delta_log" / "0.json")
+    expected = [str(root / name) for name in ("dt=1/part-0", "dt=2/part-0", "dt=4")]
+    for pattern in (str(root), f"{root}/", f"file://{root}", f"{root}/dt=*"):
+        assert [file.path for file in expand((pattern,))] == expected, pattern
+    (tmp_path / "empty").mkdir()
+    for pattern, message in (("empty", "no file matches"), ("_log/.x/dt=3", "the file is empty")):
+        with pytest.raises(DataError, match=message):
+            expand((str(tmp_path / pattern),))
+
+
+def test_a_directory_and_a_file_in_it_are_one_file_twice(logs: Path) -> None:
+    (logs / "sub").mkdir()
+    (logs / "sub" / "c.tsv").write_text("c")
+    with pytest.raises(DataError, match="named twice"):
+        expand((str(logs / "sub"), str(logs / "sub" / "c.tsv")))
+    assert [file.path for file in expand((f"{logs}/**/c.tsv",))] == [str(logs / "sub" / "c.tsv")]
 
 
 def test_a_file_that_is_gone_when_it_is_opened_is_one_line(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_bad_row_is_named_or_left_out(tmp_path: Path, bad: bytes, message: str
 
 def test_a_compressed_file_of_nothing_is_empty(tmp_path: Path) -> None:
     (tmp_path / "empty.gz").write_bytes(gzip.compress(b""))
-    with pytest.raises(DataError, match=r"empty\.gz: the file is empty"):
+    with pytest.raises(DataError, match=r"empty\.gz: the file has no rows"):
         read(source(tmp_path / "empty.gz", "skip"))
 
 

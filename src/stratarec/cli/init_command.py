@@ -18,7 +18,7 @@ _LEAST_ROOM = 20
 
 
 def _options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("log", nargs="*", help="files, globs or URLs of one log")
+    command.add_argument("log", nargs="*", help="files, directories, globs or URLs of one log")
     command.add_argument(
         "--label",
         default="",

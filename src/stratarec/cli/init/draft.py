@@ -41,7 +41,7 @@ def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple
     StorageError
         Where `output` is there already, or cannot be written.
     """
-    name = _name(expand(paths)[0].path)
+    name = _name(paths[0] if Path(paths[0]).is_dir() else expand(paths)[0].path)
     path = output or Path(f"{name}.yaml")
     check_absent(path)
     sample = read_sample(paths)
@@ -84,7 +84,7 @@ def _values(guesses: Guesses) -> int:
 
 def _name(path: str) -> str:
     """Return the log's file name without its extensions, as a name for the recipe and its directories."""
-    bare = path.rpartition("/")[2]
+    bare = Path(path).name or Path(path).resolve().name  # of `.`, the folder's own
     while (ending := Path(bare).suffix.lower()) in CODEC_NAMES:
         bare = bare[: -len(ending)]
     return re.sub(r"[^A-Za-z0-9_-]+", "-", bare).strip("-")[:_LONGEST_NAME] or "log"
@@ -130,6 +130,10 @@ def _schema(guesses: Guesses) -> Iterator[str]:
         yield f"      label: {{column: {_yaml(rule.column)}, {made}}}  # {reasons[rule.column]}"
     else:
         yield f"      label: {_yaml(rule)}  # {reasons[rule]}"
+    for each in guesses.of("weight"):
+        yield "      # Samples count by weight in the loss, metrics and calibration: scores are rates of the log before"
+        yield "      # negatives were sampled. Without the next line they are rates of the rows as they are here."
+        yield f"      weight: {_yaml(each.name)}  # {each.reason}"
     for each in guesses.of("time"):
         assert guesses.time is not None
         yield f"      time: {_yaml(each.name)}  # {each.reason}"

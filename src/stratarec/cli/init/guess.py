@@ -9,7 +9,7 @@ from typing import Literal
 import polars as pl
 
 from stratarec.cli.init.by_value import tells_by_value
-from stratarec.cli.init.label import find_label, positives
+from stratarec.cli.init.label import class_weights, find_label, find_weight, positives
 from stratarec.cli.init.numbers import amounts
 from stratarec.cli.init.sample import LogSample, growth
 from stratarec.cli.init.times import Times, as_times
@@ -20,7 +20,7 @@ from stratarec.data.schema import LabelRule
 from stratarec.data.sources.parse import lists_from_text
 from stratarec.errors import ConfigError, DataError
 
-Role = Literal["label", "time", "user", "session", "dense", "sparse", "list", "left out"]
+Role = Literal["label", "weight", "time", "user", "session", "dense", "sparse", "list", "left out"]
 
 _SEPARATORS = ("\x1d", "\x1e", "\x1f", "\x01", "\x02", "|", ";", "\t", "^", "~", ",", " ")
 # Numbers of a column that has more distinct ones are amounts, where nothing says that they are names of something; and
@@ -94,14 +94,14 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
     rule, reason = find_label(sample, label)
     name = rule if isinstance(rule, str) else rule.column
     found[name] = Guess(name=name, role="label", reason=reason)
-    rest = [each for each in frame.columns if each != name]
     positive = positives(frame, rule)
+    usable = [each for each in frame.columns if each != name and each not in sample.unnamed and _is_name(each)]
+    weight = find_weight(frame, usable, positive)
+    if weight:
+        found[weight[0]] = Guess(name=weight[0], role="weight", reason=weight[1])
+    rest = [each for each in frame.columns if each not in found]
     leaks = {each: leak for each in rest if (leak := find_leak(frame[each], positive, name)) is not None}
-    free = [
-        each
-        for each in rest
-        if each not in sample.unnamed and _is_name(each) and not (each in leaks and leaks[each].certain)
-    ]
+    free = [each for each in usable if each in rest and not (each in leaks and leaks[each].certain)]
     time = _time(frame, free)
     if time:
         found[time[0]] = Guess(name=time[0], role="time", reason=f"{time[1].how}, {time[1].span}")
@@ -121,13 +121,21 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
         found[each].role in (*_FEATURES, "user") and not (each in leaks and leaks[each].certain) for each in rest
     )
     for each, leak in leaks.items():
+        law = class_weights(frame[each], positive)
+        if law and leak.certain:
+            leak = replace(leak, text=f"{leak.text} If a weight of samples ({law}), name it as `weight`")
         found[each] = _suspected(found[each], leak, leave_out=others)
     columns = tuple(found[each] for each in frame.columns)
     if not any(each.role in (*_FEATURES, "user") for each in columns):
         raise DataError(
             f"no column can be a feature; beside the label {name!r} there are "
             f"{'; '.join(f'{each.name} ({each.reason})' for each in columns[:20] if each.name != name) or 'none'}"
+            f"{sample.incomplete_note}"
         )
+    columns += tuple(
+        Guess(name=each, role="left out", reason=f"not in every file, such as {path}")
+        for each, path in sorted(sample.incomplete.items())
+    )
     return Guesses(columns=columns, label=rule, time=time[1] if time else None, unlabelled=positive.null_count())
 
 

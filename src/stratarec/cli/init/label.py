@@ -1,4 +1,4 @@
-"""Which column is the label, and what of it is 1."""
+"""Which column is the label, what of it is 1, and which column is the weight of samples."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ _LABELS = {
 _RATINGS = {"rating", "ratings", "score", "stars"}
 _YES = {"yes", "y", "true", "t", "1", "positive", "pos", "success", "good", "click", "clicked", "buy", "won"}
 _NO = {"no", "n", "false", "f", "0", "negative", "neg", "failure", "bad", "none", "lost"}
+_WEIGHTS = {"weight", "weights", "wt", "sampleweight", "sampleweights", "importance", "ipw"}
+# Parts of a name with which a weight is one of samples, whatever its values are: a parcel has a weight, too.
+_OF_SAMPLES = {"sample", "samples", "sampling", "sampleweight", "sampleweights", "importance", "instance", "ipw"}
+# Rows of a class in which a column must be constant to be a weight.
+_LEAST = 20
 _SHOWN = 6
 
 
@@ -62,11 +67,54 @@ def positives(frame: pl.DataFrame, label: str | LabelRule) -> pl.Series:
     return column.cast(pl.String).str.strip_chars() == label.equals
 
 
+def find_weight(frame: pl.DataFrame, names: Sequence[str], positive: pl.Series) -> tuple[str, str] | None:
+    """Return the column of sample weights and why, or None: by its name and, where that may be another weight, by law.
+
+    Parameters
+    ----------
+    frame : DataFrame
+    names : sequence of str
+        Columns that may be the weight.
+    positive : Series
+        Truth values of the label, null where it is unknown.
+    """
+    for name in names:
+        law = class_weights(frame[name], positive)
+        if tokens(name) & _WEIGHTS and (law or tokens(name) & _OF_SAMPLES) and _is_weight(frame[name]):
+            return name, f"its name{f' and values, {law}' if law else ''}"
+    return None
+
+
+def class_weights(column: pl.Series, positive: pl.Series) -> str:
+    """Describe a column that is constant in a class, as the weights of sampled negatives are; empty if it is not."""
+    if not _is_weight(column) or float(column.min()) <= 0:  # type: ignore[arg-type]
+        return ""
+    ones, zeros = column.filter(positive.fill_null(False)), column.filter(~positive.fill_null(True))
+    if min(len(ones), len(zeros)) < _LEAST or 1 not in (ones.n_unique(), zeros.n_unique()):
+        return ""
+    return f"{_extent(ones)} where the label is 1 and {_extent(zeros)} where it is 0"
+
+
+def _is_weight(column: pl.Series) -> bool:
+    """Whether values are finite numbers of 0 or more, and not all equal."""
+    if not column.dtype.is_numeric() or column.null_count() or column.n_unique() < 2:
+        return False
+    return bool(column.is_finite().all()) and float(column.min()) >= 0  # type: ignore[arg-type]
+
+
+def _extent(values: pl.Series) -> str:
+    least, most = float(values.min()), float(values.max())  # type: ignore[arg-type]
+    return f"{least:g}" if least == most else f"{least:g} to {most:g}"
+
+
 def _named(sample: LogSample, wanted: str) -> tuple[str | LabelRule, str]:
     frame = sample.frame
     name = next((name for name in frame.columns if wanted == name or wanted.startswith(f"{name}=")), "")
     if not name:
-        raise DataError(f"--label is {wanted!r}, which is no column; the log has {', '.join(frame.columns[:20])}")
+        raise DataError(
+            f"--label is {wanted!r}, which is no column; the log has {', '.join(frame.columns[:20])}"
+            f"{sample.incomplete_note}"
+        )
     column, word = frame[name], wanted[len(name) + 1 :].strip()
     if word:
         return _given_word(column, word)
@@ -182,7 +230,7 @@ def _unfound(sample: LogSample, binary: list[str], worded: list[str]) -> str:
         which += ", and none is called label, click, rating or the like"
     return (
         f"no label is found: {which}; name it by --label COLUMN or --label COLUMN=WORD (a log of clicks alone is read "
-        "by `kind: clicks`: stratarec init --recipe globo)"
+        f"by `kind: clicks`: stratarec init --recipe globo){sample.incomplete_note}"
     )
 
 

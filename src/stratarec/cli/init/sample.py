@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from stratarec.cli.init.numbers import typed
 from stratarec.data.sources.blocks import CODECS, blocks, check_utf8, estimate_rows, is_utf8
 from stratarec.data.sources.delimited import read_header
-from stratarec.data.sources.files import InputFile, expand
-from stratarec.data.sources.json_lines import check_lines
+from stratarec.data.sources.files import InputFile, expand, no_rows
+from stratarec.data.sources.json_lines import check_lines, names_in
 from stratarec.data.sources.parquet import count_rows, open_parquet, without_notes
 from stratarec.errors import DataError
 from stratarec.io.names import shell_word
@@ -52,8 +52,17 @@ class LogSample:
     """Rows of the log, estimated for text."""
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Column of numbers -> what stands there for nothing, besides an empty field."""
+    incomplete: dict[str, str] = field(default_factory=dict)
+    """Column that is not in every file -> a file without it. `frame` does not have these columns."""
     unnamed: frozenset[str] = frozenset()
     """Columns of `frame` that have no usable name in the log."""
+
+    @property
+    def incomplete_note(self) -> str:
+        """End of an error message that names the columns of `incomplete`, if there are any."""
+        shown = [f"{name!r} (not in {path})" for name, path in sorted(self.incomplete.items())]
+        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+        return f"; left out as not every file has them: {', '.join(shown[:_SHOWN])}{more}" if shown else ""
 
     @property
     def whole(self) -> bool:
@@ -72,7 +81,7 @@ def read_sample(paths: tuple[str, ...]) -> LogSample:
     files = expand(paths)
     sample = _parquet(paths, files) if _is_parquet(files) else _text(paths, files)
     if not sample.frame.height:
-        raise DataError(f"{files[0].path}: the file has no rows, expected at least one")
+        raise no_rows(files[0])
     return sample
 
 
@@ -87,25 +96,36 @@ def _is_parquet(files: tuple[InputFile, ...]) -> bool:
     return found[0]
 
 
-def _check_alike(files: tuple[InputFile, ...], names_of: Callable[[InputFile], Sequence[str]]) -> None:
-    """Refuse files of different columns."""
-    first = names_of(files[0])
-    for file in files[1:_FILES]:
-        names = names_of(file)
-        if set(names) != set(first):
-            sides = ((files[0], set(first) - set(names)), (file, set(names) - set(first)))
-            alone = "; ".join(f"{each.path} alone has {_listed(only)}" for each, only in sides if only)
-            raise DataError(f"files of different columns: {alone}; name files of one log, or `init` each by itself")
+def _incomplete(files: tuple[InputFile, ...], names_of: Callable[[InputFile], Sequence[str]]) -> dict[str, str]:
+    """Return the columns that not every file has, each with a file that lacks it.
 
-
-def _listed(names: set[str]) -> str:
-    shown = ", ".join(map(repr, sorted(names)[:_SHOWN]))
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+    Raises
+    ------
+    DataError
+        If a file has no column in common with those before it.
+    """
+    common, lacking = set(names_of(files[0])), dict[str, str]()
+    for number, file in enumerate(files[1:_FILES], 1):
+        names = set(names_of(file))
+        if not names:  # an empty file
+            continue
+        if not names & common:
+            raise DataError(
+                f"files of different columns: {file.path} and {files[0].path} have none in common; name files of one "
+                "log, or `init` each by itself"
+            )
+        lacking |= dict.fromkeys(common - names, file.path)
+        lacking |= {name: files[number - 1].path for name in names - common if name not in lacking}
+        common &= names
+    return lacking
 
 
 def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
-    frames, total = [], count_rows(files)
-    _check_alike(files, _parquet_names)
+    counts = {file: count_rows((file,)) for file in files}
+    # Files without rows may have any columns, of any type; `prepare` does not look at them either.
+    files = tuple(file for file in files if counts[file]) or files
+    frames, total = [], sum(counts.values())
+    lacking = _incomplete(files, _parquet_names)
     for file in dict.fromkeys((files[0], files[-1])):
         with file.open() as raw:
             reader = open_parquet(raw, file)
@@ -117,7 +137,10 @@ def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
         said = " ".join(str(error).split())[:200]
         raise DataError(f"{files[0].path} and {files[-1].path}: columns of different types ({said})") from error
     unnamed = _unnamed(_parquet_names(files[0]))
-    return LogSample(paths=paths, kind="parquet", frame=frame, total=max(total, 0), unnamed=unnamed)
+    return LogSample(
+        paths=paths, kind="parquet", frame=frame.drop(lacking, strict=False), total=max(total, 0), incomplete=lacking,
+        unnamed=unnamed,
+    )  # fmt: skip
 
 
 def _first_rows(reader: pq.ParquetFile, group: int, file: InputFile) -> list[pl.DataFrame]:
@@ -142,16 +165,21 @@ def _parquet_names(file: InputFile) -> list[str]:
 
 
 def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
-    file = files[0]
-    block = next(blocks(files[:1], _HEAD_BYTES, _LONGEST_LINE))
-    head = block.content.removeprefix(_BOM)
-    check_utf8(head, file.path)
+    for file in (*files, files[0]):
+        block = next(blocks((file,), _HEAD_BYTES, _LONGEST_LINE))
+        head = block.content.removeprefix(_BOM)
+        check_utf8(head, file.path)
+        if b"\n" in head.strip():
+            break  # a file of one line may be a header alone
+    files = (file, *(each for each in files if each is not file))
     whole = len(files) == 1 and block.bytes_done >= file.size
     if _bare(file).endswith(_JSON):
         check_lines(head, file.path)
     if head.lstrip().startswith(b"{"):
         options = {} if _bare(file).endswith(_JSON) else {"format": "jsonl"}
-        sample = LogSample(paths=paths, kind="csv", options=options, frame=_json(head, file), total=0)
+        lacking = _incomplete(files, _json_names)
+        frame = _json(head, file).drop(lacking, strict=False)
+        sample = LogSample(paths=paths, kind="csv", options=options, frame=frame, total=0, incomplete=lacking)
     else:
         sample = _delimited(paths, files, head, b"" if whole else _tail(files[-1]))
     rows = sample.frame.height
@@ -165,27 +193,33 @@ def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes
         options["delimiter"] = mark
     names, skipped, _ = read_header(head, file.path, mark, '"')
     second = read_header(head[skipped:], file.path, mark, '"')[0] if head[skipped:].strip() else []
-    last = names
+    last, lacking = names, dict[str, str]()
     if _is_header(names, second, file):
-        _check_alike(files, partial(_header, mark=mark))
+        lacking = _incomplete(files, partial(_header, mark=mark))
         last = _header(files[-1], mark)
     else:
         names = last = options["columns"] = [f"column_{place}" for place in range(1, len(names) + 1)]
         skipped = 0
     text = pl.concat([_read(head[skipped:], names, mark, file), _read(tail, last, mark, None)], how="diagonal")
     columns, missing = [], {}
-    for column in text.iter_columns():
+    for column in text.drop(lacking, strict=False).iter_columns():
         found, words = typed(column)
         columns.append(found)
         missing.update({column.name: words} if words else {})
     return LogSample(
         paths=paths, kind="csv", options=options, frame=pl.DataFrame(columns), total=0, missing=missing,
-        unnamed=_unnamed(names),
+        unnamed=_unnamed(names), incomplete=lacking,
     )  # fmt: skip
+
+
+def _json_names(file: InputFile) -> list[str]:
+    return names_in(next(blocks((file,), 1 << 20, _LONGEST_LINE)).content.removeprefix(_BOM))
 
 
 def _header(file: InputFile, mark: str) -> list[str]:
     front = next(blocks((file,), _FRONT_BYTES, _LONGEST_LINE)).content.removeprefix(_BOM)
+    if not front.strip():
+        return []
     return read_header(front, file.path, mark, '"')[0]
 
 

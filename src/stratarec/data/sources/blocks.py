@@ -92,13 +92,12 @@ class Block:
 def blocks(
     files: tuple[InputFile, ...], block_bytes: int, max_line_bytes: int, quote: bytes = b"", encoding: str = "utf-8"
 ) -> Iterator[Block]:
-    """Cut every file into blocks that end at line ends, those inside a pair of quotes aside; their content is UTF-8,
-    where files are what `encoding` says.
+    """Cut every file into one or more blocks that end at line ends outside of quotes, with their content in UTF-8.
 
     Raises
     ------
     DataError
-        For a file that is damaged or empty, and for a line that is too long, before more than that of it is held.
+        If a file is damaged or not in `encoding`, and if a line is too long, before more than that of it is in memory.
     """
     before = 0
     for index, file in enumerate(files):
@@ -128,7 +127,7 @@ def blocks(
                 file=index, first_line=line, content=content, bytes_done=before, lines=count_byte(content, "\n")
             )
         elif line == 1:
-            raise DataError(f"{file.path}: the file is empty, expected at least one row")
+            yield Block(file=index, first_line=line, content=b"", bytes_done=before, lines=0)
 
 
 def count_byte(content: bytes, mark: str) -> int:
@@ -142,7 +141,10 @@ def count_byte(content: bytes, mark: str) -> int:
 
 def estimate_rows(files: tuple[InputFile, ...], max_line_bytes: int, encoding: str = "utf-8") -> int:
     """From the first block of the first file; compressed text is taken to shrink fourfold."""
-    first = next(blocks(files[:1], 1 << 20, max_line_bytes, encoding=encoding))
+    fronts = (next(blocks((file,), 1 << 20, max_line_bytes, encoding=encoding)) for file in files)
+    first = next((front for front in fronts if front.content), None)
+    if first is None:
+        return 1
     bytes_a_row = len(first.content) / max(first.content.count(b"\n"), 1)
     grown = sum(file.size * (4 if file.path.endswith(tuple(CODECS)) else 1) for file in files)
     return max(int(grown / bytes_a_row), 1)

@@ -22,7 +22,7 @@ from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare, OnBadRow, Size
 from stratarec.data.sources.blocks import BLOCK_BYTES, CODECS, BadRows, Block, blocks, estimate_rows
 from stratarec.data.sources.columns import check_there
 from stratarec.data.sources.delimited import Delimited, Parsed, read_header
-from stratarec.data.sources.files import InputFile, expand, fingerprint
+from stratarec.data.sources.files import InputFile, expand, fingerprint, no_rows
 from stratarec.data.sources.json_lines import JsonLines, check_lines, names_in
 from stratarec.data.sources.typed import Converter, TextConverter
 from stratarec.errors import ConfigError, DataError
@@ -43,7 +43,7 @@ class CsvConfig:
 
     kind: Literal["csv"] = "csv"
     paths: tuple[str, ...] = ()
-    """Files, globs or URLs; .gz, .zst and .bz2 are decompressed."""
+    """Files, directories, globs or URLs; .gz, .zst and .bz2 are decompressed."""
     schema: Schema = field(default_factory=Schema)
     """The columns to use; others are not read."""
     format: Format = "auto"
@@ -96,16 +96,20 @@ class CsvSource:
         self._kinds = dict(_kinds(self._view))
 
     def column_names(self) -> list[str]:
-        """Of the first file."""
+        """Return the names of the columns of the first file that is not empty."""
         columns = self._config.columns
         return list(columns) if columns and not _is_json(self._config, self._files[0]) else self._first_record()
 
     def _first_record(self) -> list[str]:
-        """Fields of the first record of the first file, or names of the first objects."""
-        file, config = self._files[0], self._config
-        json = _is_json(config, file)
-        content = next(self._blocks(file, _FRONT)).content.removeprefix(_BOM)
-        if json:
+        """Return the fields of the first record, or the names of the first JSON objects."""
+        config = self._config
+        for file in self._files:
+            content = next(self._blocks(file, _FRONT)).content.removeprefix(_BOM)
+            if content.strip():
+                break
+        else:
+            raise no_rows(self._files[0])
+        if _is_json(config, file):
             return names_in(content)
         header = read_header(content, file.path, _delimiter(config, file), config.quote)[0]
         if self.kind == "csv" and not config.columns and not set(header) & set(self._names):
@@ -142,6 +146,8 @@ class CsvSource:
             content, numbers = block.content, range(block.first_line, block.first_line + block.lines)
             if reader is None:
                 content = content.removeprefix(_BOM)
+                if not content.strip():
+                    continue
                 reader, skipped, lines = self._reader(file, content)
                 content, numbers = content[skipped:], numbers[lines:]
             rows = rows or not (content == b"" or content.isspace())
@@ -149,8 +155,8 @@ class CsvSource:
             if share.has(index, number, piece):
                 done = before + block.bytes_done
                 yield _Task(index=index, reader=reader, content=content, numbers=numbers, bytes_done=done)
-        if not rows:
-            raise DataError(f"{file.path}: the file has no rows, expected at least one")
+        if not rows and len(self._files) == 1:
+            raise no_rows(file)
 
     def _reader(self, file: InputFile, content: bytes) -> tuple[Delimited | JsonLines, int, int]:
         """How to read a file, by its beginning; and the bytes and lines of its header."""

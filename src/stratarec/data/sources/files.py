@@ -27,6 +27,8 @@ PROTOCOLS = {
 }  # fmt: skip
 """Of URLs that may be read, and the package that reads each."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# Parts of paths that Spark and Hive do not count as data either.
+_HIDDEN = re.compile(r"/[._]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,20 +54,23 @@ class InputFile:
 
 
 def expand(paths: tuple[str, ...]) -> tuple[InputFile, ...]:
-    """Expand globs and URLs, each in sorted order.
+    """Expand globs, directories and URLs, each in sorted order.
+
+    A directory stands for all files in it and below, except those whose path has a part that begins with ``_`` or
+    ``.``, such as ``_SUCCESS``. Of a glob or directory, files of zero bytes are left out.
 
     Raises
     ------
     DataError
-        For no paths, a path or glob that matches nothing, a directory, an empty file, a URL that nothing reads, or a
-        file that is named twice, be it under another name: its rows would count twice.
+        For no paths, a path, glob or directory that matches no file with content, a URL that nothing reads, or a file
+        that is named twice, even under another name: its rows would count twice.
     """
     if not paths:
         raise DataError("the source has no paths; name at least one file, glob or URL in data.source.paths")
     found: dict[object, InputFile] = {}
     for pattern in paths:
-        for system, path in _matches(pattern):
-            file, key = _describe(system, path, pattern), _identity(system, path)
+        for system, path, info in _matches(pattern):
+            file, key = _describe(system, path, info), _identity(system, path)
             if key in found:
                 other = "" if found[key].path == file.path else f", which is {found[key].path}"
                 raise DataError(f"{file.path}{other}: named twice; let data.source.paths name each file once")
@@ -73,18 +78,35 @@ def expand(paths: tuple[str, ...]) -> tuple[InputFile, ...]:
     return tuple(found.values())
 
 
-def _matches(pattern: str) -> list[tuple[Any, str]]:
-    """File system and path of each file that `pattern` names."""
+def _matches(pattern: str) -> list[tuple[Any, str, dict[str, Any]]]:
+    """Return the file system, path and properties of each file that `pattern` names."""
     if not pattern:
         raise DataError("'': an empty name; check data.source.paths")
     with _reading(pattern):
         system, path = _file_system(pattern)
         # A file may have brackets in its name.
         glob = any(mark in path for mark in "*?[") and not system.exists(path)
-        matches = sorted(system.glob(path)) if glob else [path]
+        matches: dict[str, dict[str, Any]] = {}
+        for match in sorted(system.glob(path)) if glob else [path]:
+            info = system.info(match)
+            matches |= _files_below(system, match) if info["type"] == "directory" else {match: info}
     if not matches:
         raise DataError(f"{pattern}: no file matches; check data.source.paths")
-    return [(system, match) for match in matches]
+    # Pipes and devices have no size, and are refused for what they are.
+    filled = [match for match, info in matches.items() if info["size"] or info["type"] != "file"]
+    if not filled or (path in matches and path not in filled):
+        raise DataError(f"{next(iter(matches))}: the file is empty, expected at least one row")
+    return [(system, match, matches[match]) for match in filled]
+
+
+def _files_below(system: Any, folder: str) -> dict[str, dict[str, Any]]:
+    """Return path and properties of the files in a directory and below, except hidden files and linked directories."""
+    files = {}
+    for path, listed in sorted(system.find(folder, detail=True).items()):
+        info = system.info(path) if listed.get("islink") else listed
+        if info["type"] != "directory" and not _HIDDEN.search(path[len(folder.rstrip("/")) :]):
+            files[path] = info
+    return files
 
 
 def _file_system(pattern: str) -> tuple[Any, str]:
@@ -125,17 +147,17 @@ def _reading(pattern: str) -> Iterator[None]:
         raise DataError(f"{pattern!r}: cannot be read: {reason}; check data.source.paths") from error
 
 
-def _describe(system: Any, path: str, pattern: str) -> InputFile:
-    with _reading(pattern):
-        info = system.info(path)
-        if isinstance(system, LocalFileSystem) and info["type"] != "directory":
+def _describe(system: Any, path: str, info: dict[str, Any]) -> InputFile:
+    if isinstance(system, LocalFileSystem):
+        with _reading(path):
             open_regular(path).close()
-    if info["type"] == "directory":
-        raise DataError(f"{path}: is a directory, expected a file; a glob such as {path}/* names the files in it")
-    if not info["size"]:
-        raise DataError(f"{path}: the file is empty, expected at least one row")
     stamp = next((str(info[key]) for key in ("mtime", "LastModified", "etag", "created") if key in info), "")
     return InputFile(path=system.unstrip_protocol(path).removeprefix("file://"), size=info["size"], stamp=stamp)
+
+
+def no_rows(file: InputFile) -> DataError:
+    """Return the error for a log without a row."""
+    return DataError(f"{file.path}: the file has no rows, expected at least one")
 
 
 def hash_logs(paths: Sequence[str], advance: Callable[[int], object] = lambda done: None) -> dict[str, str]:

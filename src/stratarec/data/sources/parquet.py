@@ -23,7 +23,7 @@ from stratarec.data.schema import Schema
 from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare, OnBadRow, Size, View, chunk_index, set_size
 from stratarec.data.sources.blocks import BadRows
 from stratarec.data.sources.columns import ColumnTypes
-from stratarec.data.sources.files import InputFile, expand, fingerprint
+from stratarec.data.sources.files import InputFile, expand, fingerprint, no_rows
 from stratarec.data.sources.footer import footer_columns
 from stratarec.data.sources.typed import Converter
 from stratarec.errors import DataError
@@ -42,7 +42,7 @@ class ParquetConfig:
 
     kind: Literal["parquet"] = "parquet"
     paths: tuple[str, ...] = ()
-    """Files, globs or URLs."""
+    """Files, directories, globs or URLs."""
     schema: Schema = field(default_factory=Schema)
     """The columns to use; others are not read."""
     max_row_group_bytes: Annotated[int, Size("data.source.max_row_group_bytes")] = 2 << 30
@@ -67,8 +67,10 @@ class ParquetSource:
         self._columns = list(self._view.names)
 
     def column_names(self) -> list[str]:
-        """Of the first file."""
-        return list(next(_schemas(self._files))[1].names)
+        """Return the names of the columns of the first file with rows."""
+        for _, schema in _schemas(self._files):
+            return list(schema.names)
+        raise no_rows(self._files[0])
 
     def estimate_rows(self) -> int:
         return count_rows(self._files)
@@ -142,10 +144,12 @@ def parquet_pieces(
     for number, file in enumerate(files):
         with file.open() as raw:
             reader = open_parquet(raw, file)
-            checked.check(number, file.path, reader.schema_arrow)
-            if reader.metadata.num_rows == 0:
-                raise DataError(f"{file.path}: the file has no rows, expected at least one")
-            if share.has_file(number):
+            rows = reader.metadata.num_rows
+            if rows == 0 and len(files) == 1:
+                raise no_rows(file)
+            if rows:  # writers give columns without values any type
+                checked.check(number, file.path, reader.schema_arrow)
+            if rows and share.has_file(number):
                 groups = RowGroups(raw, reader, file, columns, most_bytes)
                 yield from _slices(groups, checked, share, number, before, file.size)
         before += file.size
@@ -173,9 +177,12 @@ def _slices(
 
 
 def _schemas(files: Iterable[InputFile]) -> Iterator[tuple[str, pa.Schema]]:
+    """Path and schema of each file with rows: a column without values may have any type."""
     for file in files:
         with file.open() as raw:
-            yield file.path, open_parquet(raw, file).schema_arrow
+            reader = open_parquet(raw, file)
+            if reader.metadata.num_rows:
+                yield file.path, reader.schema_arrow
 
 
 def _read(groups: RowGroups, run: range, checked: ColumnTypes) -> pa.Table:

@@ -44,7 +44,7 @@ _AVAZU_COLUMNS = Schema(label="click", sparse=tuple(SparseFeature(name=name) for
 class _PublicConfig:
     kind: str
     paths: tuple[str, ...] = ()
-    """Files, globs or URLs; .gz, .zst and .bz2 are decompressed."""
+    """Files, directories, globs or URLs; .gz, .zst and .bz2 are decompressed."""
     max_line_bytes: Annotated[int, Size("data.source.max_line_bytes")] = 1 << 20
     """Longest line: memory holds a line."""
 
