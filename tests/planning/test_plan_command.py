@@ -114,6 +114,32 @@ def test_too_small_a_budget_is_one_line_and_exit_code_2(home: Path, capfd: pytes
     assert "Set memory.dram to at least" in error
 
 
+FOLLOWS_RUN = [
+    "train.dense.schedule={kind: polynomial, warmup_share: 0.1}",
+    "train.embedding.schedule={kind: cosine}",
+    "train.class_weight=balanced",
+]
+"""Fields that get their numbers from the length and labels of a run, as those of a drafted recipe may."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("memory.dram=16MiB",),
+        ("--ranks", "2"),
+        ("--hosts", "2x1", "--network", "1Gbit"),
+        ("--hosts", "fewest", "--network", "1Gbit", "memory.dram=1GiB"),
+        ("--device", "h100"),
+        ("--towers", "2", "--steps", "2"),
+    ],
+    ids=" ".join,
+)
+def test_every_plan_takes_a_recipe_that_leaves_steps_to_the_run(
+    home: Path, capfd: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    assert main(["plan", str(home / "recipe.yaml"), *options, *FOLLOWS_RUN]) == 0, capfd.readouterr().err
+
+
 def test_lookups_and_popularity_are_those_of_the_training_split(home: Path) -> None:
     recipe = Recipe.load(home / "recipe.yaml")
     dataset = Dataset.open(recipe.data.path)

@@ -96,11 +96,11 @@ class ScheduleConfig:
         return replace(self, total_steps=total, warmup_steps=warmup, warmup_share=0.0)
 
     def require_steps(self) -> None:
-        """`ConfigError` where it is not told in steps."""
+        """Refuse a schedule whose length is not a number of steps."""
         if self.follows_run or self.warmup_share:
             raise ConfigError(
-                f"schedule.total_steps is {self.total_steps} and warmup_share {self.warmup_share}, but there is no run "
-                "whose length is known here; give total_steps and warmup_steps, or take `of_run`"
+                f"schedule.total_steps is {self.total_steps} and warmup_share is {self.warmup_share}, but the length "
+                "of the run is not known here; set total_steps and warmup_steps, or call `of_run`"
             )
 
     def factor(self, step: int) -> float:

@@ -63,7 +63,6 @@ def uncompiled(kind: type[Optimizer]) -> type[Optimizer]:
 
 def build_optimizer(config: DenseOptimizerConfig, network: nn.Module) -> Optimizer:
     """The torch optimizer of a network, in its fused form, without what marks it for ``torch.compile``."""
-    config.schedule.require_steps()
     kinds = {
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,

@@ -107,6 +107,7 @@ class Stages:
         exchange: Exchange | None = None,
         reduction: Reduction | None = None,
     ) -> None:
+        config.dense.schedule.require_steps()
         self.model, self.optimizer, self._config, self._schedule = model, optimizer, config, schedule
         self._exchange, self._reduction = exchange or Local(), reduction or Local()
         labels = model.network.labels
