@@ -65,7 +65,7 @@ def test_each_rank_stays_within_its_budget() -> None:
 
 
 def test_a_budget_that_a_rank_misses_names_the_rank() -> None:
-    with pytest.raises(ConfigError, match=r"rank 0 would hold \d+ bytes of tables .* its budget is 1048576"):
+    with pytest.raises(ConfigError, match=r"rank 0 needs \d+ bytes .* memory\.dram leaves each rank 1048576 "):
         plan_sharding([load("a", 4 * MIB), load("b", 4 * MIB)], 2, budget_bytes=MIB)
 
 

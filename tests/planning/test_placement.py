@@ -179,7 +179,7 @@ def test_the_plan_is_the_best_of_all_combinations(
     device = BlockConfig(path="rows", budget=block) if block else None
     memory = MemoryConfig(dram=dram, block=device, precision=precision)  # type: ignore[arg-type]
     workspace = place(tables, MemoryConfig(), TIERS, batch_size=64).workspace_bytes
-    limits: dict[Memory, float] = {"dram": dram - ranks * workspace, "mapped": 0, "block": block or 0}
+    limits: dict[Memory, float] = {"dram": ranks * (dram - workspace), "mapped": 0, "block": ranks * (block or 0)}
     choices = [candidates(each, memory, TIERS)[:15] for each in tables]
     best = math.inf
     for choice in itertools.product(*choices):
@@ -197,7 +197,7 @@ def test_the_plan_is_the_best_of_all_combinations(
         return
     cost = sum(each.seconds.total + PENALTY[each.codec.kind] * each.seconds.compute for each in made.tables)
     assert cost <= best * (1 + GAP)
-    assert made.used("dram") <= dram
+    assert made.used("dram") <= ranks * dram
 
 
 def least(message: str, field: str) -> int:
@@ -208,7 +208,7 @@ def least(message: str, field: str) -> int:
 
 @pytest.mark.parametrize("precision", ["auto", "fp32", "int8"])
 def test_too_little_dram_names_the_table_and_the_least_budget(precision: str) -> None:
-    with pytest.raises(ConfigError, match=r"table 'large' alone needs \d+ bytes") as error:
+    with pytest.raises(ConfigError, match=r"table 'large' alone needs at least \d+ bytes") as error:
         plan(dram=MIB, precision=precision)
     needed = least(str(error.value), "memory.dram")
     assert plan(dram=needed, precision=precision).used("dram") <= needed
@@ -218,9 +218,20 @@ def test_too_little_dram_names_the_table_and_the_least_budget(precision: str) ->
     assert "name a block device in memory.block" in str(error.value)
 
 
+def test_what_several_processes_need_is_named_for_each_of_them() -> None:
+    with pytest.raises(ConfigError, match=r"; it is 1\.0 MiB\) for each of 4 processes") as error:
+        place(TABLES, MemoryConfig(dram=MIB), TIERS, batch_size=BATCH, ranks=4)
+    needed = least(str(error.value), "memory.dram")
+    assert place(TABLES, MemoryConfig(dram=needed), TIERS, batch_size=BATCH, ranks=4).used("dram") <= 4 * needed
+    with pytest.raises(ConfigError):
+        place(TABLES, MemoryConfig(dram=int(needed * 0.99)), TIERS, batch_size=BATCH, ranks=4)
+    (note,) = place(TABLES, MemoryConfig(dram=16 << 30), TIERS, batch_size=BATCH, ranks=4).notes
+    assert note == "memory.dram is 16.0 GiB for each of 4 processes, but this machine has only 32.0 GiB"
+
+
 def test_a_budget_that_the_update_alone_exceeds_names_no_table() -> None:
     tables = [table("small", 100, lookups=100_000)]
-    with pytest.raises(ConfigError, match=r"do not fit: what the update of a batch works in alone needs \d+") as error:
+    with pytest.raises(ConfigError, match=r"do not fit: the update of a batch alone needs \d+") as error:
         plan(tables, dram=MIB)
     assert "table 'small'" not in str(error.value)
     assert "lower train.batch_size" in str(error.value)
@@ -268,8 +279,8 @@ def test_twenty_six_tables_up_to_a_billion_rows_are_placed_in_seconds() -> None:
 def test_a_budget_beyond_the_machine_is_noted() -> None:
     made = plan(dram=1 << 40, block=BlockConfig(path="rows", budget=1 << 40))
     assert made.notes == (
-        "memory.dram is 1.00 TiB, but only 32.0 GiB are there",
-        "memory.block.budget is 1.00 TiB, but only 64.0 GiB are there",
+        "memory.dram is 1.00 TiB, but this machine has only 32.0 GiB",
+        "memory.block.budget is 1.00 TiB, but this machine has only 64.0 GiB",
     )
 
 

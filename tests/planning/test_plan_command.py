@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -110,8 +111,34 @@ def test_too_small_a_budget_is_one_line_and_exit_code_2(home: Path, capfd: pytes
     assert main(["plan", str(home / "recipe.yaml"), "memory.dram=1KiB"]) == 2
     error = capfd.readouterr().err
     assert error.count("\n") == 1
-    assert error.startswith("stratarec: the tables do not fit: what the update of a batch works in alone needs ")
+    assert error.startswith("stratarec: the tables do not fit: the update of a batch alone needs ")
     assert "Set memory.dram to at least" in error
+    assert "it is 1.0 KiB)" in error
+
+
+def test_a_plan_for_several_processes_names_the_budget_of_each(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", str(home / "recipe.yaml"), "--ranks", "3"]
+    assert main([*command, "memory.dram=3KiB"]) == 2
+    error = capfd.readouterr().err
+    assert re.search(r"bytes \([^)]*\) of dram in each process\. Set", error), error
+    needed = re.search(r"memory\.dram to at least (\d+) \([^;)]*; it is 3\.0 KiB\) for each of 3 processes", error)
+    assert needed is not None, error
+    assert main([*command, f"memory.dram={int(int(needed[1]) * 0.99)}"]) == 2
+    capfd.readouterr()
+    assert main([*command, "memory.dram=5MiB"]) == 0
+    out = capfd.readouterr().out
+    assert "5.0 MiB in each of 3 processes" in out
+    assert "15.0 MiB" not in out
+    assert re.search(r"processes +3 ", out)
+
+
+def test_copies_of_hot_rows_are_within_the_budget_of_the_processes(home: Path, tmp_path: Path) -> None:
+    output = tmp_path / "plan.json"
+    options = ["--ranks", "2", "memory.dram=4MiB", "hot.copies=8KiB", "-o", str(output)]
+    assert main(["plan", str(home / "recipe.yaml"), *options]) == 0
+    made = Plan.load(output)
+    assert made.bytes["dram"]["copies"] > 0
+    assert made.budgets["dram"] == 2 * (4 << 20)
 
 
 FOLLOWS_RUN = [

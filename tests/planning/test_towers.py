@@ -183,7 +183,7 @@ def test_towers_keep_their_bounds_or_say_what_stands_in_the_way(
     ]
     count = sum(size for size, _, _ in drawn)
     matrix = np.random.default_rng(0).uniform(size=(count, count))
-    bounds = TowerBounds(towers=towers, ratio=ratio, bytes=host)
+    bounds = TowerBounds(towers=towers, ratio=ratio, dram=host)
     refusal = ""
     try:
         plan = partition(items, (matrix + matrix.T) / 2, bounds, batch_size=8)
@@ -231,7 +231,12 @@ def test_what_cannot_be_is_refused_by_name() -> None:
         with pytest.raises(ConfigError, match=match):
             partition(given, matrix, bounds, batch_size=1)
 
-    refused(TowerBounds(towers=2, bytes=1 << 20), r"table 't0' of f0 takes 2.0 MiB .* has 1.0 MiB")
+    refused(TowerBounds(towers=2, dram=1 << 20), r"table 't0' of f0 takes 2.0 MiB .* memory\.dram .* is 1.0 MiB: ")
+    each = r"memory\.dram .* is 512.0 KiB in each of 2 processes"
+    refused(TowerBounds(towers=2, dram=512 << 10, ranks=2), f"table 't0' of f0 takes 2.0 MiB .* {each}")
+    assert TowerBounds(towers=2, dram=512 << 10, ranks=2).bytes == 1 << 20
+    even = [Item(features=(f"f{n}",), tables=(f"t{n}",), bytes=1 << 20, lookups=1.0) for n in range(5)]
+    refused(TowerBounds(towers=2, dram=1 << 20, ranks=2), r"take 5.0 MiB .* is 1.0 MiB in each of 2 processes", even)
     refused(TowerBounds(towers=6), "6 towers of 5 sparse features")
     wide = [Item(features=("p", "q", "r", "s"), tables=("t",), bytes=1, lookups=1.0), items[1]]
     refused(TowerBounds(towers=2, ratio=1.0), "p, q, r, s must be in one tower .* at most 3 of the 5", wide)

@@ -238,7 +238,7 @@ def _check_budget(plan: ShardingPlan, budget_bytes: int) -> None:
     fullest = max(range(len(plan.bytes)), key=lambda rank: plan.bytes[rank])
     if plan.bytes[fullest] > budget_bytes:
         raise ConfigError(
-            f"rank {fullest} would hold {plan.bytes[fullest]} bytes of tables ({readable(plan.bytes[fullest])}), its "
-            f"budget is {budget_bytes} ({readable(budget_bytes)}): raise memory.dram, set distributed.sharding to row, "
-            "or start more ranks"
+            f"rank {fullest} needs {plan.bytes[fullest]} bytes ({readable(plan.bytes[fullest])}) for tables, and "
+            f"memory.dram leaves each rank {budget_bytes} ({readable(budget_bytes)}): raise memory.dram, set "
+            "distributed.sharding to row, or start more ranks"
         )

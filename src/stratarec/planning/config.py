@@ -50,7 +50,7 @@ class BlockConfig:
     path: str
     """Directory on the device; made when missing."""
     budget: Annotated[int | None, BeforeValidator(_size("memory.block.budget"))] = None
-    """Bytes that the log may take; null for no limit."""
+    """Bytes that the log of each process may take; null for no limit."""
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -65,7 +65,7 @@ class MappedConfig:
     path: str
     """Directory in the file system; made when missing."""
     budget: Annotated[int | None, BeforeValidator(_size("memory.mapped.budget"))] = None
-    """Bytes that the file may take; null for no limit."""
+    """Bytes that the file of each process may take; null for no limit."""
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -103,8 +103,8 @@ class MemoryConfig:
     """Where rows may live, and how."""
 
     dram: Annotated[int | None, BeforeValidator(_size("memory.dram"))] = None
-    """Bytes of DRAM for tables, optimizer state, caches, all that describes them and what the update works in; null for
-    no limit. The network, the loader and activations come on top."""
+    """Bytes of DRAM of each process for tables, optimizer state, caches, their metadata and the workspace of an update;
+    null for no limit. The network, the loader and activations need more on top."""
     block: BlockConfig | None = None
     """A block device, such as an SSD."""
     mapped: MappedConfig | None = None

@@ -64,7 +64,7 @@ def fewest_hosts(
     @cache
     def plan(hosts: int) -> Plan | None:
         try:
-            return place(tables, memory.times(hosts), tiers, batch_size=batch_size, ranks=hosts, choices=choices)
+            return place(tables, memory, tiers, batch_size=batch_size, ranks=hosts, choices=choices)
         except ConfigError:  # it does not fit
             return None
 

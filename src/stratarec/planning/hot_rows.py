@@ -23,7 +23,7 @@ from stratarec.hot.config import HotConfig
 from stratarec.hot.profile import HotProfile
 from stratarec.hot.selection import hottest_rows
 from stratarec.hot.table_parts import Counts, RowRange, parts_of, share_of_accesses, used_bytes
-from stratarec.planning.bytes import Parts, add_parts
+from stratarec.planning.bytes import Memory, Parts, add_parts
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.memories import Tiers
 from stratarec.planning.placement import make_plan
@@ -94,7 +94,14 @@ def _with_copies(plan: Plan, parts: Sequence[RowRange], budget: int) -> Plan:
         f"every process has copies of {int(rows.sum()):,} hot rows, {readable(used_bytes(parts, rows))}, which take "
         f"{share_of_accesses(parts, rows):.1%} of the lookups"
     )
-    return replace(plan, tables=tuple(map(placed, plan.tables)), notes=(*plan.notes, note))
+    tables = tuple(map(placed, plan.tables))
+    return replace(plan, tables=tables, budgets=_add_dram(plan, plan.ranks * budget), notes=(*plan.notes, note))
+
+
+def _add_dram(plan: Plan, size: int) -> Mapping[Memory, int | None]:
+    """Add the bytes of hot rows to the budget of DRAM that was left for all else."""
+    dram = plan.budgets.get("dram")
+    return plan.budgets if dram is None else {**plan.budgets, "dram": dram + size}
 
 
 def _whole(plan: Plan) -> set[str]:
@@ -131,10 +138,9 @@ def _with_hot_rows(
         f"hot rows take {point.accesses:.1%} of the lookups, tables whole in DRAM included; "
         f"{point.inputs.share:.2%} of the inputs need no others"
     )
-    dram = plan.budgets.get("dram")
     return replace(
         plan,
         tables=tuple(map(with_rows, plan.tables)),
-        budgets={**plan.budgets, **({} if dram is None else {"dram": dram + budget})},
+        budgets=_add_dram(plan, budget),
         notes=(*plan.notes, *([remark] if remark else []), note),
     )

@@ -45,23 +45,24 @@ def place(
     tables : sequence of TableSpec
         Tables with what a batch asks of them.
     memory : MemoryConfig
-        Budgets, precision and cache.
+        Budgets of each process, precision and cache.
     tiers : Tiers
         What the memories give; those that `memory` names must be in it.
     batch_size : int
         Recorded in the plan; lookups are in `tables`.
     ranks : int
-        Processes that share the tables, each with logs and a workspace of its own; `memory` has the budgets of all.
+        Processes that share the tables, each with logs and a workspace of its own.
     choices : sequence of sequences of Candidate
         The `candidates` of each table, which are the same whatever the budgets are, where they are known.
 
     Raises
     ------
     ConfigError
-        When no placement fits, with the least budget that would do; for a precision of a table that does not exist.
+        When no placement fits, with the smallest budget of a process that is enough; for a precision of a table that
+        does not exist.
     """
     memory.check_tables(table.name for table in tables)
-    budgets = _budgets(memory, tiers)
+    budgets = _budgets(memory.times(ranks), tiers)
     choices = choices or [candidates(table, memory, tiers) for table in tables]
     workspace = workspace_bytes(
         [table.lookups for table in tables],
@@ -69,17 +70,17 @@ def place(
         tiers.threads,
     )
     limits = [budgets.get(name) for name in MEMORIES]
-    if memory.dram is not None:
-        limits[MEMORIES.index("dram")] = memory.dram - ranks * workspace
+    if budgets["dram"] is not None:
+        limits[MEMORIES.index("dram")] = budgets["dram"] - ranks * workspace
     chosen = _least(choices, limits, None, ranks)
     if chosen is None:
-        raise ConfigError(_explain(tables, choices, limits, memory, ranks * workspace, ranks))
+        raise ConfigError(_explain(tables, choices, limits, memory, workspace, ranks))
     placements = tuple(each.placement for each in chosen)
     return Plan(
         tables=placements, budgets=budgets, batch_size=batch_size, lookahead=memory.lookahead,
         policy=memory.cache.policy, workspace_bytes=workspace, ranks=ranks,
         output_bytes=output_bytes(sum(table.outputs for table in tables)), fixed=_fixed(placements, tiers),
-        notes=(*_notes(tables, chosen, memory), *_doubts(memory, tiers)),
+        notes=(*_notes(tables, chosen, memory), *_doubts(memory, tiers, ranks)),
     )  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def _fixed(placements: Sequence[TablePlacement], tiers: Tiers) -> Seconds:
 
 
 def _budgets(memory: MemoryConfig, tiers: Tiers) -> dict[Memory, int | None]:
-    """Budgets of the memories that are there; where none is given for a path, what is free on it."""
+    """Budgets of the memories that exist, of all processes together; the free bytes of a path that has no budget."""
     budgets: dict[Memory, int | None] = {"dram": memory.dram}
     for name, config, tier in (("mapped", memory.mapped, tiers.mapped), ("block", memory.block, tiers.block)):
         if config is None:
@@ -140,9 +141,9 @@ def _explain(
     tables: Sequence[TableSpec], choices: Sequence[Sequence[Candidate]], limits: Sequence[int | None],
     memory: MemoryConfig, workspace: int, ranks: int,
 ) -> str:  # fmt: skip
-    """Which budget is too small, for which table above all, and the least number that would do."""
-    fixes = []
-    worst = ""
+    """Name each budget that is too small, its smallest value that is enough, and what needs most of it."""
+    fixes, worst = [], ""
+    each = f" for each of {ranks} processes" if ranks > 1 else ""
     for place, name in enumerate(MEMORIES):
         limit = limits[place]
         if limit is None or (name != "dram" and getattr(memory, name) is None):
@@ -152,29 +153,30 @@ def _explain(
         if smallest is None:
             continue
         shared = workspace if name == "dram" else 0
-        needed, budget = _used(smallest, name, ranks) + shared, limit + shared
-        fixes.append(f"{_FIELDS[name]} to at least {needed} ({readable(needed)}; it is {readable(budget)})")
+        needed, budget = -(-_used(smallest, name, ranks) // ranks) + shared, limit // ranks + shared
+        fixes.append(f"{_FIELDS[name]} to at least {needed} ({readable(needed)}; it is {readable(budget)}){each}")
         worst = worst or _worst(smallest, name, shared, ranks)
     if not fixes:
         return f"no placement fits the budgets together: {worst or 'raise memory.dram'}"
-    cheaper = _cheaper(tables, memory)
-    return f"the tables do not fit: {worst}. Set {', or '.join(fixes)}{cheaper}"
+    return f"the tables do not fit: {worst}. Set {', or '.join(fixes)}{_cheaper(tables, memory)}"
 
 
 def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int, ranks: int) -> str:
-    """What takes most of a memory, at the least: a table with its log, or what is the same whatever the tables."""
+    """Name what needs most of a memory: a table with its log, or the workspace of the update in each process."""
     most = max(chosen, key=lambda each: _used([each], memory, ranks))
     placed, needed = most.placement, _used([most], memory, ranks)
-    if workspace > needed:
-        return f"what the update of a batch works in alone needs {workspace} bytes ({readable(workspace)}) of {memory}"
-    text = f"table {placed.table!r} alone needs {needed} bytes ({readable(needed)}) of {memory} at the least"
+    if ranks * workspace > needed:
+        where = " in each process" if ranks > 1 else ""
+        return f"the update of a batch alone needs {workspace} bytes ({readable(workspace)}) of {memory}{where}"
+    where = f" in {ranks} processes together" if ranks > 1 else ""
+    text = f"table {placed.table!r} alone needs at least {needed} bytes ({readable(needed)}) of {memory}{where}"
     if placed.tier != "level0":
         text += (
             f", as {placed.codec.kind} in {placed.tier} with {placed.cache_rows:,} cache rows, of which the batches in "
             f"flight pin up to {placed.pinned:,}"
         )
     if placed.log is not None:
-        text += f", {readable(needed - in_memory(placed.bytes, memory))} of it for its log, which others may share"
+        text += f"; {readable(needed - in_memory(placed.bytes, memory))} of this is its log, which tables may share"
     return text
 
 
@@ -210,17 +212,18 @@ def _notes(tables: Sequence[TableSpec], chosen: Sequence[Candidate], memory: Mem
     return tuple(notes)
 
 
-def _doubts(memory: MemoryConfig, tiers: Tiers) -> list[str]:
-    """Budgets beyond what the machine has now."""
-    there = [("memory.dram", memory.dram, tiers.dram.bytes)]
+def _doubts(memory: MemoryConfig, tiers: Tiers, ranks: int) -> list[str]:
+    """Name the budgets that are larger than this machine has free, and a path without direct reads."""
+    there: list[tuple[Memory, int | None, int]] = [("dram", memory.dram, tiers.dram.bytes)]
     if memory.block is not None and tiers.block is not None:
-        there.append((_FIELDS["block"], memory.block.budget, tiers.block.free_bytes))
+        there.append(("block", memory.block.budget, tiers.block.free_bytes))
     if memory.mapped is not None and tiers.mapped is not None:
-        there.append((_FIELDS["mapped"], memory.mapped.budget, tiers.mapped.free_bytes))
+        there.append(("mapped", memory.mapped.budget, tiers.mapped.free_bytes))
+    each = f" for each of {ranks} processes" if ranks > 1 else ""
     notes = [
-        f"{name} is {readable(budget)}, but only {readable(found)} are there"
-        for name, budget, found in there
-        if budget is not None and budget > found
+        f"{_FIELDS[name]} is {readable(budget)}{each}, but this machine has only {readable(free)}"
+        for name, budget, free in there
+        if budget is not None and budget * ranks > free
     ]
     if memory.block is not None and tiers.block is not None and not tiers.block.direct:
         notes.append(f"{memory.block.path} takes no direct reads: its speed was measured through the page cache")
@@ -266,4 +269,4 @@ def make_plan(
     """
     memory.check_tables(table.name for table in tables)
     described = describe_tables(tables, dataset, optimizer, batch_size=batch_size, hot=hot)
-    return place(described, memory.times(ranks), tiers or measure_tiers(memory), batch_size=batch_size, ranks=ranks)
+    return place(described, memory, tiers or measure_tiers(memory), batch_size=batch_size, ranks=ranks)

@@ -226,9 +226,10 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """One line: what the tables take, against float32 in DRAM."""
+        """One line with the bytes of the tables as planned and as float32 in DRAM."""
         cached = [placed for placed in self.tables if placed.tier != "level0"]
         used = ", ".join(f"{readable(self.used(memory))} of {memory}" for memory in MEMORIES if self.used(memory))
+        used += f" in {self.ranks} processes together" if self.ranks > 1 else ""
         return (
             f"tables: {readable(self.float32_bytes)} as float32, planned {used}; {len(cached)} of {len(self.tables)} "
             f"tables cached, predicted hit rate {self.hit_rate:.1%}"

@@ -104,12 +104,13 @@ def table_rows(content: Content) -> list[tuple[str, ...]]:
 
 
 def total_rows(content: Content) -> list[tuple[str, ...]]:
-    """A line for each part of each memory, and its sum beside its budget."""
+    """Return the bytes of each part of each memory in all processes, and their sum with the budget of the recipe."""
     lines: list[tuple[str, ...]] = []
     for memory, budget in content["budgets"].items():
         parts = content["predicted"]["parts"].get(memory, {})
         lines += [(_NAMES[memory], part, readable(size), "") for part, size in parts.items()]
-        limit = "no limit" if budget is None else readable(budget)
+        limit = "no limit" if budget is None else readable(budget // content["ranks"])
+        limit += f" in each of {content['ranks']} processes" if budget is not None and content["ranks"] > 1 else ""
         lines.append((_NAMES[memory], "total", readable(sum(parts.values())), limit))
     return lines
 
@@ -170,7 +171,8 @@ def _sizes(tables: Sequence[Content]) -> tuple[str, ...]:
 
 
 def _figures(content: Content) -> list[tuple[str, str, str]]:
-    """What matters most: a label, a value, and a remark."""
+    """Return the main figures: a label, a value, and a remark."""
+    ranks = content["ranks"]
     predicted = content["predicted"]
     dram, whole = max(predicted["bytes"]["dram"], 1), max(predicted["float32_bytes"], 1)
     ratio = f"({whole / dram:.2f}x less)" if dram <= whole else f"({dram / whole:.2f}x more)"
@@ -178,6 +180,7 @@ def _figures(content: Content) -> list[tuple[str, str, str]]:
     speed = step["samples"] / step["step"] if step else 0
     note = f"({speed:,.0f} samples/s; network {milliseconds(step['network'])}, as timed now)" if step else ""
     return [
+        *([("processes", f"{ranks}", "(bytes below are of all processes together)")] if ranks > 1 else []),
         ("all float32 in DRAM", readable(predicted["float32_bytes"]), ""),
         ("DRAM", readable(predicted["bytes"]["dram"]), ratio),
         ("vectors of a batch", readable(content["output_bytes"]), "(with their gradients; on top of the budget)"),

@@ -96,10 +96,9 @@ def items_of(recipe: Recipe, dataset: Dataset) -> list[Item]:
 
 
 def bounds_of(recipe: Recipe, request: TowerRequest) -> TowerBounds:
-    """What each of them may hold."""
-    dram = recipe.memory.dram
+    """Return the limits of each tower."""
     ranks = max(request.ranks // request.towers, 1) if request.towers > 0 else 1
-    return TowerBounds(towers=request.towers, ratio=request.balance, bytes=None if dram is None else dram * ranks)
+    return TowerBounds(towers=request.towers, ratio=request.balance, dram=recipe.memory.dram, ranks=ranks)
 
 
 # Interactions are of so many samples, fewer where the split has fewer.

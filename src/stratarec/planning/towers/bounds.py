@@ -48,19 +48,26 @@ _WIDER = 1.25
 
 @dataclass(frozen=True, kw_only=True)
 class TowerBounds:
-    """What a tower may be."""
+    """Limits of each tower."""
 
     towers: int
     ratio: float = 1.5
     """Features of a tower: at most so many times the mean, and at least the mean over it."""
-    bytes: int | None = None
-    """Memory for tables of a tower's host; None for no limit."""
+    dram: int | None = None
+    """Bytes for tables in each process, as `MemoryConfig.dram`; None for no limit."""
+    ranks: int = 1
+    """Processes of the host of a tower."""
 
     def __post_init__(self) -> None:
         if self.towers < 2:
             raise ConfigError(f"--towers is {self.towers}, expected at least 2: one tower is the model itself")
         if not 1 <= self.ratio <= 1000:
             raise ConfigError(f"--balance is {self.ratio:g}, expected 1 to 1000")
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes for tables on the host of a tower; None for no limit."""
+        return None if self.dram is None else self.dram * self.ranks
 
     def features(self, count: int) -> tuple[int, int]:
         """The fewest and the most features of a tower, of `count` in all."""
@@ -95,20 +102,21 @@ def check_bounds(items: Sequence[Item], bounds: TowerBounds) -> None:
 
 
 def _check_bytes(items: Sequence[Item], bounds: TowerBounds) -> None:
-    if bounds.bytes is None:
+    if bounds.bytes is None or bounds.dram is None:
         return
+    processes = f" in each of {bounds.ranks} processes" if bounds.ranks > 1 else ""
     heaviest, total = max(items, key=lambda item: item.bytes), sum(item.bytes for item in items)
     if heaviest.bytes > bounds.bytes:
         raise ConfigError(
             f"table {' and '.join(map(repr, heaviest.tables))} of {', '.join(heaviest.features)} takes "
-            f"{readable(heaviest.bytes)} with its optimizer state, and the host of a tower has "
-            f"{readable(bounds.bytes)} for tables: raise memory.dram or --ranks"
+            f"{readable(heaviest.bytes)} with its optimizer state, more than memory.dram of the host of a tower, which "
+            f"is {readable(bounds.dram)}{processes}: raise memory.dram or --ranks"
         )
     if total > bounds.bytes * bounds.towers:
         raise ConfigError(
-            f"the tables take {readable(total)} with their optimizer state, and {bounds.towers} hosts have "
-            f"{readable(bounds.bytes)} each for tables (the largest is {heaviest.tables[0]!r}, "
-            f"{readable(heaviest.bytes)}): ask for more towers, or raise memory.dram or --ranks"
+            f"the tables take {readable(total)} with their optimizer state, more than memory.dram of {bounds.towers} "
+            f"hosts, which is {readable(bounds.dram)}{processes} of a host (the largest table is "
+            f"{heaviest.tables[0]!r}, {readable(heaviest.bytes)}): ask for more towers, or raise memory.dram or --ranks"
         )
 
 
