@@ -49,10 +49,11 @@ def twin(module: str, name: str = "") -> Callable[[Callable[..., Any]], Callable
 
 
 def span(array: Any, first: int, count: int) -> Any:
-    """``array[first:first + count]``, all of it there."""
+    """Return ``array[first:first + count]``; raise an error if an element is missing or its address is not aligned."""
     first = int(first)
     if not 0 <= first <= first + count <= len(array):
         raise IndexError(f"elements {first} to {first + count} of {len(array)}")
+    assert array.flags.aligned, "compiled kernels read and write whole elements at multiples of their size"
     return array[first : first + count]
 
 

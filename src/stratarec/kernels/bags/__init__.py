@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.kernels.bags import cpu
+from stratarec.kernels.simd.vector import LANES
 
 Ids = NDArray[np.int32] | NDArray[np.int64]
 _NO_OFFSETS = np.zeros(1, dtype=np.int64)
@@ -93,8 +94,8 @@ class GroupLayout:
 
     @cached_property
     def lines(self) -> bool:
-        """Whether every row of the output starts at a multiple of 64 bytes, its first one provided."""
-        return not (self.width | int(np.bitwise_or.reduce(self.column[self.pooled]))) % 16
+        """Whether every pooled row is whole cache lines, in an output whose samples start at multiples of 64 bytes."""
+        return not (self.width | int(np.bitwise_or.reduce(self.column[self.pooled]))) % LANES
 
     def features(self, bags: BagBatch) -> tuple[NDArray[np.int64], ...]:
         """All features, `cpu.Features` as kernels take it."""

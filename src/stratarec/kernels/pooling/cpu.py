@@ -20,7 +20,7 @@ from stratarec.kernels.bags.cpu import Bags, Features, share
 from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
 from stratarec.kernels.runtime.threads import team_threads, threads_for, tile_size
 from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch_row
-from stratarec.kernels.simd.vector import add, blocks, broadcast, load, multiply, store, stream, total
+from stratarec.kernels.simd.vector import LANES, add, blocks, broadcast, load, multiply, store, stream, total
 
 # Samples that a thread looks up at once: fewer than 64 rows a table start too often.
 # Of at most 32 or 128 samples they did not help.
@@ -242,16 +242,18 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
 def pool(weights, group, bags, out):
     """`pooling.pool` for arrays."""
     features, given = group.pooled_features(bags), out.numpy()
-    threads, run = threads_for(len(bags.values)), kernels(*blocks(group.width))
-    stride, tile = given.shape[1], _tile(bags.batch, threads)
+    threads, stride = threads_for(len(bags.values)), given.shape[1]
+    tile = _tile(bags.batch, threads)
     filled = NO_LIMITS if bags.filled is None else bags.filled[group.pooled]
     if bags.offsets is None and bags.weights is None:
-        streaming = given.nbytes >= _STREAM_BYTES and group.lines and not (stride % 16 or given.ctypes.data % 64)
+        streaming = given.nbytes >= _STREAM_BYTES and group.lines and not (stride % LANES or given.ctypes.data % 64)
         output = given.reshape(-1), stride, streaming
         shape = _shape(tile, bags.batch, len(features[0]), threads)
+        # Every block must start a cache line, not only every row: 144 is 3 times 48 here, elsewhere 2 times 72.
+        run = kernels(*blocks(group.width, LANES if group.lines else 1))
         return run.pool_singles(team_of(threads), weights, group.width, bags.compiled, filled, features, output, shape)
     output = given.reshape(-1), stride, False
-    return run.pool_bags(
+    return kernels(*blocks(group.width)).pool_bags(
         team_of(threads), weights, group.width, _with_offsets(bags).compiled, filled, features, output,
         (tile, 1),
     )  # fmt: skip

@@ -6,8 +6,13 @@ order of the machine, which is little-endian wherever Numba runs.
 
 from __future__ import annotations
 
+import platform
+
+import numpy as np
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
+from numba.core import config
 from numba.extending import intrinsic
 
 _HALF, _FLOAT = ir.HalfType(), ir.FloatType()
@@ -130,11 +135,51 @@ def fold32(typingctx, word, shift):
     return types.uint32(types.uint32, types.uint32), codegen
 
 
+def _half_instructions():
+    """Whether Numba compiles for a processor that converts half floats itself.
+
+    Elsewhere LLVM calls functions that no library of the process has to define: the process died at the first one.
+    """
+    features = get_host_cpu_features().flatten() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return platform.machine() not in ("x86_64", "AMD64") or "+f16c" in features.split(",")
+
+
+def _to_half(value):
+    """Round by integers (Giesen, "Float->half variants", 2012)."""
+    word = float_bits(value)
+    sign, size = (word >> np.uint32(16)) & np.uint32(0x8000), word & np.uint32(0x7FFFFFFF)
+    if size > np.uint32(0x7F800000):
+        half = np.uint32(0x7E00) | (size >> np.uint32(13)) & np.uint32(0x3FF)
+    elif size >= np.uint32(0x47800000):
+        half = np.uint32(0x7C00)
+    elif size < np.uint32(0x38800000):
+        # The addition rounds to the step of the smallest half floats, 2^-24.
+        half = float_bits(bits_float(size) + np.float32(0.5)) - np.uint32(0x3F000000)
+    else:
+        odd = size >> np.uint32(13) & np.uint32(1)
+        half = (size - np.uint32(0x38000000) + np.uint32(0xFFF) + odd) >> np.uint32(13)
+    return np.uint16(sign | half)
+
+
+def _from_half(half):
+    """The float32 of float16 bits, by integers."""
+    size = (np.uint32(half) & np.uint32(0x7FFF)) << np.uint32(13)
+    if size >= np.uint32(0x0F800000):
+        word = np.uint32(size + np.uint32(0x70000000))
+    elif size < np.uint32(0x00800000):
+        word = float_bits(bits_float(np.uint32(size + np.uint32(0x38800000))) - np.float32(2.0**-14))
+    else:
+        word = np.uint32(size + np.uint32(0x38000000))
+    return bits_float(np.uint32(word | (np.uint32(half) & np.uint32(0x8000)) << np.uint32(16)))
+
+
 @intrinsic
 def to_half(typingctx, value):
     """uint16 bits of the float16 nearest to a float32, ties to even; infinity beyond 65504 and half a step."""
 
     def codegen(context, builder, signature, args):
+        if not _half_instructions():
+            return context.compile_internal(builder, _to_half, signature, args)
         return builder.bitcast(builder.fptrunc(args[0], _HALF), ir.IntType(16))
 
     return types.uint16(types.float32), codegen
@@ -145,6 +190,8 @@ def from_half(typingctx, bits):
     """The float32 of float16 bits, exact."""
 
     def codegen(context, builder, signature, args):
+        if not _half_instructions():
+            return context.compile_internal(builder, _from_half, signature, args)
         return builder.fpext(builder.bitcast(args[0], _HALF), _FLOAT)
 
     return types.float32(types.uint16), codegen

@@ -26,10 +26,11 @@ _I16 = ir.IntType(16)
 
 
 @cache
-def blocks(width: int) -> tuple[int, bool]:
-    """The constants that kernels for rows of `width` are compiled for: lanes of a block, and whether it is the row."""
-    # The fewest equal blocks; single floats at worst.
-    lanes = next(width // parts for parts in range(-(-width // _WIDEST), width + 1) if width % parts == 0)
+def blocks(width: int, multiple: int = 1) -> tuple[int, bool]:
+    """Return the constants that kernels for rows of `width` are compiled for: lanes of a block, and whether it is the
+    whole row. The lanes are a multiple of `multiple`, which divides `width`."""
+    # The fewest equal blocks.
+    lanes = next(width // parts for parts in range(-(-width // _WIDEST), width + 1) if width % (parts * multiple) == 0)
     return lanes, lanes == width
 
 
@@ -150,7 +151,11 @@ def store(typingctx, array, element, row):
 
 @intrinsic
 def stream(typingctx, array, element, row):
-    """`store` past the caches, which spares reading the lines first; the address must be a multiple of 64 bytes."""
+    """Store a row past the caches, without reading its cache lines first.
+
+    The address of each vector of the row must be a multiple of 64 bytes, or the process dies of SIGSEGV: the row starts
+    a cache line and has a multiple of `LANES` floats.
+    """
     signature = types.void(array, types.uint64, row)
 
     def codegen(context, builder, signature, args):
