@@ -60,11 +60,6 @@ LOGS: list[tuple[str, bytes, str]] = [
     ("an empty file", b"", r"log\.csv: the file is empty, expected at least one row"),
     ("a header alone", HEAD.encode(), r"log\.csv: the file has no rows, expected at least one"),
     ("no header", ROWS.encode(), r"log\.csv: no column 'click'; .*name the fields in data\.source\.columns"),
-    (
-        "other marks",
-        LOG.replace(b",", b";"),
-        r"no column 'click'; .*fields are divided by ';', set data\.source\.delimi",
-    ),
     ("a name misspelt", LOG.replace(b"item", b"itme", 1), r"no column 'item'; did you mean 'itme'\?"),
     ("a name twice", LOG.replace(b"words", b"item", 1), r"column 'item' stands there 2 times, expected once"),
     ("a field too few", LOG + b"1,u1,1577836900,3\n", r"log\.csv, line 402: got 4 fields, expected 6"),
@@ -92,7 +87,7 @@ LOGS: list[tuple[str, bytes, str]] = [
     ("a zero byte", bad(b"u1", b"u\0"), r"log\.csv, line 402, byte 4: a zero byte, expected text"),
     ("a header in Latin-1", LOG.replace(b"words", b"w\xf6rds", 1), r"line 1: byte 26 is 0xf6, which is not UTF-8"),
     ("returns for line ends", LOG.replace(b"\n", b"\r"), r"line 1: lines end in a carriage return alone, expected a"),
-    ("a Parquet file", b"PAR1" + bytes(99), r"log\.csv: a Parquet file, expected text; set data\.source\.kind to"),
+    ("a damaged Parquet file", b"PAR1" + bytes(99), r"log\.csv: not a Parquet file, or damaged .*; write it again"),
     (
         "a stray quote where others are closed",
         HEAD.encode() + b'1,u1,1577836900,3,2.5,"a\n' + LINE.replace(b"a", b'"a"') * 9,
@@ -125,7 +120,6 @@ CHANGES: list[tuple[str, str]] = [
     ("data.source.paths=[cut.csv.gz]", r"cut\.csv\.gz: damaged or truncated gzip"),
     ("data.source.paths=['s3://bucket/log.csv']", r"s3:// needs a library that is not installed; pip install s3fs"),
     ("data.source.kind=cvs", r"data\.source\.kind is 'cvs', expected one of .*; did you mean csv\?"),
-    ("data.source.kind=parquet", r"log\.csv: text, expected a Parquet file; .*set data\.source\.kind to csv"),
     ("data.source.encoding=latin-l", r"data\.source\.encoding is 'latin-l', expected one such as utf-8, latin-1"),
 
     ("data.source.delimeter=;", r"data\.source\.delimeter: unknown field; did you mean delimiter\?"),
@@ -145,7 +139,7 @@ CHANGES: list[tuple[str, str]] = [
     ("data.source.schema.label={at_least: 3}", r"data\.source\.schema\.label.*column: field required"),
     ("data.source.schema.label=item", r"the label column 'item' is also a feature"),
     ("data.source.schema.user=", r"data\.source\.schema\.user: input should be a valid string, got None"),
-    ("data.source.schema.time_unit=ms", r"column 'at' holds .*; set time_unit to s"),
+    ("data.source.schema.time_unit=ms", r"column 'at' holds .*; set time_unit to s, or convert the column to ms"),
     ("data.source.schema.time_unit=minutes", r"data\.source\.schema\.time_unit: input should be 's', 'ms', 'us' or 'n"),
     ("data.source.schema.time_format='%d.%m.%Y'", r"line 2: column 'at': got '1577836800', expected a time as %d\.%m"),
     ("data.source.schema.time_format='%M'", r"schema\.time_format is '%M', expected one such as %d/%m/%Y"),

@@ -183,7 +183,8 @@ def unlikely_unit(times: pl.Series, unit: TimeUnit) -> str:
         if _in_these_years(least, other) and _in_these_years(most, other):
             return (
                 f"holds {least} to {most}, which are the years {_year(least, unit)} to {_year(most, unit)} if in "
-                f"{unit}, and {_date(least, other)} to {_date(most, other)} if in {other}; set time_unit to {other}"
+                f"{unit}, and {_date(least, other)} to {_date(most, other)} if in {other}; set time_unit to "
+                f"{other}, or convert the column to {unit}"
             )
     return ""
 
@@ -195,7 +196,10 @@ def too_coarse(times: pl.Series, unit: TimeUnit) -> str:
     if unit in fitting:
         return ""
     such = times.filter(_loses(ticks, own, PER_SECOND[unit]))[0]
-    return f"has times finer than time_unit {unit}, such as {such}; set time_unit to {fitting[0]}"
+    return (
+        f"has times finer than time_unit {unit}, such as {such}; set time_unit to {fitting[0]}, or "
+        f"round the column to {unit}"
+    )
 
 
 def _loses(ticks: pl.Series, own: int, scale: int) -> pl.Series:

@@ -75,7 +75,7 @@ class Events:
     def _positive(self, frame: pl.DataFrame, wanted: Sequence[str]) -> pl.DataFrame:
         schema = self._schema
         clicked = frame.filter((frame[schema.label_column] == 1).fill_null(True))
-        user, time = pl.Series(USER, stable_hash(clicked[schema.user])), clicked[schema.time].alias(TIME)
+        user, time = pl.Series(USER, _user_hash(clicked, schema)), clicked[schema.time].alias(TIME)
         return pl.DataFrame([user, time, *(clicked[name] for name in wanted)])
 
     def histories(self, frame: pl.DataFrame) -> dict[str, pl.Series]:
@@ -85,7 +85,7 @@ class Events:
     def _history(self, feature: SparseFeature, frame: pl.DataFrame) -> pl.Series:
         events = self._events.filter(self._events[feature.of].is_not_null())
         places = self._places(events[USER].to_numpy(), events[TIME].to_numpy())
-        user = stable_hash(frame[self._schema.user])
+        user = _user_hash(frame, self._schema)
         stop = np.searchsorted(places, self._places(user, frame[self._schema.time].to_numpy()), side="left")
         first = np.searchsorted(places, self._places(user, None), side="left")
         known = np.isin(user, self._users)
@@ -97,6 +97,11 @@ class Events:
         """User and time as one rising number; that of a user's beginning without a time."""
         number = np.searchsorted(self._users, user).astype(np.int64) * (len(self._moments) + 1)
         return number if time is None else number + np.searchsorted(self._moments, time, side="left")
+
+
+def _user_hash(frame: pl.DataFrame, schema: Schema) -> NDArray[np.uint64]:
+    """Hash the text of users: one log may have integers, and an earlier one their digits."""
+    return stable_hash(frame[schema.user].cast(pl.String))
 
 
 def _slices(name: str, values: pl.Series, start: NDArray[np.int64], length: NDArray[np.int64]) -> pl.Series:

@@ -7,10 +7,9 @@ users start with none. Sources whose samples are no rows of a log (clicks, synth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -21,14 +20,13 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.hashing import stable_hash
-from stratarec.data.schema import UNKNOWN, Schema
-from stratarec.data.sources import SourceConfig
+from stratarec.data.schema import UNKNOWN, Schema, ValueType
+from stratarec.data.sources import RowsConfig, SourceConfig, open_rows
 from stratarec.data.sources.base import Chunk, OnBadRow, View
 from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.sources.columns import check_there
-from stratarec.data.sources.csv import CsvConfig, CsvSource
-from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
-from stratarec.data.sources.presets import AvazuConfig, AvazuSource, CriteoConfig, CriteoSource
+from stratarec.data.sources.csv import CsvSource
+from stratarec.data.sources.parquet import ParquetSource
 from stratarec.data.user_history import Events
 from stratarec.errors import ConfigError, DataError
 from stratarec.io.scratch import reading_directory
@@ -47,13 +45,6 @@ _NAMED = 5
 # Of histories the last values are kept, and of other lists the first.
 _WHOLE = 1 << 62
 _Source = CsvSource | ParquetSource
-# Sources whose samples are rows of a log.
-_OF_ROWS: Mapping[type[Any], Callable[..., _Source]] = {
-    CsvConfig: CsvSource,
-    ParquetConfig: ParquetSource,
-    CriteoConfig: CriteoSource,
-    AvazuConfig: AvazuSource,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +111,8 @@ class FreshLogs:
         novelty: Callable[[pl.DataFrame], NDArray[np.int8]] | None = None,
     ) -> None:
         self._trained, self._config = trained, trained.recipe.data
-        self._schema = trained.dataset.schema
+        # A file of another format than those of the data set may have other types.
+        self._schema = typed_schema(trained.dataset)
         first = self._open(files, View(schema=self._schema))
         names, path = first.column_names(), first.files[0]
         self.labels = self._schema.label_columns
@@ -293,6 +285,16 @@ def logits_of(trained: TrainedModel, dense: torch.Tensor, sparse: KeyedJagged) -
     return np.concatenate(parts) if parts else np.zeros((0, labels) if labels > 1 else 0, dtype=np.float32)
 
 
+def typed_schema(dataset: Dataset) -> Schema:
+    """Return the schema of a data set with the type that the values of each feature have in it."""
+    types: dict[str, ValueType] = {"Int64": "integer", "String": "text", "UInt64": "auto"}
+    infos = dataset.vocabularies
+    return replace(
+        dataset.schema,
+        sparse=tuple(replace(f, type=types[infos[f.vocabulary].type]) for f in dataset.schema.sparse),
+    )
+
+
 def make_encoder(dataset: Dataset) -> FeatureEncoder:
     """What makes of raw columns what `prepare` made of those of a data set."""
     moments = {name: found.moments for name, found in dataset.about.moments.items()}
@@ -304,16 +306,15 @@ def of_file(config: SourceConfig, file: str) -> SourceConfig:
     """A source of one file that another one goes on from; `ConfigError` where its samples are of no log."""
     if isinstance(config, ClicksConfig):
         return replace(config, paths=(file,), last_window="wait")
-    if isinstance(config, CsvConfig | ParquetConfig | CriteoConfig | AvazuConfig):
+    if isinstance(config, RowsConfig):
         return replace(config, paths=(file,))
     raise ConfigError(f"a run on a source of kind {config.kind} cannot go on with {file}: its samples are of no log")
 
 
 def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], view: View) -> _Source:
-    """Other logs by the source of a recipe; `DataError` where its samples are no rows of a log."""
-    for kind, source in _OF_ROWS.items():
-        if isinstance(config, kind):
-            return source(replace(config, paths=tuple(files)), on_bad_row, view=view)
+    """Open other logs by the source of a recipe; `DataError` where its samples are no rows of a log."""
+    if isinstance(config, RowsConfig):
+        return open_rows(replace(config, paths=tuple(files)), on_bad_row, view)
     raise DataError(
         f"the run's source is of kind {config.kind}, whose samples are no rows of a log: prepare {files[0]} with "
         "the run's vocabulary as a data set of its own and name that, or export the model and use stratarec.Scorer"

@@ -19,7 +19,7 @@ from stratarec.cli.init.numbers import typed
 from stratarec.data.sources.blocks import CODECS, blocks, check_utf8, estimate_rows, is_utf8
 from stratarec.data.sources.delimited import read_header
 from stratarec.data.sources.files import InputFile, expand, no_rows
-from stratarec.data.sources.json_lines import check_lines, names_in
+from stratarec.data.sources.json_lines import check_lines, first_values
 from stratarec.data.sources.parquet import count_rows, open_parquet, without_notes
 from stratarec.errors import DataError
 from stratarec.io.names import shell_word
@@ -213,7 +213,7 @@ def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes
 
 
 def _json_names(file: InputFile) -> list[str]:
-    return names_in(next(blocks((file,), 1 << 20, _LONGEST_LINE)).content.removeprefix(_BOM))
+    return list(first_values(next(blocks((file,), 1 << 20, _LONGEST_LINE)).content.removeprefix(_BOM)))
 
 
 def _header(file: InputFile, mark: str) -> list[str]:

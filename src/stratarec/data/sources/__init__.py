@@ -2,38 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from stratarec.data.sources.base import Chunk, OnBadRow, Source
+from stratarec.data.sources.base import Chunk, OnBadRow, Source, View
+from stratarec.data.sources.blocks import CODECS
 from stratarec.data.sources.clicks import ClicksSource
 from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.sources.csv import CsvConfig, CsvSource
+from stratarec.data.sources.files import expand
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
-from stratarec.data.sources.presets import AvazuConfig, AvazuSource, CriteoConfig, CriteoSource
+from stratarec.data.sources.presets import CRITEO, AvazuConfig, AvazuSource, CriteoConfig, CriteoSource
 from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
 from stratarec.data.splits import SplitConfig
 
 SourceConfig: TypeAlias = Annotated[
     AvazuConfig | ClicksConfig | CriteoConfig | CsvConfig | ParquetConfig | SyntheticConfig, Field(discriminator="kind")
 ]
+RowsConfig: TypeAlias = AvazuConfig | CriteoConfig | CsvConfig | ParquetConfig
+"""Sources whose samples are rows of files."""
 
-__all__ = ["Chunk", "OnBadRow", "Source", "SourceConfig", "open_source"]
+__all__ = ["Chunk", "OnBadRow", "RowsConfig", "Source", "SourceConfig", "open_rows", "open_source"]
+
+# Beginning of a file that is read to know its format.
+_FRONT = 64
 
 
 def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfig) -> Source:
     """The source that `config` describes; one that draws samples keeps the splits apart."""
     match config:
-        case AvazuConfig():
-            return AvazuSource(config, on_bad_row)
         case ClicksConfig():
             return ClicksSource(config, on_bad_row, split)
-        case CriteoConfig():
-            return CriteoSource(config, on_bad_row)
-        case CsvConfig():
-            return CsvSource(config, on_bad_row)
-        case ParquetConfig():
-            return ParquetSource(config, on_bad_row)
         case SyntheticConfig():
             return SyntheticSource(config, on_bad_row)
+        case _:
+            return open_rows(config, on_bad_row)
+
+
+def open_rows(config: RowsConfig, on_bad_row: OnBadRow, view: View | None = None) -> CsvSource | ParquetSource:
+    """Open a log whose samples are rows of files, by the format of its first file.
+
+    The format is a property of the file: ``kind: csv`` reads Parquet files, and ``kind: parquet`` reads text files.
+    """
+    match config, _format(config.paths):
+        case AvazuConfig(), _:
+            return AvazuSource(config, on_bad_row, view=view)
+        case CriteoConfig(), "parquet":
+            return ParquetSource(ParquetConfig(paths=config.paths, schema=CRITEO), on_bad_row, view)
+        case CriteoConfig(), _:
+            return CriteoSource(config, on_bad_row, view=view)
+        case CsvConfig(), "parquet":
+            return ParquetSource(ParquetConfig(paths=config.paths, schema=config.schema), on_bad_row, view)
+        case ParquetConfig(), "text":
+            return CsvSource(CsvConfig(paths=config.paths, schema=config.schema), on_bad_row, view=view)
+        case CsvConfig(), _:
+            return CsvSource(config, on_bad_row, view=view)
+        case ParquetConfig(), _:
+            return ParquetSource(config, on_bad_row, view)
+    raise AssertionError(config)
+
+
+def _format(paths: Sequence[str]) -> str:
+    """Format of the first file: ``parquet``, ``text``, or empty where its beginning is neither."""
+    first = expand(tuple(paths[:1]))[0]
+    with first.open() as file:
+        front = file.read(_FRONT)
+    if front.startswith(b"PAR1"):
+        return "parquet"
+    text = front.decode(errors="ignore")
+    is_text = bool(text.split()) and "".join(text.split()).isprintable()
+    return "text" if is_text or first.path.lower().endswith(tuple(CODECS)) else ""

@@ -184,7 +184,7 @@ def unclosed(path: str, line: int, content: bytes, quote: str) -> DataError:
     opened = line + content.count(b"\n", 0, _opened(content, quote.encode()))
     return DataError(
         f"{path}, line {opened}: a quote is not closed in any line that follows; if {quote} is text in "
-        "this log, set data.source.quote to ''"
+        "this log, write it doubled in a quoted field, or set data.source.quote to ''"
     )
 
 
@@ -219,7 +219,7 @@ def _text(raw: IO[bytes], file: InputFile, block_bytes: int, encoding: str) -> I
 def _check_front(front: bytes, path: str, encoding: str) -> None:
     """Refuse what is no text, or text that no line end divides, by the beginning of a file."""
     if front.startswith(b"PAR1"):
-        raise DataError(f"{path}: a Parquet file, expected text; set data.source.kind to parquet")
+        raise DataError(f"{path}: a Parquet file, expected text; write it as text")
     if encoding != "utf-8":
         return
     wide = next((name for mark, name in _WIDE if front.startswith(mark)), "")

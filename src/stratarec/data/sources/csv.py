@@ -11,9 +11,10 @@ import codecs
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import polars as pl
 
@@ -23,13 +24,15 @@ from stratarec.data.sources.blocks import BLOCK_BYTES, CODECS, BadRows, Block, b
 from stratarec.data.sources.columns import check_there
 from stratarec.data.sources.delimited import Delimited, Parsed, read_header
 from stratarec.data.sources.files import InputFile, expand, fingerprint, no_rows
-from stratarec.data.sources.json_lines import JsonLines, check_lines, names_in
+from stratarec.data.sources.json_lines import JsonLines, check_lines, first_values
 from stratarec.data.sources.typed import Converter, TextConverter
 from stratarec.errors import ConfigError, DataError
 
 Format = Literal["auto", "csv", "tsv", "jsonl"]
 
 _TABS, _JSON = (".tsv", ".tab"), (".jsonl", ".ndjson", ".json")
+# Delimiters that are tried where the recipe's gives none of the wanted names.
+_DELIMITERS = "\t;|,"
 # Bytes that are looked at for the names of columns.
 _FRONT = 1 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -97,24 +100,42 @@ class CsvSource:
 
     def column_names(self) -> list[str]:
         """Return the names of the columns of the first file that is not empty."""
-        columns = self._config.columns
-        return list(columns) if columns and not _is_json(self._config, self._files[0]) else self._first_record()
+        file, content = self._front()
+        if _is_json(self._config, file):
+            return list(first_values(content))
+        header = self._header(file, content)
+        if self.kind == "csv" and not set(header.names) & set(self._names):
+            check_there(header.names, self._names[-1], file.path, self._advice())
+        return header.names
 
-    def _first_record(self) -> list[str]:
-        """Return the fields of the first record, or the names of the first JSON objects."""
-        config = self._config
+    def _front(self) -> tuple[InputFile, bytes]:
+        """Return the first file that is not empty, and its beginning."""
         for file in self._files:
             content = next(self._blocks(file, _FRONT)).content.removeprefix(_BOM)
             if content.strip():
-                break
-        else:
-            raise no_rows(self._files[0])
-        if _is_json(config, file):
-            return names_in(content)
-        header = read_header(content, file.path, _delimiter(config, file), config.quote)[0]
-        if self.kind == "csv" and not config.columns and not set(header) & set(self._names):
-            check_there(header, self._names[-1], file.path, self._advice(header, file))
-        return header
+                return file, content
+        raise no_rows(self._files[0])
+
+    def _header(self, file: InputFile, content: bytes) -> _Header:
+        """Return the names of the fields of a file by its beginning.
+
+        A file may be written otherwise than the recipe says, such as a log to score: another delimiter is used where
+        the recipe's gives none of the names, and a header is read where the recipe says that there is none.
+        """
+        config, wanted = self._config, set(self._names)
+        usual = _delimiter(config, file)
+        if usual == config.quote:
+            raise ConfigError(f"data.source.quote is {config.quote!r}, which divides the fields of {file.path}")
+        tried = dict.fromkeys([usual, *_DELIMITERS] if not config.columns or wanted <= set(config.columns) else [])
+        for delimiter in tried:
+            with suppress(DataError):
+                header = _Header(delimiter, *read_header(content, file.path, delimiter, config.quote))
+                names = set(header.names)
+                if wanted <= names if config.columns else wanted & names:
+                    return header
+        if config.columns:
+            return _Header(usual, list(config.columns), 0, 0)
+        return _Header(usual, *read_header(content, file.path, usual, config.quote))
 
     def _blocks(self, file: InputFile, block_bytes: int) -> Iterator[Block]:
         config = self._config
@@ -163,36 +184,37 @@ class CsvSource:
         config = self._config
         if _is_json(config, file):
             check_lines(content, file.path)
-            names = names_in(content)
-            for name in self._names if names else ():
-                check_there(names, name, file.path)
-            plain = [f for f in self.schema.sparse if f.traits.lists and not f.traits.derived and not f.separator]
-            lists = frozenset(name for f in plain for name in (f.name, f.weights) if name)
+            values = first_values(content)
+            for name in self._names if values else ():
+                check_there(list(values), name, file.path)
+            # Lists may be text that is split, as in the text files that the schema was written for.
+            of_lists = [f for f in self.schema.sparse if f.traits.lists and not f.traits.derived]
+            lists = frozenset(
+                name
+                for feature in of_lists
+                for name in (feature.name, feature.weights)
+                if name and (isinstance(values.get(name), list) or not feature.separator)
+            )
             return JsonLines(path=file.path, lists=lists, nulls=config.nulls), 0, 0
-        delimiter = _delimiter(config, file)
-        if delimiter == config.quote:
-            raise ConfigError(f"data.source.quote is {config.quote!r}, which divides the fields of {file.path}")
-        skipped, lines, header = 0, 0, list(config.columns)
-        if not header:
-            header, skipped, lines = read_header(content, file.path, delimiter, config.quote)
+        header = self._header(file, content)
+        none = not set(header.names) & set(self._names)
         for name in self._names:
-            advice = self._advice(header, file) if self.kind == "csv" else ""
-            check_there(header, name, file.path, advice)
+            check_there(header.names, name, file.path, self._advice() if none else "")
+        names, delimiter = tuple(header.names), header.delimiter
         return (
-            Delimited(path=file.path, names=tuple(header), delimiter=delimiter, quote=config.quote, nulls=config.nulls),
-            skipped,
-            lines,
+            Delimited(path=file.path, names=names, delimiter=delimiter, quote=config.quote, nulls=config.nulls),
+            header.bytes,
+            header.lines,
         )
 
-    def _advice(self, header: list[str], file: InputFile) -> str:
-        """What may be wrong where a header lacks a column."""
-        if set(header) & set(self._names) or self._config.columns:
+    def _advice(self) -> str:
+        """Return what to do about a header without any wanted column."""
+        if self.kind != "csv" or self._config.columns:
             return ""
-        delimiter = _delimiter(self._config, file)
-        other = next((mark for mark in "\t;|," if mark != delimiter and any(mark in name for name in header)), "")
-        if other and len(header) == 1:
-            return f"; if fields are divided by {other!r}, set data.source.delimiter"
-        return "; if the first line is a row already, name the fields in data.source.columns"
+        return (
+            "; if the first line is a row, write a header before it, or name the fields in data.source.columns of the "
+            "recipe"
+        )
 
     def _chunk(self, task: _Task) -> Chunk:
         bad = BadRows(self._on_bad_row)
@@ -227,6 +249,16 @@ class CsvSource:
             text = frame[name]
             if text.dtype == pl.String and text.cast(kind, strict=False).null_count() > text.null_count():
                 self._kinds[name] = pl.String
+
+
+class _Header(NamedTuple):
+    """Names of the fields of a file, and what divides them."""
+
+    delimiter: str
+    names: list[str]
+    bytes: int
+    """Size of the header; 0 where there is none."""
+    lines: int
 
 
 @dataclass(frozen=True, kw_only=True)

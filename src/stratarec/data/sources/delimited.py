@@ -22,7 +22,8 @@ from stratarec.kernels import csv_records
 # Of a header.
 _LONGEST = 1 << 20
 _FAULTS = {
-    csv_records.STRAY: "a quote in the middle of a field; if quotes are text in this log, set data.source.quote to ''",
+    csv_records.STRAY: "a quote in the middle of a field; if quotes are text in this log, write them doubled in a "
+    "quoted field, or set data.source.quote to ''",
     csv_records.RETURN: "a carriage return inside the line",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -96,16 +97,18 @@ def check_lines(content: bytes, path: str) -> None:
         )
 
 
-def names_in(content: bytes) -> list[str]:
-    """The names in the first lines, in order of appearance; lines that are no objects aside."""
-    found: dict[str, None] = {}
+def first_values(content: bytes) -> dict[str, Any]:
+    """Return the names in the first lines, in order of appearance, and the first value of each that is not null."""
+    values: dict[str, Any] = {}
     for text in content.split(b"\n", _LINES)[:_LINES]:
         try:
             row = json.loads(text)
         except (ValueError, RecursionError):
             continue
-        found.update(dict.fromkeys(row) if isinstance(row, dict) else {})
-    return list(found)
+        for name, value in row.items() if isinstance(row, dict) else ():
+            if values.get(name) is None:
+                values[name] = value
+    return values
 
 
 def _refuse(constant: str) -> None:

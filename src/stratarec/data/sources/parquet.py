@@ -112,18 +112,7 @@ def open_parquet(raw: IO[bytes], file: InputFile) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(raw)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raw.seek(0)
-        front = raw.read(64).decode(errors="replace")
-        if (
-            front.split()
-            and not front.startswith("PAR1")
-            and "".join(front.split()).isprintable()
-            and "\ufffd" not in front[:60]
-        ):
-            raise DataError(
-                f"{file.path}: text, expected a Parquet file; if it is CSV or JSON lines, set data.source.kind to csv"
-            ) from error
-        raise DataError(f"{file.path}: not a Parquet file, or damaged ({error})") from error
+        raise DataError(f"{file.path}: not a Parquet file, or damaged ({error}); write it again as Parquet") from error
 
 
 def count_rows(files: tuple[InputFile, ...]) -> int:

@@ -15,6 +15,7 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.base import OnBadRow, Size, View, set_size
 from stratarec.data.sources.blocks import BLOCK_BYTES
 from stratarec.data.sources.csv import CsvConfig, CsvSource
+from stratarec.data.sources.delimited import read_header
 from stratarec.data.sources.parse import as_written
 from stratarec.data.sources.typed import Converter
 
@@ -84,7 +85,7 @@ class CriteoSource(CsvSource):
         )
         super().__init__(form, on_bad_row, block_bytes, view)
         # Rows that are to be scored may lack the label; there is no header to say so.
-        if view is not None and len(self._first_record()) == len(form.columns) - 1:
+        if view is not None and len(read_header(self._front()[1], self.files[0], "\t", "")[0]) == len(form.columns) - 1:
             self._config = replace(form, columns=form.columns[1:])
 
 

@@ -235,7 +235,7 @@ class Converter:
 
     def _weight_lists(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
         """``List(Float64)``; null in them is what is missing, or no number."""
-        if feature.separator or raw.dtype in _TEXT:
+        if raw.dtype in _TEXT or (feature.separator and raw.dtype == pl.Null):
             lists = self._from_text(raw, feature.separator)
         else:
             lists = raw.cast(pl.List(pl.Float64)) if raw.dtype == pl.Null else raw
@@ -270,8 +270,6 @@ class Converter:
 
     def _from_text(self, raw: pl.Series, separator: str) -> pl.Series:
         """Lists that a column of text holds."""
-        if raw.dtype not in (*_TEXT, pl.Null):
-            raise self._type_error(raw, f"text to split at {separator!r}")
         lists, fits = lists_from_text(raw.cast(pl.String), separator)
         plain = f"values divided by {separator!r}; to read lists in brackets leave out `separator`"
         bare = 'a list such as [1, 2] or ["a", "b"]; for values divided by a mark set `separator`'
@@ -279,8 +277,8 @@ class Converter:
         return lists
 
     def _lists(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
-        """A column of lists; null in them is what is missing."""
-        if feature.separator or raw.dtype in _TEXT:
+        """Return a column of lists; null in them is what is missing."""
+        if raw.dtype in _TEXT or (feature.separator and raw.dtype == pl.Null):
             return self._from_text(raw, feature.separator)
         if raw.dtype == pl.Null:
             raw = raw.cast(pl.List(pl.Int64))
@@ -290,7 +288,11 @@ class Converter:
         if not (inner.is_integer() or inner in (pl.String, pl.Categorical, pl.Null)):
             raise self._type_error(raw, "lists of integers or text")
         text, kept = inner in (pl.String, pl.Categorical), inner == pl.UInt64
-        return raw if kept else raw.cast(pl.List(pl.String if text else pl.Int64))
+        lists = raw if kept else raw.cast(pl.List(pl.String if text else pl.Int64))
+        # Text that is split has no empty values either.
+        if text and feature.separator:
+            return lists.list.eval(pl.when(pl.element() != "").then(pl.element()))
+        return lists
 
     def _typed_lists(self, raw: pl.Series, lists: pl.Series, type: ValueType) -> pl.Series:
         inner = lists.dtype.inner  # type: ignore[attr-defined]

@@ -93,7 +93,7 @@ class _Step:
         with periods.working_directory(self._run) as work:
             with open_run(self._run) as trained:
                 before, parent = self._chain.before(trained)
-                recipe = period_recipe(trained.recipe, self._file, work / periods.DATA, trained.dataset.path)
+                recipe = period_recipe(trained.recipe, self._file, work / periods.DATA, trained.dataset)
                 dataset = self._prepare(recipe, trained.dataset)
                 scored = self._score(trained, recipe)
             # The model that scored is closed: tables are in memory once.

@@ -10,6 +10,8 @@ import torch
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader
+from stratarec.data.sources.csv import CsvConfig
+from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
@@ -17,7 +19,7 @@ from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.checkpoint import OPTIMIZER, WEIGHTS
 from stratarec.training.preflight import slates_of
-from stratarec.training.raw_logs import of_file
+from stratarec.training.raw_logs import of_file, typed_schema
 from stratarec.training.run.open_run import identity, new_plan, run_steps, temporary_model
 from stratarec.training.steps.position import Position
 from stratarec.training.steps.sharing import Sharing, share_of
@@ -40,11 +42,13 @@ class Before:
     rate_factor: float
 
 
-def period_recipe(recipe: Recipe, file: str, data: Path, base: Path) -> Recipe:
-    """The recipe of a run, or of the period before, for one log: all of it is trained on, once."""
+def period_recipe(recipe: Recipe, file: str, data: Path, base: Dataset) -> Recipe:
+    """Return the recipe of a period: that of the run, or of the period before, with one log to train on once."""
     source = of_file(recipe.data.source, file)
+    if isinstance(source, CsvConfig | ParquetConfig):
+        source = replace(source, schema=typed_schema(base))
     split = replace(recipe.data.split, by="fraction", valid=0.0, test=0.0)
-    vocabulary = replace(recipe.data.vocabulary, base=str(base))
+    vocabulary = replace(recipe.data.vocabulary, base=str(base.path))
     return replace(
         recipe,
         data=replace(recipe.data, source=source, split=split, vocabulary=vocabulary, path=str(data)),
