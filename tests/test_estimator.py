@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 import yaml
 from sklearn.base import clone
@@ -133,7 +134,19 @@ MISTAKES = {
     "three classes": ({}, {"y": [0, 1, 2] * 1000}, DataError, "Only binary"),
     "one class": ({}, {"y": [1] * 3000}, DataError, "1 class"),
     "a label that is missing": ({}, {"y": [None, *[0, 1] * 1499, 1]}, DataError, "label of row 1 is missing"),
-    "a negative weight": ({}, {"label": "click", "sample_weight": [-1.0] * 3000}, DataError, "weight"),
+    "a negative weight": (
+        {},
+        {"label": "click", "sample_weight": [1.0, *[-1.0] * 2999]},
+        DataError,
+        r"sample_weight of row 2 is -1\.0",
+    ),
+    "a weight that is no number": (
+        {},
+        {"label": "click", "sample_weight": [1.0, 2.0, np.nan, *[1.0] * 2997]},
+        DataError,
+        "sample_weight of row 3 is nan",
+    ),
+    "weights of text": ({}, {"label": "click", "sample_weight": ["a"] * 3000}, DataError, "sample_weight.*'a'"),
 }
 
 
@@ -143,6 +156,44 @@ def test_mistakes_are_named(
 ) -> None:
     with pytest.raises(error, match=message):
         ClickModel(**settings).fit(**{"frame": frame, **given})
+
+
+def test_a_row_that_cannot_be_used_is_named_by_its_place_in_the_frame(frame: pl.DataFrame) -> None:
+    bad = frame.with_columns(price=pl.Series([*frame["price"][:200], np.inf, *frame["price"][201:]]))
+    for given, message in (
+        ({"frame": bad}, "the frame, row 201: column 'price': got inf"),
+        ({"frame": frame, "valid": bad}, "valid, row 201: column 'price': got inf"),
+    ):
+        with pytest.raises(DataError, match=message):
+            ClickModel(**SMALL).fit(**given, label="click")
+    with pytest.raises(DataError, match="weight"):
+        ClickModel(**SMALL).fit(frame, label="click").score(frame, sample_weight=["a"] * len(frame))
+
+
+def test_columns_of_one_name_are_refused(fitted: ClickModel, frame: pl.DataFrame) -> None:
+    table = frame.to_arrow()
+    twice = pa.Table.from_arrays([*table.columns, table["price"]], names=[*table.column_names, "price"])
+    for use in (lambda: ClickModel(**SMALL).fit(twice, label="click"), lambda: fitted.predict_proba(twice)):
+        with pytest.raises(DataError, match="2 columns are named 'price'"):
+            use()
+
+
+def test_a_loaded_model_fits_by_the_recipe_that_it_was_given(frame: pl.DataFrame, tmp_path: Path) -> None:
+    schema = {"label": "click", "dense": [{"name": "price"}]}
+    given = {
+        "name": "own",
+        "data": {"path": "own", "source": {"kind": "csv", "schema": schema}},
+        "model": {"kind": "lr"},
+    }
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(given))
+    for number, recipe in enumerate((given, path, None)):
+        model = ClickModel(recipe, **({} if recipe else SMALL)).fit(frame, label="click")
+        loaded = ClickModel.load(model.save(tmp_path / f"model-{number}"))
+        assert loaded.recipe == (given if recipe else None)
+        assert [
+            each["name"] for each in loaded.fit(frame, label="click").recipe_["data"]["source"]["schema"]["dense"]
+        ] == [each["name"] for each in model.recipe_["data"]["source"]["schema"]["dense"]]
 
 
 def test_a_recipe_of_ones_own_and_files(frame: pl.DataFrame, tmp_path: Path) -> None:

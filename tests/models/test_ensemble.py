@@ -169,6 +169,14 @@ def numbers_alone(folder: Path, *, signal: bool, samples: int = 3000) -> Recipe:
     return Recipe.from_dict(sized(content, dataset)[0])
 
 
+def test_several_labels_are_refused_before_anything_is_prepared(tmp_path: Path) -> None:
+    content = tiny(tmp_path)
+    content["data"]["source"] = {"kind": "csv", "paths": ["log.csv"], "schema": {"labels": ["click", "like"]}}
+    content["model"] = {"kind": "ensemble"}
+    with pytest.raises(ConfigError, match=r"model\.kind is ensemble, which supports one label; got click, like"):
+        Recipe.from_dict(content)
+
+
 def test_it_learns_a_bend_from_numbers_alone_and_its_export_scores_as_it_does(tmp_path: Path) -> None:
     recipe = numbers_alone(tmp_path, signal=True)
     result = Trainer(recipe, Dataset.open(recipe.data.path)).train()

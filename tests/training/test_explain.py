@@ -289,7 +289,7 @@ def predicted(run: str, log: pl.DataFrame, root: Path) -> np.ndarray[Any, Any]:
 
 
 TOWERS = {"plan": [["item", "last", "kinds", "before"], ["city", "tags"]], "compression": 2.0}
-MODELS = [{"kind": score.config.kind} for score in SCORES if not score.one_label]
+MODELS = [{"kind": score.config.kind} for score in SCORES if not score.config.one_label]
 MODELS += [{"kind": "dcnv2", "towers": TOWERS}, {"kind": "deepfm", "heads": {"kind": "mmoe"}}]
 
 

@@ -7,6 +7,7 @@ the export; everything else is removed. scikit-learn itself is not needed.
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import sys
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from stratarec.cli.init.draft import content_of
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError, DataError, ExportError, StorageError
-from stratarec.estimator.frame_log import FrameLog, Given, cut, encoded, is_array, read_labels
+from stratarec.estimator.frame_log import FrameLog, Given, check_rows, cut, encoded, is_array, read_labels, read_weights
 from stratarec.io.atomic import check_output, storage_error, sync, sync_tree, temporary_directory
 from stratarec.io.scratch import ScratchDirectory
 from stratarec.io.sealed import Model, read_sealed, write_sealed
@@ -36,16 +37,18 @@ from stratarec.training.export.export import export
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
-_STATE, _EXPORT, _FORMAT = "estimator.json", "export", 1
+_STATE, _EXPORT, _FORMAT = "estimator.json", "export", 2
 _ADVICE = "save the model again"
 
 
 class _State(Model):
     """What a saved model is beside its export."""
 
-    format: Literal[1]
+    format: Literal[2]
     classes: tuple[str | int | float | bool, str | int | float | bool]
     columns: tuple[str, ...]
+    given: dict[str, Any] | None
+    """The recipe that `fit` was given."""
     settings: dict[str, Any]
     recipe: dict[str, Any]
     result: dict[str, Any]
@@ -79,6 +82,9 @@ class ClickModel:
     What users did before (``kind: history``) is left out of drafted recipes: a frame that is scored alone does not hold
     it. A recipe may name it; then the frame to score has a column of lists, as `Scorer` asks for.
     """
+
+    # What `fit` was given as recipe.
+    _given: dict[str, Any] | None = None
 
     def __init__(self, recipe: str | Path | Mapping[str, Any] | Recipe | None = None, **settings: Any) -> None:
         self.recipe = recipe
@@ -165,7 +171,11 @@ class ClickModel:
         settings = {name.replace("__", "."): value for name, value in self._settings.items()}
         places = {"name": "fit", "data.path": str(folder / "data"), "train.run": str(folder / "run")}
         content = with_values(content, {"train.report": False, **settings, **places})
-        dataset = prepare(Recipe.from_dict(content).data)
+        config = Recipe.from_dict(content).data
+        for part, of in ((log, "the frame"), (valid, "valid")):
+            if part is not None:
+                check_rows(part, of, config)
+        dataset = prepare(config)
         content, _ = sized(content, dataset)
         recipe = Recipe.from_dict(content)
         result = Trainer(recipe, dataset).train()
@@ -177,7 +187,8 @@ class ClickModel:
 
     def _content(self, log: FrameLog) -> dict[str, Any]:
         """The recipe for the files of a log, as plain data; how they are split is as `init` drafts it."""
-        if self.recipe is None:
+        self._given = None if self.recipe is None else _plain(self.recipe)
+        if self._given is None:
             content = content_of(log.paths, log.label)
             schema = content["data"]["source"]["schema"]
             histories = (each["name"] for each in schema.get("sparse", ()) if each.get("kind") == "history")
@@ -188,7 +199,7 @@ class ClickModel:
                 # Rows of a frame without times are drawn from users who come again, and not from new ones alone.
                 schema["sparse"].append({"name": schema.pop("user")})
         else:
-            content = _plain(self.recipe)
+            content = copy.deepcopy(self._given)
             source = content.get("data", {}).get("source", {})
             if not isinstance(source.get("schema"), Mapping):
                 raise ConfigError("the recipe has no data.source.schema, expected one that says what columns are")
@@ -244,12 +255,16 @@ class ClickModel:
         """Share of rows whose likelier class is theirs, which is what scikit-learn's classifiers score; see
         `evaluate` for AUC and the rest. Labels are `y`, or the column of `frame` that `fit` took."""
         truth, likely = self._truth(frame, y), self.predict_proba(frame)[:, 1] >= 0.5
-        return float(np.average(truth == likely, weights=sample_weight))
+        weight = None if sample_weight is None else read_weights(sample_weight)
+        return float(np.average(truth == likely, weights=weight))
 
     def evaluate(self, frame: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
         """What ``stratarec evaluate`` tells: AUC, log loss, normalized entropy, calibration, and more."""
         positive = np.clip(self.predict_proba(frame)[:, 1], 1e-12, 1 - 1e-12)
-        logits, weight = np.log(positive / (1 - positive)), None if sample_weight is None else np.asarray(sample_weight)
+        logits, weight = (
+            np.log(positive / (1 - positive)),
+            None if sample_weight is None else read_weights(sample_weight),
+        )
         return evaluate_logits(self._truth(frame, y).astype(np.float64), logits, weight=weight).to_dict()
 
     def _truth(self, frame: Any, y: Any) -> NDArray[np.bool_]:
@@ -296,7 +311,7 @@ class ClickModel:
         settings = {name: value for name, value in self._settings.items() if _is_plain(value)}
         state = {
             "format": _FORMAT, "classes": self.classes_.tolist(), "columns": list(self.feature_names_in_),
-            "settings": settings, "recipe": self.recipe_, "result": self.result_,
+            "given": self._given, "settings": settings, "recipe": self.recipe_, "result": self.result_,
         }  # fmt: skip
         temporary = temporary_directory(path)
         try:
@@ -322,7 +337,8 @@ class ClickModel:
         """
         path = Path(path)
         state = read_sealed(path / _STATE, _State, _ADVICE, ExportError)
-        found = cls()
+        found = cls(state.given)
+        found._given = state.given
         found._settings = state.settings
         found._take(path / _EXPORT, state.recipe, state.result)
         found.classes_ = np.array(state.classes)

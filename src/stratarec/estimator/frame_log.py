@@ -11,6 +11,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.data.prepare.config import PrepareConfig
+from stratarec.data.sources.blocks import BadRows
+from stratarec.data.sources.typed import Converter
 from stratarec.errors import ConfigError, DataError
 from stratarec.serving.frames import has_names, read_columns
 
@@ -67,15 +70,12 @@ class Given:
         weight = ""
         if self.weight is not None:
             weight = _unused("weight", columns)
-            values = np.asarray(self.weight, dtype=np.float64)
-            if values.ndim != 1:
-                raise DataError(f"sample_weight has the shape {list(values.shape)}, expected one number a row")
-            columns[weight] = pl.Series(weight, values)
+            columns[weight] = pl.Series(weight, read_weights(self.weight))
         _check_lengths(columns)
         if weight and label:
             heavy = columns[label].filter(columns[weight] > 0)
             if not len(heavy):
-                raise DataError("every sample_weight is zero (0), expected some above")
+                raise DataError("every sample_weight is zero (0); at least one must be above 0")
             if heavy.n_unique() < 2:
                 raise DataError("the rows whose sample_weight is above 0 are of one class, expected two classes")
         pl.DataFrame([column.alias(name) for name, column in columns.items()]).write_parquet(path)
@@ -88,6 +88,14 @@ class Given:
             raise ConfigError("valid is a path, and the frame is none: give both as files, or both as frames")
         paths = (self.frame,) if isinstance(self.frame, str | Path) else tuple(self.frame)
         return FrameLog(paths=tuple(map(str, paths)), label=self.label, own=False)
+
+
+def check_rows(log: FrameLog, name: str, config: PrepareConfig) -> None:
+    """Refuse a row of a frame that `prepare` would refuse, by its number in the frame, which messages call `name`."""
+    schema = getattr(config.source, "schema", None)
+    if log.own and schema is not None:
+        frame, bad = pl.read_parquet(log.paths[0]), BadRows(config.on_bad_row)
+        Converter(name, 1 + np.arange(len(frame), dtype=np.int64), bad).convert(frame, schema)
 
 
 def cut(log: FrameLog) -> tuple[list[str], list[str]]:
@@ -137,6 +145,21 @@ def read_labels(y: Any) -> pl.Series:
         return pl.Series("y", values, nan_to_null=True, strict=False)
     except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
         raise DataError(f"y cannot be read: {' '.join(str(error).split())[:200]}") from error
+
+
+def read_weights(weights: Any) -> NDArray[np.float64]:
+    """``[N]`` weights of samples; `DataError` names the row of one that is no finite number of 0 or more."""
+    try:
+        values = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"sample_weight must be numbers; {' '.join(str(error).split())[:200]}") from error
+    if values.ndim != 1:
+        raise DataError(f"sample_weight has the shape {list(values.shape)}, expected one number a row")
+    wrong = ~(np.isfinite(values) & (values >= 0))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise DataError(f"sample_weight of row {row + 1} is {values[row]}; it must be a finite number of 0 or more")
+    return values
 
 
 def _classes(labels: pl.Series, *, named: bool) -> NDArray[Any] | None:

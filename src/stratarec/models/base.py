@@ -70,6 +70,9 @@ class VectorsConfig:
     """Whether each hidden layer normalizes over the batch before its ReLU; those of a history's attention do not. Of
     several ranks each does so over its own samples."""
 
+    one_label: ClassVar[bool] = False
+    """Whether the model supports one label only."""
+
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
             raise ConfigError(f"model.embedding_dim is {self.embedding_dim}, expected at least 1")
@@ -93,6 +96,14 @@ class VectorsConfig:
     def vector_width(self) -> int:
         """Of what the network is given of a value: its vector, and its first-order weight where a model has such."""
         return self.embedding_dim + self.first_order
+
+    def check_labels(self, names: Sequence[str]) -> None:
+        """Refuse several labels where the model supports one."""
+        if self.one_label and len(names) > 1:
+            raise ConfigError(
+                f"model.kind is {self.kind}, which supports one label; got {', '.join(names)}. Set model.kind to "
+                "another one, such as dlrm"
+            )
 
     def check_vocabularies(self, names: Collection[str]) -> None:
         """Refuse widths of vocabularies that there are not."""
@@ -141,9 +152,6 @@ class Score(nn.Module):
     """What a recipe says of this model; its `kind` names it."""
     out: nn.Linear | Terms | SharedBottom | MMoE
     """The last layer, or what several labels have in its place."""
-
-    one_label: ClassVar[bool] = False
-    """Whether it cannot be of several labels."""
 
     def take_features(self, names: tuple[str, ...]) -> None:
         """Learn which features the vectors are of, in order; most models need not know."""
@@ -199,13 +207,9 @@ class Network(nn.Module):
     def take_labels(self, labels: tuple[str, ...], config: VectorsConfig) -> None:
         """Give the logits of `labels`: of several by heads in place of the last layer."""
         self.labels = labels
+        config.check_labels(labels)
         if len(labels) > 1:
             assert isinstance(self.score, Score)
-            if self.score.one_label:
-                raise ConfigError(
-                    f"model.kind is {config.kind}, which is of one label, and there are {', '.join(labels)}: take "
-                    "another kind"
-                )
             assert isinstance(self.score.out, nn.Linear | Terms)
             self.score.out = build_heads(self.score.out.in_features, len(labels), config.heads, config.mlp)
 

@@ -57,6 +57,7 @@ class Recipe:
         schema = getattr(self.data.source, "schema", None)
         if schema is not None:  # others have theirs when their logs are opened
             self.train.check_labels(schema.label_columns)
+            self.model.check_labels(schema.label_columns)
             self.model.check_vocabularies(schema.vocabularies())
 
     @classmethod

@@ -306,7 +306,12 @@ class TrainConfig:
         return tuple(float(self.class_weight.get(label, 1.0)) for label in labels)
 
     def check_labels(self, labels: Sequence[str]) -> None:
-        """Refuse factors and weights of labels that there are not."""
+        """Refuse a loss that supports fewer labels, and factors and weights of labels that do not exist."""
+        if self.loss.by and len(labels) > 1:
+            raise ConfigError(
+                f"train.loss.kind is {self.loss.kind}, which supports one label; got {', '.join(labels)}. Set it to "
+                "log_loss"
+            )
         self.loss_factors(labels)
         named = () if isinstance(self.class_weight, str) else self.class_weight
         other = next((name for name in named if name not in labels), None)

@@ -83,11 +83,12 @@ def read_columns(frame: Any) -> dict[str, pl.Series]:
         raise DataError("got a sparse matrix, and sparse input is not supported; give a DataFrame or a dense array")
     if isinstance(frame, list) or (hasattr(frame, "__array__") and not has_names(frame)):
         frame = _named_columns(np.asarray(frame))
-    found = {}
-    for name in _names(frame):
+    columns, names = {}, _names(frame)
+    for name in names:
+        _check_once(str(name), list(map(str, names)))
         with _readable(str(name)):
-            found[str(name)] = _series(str(name), frame[name])
-    return found
+            columns[str(name)] = _series(str(name), frame[name])
+    return columns
 
 
 def has_names(frame: Any) -> bool:
@@ -111,8 +112,14 @@ def _column(frame: Any, name: str, names: Sequence[Any]) -> pl.Series:
         raise DataError(
             f"{_FRAME}: no column {name!r}{hint}; it has {', '.join(there[:20])[:_LONGEST] or 'none'}"
         )  # fmt: skip
+    _check_once(name, names)
     with _readable(name):
         return _series(name, frame[name])
+
+
+def _check_once(name: str, names: Sequence[Any]) -> None:
+    if names.count(name) > 1:
+        raise DataError(f"{_FRAME}: {names.count(name)} columns are named {name!r}; rename or drop all but one")
 
 
 @contextmanager

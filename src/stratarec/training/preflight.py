@@ -84,8 +84,6 @@ def slates_of(recipe: Recipe, dataset: Dataset, ranks: int) -> Slates | None:
             f"{where}, and without histories samples are kept together by schema.session, {schema.session}: name that, "
             "or leave out schema.session and prepare again"
         )
-    if schema.labels:
-        raise ConfigError(f"train.loss.kind is {loss.kind}, which is of one label, and there are {len(schema.labels)}")
     if ranks > 1 or recipe.hot.apart:
         cut = "ranks share batches: train in one process" if ranks > 1 else "hot.batches deals samples: set it to none"
         raise ConfigError(f"train.loss.kind is {loss.kind}, which needs whole slates in a batch, and {cut}")

@@ -37,6 +37,7 @@ class EnsembleConfig(VectorsConfig):
 
     kind: Literal["ensemble"] = "ensemble"
     layer_counts: ClassVar[tuple[str, ...]] = ("members",)
+    one_label: ClassVar[bool] = True
     embedding_dim: int = 8
     """D, width of a member's vectors."""
     members: int = 8
@@ -145,7 +146,6 @@ class EnsembleScore(Score):
     """logit_k = b + sum of member k's first-order weights + mlp_k(all of member k's vectors side by side)."""
 
     config: ClassVar = EnsembleConfig
-    one_label = True
 
     def __init__(self, config: EnsembleConfig, dense: int, features: int) -> None:
         super().__init__()
