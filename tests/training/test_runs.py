@@ -132,7 +132,10 @@ def test_the_command_line_does_the_whole_job(tmp_path: Path, capsys: pytest.Capt
     [
         (["train", "none.yaml"], "cannot read the recipe"),
         (["evaluate", "nowhere"], "is no run"),
-        (["predict", "nowhere"], "is no run"),
+        (["predict", "nowhere"], "nowhere is no run"),
+        (["predict", __file__], "test_runs.py is no run: it has no recipe.json"),
+        (["explain", __file__], "test_runs.py is no run"),
+        (["export", __file__], "test_runs.py is no run"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(

@@ -115,6 +115,16 @@ def data_or_logs(args: argparse.Namespace, **options: list[str]) -> tuple[str | 
     return (None if logs or not args.data else args.data[0]), logs
 
 
+def output_of(args: argparse.Namespace, name: str) -> Path:
+    """Return the path of `--output`, by default `name` in the run; `CheckpointError` where that is no run."""
+    from stratarec.training.run.open_run import require_run
+
+    if args.output:
+        return Path(args.output)
+    require_run(Path(args.run))
+    return Path(args.run) / name
+
+
 def refuse_ranks(ranks: int) -> None:
     """Raw logs are read in their order, by one process."""
     if ranks > 1:

@@ -12,6 +12,7 @@ from stratarec.cli.arguments import (
     add_data,
     add_json,
     data_or_logs,
+    output_of,
     progress_of,
     say,
     say_json,
@@ -60,7 +61,7 @@ def explain(args: argparse.Namespace) -> None:
         raise ConfigError("raw logs are explained a row at a time: name one by --row, or prepare them as a data set")
     if args.json and args.output:
         raise ConfigError("--json prints what --output draws: leave one of them out")
-    output = Path(args.output or Path(args.run) / PAGE)
+    output = output_of(args, PAGE)
     if not args.row and not args.json:
         check_output(output.resolve(), ".html")
     with open_run(args.run, data) as trained:

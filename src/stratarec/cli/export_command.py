@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stratarec.cli.arguments import RUN_HELP, Subcommand, say
+from stratarec.cli.arguments import RUN_HELP, Subcommand, output_of, say
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def export(args: argparse.Namespace) -> None:
     from stratarec.training.export.write_delta import write_delta
     from stratarec.training.run.open_run import open_run
 
-    output = Path(args.output or Path(args.run) / "export")
+    output = output_of(args, "export")
     check_new(output)
     delta = output.with_name(f"{output.name}.delta")
     if args.since:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from stratarec.cli.arguments import (
     SPLITS,
@@ -12,6 +11,7 @@ from stratarec.cli.arguments import (
     add_device,
     add_json,
     data_or_logs,
+    output_of,
     progress_of,
     refuse_ranks,
     say,
@@ -68,7 +68,7 @@ def predict(args: argparse.Namespace) -> None:
     split = args.split or "test"
     if args.safe and not (logs and args.output and args.output.lower().endswith(".csv")):
         raise ConfigError("--safe is of CSV files, which raw logs give: name one by -o, such as -o scores.csv")
-    output = Path(args.output or Path(args.run) / f"predictions-{'log' if logs else split}.parquet")
+    output = output_of(args, f"predictions-{'log' if logs else split}.parquet")
     check_output(output, *WRITERS)
     with joined() as mesh, open_run(args.run, data, mesh=mesh).placed(args.device) as trained:
         progress = progress_of(args) if mesh.is_first else SilentProgress()

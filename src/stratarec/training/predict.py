@@ -47,11 +47,12 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress,
     """Write label and score (a probability) of each sample with the place in the log that it came from, as `WRITERS`
     has it for the ending of `output`.
 
-    Columns are ``file`` (where samples are rows of files), ``row`` (in that file, counted from 1, a line for text;
-    else in the order of the source), ``label`` and ``score``, in the order of storage: by shard and user, not that of
-    the log. A data set that was prepared with ``data.keep_rows: false`` gives the last two alone. Where there are
-    several labels they are ``label_<name>``, null where it is not known, and ``score_<name>`` of each. With `top` they
-    are in order, group after group, and have a ``rank``.
+    Columns are ``file`` (where samples are rows of files), ``row`` (the line of a text file, where a header is line 1,
+    or the row of a Parquet file, counted from 1; else the place in the order of the source), ``label`` and ``score``,
+    in the order of storage: by shard and user, not that of the log. A data set that was prepared with
+    ``data.keep_rows: false`` gives the last two alone. Where there are several labels they are ``label_<name>``, null
+    where it is not known, and ``score_<name>`` of each. With `top` they are in order, group after group, and have a
+    ``rank``.
 
     Of several ranks the first one writes.
 
@@ -116,9 +117,8 @@ def predict_logs(
 ) -> int:
     """Write the score of each row of raw logs, in their order, as `WRITERS` has it for the ending of `output`.
 
-    Columns are ``file`` and ``row`` (counted from 1, a line for text), those that `logs` passes through, ``label``
-    where there is one, and ``score``; of several labels, and with `top`, as in `predict`. `logs` must pass through what
-    `top` goes by.
+    Columns are ``file`` and ``row`` (as in `predict`), those that `logs` passes through, ``label`` where there is one,
+    and ``score``; of several labels, and with `top`, as in `predict`. `logs` must pass through what `top` goes by.
 
     Parameters
     ----------
