@@ -285,11 +285,20 @@ def with_time(shift: int) -> Callable[[Path, Path], Path]:
     return changed(lambda log: log.with_columns(pl.col("time") + shift))
 
 
+def with_one_time(shift: int) -> Callable[[Path, Path], Path]:
+    """One row that lies far behind all others."""
+    return changed(lambda log: log.with_columns(pl.col("time") + shift * (pl.int_range(pl.len()) == 5).cast(pl.Int64)))
+
+
 REFUSED: list[tuple[Callable[[Path, Path], Path], str]] = [
-    (copied("day-1.parquet"), "copy.parquet was read before, as day-1.parquet in period 1"),
     (copied("day-0.parquet"), "copy.parquet was read before: .* was trained on it"),
-    (with_time(-DAY), "log.parquet begins at .* and the last period ended at"),
-    (with_time(-3 * DAY), "log.parquet begins at .* periods follow each other in time"),
+    (with_time(-DAY), "log.parquet, row 1: column 'time' is 86[0-9]* s, and the last period ended at .* revert"),
+    (with_time(-3 * DAY), "log.parquet, row 1: column 'time' is -"),
+    (
+        with_one_time(100 * 365 * DAY),
+        "log.parquet, row 6: column 'time' is 3153[0-9]* s .*, 36[0-9]*d .* 1 of 900 rows",
+    ),
+    (with_one_time(30 * DAY), "log.parquet, row 6: column 'time' is 2[0-9]* s, 2[0-9]d .* 1 of 900 rows"),
     (changed(lambda log: log.drop("time")), "log.parquet.*time"),
     (changed(lambda log: log.drop("place")), "log.parquet.*place"),
     (changed(lambda log: log.drop("label")), "log.parquet.*label"),
@@ -313,6 +322,70 @@ def test_a_file_that_is_not_what_comes_next_is_refused_in_a_line(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert re.search(message, said), said
+    assert files_of(run) == before
+
+
+@pytest.mark.parametrize("shift", [2 * DAY, 9 * DAY])
+def test_late_rows_that_are_near_enough_to_others_are_no_outliers(home: Path, tmp_path: Path, shift: int) -> None:
+    run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
+    go_on(run, with_one_time(shift)(home, tmp_path))
+
+
+def test_files_that_are_periods_already_are_skipped(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So the command of an interrupted session can be repeated."""
+    run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
+    copy = copied("day-1.parquet")(home, tmp_path)
+    capsys.readouterr()
+    go_on(run, copy, home / "day-2.parquet", home / "day-2.parquet")
+    said = capsys.readouterr().out
+    assert "period 1: made of day-1.parquet already" in said
+    assert "period 2: made of day-2.parquet already" in said
+    assert len(periods.paths(run)) == 2
+    assert_same_period(periods.paths(run)[-1], periods.paths(home / "whole")[1])
+    before = files_of(run)
+    assert main(["continue", "-q", "--json", str(run), str(copy), str(home / "day-2.parquet")]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["number"], line["skipped"]) for line in lines] == [(1, True), (2, True)]
+    assert files_of(run) == before
+
+
+def test_the_last_period_is_taken_back_and_made_again_with_the_same_bits(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
+    before = files_of(run)
+    go_on(run, home / "day-2.parquet")
+    made = Path(shutil.copytree(periods.paths(run)[-1], tmp_path / "period-00002"))
+    with Dataset.open(periods.paths(run)[-1] / "data").held():
+        assert main(["revert", "-q", str(run)]) == 2
+    assert len(periods.paths(run)) == 2
+    assert main(["revert", "-q", str(run)]) == 0
+    assert files_of(run) == before
+    go_on(run, home / "day-2.parquet")
+    assert_same_period(periods.paths(run)[-1], made)
+    go_on(run, home / "day-3.parquet")
+    for number in (3, 2):
+        capsys.readouterr()
+        assert main(["revert", "-q", str(run)]) == (0 if number == 3 else 2)
+    assert "period-00001/data was removed" in capsys.readouterr().err
+    assert main(["check", "-q", str(run)]) == 0
+
+
+def test_a_run_without_periods_and_one_that_forgot_values_are_not_reverted(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
+    assert main(["revert", "-q", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["revert", "-q", str(run)]) == 2
+    assert "no period" in capsys.readouterr().err
+    (tmp_path / "file.csv").write_text("user\nu1\n")
+    assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
+    before = files_of(run)
+    assert main(["revert", "-q", str(run)]) == 2
+    assert "period 1" in capsys.readouterr().err
     assert files_of(run) == before
 
 

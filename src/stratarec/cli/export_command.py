@@ -28,7 +28,7 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def export(args: argparse.Namespace) -> None:
     """A trained model for use elsewhere."""
-    from stratarec.serving.export_manifest import ExportManifest
+    from stratarec.serving.export_manifest import MANIFEST, ExportManifest
     from stratarec.serving.exported_model import ExportedModel
     from stratarec.training.export.export import check_new
     from stratarec.training.export.export import export as run
@@ -36,13 +36,17 @@ def export(args: argparse.Namespace) -> None:
     from stratarec.training.run.open_run import open_run
 
     output = output_of(args, "export")
-    check_new(output)
+    # A process that was killed between its two outputs left the first one.
+    repeated = bool(args.since and output.name) and (output / MANIFEST).is_file()
+    if not repeated:
+        check_new(output)
     delta = output.with_name(f"{output.name}.delta")
     if args.since:
         check_new(delta)
         ExportManifest.read(Path(args.since))
     with open_run(args.run, same_samples=False) as trained:
-        say(f"exported {run(trained, output, program=args.program, onnx=args.onnx)}, {trained.told}")
+        run(trained, output, program=args.program, onnx=args.onnx, repeated=repeated)
+        say(f"exported {output}, {trained.told}")
     if args.since:
         share = write_delta(ExportedModel.open(Path(args.since)), output, delta)
         more = f"no delta: more than a quarter of the rows differ from {args.since}, use {output} itself"

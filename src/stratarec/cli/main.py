@@ -34,7 +34,7 @@ from stratarec.cli import (
 )
 from stratarec.cli.arguments import Parser, Subcommand, shortened
 from stratarec.cli.check import check_command
-from stratarec.cli.continual import continue_command, forget_command, rebase_command
+from stratarec.cli.continual import continue_command, forget_command, rebase_command, revert_command
 from stratarec.cli.doctor import doctor_command
 from stratarec.errors import Alarm, ConfigError, Interrupted, StrataError
 from stratarec.io.names import visible
@@ -43,7 +43,7 @@ from stratarec.kernels.runtime.cores import narrow_libraries
 # In the order of --help.
 _MODULES = (
     init_command, prepare_command, plan_command, profile_command, train_command, continue_command, forget_command,
-    rebase_command, evaluate_command, predict_command, explain_command, baseline_command, tune_command,
+    rebase_command, revert_command, evaluate_command, predict_command, explain_command, baseline_command, tune_command,
     compare_command, check_command, export_command, doctor_command,
 )  # fmt: skip
 

@@ -215,5 +215,10 @@ def _date(time: int, unit: TimeUnit) -> str:
     return str(np.datetime64(time // PER_SECOND[unit], "s")).replace("T", " ")
 
 
+def time_text(time: int, unit: TimeUnit) -> str:
+    """Return a time as it is stored, and as a date where it is one."""
+    return f"{time} {unit}" + (f" ({_date(time, unit)} UTC)" if time >= _FROM * PER_SECOND[unit] else "")
+
+
 def _year(time: int, unit: TimeUnit) -> str:
     return str(np.datetime64(time // PER_SECOND[unit], "s").astype("datetime64[Y]"))

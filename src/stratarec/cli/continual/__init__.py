@@ -1,1 +1,1 @@
-"""A run that goes on after it has ended: `continue`, `forget`, `rebase`."""
+"""A run that goes on after it has ended: `continue`, `forget`, `rebase`, `revert`."""

@@ -42,31 +42,44 @@ def continue_(args: argparse.Namespace) -> None:
 
     if args.output:
         check_output(Path(args.output).resolve(), ".html")
-    run, alarming = named_directory(args.run), list[str]()
-    for period in continue_run(run, args.files, progress_of(args)):
-        alarming = alarms(period.to_dict())
-        say(*([_line(period, alarming)] if args.json else _told(args.run, period, alarming)))
-        if args.publish:
-            from stratarec.training.export.publish import publish
+    run, alarming, published = named_directory(args.run), list[str](), ""
+    if args.publish:
+        from stratarec.training.export.publish import check_publish, publish
 
-            told = publish(run, Path(args.publish))
-            say(*([] if args.json else [f"serve  {told}"]))
+        check_publish(run, Path(args.publish))
+    for period, is_new in continue_run(run, args.files, progress_of(args)):
+        alarming = alarms(period.to_dict())
+        if args.json:
+            say(_line(period, alarming, is_new))
+        else:
+            say(*(_told(args.run, period, alarming) if is_new else [_skipped(period)]))
+        published = ""
+        if args.publish and is_new:
+            published = publish(run, Path(args.publish))
+            say(*([] if args.json else [f"serve  {published}"]))
         if args.output:
             from stratarec.reporting.courses.drift_page import write_drift
             from stratarec.training.run import periods
 
             told_all = [periods.read(path).to_dict() for path in periods.paths(run)]
             write_drift(Path(args.output), args.run, [each for each in told_all if each["kind"] == "log"], alarming)
+    if args.publish and not published:  # the command before may have ended between a period and its delta
+        published = publish(run, Path(args.publish))
+        say(*([] if args.json else [f"serve  {published}"]))
     if args.alert and alarming:
         raise Alarm(f"{args.run}, period {period.number}: {'; '.join(alarming)}")
 
 
-def _line(period: Period, alarming: list[str]) -> str:
-    """All that a period says, but the bins of its calibration and the maps."""
+def _skipped(period: Period) -> str:
+    return f"period {period.number}: made of {period.file} already, which is skipped"
+
+
+def _line(period: Period, alarming: list[str], is_new: bool) -> str:
+    """Return all fields of a period, except the bins of its calibration and the maps."""
     content = period.to_dict()
     del content["calibration"], content["format"]
     content["scores"] = {name: _without_bins(found) for name, found in content["scores"].items()}
-    return json.dumps(content | {"alarms": alarming}, allow_nan=False)
+    return json.dumps(content | {"alarms": alarming, "skipped": not is_new}, allow_nan=False)
 
 
 def _without_bins(found: dict[str, Any]) -> dict[str, Any]:

@@ -78,6 +78,11 @@ class RowGroupReader:
             raise self._damaged(self._shards[shard].path, f", row group {group}", fault)
         return found
 
+    def times(self, shard: int, group: int) -> NDArray[np.int64]:
+        """Return the times of the samples of one row group, without reading the rest of it."""
+        times: NDArray[np.int64] = self._table(shard, group, wanted=[TIME])[TIME].to_numpy()
+        return times
+
     def sessions(self, shard: int, group: int) -> NDArray[np.int64]:
         """The session of each sample of one row group, likewise."""
         if self._shards[shard].tables is None:

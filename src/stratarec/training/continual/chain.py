@@ -17,6 +17,7 @@ from stratarec.training import checkpoint
 from stratarec.training.continual.train_period import Before
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import TrainedModel, require_run
+from stratarec.training.run.periods import Period
 from stratarec.training.run.run_directory import read_recipe, read_result, recover_run
 from stratarec.training.steps.position import Position, rate_factor
 
@@ -45,12 +46,12 @@ class Chain:
         found = periods.paths(self.run)
         state = checkpoint.read_state(trained.checkpoint)
         if found:
-            parent = found[-2] / periods.PERIOD if len(found) > 1 else self._ended() / checkpoint.STATE
+            parent = found[-2] / periods.PERIOD if len(found) > 1 else self.ended() / checkpoint.STATE
             last, parent = periods.check(found[-1], parent), found[-1] / periods.PERIOD
             factor, rows = last.rate_factor, read_recipe(found[-1]).train.embedding
         else:
             position = Position(**state["position"])
-            self._ended()
+            self.ended()
             parent = trained.checkpoint / checkpoint.STATE
             factor = rate_factor(position.regular, trained.recipe.train.plateau)
             rows = trained.recipe.train.embedding
@@ -60,7 +61,7 @@ class Chain:
         )
         return before, parent
 
-    def _ended(self) -> Path:
+    def ended(self) -> Path:
         """Return the checkpoint that the run ended with."""
         result = read_result(self.run)
         if result is None:
@@ -78,3 +79,30 @@ class Chain:
             raise
         except OSError as error:
             raise storage_error(final, error) from error
+
+
+def revert(run: Path) -> Period:
+    """Remove the last period of a run, which is then as the period before left it, and return the removed period.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no period, the period forgets values, or the data of the period before is no longer there.
+    StorageError
+        If another process writes in the run, or reads its last period.
+    """
+    with Chain.locked(run) as chain:
+        every = periods.paths(run)
+        if not every:
+            raise CheckpointError(f"{run} has no period to take back")
+        last = periods.read(every[-1])
+        if last.kind == "forget":
+            raise CheckpointError(f"period {last.number} of {run} forgets values, which no command brings back")
+        earlier = every[-2] / periods.DATA if len(every) > 1 else chain.ended() / checkpoint.STATE
+        if not earlier.exists():
+            raise CheckpointError(f"{earlier} was removed, so period {last.number} of {run} cannot be taken back")
+        if len(every) > 1:
+            periods.check(every[-2])
+        with held(every[-1] / periods.DATA):
+            periods.remove(every[-1])
+    return last

@@ -37,6 +37,7 @@ from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.continual.chain import Chain
+from stratarec.training.continual.check_times import check_times
 from stratarec.training.continual.drift import auc_drift, dense_drift
 from stratarec.training.continual.novelty import KINDS, Novelty, kinds_of
 from stratarec.training.continual.score_clicks import score_clicks
@@ -50,8 +51,11 @@ from stratarec.training.run.periods import Period
 from stratarec.training.run.run_directory import read_recipe, write_plan, write_recipe
 
 
-def continue_run(run: Path, files: Sequence[str], progress: Progress) -> Iterator[Period]:
-    """Go on with each of `files` in turn; gives what each period was, once it is committed.
+def continue_run(run: Path, files: Sequence[str], progress: Progress) -> Iterator[tuple[Period, bool]]:
+    """Make a period of each of `files`, in their order.
+
+    Yields each period once it is committed, and whether it is new: a file that is a period already, as after an
+    interruption, is skipped.
 
     Raises
     ------
@@ -60,14 +64,16 @@ def continue_run(run: Path, files: Sequence[str], progress: Progress) -> Iterato
     ConfigError
         Where its samples are no rows of a log.
     DataError
-        Where a file is not what comes next: it was read before, begins before the last period ended, or is no log of
-        the same columns. The run is then as the period before left it.
+        If a file is not what comes next: the run was trained on it, it begins before the last period ended, has rows
+        that lie far behind all others, or other columns. The run is then as the period before left it.
     StorageError
         When somebody else writes in the run, or it cannot be written.
     """
     with Chain.locked(run) as chain:
         for file in files:
-            yield _Step(chain, file, progress).run()
+            step = _Step(chain, file, progress)
+            earlier = step.earlier()
+            yield (step.run(), True) if earlier is None else (earlier, False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +92,17 @@ class _Step:
 
     def __init__(self, chain: Chain, file: str, progress: Progress) -> None:
         self._chain, self._run, self._file, self._progress = chain, chain.run, file, progress
+        self._log = self._hash()
+
+    def earlier(self) -> Period | None:
+        """Return the period that was made of the same file, if there is one."""
+        return next((each for each in map(periods.read, periods.paths(self._run)) if each.log == self._log), None)
 
     def run(self) -> Period:
-        """Do all of it."""
-        self._log = self._check_file()
+        """Score, train and commit the period."""
+        with suppress(DatasetError):  # the data set of the run may have been removed
+            if self._log in str(DatasetManifest.read(Path(read_recipe(self._run).data.path)).about.origin.source):
+                raise DataError(f"{self._file} was read before: {self._run} was trained on it")
         with periods.working_directory(self._run) as work:
             with open_run(self._run) as trained:
                 before, parent = self._chain.before(trained)
@@ -126,8 +139,8 @@ class _Step:
         periods.prune(self._run)
         return found
 
-    def _check_file(self) -> str:
-        """The hash of the log, which neither the run nor a period before may have."""
+    def _hash(self) -> str:
+        """Return the hash of the file, which must be one local file."""
         recipe = read_recipe(self._run)
         source = of_file(recipe.data.source, self._file)
         opened = open_source(source, on_bad_row=recipe.data.on_bad_row, split=recipe.data.split)
@@ -136,15 +149,8 @@ class _Step:
         hashes = hash_logs(opened.files)
         if not hashes:
             raise DataError(f"{self._file} is a URL: copy it here first, so that its content can be told from others'")
-        (found,) = hashes.values()
-        for path in periods.paths(self._run):
-            earlier = periods.read(path)
-            if earlier.log == found:
-                raise DataError(f"{self._file} was read before, as {earlier.file} in period {earlier.number}")
-        with suppress(DatasetError):  # it need not be there any more
-            if found in str(DatasetManifest.read(Path(recipe.data.path)).about.origin.source):
-                raise DataError(f"{self._file} was read before: {self._run} was trained on it")
-        return found
+        (digest,) = hashes.values()
+        return digest
 
     def _earlier_aucs(self) -> list[Any]:
         found = (periods.read(path) for path in periods.paths(self._run))
@@ -157,13 +163,7 @@ class _Step:
         except DataError as error:
             text = str(error)
             raise DataError(text if self._file in text else f"{self._file}: {text}") from error
-        last, now = before.manifest.carried.times, dataset.manifest.carried.times
-        if last is not None and now is not None and now[0] < last[1]:
-            unit = dataset.schema.time_unit
-            raise DataError(
-                f"{self._file} begins at {now[0]} and the last period ended at {last[1]} ({dataset.schema.time}, in "
-                f"{unit}): periods follow each other in time, give them in order and none twice"
-            )
+        check_times(self._run, self._file, dataset, before)
         return dataset
 
     def _score(self, trained: TrainedModel, recipe: Recipe) -> _Scores:

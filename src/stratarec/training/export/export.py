@@ -54,13 +54,17 @@ def check_new(folder: Path) -> None:
     check_output(folder)
 
 
-def export(trained: TrainedModel, folder: Path, *, program: bool = False, onnx: bool = False) -> Path:
+def export(
+    trained: TrainedModel, folder: Path, *, program: bool = False, onnx: bool = False, repeated: bool = False
+) -> Path:
     """Write the exported model into `folder`, which must not exist; returns it.
 
     Parameters
     ----------
     program, onnx : bool
         Write ``program.pt2``, or ``network.onnx``, too.
+    repeated : bool
+        Accept a `folder` that holds this very export already.
 
     Raises
     ------
@@ -71,11 +75,16 @@ def export(trained: TrainedModel, folder: Path, *, program: bool = False, onnx: 
     CheckpointError, DatasetError
         When a weight is not finite, or a vocabulary of the data set is not what its manifest says.
     """
-    check_new(folder)
+    if not repeated:
+        check_new(folder)
     if onnx:
         check_onnx()
     with new_directory(folder, _PARTS) as temporary:
         _write(trained, temporary, program=program, onnx=onnx)
+        if repeated and (folder / MANIFEST).exists():
+            if ExportManifest.read(folder).fingerprint != ExportManifest.read(temporary).fingerprint:
+                check_new(folder)
+            shutil.rmtree(temporary)
     return folder
 
 
@@ -85,6 +94,8 @@ def new_directory(folder: Path, parts: set[str]) -> Iterator[Path]:
     with working_directory(folder, parts) as temporary:
         try:
             yield temporary
+            if not temporary.exists():
+                return
             sync_tree(temporary)
             # A directory that came here in the meantime is in the way, unless it is empty.
             os.rename(temporary, folder)

@@ -15,15 +15,41 @@ import re
 from pathlib import Path
 
 from stratarec.errors import ExportError
-from stratarec.io.atomic import make_directory, sync
+from stratarec.io.atomic import check_output, make_directory, sync
 from stratarec.io.scratch import ScratchDirectory
 from stratarec.serving.export_manifest import ExportManifest
 from stratarec.serving.exported_model import ExportedModel
 from stratarec.training.export.export import export
 from stratarec.training.export.write_delta import write_delta
+from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
 
 _NAME = re.compile(r"(\d{5,})(\.delta)?")
+
+
+def check_publish(run: Path, folder: Path) -> None:
+    """Refuse a folder that `publish` could not use for the next period of a run, before that is trained.
+
+    Raises
+    ------
+    ExportError
+        If the folder has a later period than the run, or deltas without an export that can be read.
+    StorageError
+        If it cannot be written.
+    """
+    check_output(folder / ".publishing")
+    if not folder.exists():
+        return
+    published, number = _published(folder), len(periods.paths(run))
+    for each in published:
+        _check_earlier(each, run, number)
+    if published:
+        _opened(published)
+
+
+def _check_earlier(published: tuple[int, Path], run: Path, number: int) -> None:
+    if published[0] > number:
+        raise ExportError(f"{published[1]} is of a later period than {run} has, {number}: name another folder")
 
 
 def publish(run: Path, folder: Path) -> str:
@@ -40,8 +66,8 @@ def publish(run: Path, folder: Path) -> str:
     there = _published(folder)
     with open_run(run, same_samples=False) as trained:
         number = trained.period
-        if there and there[-1][0] > number:
-            raise ExportError(f"{there[-1][1]} is of a later period than {run} has, {number}: name another folder")
+        if there:
+            _check_earlier(there[-1], run, number)
         with ScratchDirectory(folder, ".publishing-") as scratch:
             made = export(trained, scratch / "export")
             if there and there[-1][0] == number:

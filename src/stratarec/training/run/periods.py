@@ -180,12 +180,18 @@ def prune(run: Path) -> list[Path]:
         remaining += checkpoint.steps(path / "checkpoints")
         if (path / DATA).is_dir():
             with suppress(StorageError, OSError), held(path / DATA):
-                # Renamed first: a process that is killed here leaves a name that `remove_leftovers` knows.
-                leaving = opening.temporary_name(path / DATA)
-                os.rename(path / DATA, leaving)
-                atomic.remove_tree(leaving)
+                remove(path / DATA)
             remaining += [path / DATA] if (path / DATA).exists() else []
     return remaining
+
+
+def remove(folder: Path) -> None:
+    """Remove a period or its data at once."""
+    # Renamed first: a process that is killed here leaves a name that `remove_leftovers` knows.
+    leaving = opening.temporary_name(folder)
+    os.rename(folder, leaving)
+    atomic.sync(folder.parent)
+    atomic.remove_tree(leaving)
 
 
 @contextmanager
