@@ -242,7 +242,7 @@ FRAMES: list[tuple[str, Callable[[pl.DataFrame], pl.DataFrame], str]] = [
     (
         "a time of day",
         lambda log: log.with_columns(at=pl.time(1)),
-        r"column 'at' is Time, expected integers, timestamps",
+        r"column 'at' is Time, expected numbers, timestamps",
     ),
     ("a name misspelt", lambda log: log.rename({"item": "itme"}), r"no column 'item'; did you mean 'itme'\?"),
     ("no rows", lambda log: log.clear(), r"log\.parquet: the file has no rows, expected at least one"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from stratarec.data.column_names import weights_of
@@ -109,3 +112,93 @@ def test_sequences_and_weights_may_be_lists_as_text(tmp_path: Path) -> None:
     values = next(source.chunks(tmp_path)).frame
     assert values.select("seen", "shops", "tags").rows() == [(["5", "7"], ["x", "z"], ["a", "b"])]
     assert values[weights_of("tags")].to_list() == [[0.5, 2.0]]
+
+
+@pytest.mark.parametrize("kind", [pl.String, pl.Float64, pl.Decimal(38, 9)])
+@pytest.mark.parametrize(
+    ("texts", "unit", "expected"),
+    [
+        (["1700000003.365", "1700000037.0"], "ms", [1700000003365, 1700000037000]),
+        (["1700000003.365", "1700000037"], "us", [1700000003365000, 1700000037000000]),
+        (["1700000003.365", "1700000037.25"], "ns", [1700000003365000000, 1700000037250000000]),
+        (["1700000037.0", "1700000038.0"], "s", [1700000037, 1700000038]),
+        (["1700000037.0", "1700000038.0"], "ms", [1700000037000, 1700000038000]),
+        (["1700000003365.5", "1700000003365.0"], "us", [1700000003365500, 1700000003365000]),
+        (["1.0", "3.0"], "s", [1, 3]),
+        (["1.5", "3.0"], "s", "got .*1.5.*, expected a time: "),
+        (["1700000003.365", "1700000037.0"], "s", "finer than time_unit s, such as .*; set time_unit to ms"),
+    ],
+)
+def test_numbers_with_fractions_are_times(
+    kind: Any, texts: list[str], unit: Any, expected: Any, tmp_path: Path
+) -> None:
+    schema, path = Schema(label="y", time="t", time_unit=unit), tmp_path / "log"
+    frame = pl.DataFrame({"y": [0, 0], "t": pl.Series(texts).cast(kind)})
+    sources: list[CsvSource | ParquetSource] = []
+    frame.write_parquet(path.with_suffix(".parquet"))
+    sources.append(ParquetSource(ParquetConfig(paths=(f"{path}.parquet",), schema=schema), "error"))
+    if kind == pl.String:
+        frame.write_csv(path.with_suffix(".csv"))
+        sources.append(CsvSource(CsvConfig(paths=(f"{path}.csv",), schema=schema), "error"))
+    for source in sources:
+        if isinstance(expected, str):
+            with pytest.raises(DataError, match=f"column 't'.* {expected}"):
+                next(iter(source.chunks(tmp_path)))
+        else:
+            assert next(iter(source.chunks(tmp_path))).frame["t"].to_list() == expected
+
+
+def test_text_with_leading_zeros_is_another_value_than_without(tmp_path: Path) -> None:
+    texts = ["123", "00123", "0", "-5"]
+    for form, values in in_every_form(texts, SparseFeature(name="shop"), tmp_path).items():
+        assert values == texts, form
+    shops = encoder(SparseFeature(name="shop"), texts)
+    for rows in (1, 100):
+        assert shops.encode({"shop": texts * rows})[1].values.tolist() == [1, 2, 3, 4] * rows
+
+
+@pytest.mark.parametrize("kind", ["single", "multi"])
+def test_a_whole_number_has_no_leading_zeros(kind: Any, tmp_path: Path) -> None:
+    feature = SparseFeature(name="shop", type="integer", kind=kind, separator="|" if kind == "multi" else "")
+    plain = ["7", "7.0", " 0", "-5"]
+    for form, values in in_every_form(plain, feature, tmp_path).items():
+        assert values == ([[7], [7], [0], [-5]] if kind == "multi" else [7, 7, 0, -5]), form
+    with pytest.raises(DataError, match=r"line 5002: column 'shop': got '007', expected .* type text"):
+        in_every_form(["7"] * 5000 + ["007"], feature, tmp_path)  # a head of integers
+    auto = SparseFeature(name="shop", kind=kind, separator=feature.separator)
+    for each in (feature, auto):  # a vocabulary of integers, as a column of integers in Parquet gives
+        for rows in (1, 100):
+            with pytest.raises(DataError, match=r"column 'shop'.*'007'"):
+                encoder(each, [7]).encode({"shop": ["7"] * (rows - 1) + ["007"]})
+            assert encoder(each, [7]).encode({"shop": ["7"] * rows})[1].values.tolist() == [1] * rows
+
+
+@pytest.mark.parametrize("precision", [(38, 0), (38, 9), (76, 0)])
+def test_decimals_are_whole_numbers_where_they_are(precision: tuple[int, int], tmp_path: Path) -> None:
+    cells = [Decimal(5), None, Decimal(2**53 + 1)]
+    kind = (pa.decimal256 if precision[0] > 38 else pa.decimal128)(*precision)
+    columns = {"y": pa.array([0, 1, 1]), "shop": pa.array(cells, kind), "t": pa.array([1, 2, 3], kind)}
+    columns["tags"] = pa.array([[Decimal(3), None], None, [Decimal(4)]], pa.list_(kind) if precision[0] <= 38 else None)
+    schema = Schema(label="y", time="t", sparse=(SparseFeature(name="shop"), SparseFeature(name="tags", kind="multi")))
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table(columns), path)
+    source = ParquetSource(ParquetConfig(paths=(str(path),), schema=schema), "error")
+    frame = next(iter(source.chunks(tmp_path))).frame
+    assert frame["shop"].to_list() == [5, None, 2**53 + 1]
+    assert frame["t"].to_list() == [1, 2, 3]
+    assert frame["tags"].to_list() == [[3], None, [4]]
+    objects = {"shop": cells, "tags": [[Decimal(3), None], None, [Decimal(4)]]}
+    values = read_frame(objects, schema)
+    assert [values[name].to_list() for name in objects] == [[5, None, 2**53 + 1], [[3], None, [4]]]
+
+
+@pytest.mark.parametrize("cell", [Decimal("2.5"), Decimal(2**70)])
+def test_decimals_that_are_no_integers_of_64_bits_are_bad_rows(cell: Decimal, tmp_path: Path) -> None:
+    columns = {"y": pa.array([0, 1]), "shop": pa.array([Decimal(5), cell], pa.decimal128(38, 2))}
+    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
+    schema = Schema(label="y", sparse=(SparseFeature(name="shop"),))
+    source = ParquetSource(ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=schema), "error")
+    with pytest.raises(DataError, match=r"row 2: column 'shop': got .*, expected a whole number"):
+        next(iter(source.chunks(tmp_path)))
+    with pytest.raises(DataError, match=r"row 2: column 'shop': got .*, expected a whole number"):
+        read_frame({"shop": [Decimal(5), cell]}, schema)

@@ -128,8 +128,8 @@ class SparseFeature:
     """For ``multi`` and ``sequence``: split a text column at this string, and strip blanks around the parts; empty
     means that the column holds lists, or text such as ``[1, 2]``, ``["a", "b"]`` or ``['a', 'b']``."""
     type: ValueType = "auto"
-    """What values are: ``integer`` (007, 7 and 7.0 are one value), ``text``, or ``auto``: text in text files, what the
-    column holds in Parquet. With `of` it is that feature's."""
+    """What values are: ``integer`` (7 and 7.0 are one value, 007 is refused), ``text``, or ``auto``: text in text
+    files, what the column holds in Parquet. With `of` it is that feature's."""
     group: str = ""
     """As for dense features. Histories need none: they are windows into one sequence of events. The columns of a
     sequence are in one group."""
@@ -182,10 +182,10 @@ class Schema:
     dense: tuple[DenseFeature, ...] = ()
     sparse: tuple[SparseFeature, ...] = ()
     time: str = ""
-    """Column of event times: integers, timestamps, or text as 2024-05-31 or 2024-05-31 23:59:59 (UTC, unless an offset
-    such as +02:00 follows); empty when the log has none."""
+    """Column of event times: integers, seconds since 1970 with a fraction, timestamps, or text as 2024-05-31 or
+    2024-05-31 23:59:59 (UTC, unless an offset such as +02:00 follows); empty when the log has none."""
     time_unit: TimeUnit = "s"
-    """Unit of `time`, and of what timestamps become."""
+    """Unit of integers in `time`, and of what timestamps and fractions become."""
     time_format: str = ""
     """How times that are text or digits are written, such as ``%d/%m/%Y %H:%M`` or ``%Y%m%d%H``; empty for the forms
     that `time` names."""

@@ -138,7 +138,7 @@ class Splitter:
 
 
 # 1990 to 2100 in seconds since 1970. Units are so far apart that a number is in these years by one unit at most.
-_FROM, _TO = 631_152_000, 4_102_444_800
+FIRST_DATE, LAST_DATE = 631_152_000, 4_102_444_800
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ def unlikely_unit(times: pl.Series, unit: TimeUnit) -> str:
     if not (isinstance(least, int) and isinstance(most, int)):
         return ""
     scale = PER_SECOND[unit]
-    if most >= _FROM * scale and least < _TO * scale:
+    if most >= FIRST_DATE * scale and least < LAST_DATE * scale:
         return ""
     for other in PER_SECOND:
         if _in_these_years(least, other) and _in_these_years(most, other):
@@ -208,7 +208,7 @@ def _loses(ticks: pl.Series, own: int, scale: int) -> pl.Series:
 
 
 def _in_these_years(time: int, unit: TimeUnit) -> bool:
-    return _FROM * PER_SECOND[unit] <= time < _TO * PER_SECOND[unit]
+    return FIRST_DATE * PER_SECOND[unit] <= time < LAST_DATE * PER_SECOND[unit]
 
 
 def _date(time: int, unit: TimeUnit) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged, with_weights
 from stratarec.data.column_names import weights_of
 from stratarec.data.schema import Schema, SparseFeature
+from stratarec.data.sources.parse import cast_exactly
 from stratarec.data.transforms import Spread, Standard
 from stratarec.data.vocabulary import MISSING, Vocabulary
 from stratarec.errors import DataError
@@ -82,7 +83,7 @@ class FeatureEncoder:
         index = self._index[feature.vocabulary]
         if values.dtype != index.type:
             try:
-                values = values.cast(index.type)
+                values = cast_exactly(values, index.type)
             except pl.exceptions.PolarsError as error:
                 raise DataError(
                     f"{origin}: column {feature.name!r} is {values.dtype}, with values that are no {index.type}, as "

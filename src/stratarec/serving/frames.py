@@ -210,6 +210,9 @@ def _of_values(
     name: str, cells: list[Any], rows: Sequence[int] | NDArray[np.int64], families: Mapping[type, Family]
 ) -> pl.Series:
     """Text, whole numbers or numbers; `rows` says where each value is, and `families` what its type is."""
+    if any(issubclass(kind, Decimal) for kind in families):
+        cells = [_plain_decimal(cell) for cell in cells]
+        families = {kind: _family(kind) for kind in set(map(type, cells))}
     found = set(families.values()) - {"nothing"}
     only = _PLAIN.get(next(iter(families))) if len(families) == 1 else None
     if only is not None:
@@ -236,6 +239,12 @@ def _of_values(
     return pl.Series(
         name, [None if families[type(cell)] == "nothing" else float(cell) for cell in cells], dtype=pl.Float64
     ).fill_nan(None)
+
+
+def _plain_decimal(cell: Any) -> Any:
+    """Return a decimal that is a whole number of 64 bits as such, and any other cell as it is."""
+    fits = isinstance(cell, Decimal) and cell.is_finite() and cell.adjusted() < 20
+    return int(cell) if fits and cell == cell.to_integral_value() else cell
 
 
 def _family(kind: type) -> Family:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,13 @@ def test_a_newcomers_log_is_drafted_and_prepared(
         ([202311142213, 202312010805], "%Y%m%d%H%M", "2023-11-14 22:13:00", ""),
         ([1700000000, 1700000500], "", "2023-11-14 22:13:20", "numbers in s since 1970"),
         (["2023-11-14 22:13:00", "2023-11-14T22:14:00Z"], "", "2023-11-14 22:13:00", "dates as text"),
+        ([1700000003.365, 1700000037.0], "", "2023-11-14 22:13:23", "numbers in ms since 1970, from floats"),
+        ([1700000003.0, 1700000037.0], "", "2023-11-14 22:13:23", "numbers in s since 1970"),
+        (["1700000003.365", "1700000037.0"], "", "2023-11-14 22:13:23", "numbers in ms since 1970"),
+        (["Tue, 14 Nov 2023 22:13:20 GMT", "Wed, 15 Nov 2023 22:13:20 GMT"], "%a, %d %b %Y %H:%M:%S GMT",
+         "2023-11-14 22:13:20", ""),
+        (["2023-11-14 22:13:20 +0100", "2023-11-15 22:13:20 +0100"], "%Y-%m-%d %H:%M:%S %z", "2023-11-14 21:13:20", ""),
+        ([3.5, 4.25], None, "", ""),
         ([12345678, 87654321], None, "", ""),
         (["1.2.3", "4.5.6"], None, "", ""),
         (["14/11/2023", "31/02/2023"], None, "", ""),
@@ -247,6 +255,35 @@ def test_lists_as_text_are_drafted_with_their_values(
     everything = {str(each) for some in lists for each in some}
     assert values <= everything
     assert len(values) > 0.7 * len(everything)  # those of the training split
+
+
+def test_decimals_and_padded_ids_are_drafted_as_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    items = [Decimal(10**15 + each) for each in picks(range(40))]
+    frame = pl.DataFrame(
+        {
+            "item_id": pl.Series(items, dtype=pl.Decimal(38, 0)),
+            "price": pl.Series([each % 97 for each in items], dtype=pl.Decimal(10, 2)) / 4,
+            "shop": [f"00{each}" if each % 2 else f"{each}" for each in picks(range(1, 9))],
+            "tags": pl.Series([[each] for each in items], dtype=pl.List(pl.Decimal(38, 0))),
+            "hash_id": pl.Series([each * 10**19 for each in items], dtype=pl.Decimal(38, 0)),
+            "label": CLICKS,
+        }
+    )
+    frame.write_parquet("log.parquet")
+    frame.drop("tags").write_csv("other.csv")
+    kinds = {each.name: each.role for each in guess(read_sample(("log.parquet",))).columns}
+    assert kinds == {
+        "item_id": "sparse", "price": "dense", "shop": "sparse", "tags": "list", "hash_id": "left out", "label": "label",
+    }  # fmt: skip
+    for name in ("log.parquet", "other.csv"):
+        assert main(["init", "-q", name]) == 0
+        stem = Path(name).stem
+        assert main(["prepare", "-q", f"{stem}.yaml"]) == 0
+        assert Dataset.open(f"data/{stem}").vocabulary("item_id").values.sort().to_list() == sorted(
+            map(int, set(items))
+        )
+        assert set(Dataset.open(f"data/{stem}").vocabulary("shop").values) == set(frame["shop"])
 
 
 def test_lists_in_another_form_are_left_out_with_what_to_write(tmp_path: Path) -> None:

@@ -185,6 +185,8 @@ def _feature(column: pl.Series, sample: LogSample) -> Guess:
         return _out(column, "features cannot have that name")
     if kind.base_type() == pl.List:
         return _list_feature(column, sample)
+    if kind.is_decimal():
+        return _out(column, "whole numbers of more than 64 bits; write them as text to use them")
     if not (kind.is_numeric() or kind in (pl.String, pl.Boolean, pl.Categorical, pl.Enum)):
         return _out(column, f"{kind}, which is neither a number nor a name of something")
     distinct = column.n_unique() - bool(column.null_count())

@@ -21,6 +21,7 @@ from stratarec.data.sources.delimited import read_header
 from stratarec.data.sources.files import InputFile, expand, no_rows
 from stratarec.data.sources.json_lines import check_lines, first_values
 from stratarec.data.sources.parquet import count_rows, open_parquet, without_notes
+from stratarec.data.sources.parse import from_floats
 from stratarec.errors import DataError
 from stratarec.io.names import shell_word
 
@@ -136,11 +137,25 @@ def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     except pl.exceptions.PolarsError as error:
         said = " ".join(str(error).split())[:200]
         raise DataError(f"{files[0].path} and {files[-1].path}: columns of different types ({said})") from error
+    frame = frame.with_columns(_without_decimals(column) for column in frame.iter_columns())
     unnamed = _unnamed(_parquet_names(files[0]))
     return LogSample(
         paths=paths, kind="parquet", frame=frame.drop(lacking, strict=False), total=max(total, 0), incomplete=lacking,
         unnamed=unnamed,
     )  # fmt: skip
+
+
+def _without_decimals(column: pl.Series) -> pl.Series:
+    """Decimals as whole numbers where all of them are, else as floats; left where they are wider than 64 bits."""
+    lists = column.dtype.base_type() == pl.List
+    flat = column.explode() if lists else column
+    if not flat.dtype.is_decimal():
+        return column
+    whole = from_floats(flat).null_count() == flat.null_count()
+    if not whole and (flat == flat.round()).all():
+        return column
+    kind = pl.Int64 if whole else pl.Float64
+    return column.cast(pl.List(kind) if lists else kind)
 
 
 def _first_rows(reader: pq.ParquetFile, group: int, file: InputFile) -> list[pl.DataFrame]:

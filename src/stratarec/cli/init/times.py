@@ -25,10 +25,11 @@ _CLOCKS = (
 )  # fmt: skip
 _OTHERS = (
     "%Y-%m-%d %H:%M:%S UTC", "%Y-%m-%d %H:%M:%S%.f UTC", "%d/%b/%Y:%H:%M:%S %z",
-    "%a %b %d %H:%M:%S %z %Y", "%a %b %d %H:%M:%S %Y", "%a, %d %b %Y %H:%M:%S %z",
+    "%a %b %d %H:%M:%S %z %Y", "%a %b %d %H:%M:%S %Y", "%a, %d %b %Y %H:%M:%S %z", "%a, %d %b %Y %H:%M:%S GMT",
+    "%Y-%m-%d %H:%M:%S %z",
 )  # fmt: skip
 _LOOKED_AT = 100
-_DIGITS_ALONE = r"^\s*\d+\s*$"
+_DIGITS_ALONE = r"^\s*\d+(\.\d+)?\s*$"
 _LIKE_A_DATE = (
     r"^(\d{1,4}[-/. ]+(\d{1,2}|[A-Za-z]{3,9})[-/., ]+\d{2,4}|[A-Za-z]{3,9},? +([A-Za-z]{3} +)?\d{1,2})[^|;]{0,25}$"
 )
@@ -52,7 +53,7 @@ def as_times(column: pl.Series) -> Times | None:
     kind = column.dtype
     if column.null_count() or not len(column):
         return None
-    if not (kind.is_integer() or kind in (pl.String, pl.Date) or kind.base_type() == pl.Datetime):
+    if not (kind.is_integer() or kind.is_float() or kind in (pl.String, pl.Date) or kind.base_type() == pl.Datetime):
         return None
     if kind == pl.String and not column.head(_LOOKED_AT).str.contains(r"\d").all():
         return None
@@ -64,7 +65,8 @@ def as_times(column: pl.Series) -> Times | None:
         found = _read(column, form, how)
         if found:
             return found
-    return _read(column, "", "timestamps" if kind.is_temporal() else "numbers in {} since 1970")
+    fractions = ", from floats" if kind.is_float() else ""
+    return _read(column, "", "timestamps" if kind.is_temporal() else f"numbers in {{}} since 1970{fractions}")
 
 
 def _read(column: pl.Series, form: str, how: str) -> Times | None:
@@ -81,7 +83,7 @@ def _read(column: pl.Series, form: str, how: str) -> Times | None:
 
 def _forms(column: pl.Series) -> Iterator[tuple[str, str]]:
     """Forms in which the column may be written, the likeliest first, and in words what it then is."""
-    if column.dtype.is_temporal():
+    if column.dtype.is_temporal() or column.dtype.is_float():
         return
     text = column.cast(pl.String).str.strip_chars().unique()
     if text.str.contains(_DIGITS_ALONE).all():

@@ -306,7 +306,7 @@ def _kinds(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
     ]
     roles += [(feature.name, pl.Float64) for feature in schema.dense]
     roles += [(schema.weight, pl.Float64)]
-    roles += [(f.name, pl.Int64 if f.type == "integer" and not f.traits.lists else pl.String) for f in schema.sparse]
+    roles += [(feature.name, pl.String) for feature in schema.sparse]  # as integers 007 would be 7
     roles += [(f.weights, pl.String) for f in schema.weighted]
     kinds = dict(roles)
     roles += [(name, kinds.get(name, pl.String)) for name in (schema.user, schema.session)]

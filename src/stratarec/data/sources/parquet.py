@@ -190,6 +190,8 @@ def without_notes(table: pa.Table) -> pa.Table:
 
 def _bare(column: pa.ChunkedArray) -> pa.ChunkedArray:
     kind = column.type
+    if pa.types.is_decimal256(kind):  # which Polars does not know
+        return column.cast(pa.decimal128(38, kind.scale))
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not kind.value_field.metadata:
         return column
     make = pa.list_ if pa.types.is_list(kind) else pa.large_list

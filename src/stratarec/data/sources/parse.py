@@ -15,8 +15,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stratarec.data.durations import PER_SECOND
 from stratarec.data.schema import TimeUnit
-from stratarec.data.splits import too_coarse, unlikely_unit
+from stratarec.data.splits import FIRST_DATE, LAST_DATE, too_coarse, unlikely_unit
 from stratarec.errors import ConfigError
 
 _TEXT = (pl.String, pl.Categorical, pl.Enum)
@@ -26,6 +27,7 @@ _EXACT = float(1 << 53)
 _FORM = r"^\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?)?$"
 # Digits of each part of a form that is digits alone.
 _WIDTHS = {"%Y": 4, "%y": 2, "%m": 2, "%d": 2, "%H": 2, "%M": 2, "%S": 2}
+_LEADING_ZEROS = r"^\s*[+-]?0\d"
 _OFFSET = r"(Z|[+-]\d\d:?\d\d)$"
 # Lists as JSON, Python and NumPy write them. Polars and Python must agree on blanks, so they are listed.
 _BLANKS = " \t\r\n"
@@ -59,20 +61,44 @@ def read_times(raw: pl.Series, unit: TimeUnit, form: str = "") -> tuple[pl.Serie
         return _epochs(as_written(raw.cast(pl.String).str.strip_chars(), form, _ticks(unit)), unit)
     if raw.dtype in _TEXT:
         text = raw.cast(pl.String).str.strip_chars()
-        numbers = from_text(text)
+        whole = text.cast(pl.Int64, strict=False)
+        if whole.null_count() == text.null_count():
+            return whole, unlikely_unit(whole, unit)
+        numbers = text.cast(pl.Decimal(38, 9 if unit == "ns" else 6), strict=False)
+        counted, odd = _counted(numbers, unit)
         if numbers.null_count() == text.null_count():
-            return numbers, unlikely_unit(numbers, unit)
+            return counted, odd
         value, fault = _epochs(_iso(text, unit), unit)
-        return value.fill_null(numbers).alias(raw.name), fault or unlikely_unit(numbers, unit)
+        return value.fill_null(counted).alias(raw.name), fault or odd
     if raw.dtype.is_integer() or raw.dtype == pl.Null:
         value = raw.cast(pl.Int64, strict=False)
         return value, unlikely_unit(value, unit)
-    if raw.dtype.is_float():
-        value = from_floats(raw)
-        return value, unlikely_unit(value, unit)
+    if raw.dtype.is_float() or raw.dtype.is_decimal():
+        return _counted(raw, unit)
     if raw.dtype == pl.Date:
         return _epochs(raw.cast(pl.Datetime("us")), unit)
     return _epochs(raw, unit) if raw.dtype.base_type() == pl.Datetime else None
+
+
+def _counted(numbers: pl.Series, unit: TimeUnit) -> tuple[pl.Series, str]:
+    """Read times from numbers that may have fractions, as `read_times` does.
+
+    Whole numbers count in `unit`. Where the column has fractions, or `unit` makes no dates of it, numbers that are
+    dates in seconds or milliseconds are these.
+    """
+    whole = from_floats(numbers)
+    fractions = numbers.fill_nan(None).null_count() if numbers.dtype.is_float() else numbers.null_count()
+    fault = unlikely_unit(whole, unit)
+    if whole.null_count() == fractions and not fault:
+        return whole, ""
+    ticks = "us" if numbers.dtype.is_float() else _ticks(unit)  # a float of seconds tells no more apart
+    times: pl.Series = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(numbers))
+    for scale in (PER_SECOND["s"], PER_SECOND["ms"]):
+        dates = numbers.is_between(FIRST_DATE * scale, LAST_DATE * scale, closed="left")
+        found = (numbers.set(~dates.fill_null(False), None) * (PER_SECOND[ticks] // scale)).round().cast(pl.Int64)
+        times = times.fill_null(found)
+    value, coarse = _epochs(times.cast(pl.Datetime(ticks)), unit)
+    return value.fill_null(whole).alias(numbers.name), coarse or (fault if times.null_count() == len(times) else "")
 
 
 def _epochs(times: pl.Series, unit: TimeUnit) -> tuple[pl.Series, str]:
@@ -138,20 +164,31 @@ def _iso_by_row(text: pl.Series, unit: TimeUnit) -> pl.Series:
 
 
 def from_floats(raw: pl.Series) -> pl.Series:
-    """``Int64``; null where a value is no whole number, or none that a float tells from its neighbours."""
+    """Return floats or decimals as ``Int64``; null for fractions, and for floats too large to be exact."""
+    if raw.dtype.is_decimal():
+        whole = raw.cast(pl.Int64, strict=False)
+        return whole.set((whole.cast(raw.dtype, strict=False) != raw).fill_null(True), None)
     value = raw.cast(pl.Float64)
     return value.to_frame("").select(_rounded(pl.col(""))).to_series().alias(raw.name)
 
 
 def from_text(raw: pl.Series) -> pl.Series:
-    """``Int64`` of text such as 12 and 12.0; null where it is no whole number."""
-    return raw.to_frame("").select(from_text_expr(pl.col(""))).to_series().alias(raw.name)
+    """Return text such as 12 and 12.0 as ``Int64``; null for all else, such as 012, which is another text than 12."""
+    whole = raw.cast(pl.Int64, strict=False)
+    if whole.null_count() > raw.null_count():
+        bare = raw.str.strip_chars()
+        whole = bare.cast(pl.Int64, strict=False).fill_null(from_floats(bare.cast(pl.Float64, strict=False)))
+    padded = raw.str.contains(_LEADING_ZEROS).fill_null(False)
+    return (whole.set(padded, None) if padded.any() else whole).alias(raw.name)
 
 
-def from_text_expr(text: pl.Expr) -> pl.Expr:
-    """The same inside of lists."""
-    bare = text.str.strip_chars()
-    return pl.coalesce(bare.cast(pl.Int64, strict=False), _rounded(bare.cast(pl.Float64, strict=False)))
+def cast_exactly(values: pl.Series, kind: pl.DataType) -> pl.Series:
+    """Cast values; as Polars for text that is no number, raise `PolarsError` for text with leading zeros."""
+    if values.dtype == pl.String and kind.is_integer():
+        padded = values.filter(values.str.contains(_LEADING_ZEROS))
+        if len(padded):
+            raise pl.exceptions.InvalidOperationError(f"{padded[0]!r} has leading zeros")
+    return values.cast(kind)
 
 
 def _rounded(number: pl.Expr) -> pl.Expr:

@@ -6,7 +6,7 @@ an event that lacks a value in one of them is left out of all, before they are c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from stratarec.data.sources.parse import (
     complete,
     from_floats,
     from_text,
-    from_text_expr,
     lists_from_text,
     read_times,
 )
@@ -29,6 +28,7 @@ from stratarec.errors import DataError
 # Float32 holds a little more.
 _MOST = 3.0e38
 _TEXT = (pl.String, pl.Categorical, pl.Enum)
+_INTEGER = ", without leading zeros, as its type is integer; type text keeps them"
 
 
 class Converter:
@@ -188,21 +188,22 @@ class Converter:
             return self._whole_text(raw.cast(pl.String)) if type == "integer" else raw.cast(pl.String)
         if raw.dtype == pl.UInt64:
             return raw
-        if raw.dtype.is_float():
+        if raw.dtype.is_float() or raw.dtype.is_decimal():
             return self._whole(raw)
         if raw.dtype.is_integer() or raw.dtype in (pl.Boolean, pl.Null):
             return raw.cast(pl.Int64)
         raise self._type_error(raw, "integers or text for a category")
 
     def _whole(self, raw: pl.Series) -> pl.Series:
-        """Integers that are floats only because some of them are missing, as pandas writes them."""
+        """Integers stored as decimals, or as floats because some of them are missing, as pandas writes them."""
         value = from_floats(raw)
-        self.require(raw, raw.is_null() | raw.is_nan() | value.is_not_null(), "a whole number or nothing")
+        missing = raw.fill_nan(None).is_null() if raw.dtype.is_float() else raw.is_null()
+        self.require(raw, missing | value.is_not_null(), "a whole number or nothing")
         return value
 
     def _whole_text(self, raw: pl.Series) -> pl.Series:
         value = from_text(raw)
-        self.require(raw, raw.is_null() | value.is_not_null(), "a whole number or nothing, as its type is integer")
+        self.require(raw, raw.is_null() | value.is_not_null(), f"a whole number or nothing{_INTEGER}")
         return value
 
     def values(self, raw: pl.Series, feature: SparseFeature) -> pl.Series:
@@ -285,6 +286,8 @@ class Converter:
         if raw.dtype.base_type() != pl.List:
             raise self._type_error(raw, "lists, or text")
         inner = raw.dtype.inner  # type: ignore[attr-defined]
+        if inner.is_decimal():
+            return self._whole_lists(raw, raw, from_floats, "whole numbers")
         if not (inner.is_integer() or inner in (pl.String, pl.Categorical, pl.Null)):
             raise self._type_error(raw, "lists of integers or text")
         text, kept = inner in (pl.String, pl.Categorical), inner == pl.UInt64
@@ -300,9 +303,15 @@ class Converter:
             return lists.cast(pl.List(pl.String))
         if type != "integer" or inner != pl.String:
             return lists
-        whole = lists.list.eval(from_text_expr(pl.element()))
-        read, given = (each.list.drop_nulls().list.len() for each in (whole, lists))
-        self.require(raw, raw.is_null() | (read == given), "whole numbers, as its type is integer")
+        return self._whole_lists(raw, lists, from_text, f"whole numbers{_INTEGER}")
+
+    def _whole_lists(
+        self, raw: pl.Series, lists: pl.Series, read: Callable[[pl.Series], pl.Series], expected: str
+    ) -> pl.Series:
+        """Lists of ``Int64``, null where a value is; every other value must be a whole number."""
+        whole = lists.list.eval(pl.element().map_batches(read, return_dtype=pl.Int64))
+        kept, given = (each.list.drop_nulls().list.len() for each in (whole, lists))
+        self.require(raw, raw.is_null() | (kept == given).fill_null(True), expected)
         return whole
 
     def time(self, raw: pl.Series, unit: TimeUnit, form: str = "") -> pl.Series:
@@ -315,11 +324,11 @@ class Converter:
         """
         found = read_times(raw, unit, form)
         if found is None:
-            raise self._type_error(raw, "integers, timestamps or text for the time")
+            raise self._type_error(raw, "numbers, timestamps or text for the time")
         value, fault = found
         if fault:
             raise DataError(f"{self._path}: column {raw.name!r} {fault}")
-        self.require(raw, value.is_not_null(), "a time" if not form and raw.dtype not in _TEXT else _written(form))
+        self.require(raw, value.is_not_null(), _written(form))
         return value
 
 
@@ -343,7 +352,8 @@ class TextConverter(Converter):
 
 
 def _written(form: str) -> str:
-    return f"a time as {form}" if form else "a time: digits, or 2024-05-31 23:59:59; others need schema.time_format"
+    plain = "a whole number, seconds since 1970 with a fraction, or 2024-05-31 23:59:59"
+    return f"a time as {form}" if form else f"a time: {plain}; other forms need schema.time_format"
 
 
 def _is_number(kind: pl.DataType) -> bool:
