@@ -217,7 +217,7 @@ def _date(time: int, unit: TimeUnit) -> str:
 
 def time_text(time: int, unit: TimeUnit) -> str:
     """Return a time as it is stored, and as a date where it is one."""
-    return f"{time} {unit}" + (f" ({_date(time, unit)} UTC)" if time >= _FROM * PER_SECOND[unit] else "")
+    return f"{time} {unit}" + (f" ({_date(time, unit)} UTC)" if time >= FIRST_DATE * PER_SECOND[unit] else "")
 
 
 def _year(time: int, unit: TimeUnit) -> str:

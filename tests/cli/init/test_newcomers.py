@@ -20,6 +20,7 @@ from stratarec.cli.init.sample import read_sample
 from stratarec.cli.init.times import as_times
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.leaks import find_leak
+from stratarec.data.schema import LabelRule
 
 ROWS = 1200
 START = datetime(2023, 11, 1)
@@ -274,16 +275,16 @@ def test_decimals_and_padded_ids_are_drafted_as_what_they_are(tmp_path: Path, mo
     frame.drop("tags").write_csv("other.csv")
     kinds = {each.name: each.role for each in guess(read_sample(("log.parquet",))).columns}
     assert kinds == {
-        "item_id": "sparse", "price": "dense", "shop": "sparse", "tags": "list", "hash_id": "left out", "label": "label",
+        "item_id": "sparse", "price": "dense", "shop": "sparse", "tags": "list", "hash_id": "left out",
+        "label": "label",
     }  # fmt: skip
     for name in ("log.parquet", "other.csv"):
         assert main(["init", "-q", name]) == 0
         stem = Path(name).stem
         assert main(["prepare", "-q", f"{stem}.yaml"]) == 0
-        assert Dataset.open(f"data/{stem}").vocabulary("item_id").values.sort().to_list() == sorted(
-            map(int, set(items))
-        )
-        assert set(Dataset.open(f"data/{stem}").vocabulary("shop").values) == set(frame["shop"])
+        dataset = Dataset.open(f"data/{stem}")
+        assert set(dataset.vocabulary("item_id").values) == set(map(int, items))
+        assert set(dataset.vocabulary("shop").values) == set(frame["shop"])
 
 
 def test_lists_in_another_form_are_left_out_with_what_to_write(tmp_path: Path) -> None:
@@ -352,3 +353,56 @@ def test_what_knows_the_label_is_named(values: Any, text: str, certain: bool) ->
     if found is not None:
         assert text in found.text
         assert found.certain is certain
+
+
+HOUR, DAY = 3600, 86_400
+
+
+@pytest.mark.parametrize(
+    ("moments", "whole", "seconds"),
+    [
+        (np.arange(0, 4 * DAY, 60), True, 9 * HOUR),
+        (np.arange(0, 40 * DAY, 60), True, 3 * DAY),
+        (np.arange(5) * DAY, True, DAY),  # dates alone
+        (np.arange(5) * DAY, False, DAY),
+        (np.arange(5) * DAY + 5 * HOUR, True, DAY),  # of another time zone
+        (np.arange(4) * DAY, True, 0),
+        (np.arange(9) * 7 * DAY, True, 5 * DAY),
+        (np.array([*range(11), 14]) * DAY, True, 3 * DAY),  # days without rows
+        (np.arange(0, 9 * HOUR, 60), True, 0),
+    ],
+)
+def test_a_drafted_split_by_time_leaves_rows_for_every_split(moments: Any, whole: bool, seconds: int) -> None:
+    times = as_times(pl.Series("t", moments + 1_700_006_400))
+    assert times is not None
+    assert times.split_seconds(whole=whole) == seconds
+    if seconds:
+        parts = (moments > moments[-1] - 2 * seconds).astype(int) + (moments > moments[-1] - seconds)
+        assert set(parts) == {0, 1, 2}
+
+
+def test_a_log_of_five_dates_is_prepared_as_it_is_drafted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    days = [f"2026-05-{1 + row * 5 // ROWS:02}" for row in range(ROWS)]
+    pl.DataFrame({"date": days, "item": picks(range(50)), "clicked": CLICKS}).write_csv("log.csv")
+    assert main(["init", "-q", "log.csv"]) == 0
+    assert "split: {by: time, valid: 1d, test: 1d}" in Path("log.yaml").read_text()
+    assert main(["prepare", "-q", "log.yaml"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "least"),
+    [
+        ("clicked", [0, 1, 2, 3, 4, 5], 1),
+        ("visits", [0, 0, 0, 2, 5], 2),
+        ("rating", [0, 1, 2, 3, 4, 5], 4),
+        ("grade", [0, 1, 2, 3, 4, 5], 4),
+        ("liked", [-1, 0, 1], 1),
+        ("clicked", [0.0, 0.5, 1.0], 1),
+    ],
+)
+def test_counts_are_positive_from_the_first_on(name: str, values: list[Any], least: int, tmp_path: Path) -> None:
+    frame = pl.DataFrame({"item": [row % 3 for row in range(20 * len(values))], name: values * 20})
+    frame.write_parquet(tmp_path / "log.parquet")
+    rule = guess(read_sample((str(tmp_path / "log.parquet"),)), name).label
+    assert rule == LabelRule(column=name, at_least=least)

@@ -16,7 +16,6 @@ from stratarec.cli.init.guess import Guess, Guesses, Role, guess
 from stratarec.cli.init.sample import CODEC_NAMES, LogSample, read_sample
 from stratarec.cli.init.shipped import check_absent
 from stratarec.config.units import readable
-from stratarec.data.durations import PER_SECOND
 from stratarec.data.schema import LabelRule
 from stratarec.data.sources.files import expand
 from stratarec.io.atomic import write_text
@@ -176,7 +175,7 @@ def _sparse(guesses: Guesses) -> Iterator[str]:
                 "  # what the user chose before"
             )
     # By time, test users were there in training; by fraction, users are whole and new to the model.
-    for each in user if _by_time(guesses) else ():
+    for each in user if guesses.split_seconds else ():
         yield f"        - {{name: {_yaml(each.name)}}}  # learns each user's own taste"
 
 
@@ -194,24 +193,15 @@ def _feature(each: Guess) -> str:
     return ", ".join(parts)
 
 
-def _by_time(guesses: Guesses) -> bool:
-    return _seconds(guesses) >= 10 * 3600
-
-
-def _seconds(guesses: Guesses) -> int:
-    span = guesses.time.span if guesses.time else None
-    return 0 if span is None else (span.last - span.first) // PER_SECOND[span.unit]
-
-
 def _split(guesses: Guesses) -> Iterator[str]:
-    if not _by_time(guesses):
+    seconds = guesses.split_seconds
+    if not seconds:
         whole = "users" if guesses.of("user") else "sessions" if guesses.of("session") else "rows"
         yield f"  split: {{by: fraction, valid: 0.1, test: 0.1}}  # {whole} at random"
         return
-    tenth = _seconds(guesses) // 10
-    length = f"{tenth // _DAY}d" if tenth >= _DAY else f"{max(tenth // 3600, 1)}h"
-    told = f"tested on the last {length} of the log, validated on the {length} before: as in use"
-    yield f"  split: {{by: time, valid: {length}, test: {length}}}  # {told}"
+    length = f"{seconds // 3600}h" if seconds % _DAY else f"{seconds // _DAY}d"
+    reason = f"tested on the last {length} of the log, validated on the {length} before: as in use"
+    yield f"  split: {{by: time, valid: {length}, test: {length}}}  # {reason}"
 
 
 def _training(sample: LogSample, guesses: Guesses) -> Iterator[str]:

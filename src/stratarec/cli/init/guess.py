@@ -68,6 +68,8 @@ class Guesses:
     label: str | LabelRule
     time: Times | None = None
     """Of the rows that were looked at."""
+    split_seconds: int = 0
+    """Length of the test split by time, and of validation before it; 0 for a split at random."""
     unlabelled: int = 0
     """Rows whose label is missing."""
 
@@ -136,7 +138,13 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
         Guess(name=each, role="left out", reason=f"not in every file, such as {path}")
         for each, path in sorted(sample.incomplete.items())
     )
-    return Guesses(columns=columns, label=rule, time=time[1] if time else None, unlabelled=positive.null_count())
+    return Guesses(
+        columns=columns,
+        label=rule,
+        time=time[1] if time else None,
+        split_seconds=time[1].split_seconds(whole=sample.whole) if time else 0,
+        unlabelled=positive.null_count(),
+    )
 
 
 def _suspected(guess: Guess, leak: Leak, *, leave_out: bool) -> Guess:

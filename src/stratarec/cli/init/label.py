@@ -155,16 +155,26 @@ def _is_two_numbers(column: pl.Series) -> bool:
 
 
 def _rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
-    """A threshold that leaves both classes, as near to the upper third of the scale as there is one."""
+    """A threshold that leaves both classes: 1 or more for counts, else the upper third of the scale."""
     values = column.drop_nulls().cast(pl.Float64).drop_nans().unique().sort()
     if len(values) < 2:
         raise DataError(f"--label is {column.name!r}, which has one value alone, expected two or more")
     least, most = float(values[0]), float(values[-1])
+    if least == 0 and (values == values.round()).all() and _is_count(column):
+        rule = LabelRule(column=column.name, at_least=int(values[1]))
+        return rule, f"{reason}; counts from 0 to {most:g}, {values[1]:g} or more is 1"
     threshold = float(values.filter(values >= least + 0.7 * (most - least))[0])
     place = int(threshold) if threshold == int(threshold) else threshold
     return LabelRule(
         column=column.name, at_least=place
     ), f"{reason}; {place:g} is in the upper third of {least:g} to {most:g}"
+
+
+def _is_count(column: pl.Series) -> bool:
+    """Whether whole numbers from 0 count events, by the column's name or as 0 is the most frequent one."""
+    named = tokens(column.name)
+    counted = bool(named & _LABELS) or bool((column == 0).mean() >= 0.5)  # type: ignore[operator]
+    return counted and not named & _RATINGS
 
 
 def _word_rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:

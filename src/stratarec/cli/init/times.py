@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import polars as pl
 
+from stratarec.data.durations import PER_SECOND
 from stratarec.data.schema import TimeUnit
 from stratarec.data.sources.parse import as_written, read_times
 from stratarec.data.splits import Span
@@ -29,6 +30,9 @@ _OTHERS = (
     "%Y-%m-%d %H:%M:%S %z",
 )  # fmt: skip
 _LOOKED_AT = 100
+_HOUR, _DAY = 3600, 86_400
+# A log that is shorter is split at random.
+_SHORTEST = 10 * _HOUR
 _DIGITS_ALONE = r"^\s*\d+(\.\d+)?\s*$"
 _LIKE_A_DATE = (
     r"^(\d{1,4}[-/. ]+(\d{1,2}|[A-Za-z]{3,9})[-/., ]+\d{2,4}|[A-Za-z]{3,9},? +([A-Za-z]{3} +)?\d{1,2})[^|;]{0,25}$"
@@ -46,6 +50,23 @@ class Times:
     span: Span
     how: str
     """What the values are, in words."""
+    moments: pl.Series = field(compare=False)
+    """Distinct times in seconds, ascending."""
+
+    def split_seconds(self, *, whole: bool) -> int:
+        """Return the length of a test split by time, and of the validation split before it; 0 where time is short.
+
+        With `whole`, the column is all of the log, and both splits must get rows.
+        """
+        moments = self.moments.to_numpy()
+        last, span = int(moments[-1]), int(moments[-1] - moments[0])
+        if span < _SHORTEST:
+            return 0
+        step = _DAY if span >= 10 * _DAY or ((moments - last) % _DAY == 0).all() else _HOUR
+        length = max(span // 10 // step, 1) * step
+        while whole and 4 * length <= span and not ((moments > last - 2 * length) & (moments <= last - length)).any():
+            length += step
+        return length if 4 * length <= span else 0
 
 
 def as_times(column: pl.Series) -> Times | None:
@@ -77,7 +98,8 @@ def _read(column: pl.Series, form: str, how: str) -> Times | None:
         value, fault = read
         span = Span(first=int(value.min()), last=int(value.max()), unit=unit)  # type: ignore[arg-type]
         if not fault and "UTC" in str(span) and span.last > span.first:
-            return Times(unit=unit, form=form, span=span, how=how.format(unit))
+            moments = (value // PER_SECOND[unit]).unique().sort()
+            return Times(unit=unit, form=form, span=span, how=how.format(unit), moments=moments)
     return None
 
 
