@@ -7,7 +7,7 @@ faults that name the unit to set.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -216,7 +216,7 @@ def lists_from_text(text: pl.Series, separator: str) -> tuple[pl.Series, pl.Seri
     lists = text.set(~fits.fill_null(False), None).str.extract_all(_ITEM)
     lists = lists.list.eval(inner.otherwise(pl.when(~item.is_in(_NOTHING)).then(item)))
     if text.str.contains("\\", literal=True).any():
-        lists = lists.list.eval(item.map_batches(_unescaped, return_dtype=pl.String))
+        lists = map_values(lists, _unescaped)
     return lists, fits
 
 
@@ -240,6 +240,18 @@ def _unescape(text: str) -> str:
     )
     # JSON writes characters beyond 16 bits as two.
     return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def map_values(lists: pl.Series, read: Callable[[pl.Series], pl.Series]) -> pl.Series:
+    """Return the same lists of what `read` makes of their values.
+
+    In `list.eval`, threads of Polars would wait for the interpreter, which another thread may hold that waits for them.
+    """
+    lengths = lists.list.len().fill_null(0).to_numpy()
+    values = read(lists.drop_nulls().explode(empty_as_null=False))
+    offsets, missing = np.concatenate([[0], lengths.cumsum()]).astype(np.int64), lists.is_null()
+    kept = pa.LargeListArray.from_arrays(offsets, values.to_arrow(), mask=missing.to_arrow())
+    return pl.Series(lists.name, kept)
 
 
 def complete(lists: Sequence[pl.Series]) -> list[pl.Series]:

@@ -21,6 +21,7 @@ from stratarec.data.sources.parse import (
     from_floats,
     from_text,
     lists_from_text,
+    map_values,
     read_times,
 )
 from stratarec.errors import DataError
@@ -309,7 +310,7 @@ class Converter:
         self, raw: pl.Series, lists: pl.Series, read: Callable[[pl.Series], pl.Series], expected: str
     ) -> pl.Series:
         """Lists of ``Int64``, null where a value is; every other value must be a whole number."""
-        whole = lists.list.eval(pl.element().map_batches(read, return_dtype=pl.Int64))
+        whole = map_values(lists, read)
         kept, given = (each.list.drop_nulls().list.len() for each in (whole, lists))
         self.require(raw, raw.is_null() | (kept == given).fill_null(True), expected)
         return whole
