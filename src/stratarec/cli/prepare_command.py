@@ -66,7 +66,7 @@ def prepare(args: argparse.Namespace) -> None:
         say(f"{split:6} {samples:>12,} samples{rate}")
     say(f"tables {len(dataset.vocabularies):>12,}, {sum(dataset.table_rows().values()):,} rows")
     say(*dataset.suspicions)
-    if dataset.suspicions:
+    if dataset.about.leaks:
         say("  what is known only afterwards is of no use: leave it out of data.source.schema")
     if dataset.about.bad_rows:
         say(f"left out {dataset.about.bad_rows:,} bad rows")

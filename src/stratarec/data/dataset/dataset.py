@@ -127,8 +127,16 @@ class Dataset:
 
     @property
     def suspicions(self) -> list[str]:
-        """Features that seem to know the label, and why, in a line each."""
-        return [f"a leak? {leak.feature}: {leak.text}" for leak in self.about.leaks]
+        """Features that seem to know the label, and held-out samples that repeat training samples, a line each."""
+        leaks = [f"a leak? {leak.feature}: {leak.text}" for leak in self.about.leaks]
+        if not self.about.repeated:
+            return leaks
+        shares = " and ".join(f"{share:.1%} of {split} samples" for split, share in self.about.repeated.items())
+        return [
+            f"duplicates? {shares} repeat a training sample, label included, so their metrics are too good: remove "
+            "copies from the log, or split it by time, user or session",
+            *leaks,
+        ]
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ import pydantic
 
 from stratarec.data.click_memory import PARTS
 from stratarec.data.column_names import SESSIONS, events, pointer
+from stratarec.data.repeated_rows import HeldOut
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
@@ -32,6 +33,7 @@ BASELINE = "baseline.json"
 DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, BASELINE, "vocabulary", "carried", *SPLITS))
 ADVICE = "prepare the data again with --overwrite"
 
+_Share = Annotated[float, pydantic.Field(gt=0, le=1)]
 _Group = Annotated[int, pydantic.Field(ge=1, le=ROW_GROUP)]
 
 
@@ -213,6 +215,10 @@ class Provenance(Model):
     """Those of this log's training split alone, where the others are of an earlier data set."""
     rows: RowsInfo
     leaks: tuple[LeakInfo, ...]
+    repeated: Annotated[dict[HeldOut, _Share], pydantic.Field(exclude_if=operator.not_)] = pydantic.Field(
+        default_factory=dict
+    )
+    """Held-out split -> share of its samples that repeat a training sample; see `repeated_rows`."""
 
 
 class DatasetManifest(Model):

@@ -21,6 +21,7 @@ from stratarec.data.leaks import Leak, find_leaks, looked_at, sample_rows
 from stratarec.data.prepare.executor import Executor
 from stratarec.data.prepare.partition import Partition
 from stratarec.data.prepare.partitions import EachPartition, Partitions, note_of
+from stratarec.data.repeated_rows import HeldOut, repeated_shares
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
@@ -42,10 +43,14 @@ class Counts:
         Says which counts may be joined early.
     repeats : bool
         Whether to count how features repeat within sessions.
+    hashed : int
+        Which row hashes are kept, by `repeated_rows.hashed_share`; 0 for none.
     """
 
-    def __init__(self, folder: Path, schema: Schema, vocabulary: VocabularyConfig, *, repeats: bool) -> None:
-        self._folder, self._schema, self._count_repeats = folder, schema, repeats
+    def __init__(
+        self, folder: Path, schema: Schema, vocabulary: VocabularyConfig, *, repeats: bool, hashed: int = 0
+    ) -> None:
+        self._folder, self._schema, self._count_repeats, self._hashed = folder, schema, repeats, hashed
         self._vocabulary = vocabulary
         self._shards = 0
 
@@ -63,6 +68,8 @@ class Counts:
             write_atomic(self._events(number), part.events().write_parquet)
         rows = math.ceil(sample_rows(self._schema) / self._shards)
         write_atomic(self._sample(number), part.sample(looked_at(self._schema), rows).write_parquet)
+        if self._hashed:
+            write_atomic(self._hashes(number), part.row_hashes(self._hashed).write_parquet)
         moments = {feature.name: asdict(part.moments(feature.name)) for feature in self._schema.dense}
         labels = [part.labels(split) for split in range(len(SPLITS))]
         repeats = self._repeats(part).to_dict()
@@ -94,6 +101,17 @@ class Counts:
             with reading(self._sample(number)):
                 frames.append(read_frame(self._sample(number)))
         return find_leaks(pl.concat(frames), self._schema)
+
+    def _hashes(self, shard: int) -> Path:
+        return self._folder / f"{shard:05d}.hashes.parquet"
+
+    def repeated_shares(self) -> dict[HeldOut, float]:
+        """Return the share of each held-out split that repeats training samples, if that is not by chance."""
+        frames = []
+        for number in range(self._shards if self._hashed else 0):
+            with reading(self._hashes(number)):
+                frames.append(read_frame(self._hashes(number)))
+        return repeated_shares(frames) if frames else {}
 
     def values(self, place: int, name: str) -> pl.DataFrame:
         """Values of the vocabulary `name`, the one in that place, and how often they occur."""

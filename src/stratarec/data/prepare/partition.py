@@ -30,6 +30,7 @@ from stratarec.data.column_names import (
 from stratarec.data.dataset.row_group import Encoded, GroupValues, WindowValues, coverage, sample_keys, slices
 from stratarec.data.dedup_groups import Repeats, as_before
 from stratarec.data.hashing import stable_hash
+from stratarec.data.repeated_rows import hash_rows
 from stratarec.data.schema import UNKNOWN, Schema, SparseFeature
 from stratarec.data.transforms import Moments, squash, transform
 from stratarec.data.user_history import event_columns, last_events
@@ -133,6 +134,10 @@ class Partition:
             chosen = np.sort(np.random.default_rng(len(chosen)).choice(chosen, rows, replace=False))
         # Not by `select`, to which a column called * is all of them.
         return pl.DataFrame([self.frame[name].gather(chosen) for name in names])
+
+    def row_hashes(self, share: int) -> pl.DataFrame:
+        """Return the hashes by which `repeated_rows` compares samples."""
+        return hash_rows(self.frame, self._schema, self.split, share)
 
     def repeats(self) -> Repeats:
         """How features repeat within sessions."""

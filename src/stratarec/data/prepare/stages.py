@@ -24,7 +24,6 @@ from stratarec.data.dataset.manifest import (
 from stratarec.data.dataset.writer import write_clicks, write_counts, write_events, write_vocabulary
 from stratarec.data.dedup_groups import Repeats, choose_groups, describe
 from stratarec.data.durations import in_unit
-from stratarec.data.leaks import Leak
 from stratarec.data.prepare.base_dataset import Base
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.count import Counts
@@ -34,6 +33,7 @@ from stratarec.data.prepare.executor import Executor
 from stratarec.data.prepare.partitions import Partitions
 from stratarec.data.prepare.spill import SpilledChunk
 from stratarec.data.prepare.workspace import Workspace
+from stratarec.data.repeated_rows import hashed_share
 from stratarec.data.sources import Source
 from stratarec.data.sources.clicks import ClicksSource
 from stratarec.data.splits import Splitter
@@ -79,7 +79,10 @@ class Making:
         workspace, config = self._workspace, self._config
         partitions = self._partitions()
         by_session = config.groups != "none" and bool(self._schema.session_keys)
-        counts = Counts(workspace.folder("counts"), self._schema, config.vocabulary, repeats=by_session)
+        hashed = hashed_share(self._schema, config.split, sum(chunk.samples for chunk in partitions.chunks))
+        counts = Counts(
+            workspace.folder("counts"), self._schema, config.vocabulary, repeats=by_session, hashed=hashed
+        )  # fmt: skip
         counts.count(partitions, self._executor, self._progress)
         vocabularies, infos = self._vocabularies(counts, partitions)
         observed = counts.moments()
@@ -110,7 +113,7 @@ class Making:
             labels=labels if self._schema.labels else {},
             vocabularies=infos,
             carried=carried,
-            about=self._about(origin, partitions.chunks, (moments, observed), repeats, counts.leaks()),
+            about=self._about(origin, partitions.chunks, (moments, observed), repeats, counts),
         )
 
     def _about(
@@ -119,7 +122,7 @@ class Making:
         chunks: Sequence[SpilledChunk],
         moments: Sequence[Mapping[str, Moments]],
         repeats: Repeats,
-        leaks: Sequence[Leak],
+        counts: Counts,
     ) -> Provenance:
         used, observed = ({name: MomentsInfo.of(found) for name, found in each.items()} for each in moments)
         return Provenance(
@@ -130,7 +133,8 @@ class Making:
             repeats=RepeatsInfo.model_validate_json(json.dumps(repeats.to_dict())),
             moments=used,
             observed=observed,
-            leaks=tuple(LeakInfo(feature=leak.feature, text=leak.text) for leak in leaks),
+            leaks=tuple(LeakInfo(feature=leak.feature, text=leak.text) for leak in counts.leaks()),
+            repeated=counts.repeated_shares(),
             rows=RowsInfo(
                 kept=self._config.keep_rows,
                 files=tuple(self._source.files) if all(chunk.by_file for chunk in chunks) else (),

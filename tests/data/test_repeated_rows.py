@@ -1,0 +1,149 @@
+"""Copies of rows across splits: counted by `prepare`, named by every report; rows that are equal by chance are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from recipes import log_config
+from stratarec.cli import main
+from stratarec.data import repeated_rows
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
+from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.splits import SplitConfig
+
+SCHEMA = Schema(
+    label="click",
+    dense=(DenseFeature(name="price"),),
+    sparse=(SparseFeature(name="*"), SparseFeature(name="tags", kind="multi", max_length=3)),
+)
+
+
+def rows(count: int, values: int = 10_000, rate: float = 0.3, seed: int = 0) -> pl.DataFrame:
+    draws = np.random.default_rng(seed)
+    tags = [[f"t{value}"] * (value % 3) for value in draws.integers(0, values, count)]
+    return pl.DataFrame(
+        {
+            "*": draws.integers(0, values, count),
+            "price": draws.integers(0, values, count).astype(np.float64),
+            "tags": pl.Series(tags, dtype=pl.List(pl.String)),
+            "click": (draws.random(count) < rate).astype(np.int64),
+        }
+    )
+
+
+def copied(frame: pl.DataFrame, times: int) -> pl.DataFrame:
+    return pl.concat([frame] * times).sample(fraction=1, shuffle=True, seed=2)
+
+
+def shares(tmp_path: Path, frame: pl.DataFrame, schema: Schema = SCHEMA, **options: Any) -> dict[str, float]:
+    return dict(
+        prepare(
+            log_config(tmp_path, schema, frame, shard_samples=500, **{"split": SplitConfig(), **options})
+        ).about.repeated
+    )
+
+
+def test_copies_are_counted_exactly(tmp_path: Path) -> None:
+    frame = copied(rows(1000), 3)
+    dataset = prepare(log_config(tmp_path, SCHEMA, frame, shard_samples=500, split=SplitConfig()))
+    frame.columns = ["a", "price", "tags", "click"]
+    placed = pl.concat(
+        frame[samples(dataset, split)].with_columns(split=pl.lit(split)) for split in dataset.splits
+    )  # fmt: skip
+    trained = placed.filter(pl.col("split") == "train")
+    for split in ("valid", "test"):
+        chosen = placed.filter(pl.col("split") == split)
+        expected = len(chosen.join(trained, on=["a", "price", "click"], how="semi")) / len(chosen)
+        assert 0.8 < expected < 1
+        assert dataset.about.repeated[split] == pytest.approx(expected, abs=1e-4)  # type: ignore[index]
+    assert [line.partition("?")[0] for line in dataset.suspicions] == ["duplicates"]
+
+
+def samples(dataset: Dataset, split: str) -> list[int]:
+    """Rows of the log in a split, counted from 0."""
+    tables = [pl.read_parquet(dataset.path / shard.path) for shard in dataset.shards(split)]
+    # A shard of one row group stores each row's distance from the row before.
+    return [row - 1 for table in tables for row in table["@row"].cum_sum()]
+
+
+def natural(count: int) -> pl.DataFrame:
+    """Rows of few values, labels of which depend on the values."""
+    frame = rows(count, values=4)
+    rate = 0.05 + 0.2 * frame["*"].to_numpy()
+    return frame.with_columns(click=pl.Series((np.random.default_rng(5).random(count) < rate).astype(np.int64)))
+
+
+@pytest.mark.parametrize(
+    ("frame", "schema", "split", "reported"),
+    [
+        (lambda: copied(rows(800), 4), SCHEMA, SplitConfig(), {"valid", "test"}),
+        (lambda: copied(rows(2000, rate=0.05), 2), SCHEMA, SplitConfig(), {"valid", "test"}),
+        (lambda: copied(rows(800), 4), SCHEMA, SplitConfig(valid=0.0), {"test"}),
+        (lambda: pl.concat([copied(rows(300), 2), rows(2700, seed=1)]), SCHEMA, SplitConfig(), {"valid", "test"}),
+        (lambda: rows(3000), SCHEMA, SplitConfig(), set()),
+        (lambda: rows(3000, values=4), SCHEMA, SplitConfig(), set()),  # equal by chance, and labels do not agree
+        (lambda: natural(3000), SCHEMA, SplitConfig(), set()),
+        (lambda: copied(rows(10), 3), SCHEMA, SplitConfig(valid=0.0, test=0.5), set()),  # too few to tell
+    ],
+)
+def test_copies_are_told_from_chance(
+    frame: Callable[[], pl.DataFrame], schema: Schema, split: SplitConfig, reported: set[str], tmp_path: Path
+) -> None:
+    assert set(shares(tmp_path, frame(), schema, split=split)) == reported
+
+
+def test_copies_that_a_split_keeps_together_are_not_looked_for() -> None:
+    keyed = Schema(label="click", sparse=(SparseFeature(name="a"),), user="u", time="t")
+    file = SplitConfig(by="file", valid="a", test="b")
+    for schema, split, expected in (
+        (keyed, SplitConfig(), 0),
+        (keyed, SplitConfig(by="time", valid="1d", test="1d"), 0),
+        (keyed, file, 1),
+        (SCHEMA, SplitConfig(), 1),
+    ):
+        assert repeated_rows.hashed_share(schema, split, 1000) == expected
+    assert repeated_rows.hashed_share(SCHEMA, SplitConfig(), 2_000_001) == 2
+
+
+def test_overlapping_files_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    day = rows(2000).drop("tags").with_columns(user=pl.int_range(2000) % 90, time=pl.int_range(2000) + 1_700_000_000)
+    for name, part in (("1", day[:1200]), ("2", day[1000:])):
+        part.write_parquet(f"{name}.parquet")
+    assert main(["init", "1.parquet", "2.parquet", "--label", "click", "-o", "r.yaml"]) == 0
+    assert main(["prepare", "-q", "r.yaml", "data.path=d", "data.split={by: file, test: 2.parquet, valid: []}"]) == 0
+    assert dict(Dataset.open("d").about.repeated) == {"test": pytest.approx(0.2, abs=1e-4)}
+
+
+def test_a_sample_of_a_large_log_has_about_the_same_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = copied(rows(4000), 2)
+    for name in ("whole", "sampled"):
+        (tmp_path / name).mkdir()
+    whole = shares(tmp_path / "whole", frame)
+    monkeypatch.setattr(repeated_rows, "_MOST_ROWS", len(frame) // 4)
+    sampled = shares(tmp_path / "sampled", frame)
+    assert sampled["test"] != whole["test"]
+    assert sampled["test"] == pytest.approx(whole["test"], abs=0.1)
+
+
+def test_every_report_names_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    copied(rows(500, values=60).drop("tags"), 4).write_csv("log.csv")
+    assert main(["init", "log.csv", "--label", "click"]) == 0
+    small = ["train.run=run", "train.max_steps=4", "train.epochs=1", "model.members=1"]
+    for command in (["prepare", "log.yaml"], ["train", "log.yaml", *small], ["evaluate", "run"]):
+        capsys.readouterr()
+        assert main(command) == 0
+        said = capsys.readouterr().out
+        assert "duplicates? " in said, command
+        assert "known only afterwards" not in said
+    assert "duplicates? " in Path("run/report.html").read_text()
