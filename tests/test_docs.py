@@ -1,7 +1,8 @@
 """README, docs and examples are run as a reader would: every `shell` and `python` block, in a folder of its own.
 
-`console` blocks are what no test can run: installing, several hosts, a service. A `yaml` block that begins with the
-name of a file is that file.
+The commands of pages with the reader's own log run on drafts of several sizes, because `init` and `train` choose model,
+schedule and batch size by the number of rows. `console` blocks are what no test can run: installing, several hosts, a
+service. A `yaml` block that begins with the name of a file is that file.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import forked
@@ -21,6 +24,8 @@ EXAMPLES = ROOT / "examples"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FROM_SCRATCH = {"README.md", "docs/tutorial.md"}
 """Pages that begin with a log alone; others find a run of it."""
+ROWS = (5_000, 30_000)
+"""Rows of the log: drafts of both sizes train an ensemble, with constant learning rates and with a schedule."""
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -36,25 +41,31 @@ PAGES = {
 
 
 @pytest.fixture(scope="session")
-def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the logs that pages speak of."""
-    folder = tmp_path_factory.mktemp("logs")
-    code = "from make_log import make_clicks, make_log\nfrom pathlib import Path\n"
-    ran(f"{code}make_log(Path(), 3000)\nmake_clicks(Path('news.parquet'), 3000)", folder)
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """A folder with the logs that pages name, by the rows of `clicks.csv`."""
+
+    @cache
+    def folder(rows: int) -> Path:
+        folder = tmp_path_factory.mktemp("logs")
+        code = "from make_log import make_clicks, make_log\nfrom pathlib import Path\n"
+        ran(f"{code}make_log(Path(), {rows * 6 // 5})\nmake_clicks(Path('news.parquet'), 3000)", folder)
+        return folder
+
     return folder
 
 
 @pytest.fixture(scope="session")
-def run(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run of the log."""
-    folder = tmp_path_factory.mktemp("run") / "work"
-    shutil.copytree(logs, folder)
-    for line in (
-        "init clicks.csv --label clicked",
-        "prepare -q clicks.yaml",
-        "train -q clicks.yaml",
-    ):
-        command(f"stratarec {line}", folder)
+def runs(logs: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """A folder with the logs and a run of `clicks.csv`, by its rows."""
+
+    @cache
+    def folder(rows: int) -> Path:
+        folder = tmp_path_factory.mktemp("run") / "work"
+        shutil.copytree(logs(rows), folder)
+        for line in ("init clicks.csv --label clicked", "prepare -q clicks.yaml", "train -q clicks.yaml"):
+            command(f"stratarec {line}", folder)
+        return folder
+
     return folder
 
 
@@ -69,6 +80,15 @@ def command(line: str, folder: Path) -> None:
     assert name == "stratarec", f"{line}: tests run stratarec alone; write other commands as console"
     found = forked.run(arguments, cwd=folder)
     assert found.returncode == 0, f"{line}\n{found.stderr[-2000:]}"
+    if arguments[0] == "init":
+        shorten(folder / "clicks.yaml")
+
+
+def shorten(recipe: Path) -> None:
+    """Let a drafted recipe train for a few steps, with all else as it was drafted."""
+    text = recipe.read_text()
+    assert "\ntrain:" not in text
+    recipe.write_text(f"{text}\ntrain: {{max_steps: 40}}\n")
 
 
 def commands(text: str) -> list[str]:
@@ -76,8 +96,10 @@ def commands(text: str) -> list[str]:
     return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
-def execute(page: Path, folder: Path) -> None:
+def execute(page: Path, folder: Path, languages: set[str]) -> None:
     for language, text in blocks(page):
+        if language not in languages:
+            continue
         if language == "shell":
             for line in commands(text):
                 command(line, folder)
@@ -93,16 +115,20 @@ def has_commands(name: str) -> bool:
     return any(language == "shell" for language, _ in blocks(PAGES[name]))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if has_commands(name) else ()) for name in PAGES]
-)
-def test_a_page_does_what_it_says(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("name", [name for name in PAGES if not has_commands(name)])
+def test_the_python_of_a_page_runs(name: str, tmp_path: Path) -> None:
+    execute(PAGES[name], tmp_path, RUN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", [name for name in PAGES if has_commands(name)])
+def test_every_command_of_a_page_runs_on_a_drafted_recipe(
+    name: str, rows: int, tmp_path: Path, logs: Callable[[int], Path], runs: Callable[[int], Path]
+) -> None:
     folder = tmp_path / "work"
-    if has_commands(name):
-        shutil.copytree(request.getfixturevalue("logs" if name in FROM_SCRATCH else "run"), folder)
-    else:
-        folder.mkdir()
-    execute(PAGES[name], folder)
+    shutil.copytree((logs if name in FROM_SCRATCH else runs)(rows), folder)
+    execute(PAGES[name], folder, RUN if rows == ROWS[0] else RUN - {"python"})
 
 
 def test_pages_are_found_and_their_python_is_python() -> None:
@@ -151,7 +177,8 @@ def test_logs_are_made_where_one_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_service_scores(run: Path, tmp_path: Path) -> None:
+def test_the_service_scores(runs: Callable[[int], Path], tmp_path: Path) -> None:
+    run = runs(ROWS[0])
     pytest.importorskip("fastapi")
     pytest.importorskip("httpx")
     command(f"stratarec export -q runs/clicks -o {tmp_path / 'exported'}", run)

@@ -144,7 +144,10 @@ def check_plan_of(home: Path, towers: list[list[str]]) -> None:
         (["--device", "h100", "--hosts", "2x2", "--network", "1Gbit"], "ask for one of them"),
         (["--hosts", "2x2", "--network", "1Gbit", "--samples", "9"], "start with --hosts fewest"),
         (["--hosts", "fewest", "--network", "1Gbit"], "memory.dram is null, expected the bytes of a host"),
-        (["--hosts", "fewest", "--network", "1Gbit", "memory.dram=1KiB"], "128 hosts with dram do not hold the tables"),
+        (
+            ["--hosts", "fewest", "--network", "1Gbit", "memory.dram=1KiB"],
+            "it is 1.0 KiB) for each of 128 processes; or",
+        ),
         (
             ["--hosts", "fewest", "--network", "1Gbit", "memory.dram=1GiB", "--samples", "99999999999"],
             "128 hosts with dram do not train 99,999,999,999 samples a second",

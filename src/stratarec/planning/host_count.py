@@ -62,21 +62,19 @@ def fewest_hosts(
     choices = [candidates(table, memory, tiers) for table in tables]
 
     @cache
-    def plan(hosts: int) -> Plan | None:
+    def plan(hosts: int) -> Plan | ConfigError:
         try:
             return place(tables, memory, tiers, batch_size=batch_size, ranks=hosts, choices=choices)
-        except ConfigError:  # it does not fit
-            return None
+        except ConfigError as error:  # the tables do not fit
+            return error
 
     def fast(hosts: int) -> bool:
         made = plan(hosts)
-        return made is not None and batch_size / _step(made, hosts, beside)[0] >= rate
+        return isinstance(made, Plan) and batch_size / _step(made, hosts, beside)[0] >= rate
 
-    hold = _least(lambda hosts: plan(hosts) is not None, 1, most)
+    hold = _least(lambda hosts: isinstance(plan(hosts), Plan), 1, most)
     if hold is None:
-        raise ConfigError(
-            f"{most:,} hosts with {name} do not hold the tables: raise memory.dram or lower memory.precision"
-        )
+        raise ConfigError(f"{most:,} hosts with {name} are not enough: {plan(most)}")
     enough = _least(fast, hold, most)
     if enough is None:
         raise ConfigError(
@@ -84,7 +82,7 @@ def fewest_hosts(
             "train.batch_size"
         )
     made = plan(enough)
-    assert made is not None
+    assert isinstance(made, Plan)
     seconds, longest = _step(made, enough, beside)
     return HostCount(
         memories=name, hosts=enough, for_bytes=hold, samples_per_second=batch_size / seconds, waits_for=longest
