@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pyarrow as pa
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from recipes import tiny
 from stratarec.cli import main
 from stratarec.io.atomic import write_atomic, write_json, write_text
 from stratarec.io.opening import SpecialFileError, create, is_leftover, open_regular, remove_leftovers, temporary_name
+from stratarec.planning import memories
 
 TOKEN = "0123456789abcdef"
 
@@ -120,6 +122,53 @@ def test_what_a_killed_process_left_is_known_and_removed_by_the_next(home: Path)
     write_json(work / "stratarec.json", {"kind": "half-prepared data set", "format": 1})
     assert main(["prepare", "-q", "r.yaml", "data.path=new"]) == 0
     assert not leftovers("new")
+
+
+TERMINATE = """
+import os, signal, threading
+from pathlib import Path
+before = set(Path().rglob("*"))
+def is_temporary(path):
+    return path not in before and (path.name.startswith(".") or path.name.endswith(".preparing"))
+def terminate_when_something_is_written():
+    while not any(map(is_temporary, Path().rglob("*"))):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=terminate_when_something_is_written, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["prepare", "r.yaml", "data.path=new"], "finished parts are kept; run the same command again to resume"),
+        (["predict", "run", "-o", "scores.csv"], "unfinished outputs are removed; run the same command again"),
+        (["export", "run", "-o", "exported"], "unfinished outputs are removed; run the same command again"),
+    ],
+    ids=lambda each: each[0] if isinstance(each, list) else "",
+)
+def test_sigterm_ends_a_command_in_one_line_and_leaves_nothing_hidden(
+    home: Path, command: list[str], said: str
+) -> None:
+    before = set(home.rglob("*"))
+    done = forked.run([command[0], "-q", *command[1:]], before=TERMINATE)
+    assert done.returncode == 143, done.stderr
+    assert done.stderr == f"stratarec: ended by SIGTERM; {said}\n"
+    assert not [path for path in set(home.rglob("*")) - before if path.name.startswith(".")]
+    assert main([command[0], "-q", *command[1:]]) == 0
+
+
+def test_a_file_that_measured_the_disk_when_its_process_was_killed_is_removed_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "disk"
+    code = "import sys, pathlib; from stratarec.planning.memories import _measure_block as measure"
+    code += "; measure(pathlib.Path(sys.argv[1]))"
+    with subprocess.Popen([sys.executable, "-c", code, str(path)]) as process:
+        while not list(path.glob(".tiers.*")):
+            assert process.poll() is None
+        process.kill()
+    assert len(list(path.glob(".tiers.*"))) == 1
+    memories._measure_block(path)
+    assert not list(path.iterdir())
 
 
 def test_a_file_of_the_user_is_no_leftover(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

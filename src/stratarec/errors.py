@@ -4,6 +4,8 @@ Every message says what was got, what was expected, and the file, row, field or 
 it as one line and exits with code 2.
 """
 
+from signal import SIGINT
+
 # Characters of a message: what a file says may be of any length. Its end says what to do.
 _HEAD, _TAIL = 1000, 400
 
@@ -56,5 +58,20 @@ class Alarm(Exception):
     """What was done is done, and a figure of it is one that the user asked to be alarmed by: exit code 3."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM ended the command, which cleans up as after Ctrl-C."""
+
+
 class Interrupted(Exception):
-    """The user asked a run to stop; its message says which checkpoint was written and how to go on."""
+    """The user asked a run to stop; its message says which checkpoint was written and how to go on.
+
+    Parameters
+    ----------
+    message : str
+    signal : int
+        Number of the signal: SIGINT or SIGTERM.
+    """
+
+    def __init__(self, message: str, signal: int = SIGINT) -> None:
+        super().__init__(message)
+        self.signal = signal

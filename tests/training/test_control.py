@@ -389,16 +389,19 @@ found = evaluation.Loader.epoch
 def epoch(self, *arguments):
     for place, batch in enumerate(found(self, *arguments)):
         if self.split == "test":
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.NAME)
         yield batch
 evaluation.Loader.epoch = epoch
 """
 
 
-def test_ctrl_c_in_the_final_test_is_exit_code_130_and_one_line(home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_in_the_final_test_is_one_line_and_its_own_exit_code(
+    home: Path, tmp_path: Path, name: str, code: int
+) -> None:
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe(home, tmp_path / "a", max_steps=4).to_dict()))
-    done = forked.run(["train", "-q", str(tmp_path / "r.yaml")], before=INTERRUPT)
-    assert done.returncode == 130, done.stderr
+    done = forked.run(["train", "-q", str(tmp_path / "r.yaml")], before=INTERRUPT.replace("NAME", name))
+    assert done.returncode == code, done.stderr
     assert "stopped in the final test" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert main(["train", "-q", "--resume", str(tmp_path / "r.yaml")]) == 0

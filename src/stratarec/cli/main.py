@@ -10,13 +10,17 @@ import errno
 import os
 import platform
 import resource
+import signal
 import sys
 import tempfile
 import textwrap
+import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
+from types import FrameType
 
 from stratarec.cli import (
     baseline_command,
@@ -36,7 +40,7 @@ from stratarec.cli.arguments import Parser, Subcommand, shortened
 from stratarec.cli.check import check_command
 from stratarec.cli.continual import continue_command, forget_command, rebase_command, revert_command
 from stratarec.cli.doctor import doctor_command
-from stratarec.errors import Alarm, ConfigError, Interrupted, StrataError
+from stratarec.errors import Alarm, ConfigError, Interrupted, StrataError, Terminated
 from stratarec.io.names import visible
 from stratarec.kernels.runtime.cores import narrow_libraries
 
@@ -47,15 +51,16 @@ _MODULES = (
     compare_command, check_command, export_command, doctor_command,
 )  # fmt: skip
 
-# 70 as in sysexits.h; 130 and 141 as shells have it of programs that SIGINT ended, or a closed pipe.
-_MISTAKE, _ALARM, _DEFECT, _INTERRUPTED, _CLOSED_PIPE = 2, 3, 70, 130, 141
+# 70 as in sysexits.h; 130, 141 and 143 as shells have it of programs that SIGINT, a closed pipe or SIGTERM ended.
+_MISTAKE, _ALARM, _DEFECT, _INTERRUPTED, _CLOSED_PIPE, _TERMINATED = 2, 3, 70, 130, 141, 143
 EXIT_CODES = {
     0: "done",
     _MISTAKE: "something that you can mend: one line says what, and what to change; nothing is half-written",
     _ALARM: "done, and a figure is one that you asked to be alarmed by (`continue --alert`)",
     _DEFECT: "a defect of StrataRec: the line names a file with the traceback",
-    _INTERRUPTED: "interrupted (Ctrl-C, SIGTERM): the line says how to go on",
-    _CLOSED_PIPE: "whoever read the output has gone, as `head` does",
+    _INTERRUPTED: "interrupted (Ctrl-C): the line says what was kept and how to resume",
+    _CLOSED_PIPE: "the reader of the output has closed it, as `head` does",
+    _TERMINATED: "ended by SIGTERM: the line says what was kept and how to resume",
 }
 _WIDTH = 78
 # Addresses that a run without data takes, for code, stacks and heaps of threads: 3.3 GiB on two cores.
@@ -133,7 +138,8 @@ def _run(arguments: Sequence[str] | None) -> int:
             raise ConfigError(f"`{command.name}` is work of one process: start it without torchrun")
         _check_address_space()
         narrow_libraries()
-        command.run(args)
+        with _termination():
+            command.run(args)
     except BrokenPipeError:
         return _CLOSED_PIPE
     except (KeyboardInterrupt, Exception) as error:
@@ -154,12 +160,38 @@ def _ended(error: BaseException, command: Subcommand) -> tuple[str, int]:
     if isinstance(error, Alarm):
         return str(error), _ALARM
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted" + ("; the same command goes on where it stopped" if command.goes_on else ""), _INTERRUPTED
+        kept = "finished parts are kept" if command.goes_on else "unfinished outputs are removed"
+        again = "; run the same command again" + (" to resume" if command.goes_on else "")
+        if isinstance(error, Terminated):
+            return f"ended by SIGTERM; {kept}{again}", _TERMINATED
+        return f"interrupted; {kept}{again}", _INTERRUPTED
     if isinstance(error, Interrupted):
-        return str(error), _INTERRUPTED
+        return str(error), 128 + error.signal
     assert isinstance(error, Exception)
     refusal = _refusal(error)
     return (refusal, _MISTAKE) if refusal else (_report(error), _DEFECT)
+
+
+@contextmanager
+def _termination() -> Iterator[None]:
+    """Raise `Terminated` on the first SIGTERM and ignore the others, so that cleaning up is not cut short.
+
+    A caller of `main` with a handler of its own keeps it.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _check_address_space() -> None:

@@ -27,11 +27,7 @@ from types import FrameType
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from stratarec.errors import RankError
-
-
-class Terminated(BaseException):
-    """This process got SIGTERM. No `Exception`: nothing on the way out takes it for a failure."""
+from stratarec.errors import RankError, Terminated
 
 
 class Termination:

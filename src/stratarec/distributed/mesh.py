@@ -23,9 +23,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from stratarec.config.difference import first_difference
 from stratarec.distributed.collectives import Channel
 from stratarec.distributed.config import DistributedConfig
-from stratarec.distributed.failures import Heartbeat, RollCall, Terminated, Termination
+from stratarec.distributed.failures import Heartbeat, RollCall, Termination
 from stratarec.distributed.rendezvous import holds_store, meet, number, shape, starts
-from stratarec.errors import ConfigError, RankError, StrataError
+from stratarec.errors import ConfigError, RankError, StrataError, Terminated
 from stratarec.io.versions import versions
 
 Result = TypeVar("Result")

@@ -25,7 +25,7 @@ from stratarec.cli.init.draft import content_of
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError, DataError, ExportError, StorageError
 from stratarec.estimator.frame_log import FrameLog, Given, check_rows, cut, encoded, is_array, read_labels, read_weights
-from stratarec.io.atomic import check_output, storage_error, sync, sync_tree, temporary_directory
+from stratarec.io.atomic import check_output, storage_error, sync, sync_tree, working_directory
 from stratarec.io.scratch import ScratchDirectory
 from stratarec.io.sealed import Model, read_sealed, write_sealed
 from stratarec.models.metrics import evaluate_logits
@@ -313,17 +313,15 @@ class ClickModel:
             "format": _FORMAT, "classes": self.classes_.tolist(), "columns": list(self.feature_names_in_),
             "given": self._given, "settings": settings, "recipe": self.recipe_, "result": self.result_,
         }  # fmt: skip
-        temporary = temporary_directory(path)
         try:
-            shutil.copytree(self._own, temporary / _EXPORT)
-            write_sealed(temporary / _STATE, state)
-            sync_tree(temporary)
-            temporary.rename(path)
-            sync(path.parent)
+            with working_directory(path, (_EXPORT, _STATE)) as temporary:
+                shutil.copytree(self._own, temporary / _EXPORT)
+                write_sealed(temporary / _STATE, state)
+                sync_tree(temporary)
+                temporary.rename(path)
+                sync(path.parent)
         except OSError as error:
             raise error if isinstance(error, StorageError) else storage_error(path, error) from error
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
         return path
 
     @classmethod

@@ -100,9 +100,8 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        name = temporary_name(path)
-        with create(name) as file:
-            temporary = name  # ours from here on
+        temporary = temporary_name(path)  # before it is created: a signal may come in between
+        with create(temporary) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -204,12 +203,18 @@ def working_directory(final: Path, parts: Collection[str]) -> Iterator[Path]:
     Working directories of killed processes are removed first; see `remove_working_directories`.
     """
     remove_working_directories(final, parts)
-    work = temporary_directory(final)
-    held = hold_directory(work)
+    work, held = temporary_name(final), None
+    make_directory(final.parent)
     try:
+        try:
+            work.mkdir()
+        except OSError as error:
+            raise storage_error(final, error) from error
+        held = hold_directory(work)
         yield work
     finally:
-        os.close(held)
+        if held is not None:
+            os.close(held)
         shutil.rmtree(work, ignore_errors=True)
 
 

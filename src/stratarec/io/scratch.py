@@ -57,9 +57,11 @@ class ScratchDirectory:
             self._owner = (hidden / _OWNER).open("wb")
             lock(self._owner)
             hidden.rename(self.path)
-        except OSError as error:
+        except BaseException as error:
             shutil.rmtree(hidden, ignore_errors=True)
-            raise storage_error(self.path, error) from error
+            if isinstance(error, OSError):
+                raise storage_error(self.path, error) from error
+            raise
 
     def close(self) -> None:
         """Remove the directory and all that is in it."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import cache_directory, make_directory, read_json, storage_error, write_json
-from stratarec.io.opening import create, temporary_name
+from stratarec.io.opening import create, remove_leftovers_of, temporary_name
 from stratarec.kernels.bandwidth import read_blocks, sum_parts, sum_rows
 from stratarec.kernels.runtime.memory import allocate
 from stratarec.kernels.runtime.threads import use_torch_threads
@@ -224,23 +224,23 @@ def _measure_mapped(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _scratch(path: Path) -> Iterator[tuple[Path, float]]:
-    """A file of random bytes in `path` and the bytes a second at which it was written; removed afterwards."""
+    """Write a file of random bytes in `path`; yield it and the bytes a second at which it was written.
+
+    The file is removed afterwards, or by the next measurement there if this process is killed: it is locked until then.
+    """
     make_directory(path)
+    remove_leftovers_of(path / "tiers")
     file = temporary_name(path / "tiers")
     # Not zeros: a file system or a device that compresses would flatter itself.
     block = np.random.default_rng(1).bytes(_WRITE_BYTES)
     try:
-        out = create(file)
-    except OSError as error:
-        raise storage_error(path, error) from error
-    try:
-        began = time.perf_counter()
-        with out:
+        with create(file) as out:
+            began = time.perf_counter()
             for _ in range(_FILE_BYTES // _WRITE_BYTES):
                 out.write(block)
             out.flush()
             os.fsync(out.fileno())
-        yield file, _FILE_BYTES / (time.perf_counter() - began)
+            yield file, _FILE_BYTES / (time.perf_counter() - began)
     except OSError as error:
         raise storage_error(path, error) from error
     finally:

@@ -179,7 +179,7 @@ def test_a_cluster_of_this_machine_ends_with_the_command(tmp_path: Path, cluster
     assert (run.returncode, said, errors) == (
         130,
         "",
-        "stratarec: interrupted; the same command goes on where it stopped\n",
+        "stratarec: interrupted; finished parts are kept; run the same command again to resume\n",
     )
     assert not list(folder.iterdir())
     assert main(["prepare", "-q", str(path)]) == 0

@@ -274,7 +274,9 @@ def tune(
                 progress.say(said)
                 progress.advance(1)
         except Interrupted as error:
-            raise Interrupted(f"stopped; the same command goes on with what {folder} holds") from error
+            raise Interrupted(
+                f"stopped; finished trials are in {folder}; run the same command again to resume", error.signal
+            ) from error
         finally:
             progress.finish()
             study.report(recipe.name)

@@ -35,7 +35,7 @@ class StopRequest:
 
     def __init__(self, at_once: str) -> None:
         self.made = False
-        self._at_once = at_once
+        self._at_once, self._signal = at_once, int(signal.SIGINT)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -45,11 +45,15 @@ class StopRequest:
         kept = {name: signal.signal(name, self._ask) for name in (signal.SIGINT, signal.SIGTERM) if main}
         try:
             yield
+        except Interrupted as error:
+            error.signal = self._signal
+            raise
         finally:
             for name, handler in kept.items():
                 signal.signal(name, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._signal = number
         if self.made:
             raise Interrupted(self._at_once)
         self.made = True
