@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,13 +64,27 @@ def test_measurements_are_kept_until_asked_for_again(tmp_path: Path) -> None:
     assert without_time(measure_tiers(memory(tmp_path), cache=cache)) == without_time(third)
 
 
-def test_another_path_is_measured_on_its_own(tmp_path: Path) -> None:
+def test_directories_of_one_file_system_share_a_measurement(tmp_path: Path) -> None:
     cache = tmp_path / "tiers.json"
-    measure_tiers(MemoryConfig(block=BlockConfig(path=str(tmp_path / "one"))), cache=cache)
-    before = cache.read_text()
-    measure_tiers(MemoryConfig(block=BlockConfig(path=str(tmp_path / "two"))), cache=cache)
-    assert str(tmp_path / "two") in cache.read_text()
-    assert str(tmp_path / "two") not in before
+    measure_tiers(memory(tmp_path / "one"), cache=cache)
+    before = cache.read_bytes()
+    found = measure_tiers(memory(tmp_path / "two"), cache=cache)
+    assert found.block is not None
+    assert found.block.path == str(tmp_path / "two" / "block")
+    assert cache.read_bytes() == before
+
+
+def test_another_file_system_is_measured_on_its_own(tmp_path: Path) -> None:
+    other = Path("/dev/shm")
+    if not other.is_mount() or not os.access(other, os.W_OK):
+        pytest.skip("/dev/shm is no file system that can be written")
+    cache = tmp_path / "tiers.json"
+    measure_tiers(MemoryConfig(block=BlockConfig(path=str(tmp_path))), cache=cache)
+    before = set(json.loads(cache.read_text()))
+    with tempfile.TemporaryDirectory(dir=other) as folder:
+        measure_tiers(MemoryConfig(block=BlockConfig(path=folder)), cache=cache)
+    (new,) = set(json.loads(cache.read_text())) - before
+    assert new.endswith("|/dev/shm")
 
 
 def test_a_damaged_cache_is_replaced(tmp_path: Path) -> None:

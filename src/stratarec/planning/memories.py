@@ -3,8 +3,8 @@
 Of DRAM, sequential and random-row bandwidth, and what the engine takes beside it; of a path, sequential writes and
 random direct reads of 64 threads.
 
-Measurements lie in ``$XDG_CACHE_HOME/stratarec/tiers.json`` (``~/.cache`` by default), under the host, the device and
-the path that they are of.
+Measurements are kept in ``$XDG_CACHE_HOME/stratarec/tiers.json`` (``~/.cache`` by default), by host, device and mount
+point.
 """
 
 from __future__ import annotations
@@ -162,8 +162,12 @@ class _Cache:
 
 
 def _key(kind: str, path: str) -> str:
+    """Return the key of the file system that a directory is on: all of its directories share a measurement."""
     make_directory(Path(path))
-    return f"{kind}|{Path(path).stat().st_dev}|{Path(path).resolve()}"
+    mount = Path(path).resolve()
+    while not mount.is_mount():
+        mount = mount.parent
+    return f"{kind}|{mount.stat().st_dev}|{mount}"
 
 
 def _free_bytes(path: str) -> int:
