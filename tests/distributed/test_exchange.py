@@ -143,7 +143,7 @@ def test_a_bad_id_of_one_rank_ends_all_of_them_at_once(ranks: Ranks, tmp_path: P
 def test_a_cache_that_is_too_small_on_one_rank_is_an_error_on_all(ranks: Ranks, tmp_path: Path) -> None:
     setup = Setup("whole", home="dram", steps=3)
     (message,) = ranks.refused(2, small, setup, tmp_path)
-    assert message.startswith("rank 1: table 'user': one batch uses")
+    assert message.startswith("rank 1: table 'user': a batch with")
 
 
 def test_weights_of_samples_are_refused() -> None:

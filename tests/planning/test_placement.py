@@ -18,7 +18,7 @@ from scipy import stats
 
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Memory, RowShape, in_memory
-from stratarec.planning.candidates import PIN_MARGIN, TableSpec, candidates
+from stratarec.planning.candidates import PIN_MARGIN, TableSpec, cache_sizes, candidates
 from stratarec.planning.comparison import compare, compare_totals
 from stratarec.planning.config import BlockConfig, CacheConfig, MappedConfig, MemoryConfig
 from stratarec.planning.cost import PENALTY
@@ -120,6 +120,17 @@ def test_sets_hold_the_rows_of_all_batches_in_flight(lookahead: int, fraction: f
             assert each.slots.in_sets >= each.pinned
             assert each.slots.total == each.cache_rows < each.rows
     assert bool(fraction) == any("more cache than memory.cache.fraction" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("ways", [1, 2, 4, 8, 32])
+@pytest.mark.parametrize("lookups", [16.0, 90.0, 2000.0])
+def test_the_smallest_cache_holds_a_batch_wherever_its_rows_fall(ways: int, lookups: float) -> None:
+    """Few ways fill unevenly: 29 rows did not always fit into 64 slots in sets of 4."""
+    spec, draws = table("large", 2_000_000, lookups=lookups), np.random.default_rng(0)
+    least = cache_sizes(spec, MemoryConfig(lookahead=0, cache=CacheConfig(ways=ways, fraction=1e-9)))[0]
+    for _ in range(3000):
+        filled = np.bincount(draws.integers(0, least.sets, math.ceil(spec.demand.distinct)), minlength=least.sets)
+        assert np.maximum(filled - ways, 0).sum() <= least.overflow
 
 
 def test_pinned_rows_at_the_margin_overflow_into_less_than_a_sixteenth() -> None:

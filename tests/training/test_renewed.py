@@ -268,34 +268,46 @@ def test_data_that_another_process_reads_is_reported_and_removed_later(
     assert not data.exists()
 
 
-def test_rows_of_others_keep_their_bits_where_rows_are_encoded_under_a_cache(tmp_path: Path) -> None:
+def with_many_places(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write logs of 1,500 places, some of them frequent."""
+    for day in range(DAYS):
+        path, draws = test_continual.write_log(root, day), np.random.default_rng(day)
+        places = [f"p{place}" for place in (1500 * draws.random(900) ** 2).astype(int)]
+        pl.read_parquet(path).with_columns(place=pl.Series(places)).write_parquet(path)
+    monkeypatch.setattr(test_continual, "write_log", lambda root, day: root / f"day-{day}.parquet")
+
+
+def test_rows_of_others_keep_their_bits_where_rows_are_encoded_under_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The counts that are left ask for a smaller cache, in which rows of the earlier one do not have their slots."""
-    memory = {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.05, "ways": 2}}
-    run = begun(tmp_path, memory=memory, vocabulary={"min_count": 2}, train={"batch_size": 8})
+    with_many_places(tmp_path, monkeypatch)
+    memory = {"precision": "int8", "lookahead": 16, "cache": {"fraction": 0.05, "ways": 8}}
+    run = begun(tmp_path, memory=memory, vocabulary={"min_count": 1, "overrides": {}}, train={"batch_size": 8})
 
     def tables() -> dict[str, torch.Tensor]:
         with open_run(run) as trained:
             embeddings = trained.model.embeddings
-            group = embeddings.engine.tables_of("user")
+            group = embeddings.engine.tables_of("place")
             assert isinstance(group, CachedTables)
-            assert len(group.in_slots("user", 0, 100))
+            assert len(group.in_slots("place", 0, 600))
             replanned = new_plan(trained.recipe, trained.dataset)
             assert replanned is not None
-            sizes.append(replanned["user"].cache_rows)
+            sizes.append(replanned["place"].cache_rows)
             return {
                 each.name: embeddings.rows(each.name, 0, each.num_embeddings)["weight"] for each in embeddings.tables
             }
 
     sizes: list[int] = []
     before = tables()
-    users = last(run).carried_counts("user").sort("count")["value"][-5:]
-    ids = last(run).vocabulary("user").encode(users)
-    pl.DataFrame({"user": users}).write_csv(tmp_path / "file.csv")
+    places = last(run).carried_counts("place").sort("count")["value"][-40:]
+    ids = last(run).vocabulary("place").encode(places)
+    pl.DataFrame({"place": places}).write_csv(tmp_path / "file.csv")
     assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
     after = tables()
     assert sizes[0] != sizes[1]
-    assert not after["user"][ids].any()
-    after["user"][ids] = before["user"][ids]
+    assert not after["place"][ids].any()
+    after["place"][ids] = before["place"][ids]
     assert all(torch.equal(after[name], weights) for name, weights in before.items())
 
 
@@ -379,11 +391,7 @@ def test_encoded_rows_are_numbered_anew_as_they_are_encoded(
 ) -> None:
     """With values that lost their rows; those that a cache had as floats are rounded, and no others change."""
 
-    for day in range(DAYS):
-        path, draws = test_continual.write_log(tmp_path, day), np.random.default_rng(day)
-        places = [f"p{place}" for place in (1500 * draws.random(900) ** 2).astype(int)]
-        pl.read_parquet(path).with_columns(place=pl.Series(places)).write_parquet(path)
-    monkeypatch.setattr(test_continual, "write_log", lambda root, day: root / f"day-{day}.parquet")
+    with_many_places(tmp_path, monkeypatch)
     memory = {**ENCODED["memory"], "precision": kind}
     vocabulary = {"min_count": 1, "overrides": {}, "evict": {"place": {"keep": 600}}}
     run = begun(tmp_path, memory=memory, vocabulary=vocabulary, train=ENCODED["train"])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.errors import ConfigError
@@ -15,6 +18,7 @@ CachePolicy = Literal["lru", "lfu", "rank"]
 
 OVERFLOW_SHARE = 16
 """One set in so many is kept for rows whose own set is full of rows in use."""
+_CHANCE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,3 +77,38 @@ def cache_sets(cache_rows: int, ways: int) -> tuple[int, int]:
     total = max(cache_rows // ways, 2)
     overflow = max(total // OVERFLOW_SHARE, 1)
     return total - overflow, overflow
+
+
+@cache
+def slots_for_batch(rows: int, ways: int) -> int:
+    """Return the fewest slots in which a batch of so many distinct rows finds room, but for a chance of 1e-9."""
+    least, most = 2, 2
+    while _overflow_chance(rows, *cache_sets(most * ways, ways), ways) > _CHANCE:
+        least, most = most + 1, 2 * most
+    while least < most:
+        middle = (least + most) // 2
+        if _overflow_chance(rows, *cache_sets(middle * ways, ways), ways) > _CHANCE:
+            least = middle + 1
+        else:
+            most = middle
+    return most * ways
+
+
+def _overflow_chance(rows: int, sets: int, overflow_sets: int, ways: int) -> float:
+    """Return a bound on the chance that rows in sets by hash exceed these by more than the overflow sets hold.
+
+    Chernoff's bound: numbers of rows in different sets are negatively associated, each of a binomial distribution.
+    """
+    room = overflow_sets * ways
+    if rows <= ways + room:
+        return 0.0
+    if rows > sets * ways + room:
+        return 1.0
+    count = np.arange(1, min(rows, 4 * ways + 64) + 1)
+    log_odds = np.log((rows - count + 1) / count) - np.log(sets - 1)
+    log_share = np.append(0.0, np.cumsum(log_odds)) + rows * np.log1p(-1 / sets)
+    excess = np.maximum(np.append(0, count) - ways, 0)
+    rates = np.geomspace(0.01, 4, 60)[:, None]
+    with np.errstate(over="ignore"):
+        moments = np.exp(log_share + rates * excess).sum(axis=1)
+    return float(np.exp(min(0.0, (sets * np.log(moments) - rates[:, 0] * (room + 1)).min())))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stratarec.embedding.codecs import KINDS, CodecConfig
+from stratarec.embedding.tiers import slots_for_batch
 from stratarec.planning.bytes import MEMORIES, BatchDemand, Home, RowShape, SlotSplit, cached_bytes, in_memory
 from stratarec.planning.bytes import level0_bytes as whole_bytes
 from stratarec.planning.config import MemoryConfig
@@ -23,6 +24,8 @@ PIN_MARGIN = 1.25
 
 At a load of 1 / 1.25 a set of 32 ways gets 25.6 pinned rows on average, and 1.5 % of the rows find their set full: the
 overflow of 1/16 holds four times that."""
+
+_DEVIATIONS = 6
 
 AUTO_KINDS = tuple(name for name, kind in KINDS.items() if kind.automatic)
 """What ``precision: auto`` chooses from."""
@@ -54,6 +57,12 @@ class TableSpec:
     def demand(self) -> Demand:
         """What a batch asks of it."""
         return Demand(lookups=self.lookups, distinct=self.popularity.distinct(self.lookups))
+
+    @property
+    def largest_batch(self) -> int:
+        """Distinct rows that hardly any batch exceeds: their variance is at most their mean."""
+        mean = self.demand.distinct
+        return min(self.rows, math.ceil(mean + _DEVIATIONS * math.sqrt(mean)))
 
     def pinned(self, lookahead: int) -> int:
         """Rows that the batches in flight may pin at once, with `PIN_MARGIN`; no more than the table has.
@@ -102,12 +111,15 @@ def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Can
 
 
 def cache_sizes(table: TableSpec, memory: MemoryConfig) -> list[SlotSplit]:
-    """Cache sizes to try, ascending: from the pinned rows to three quarters of the table, in equal ratios.
+    """Cache sizes to try, ascending: from the least that works to three quarters of the table, in equal ratios.
 
-    Empty where no cache smaller than the table holds the pinned rows.
+    The least cache holds the pinned rows, and a batch wherever its rows fall. Empty where that is no smaller than the
+    table.
     """
     ways = memory.cache.ways
-    least = SlotSplit.holding(table.pinned(memory.lookahead), ways)
+    # Few ways fill unevenly: what holds the pinned rows on average may not hold a batch.
+    one_batch = SlotSplit.within(slots_for_batch(table.largest_batch, ways), ways)
+    least = max(SlotSplit.holding(table.pinned(memory.lookahead), ways), one_batch, key=lambda slots: slots.total)
     fraction = memory.cache.fraction
     if fraction is None and memory.dram is None:
         fraction = DEFAULT_FRACTION

@@ -29,6 +29,7 @@ from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.tables.base import BatchClock, TableGroup
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
+from stratarec.embedding.tiers import slots_for_batch
 from stratarec.errors import ConfigError, StrataError, TrainingError
 from stratarec.io.atomic import make_directory
 from stratarec.kernels.bags import BagBatch, Ids
@@ -129,12 +130,14 @@ class CachedTables(TableGroup):
         rows = np.unique(np.concatenate(spans)) + self.first_row[self.configs[table].name]
         distinct = int(np.count_nonzero(self.directory.locate_hot(rows) < 0))
         slots = int(slot_start[table + 1] - slot_start[table])
-        # A quarter more than needed: sets fill unevenly.
-        wanted = distinct * 5 // 4
-        bytes_wanted = wanted * (self.memory.nbytes // self.memory.slots)
+        ways = self.directory.layout.ways
+        wanted = max(slots_for_batch(distinct, ways), slots + slots // 4)
+        size = wanted * (self.memory.nbytes // self.memory.slots) / 2**20
         return (
-            f"table {self.configs[table].name!r}: one batch uses {distinct:,} distinct rows, its cache has {slots:,} "
-            f"slots; give it cache_rows of {wanted:,} ({bytes_wanted / 2**20:.1f} MiB) or use smaller batches"
+            f"table {self.configs[table].name!r}: a batch with {distinct:,} distinct rows does not fit into its cache "
+            f"of {slots:,} slots, as rows go to sets of {ways} by hash; {wanted:,} slots ({size:.1f} MiB) hold such a "
+            "batch: set a larger memory.cache.fraction (cache_rows), more memory.cache.ways, or a smaller "
+            "train.batch_size"
         )
 
     # Reading
