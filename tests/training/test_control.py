@@ -85,7 +85,7 @@ def result(run: Path) -> dict[str, Any]:
 
 def position(run: Path) -> dict[str, Any]:
     found = dict(checkpoint.read_state(last(run))["position"])
-    for name in ("train_seconds", "stage_seconds", "paces", "untimed_samples"):
+    for name in ("train_seconds", "stage_seconds", "paces", "untimed_samples", "threads", "may_differ"):
         del found[name]
     return found
 

@@ -153,9 +153,9 @@ class TrainConfig:
     """Where the network is: ``cpu``, or a device of torch such as ``cuda``, ``cuda:1`` or ``xpu``; rows stay in their
     memories."""
     threads: int = 0
-    """Threads of torch and of the kernels. 0 for as many as there are cores by affinity and quota, divided among the
-    ranks of a machine, and for fewer while others use them and that is much faster: such a run says so, and may differ
-    from another one in last bits."""
+    """Threads of torch and of the kernels. 0 for the cores that affinity and quota allow, divided among the ranks of a
+    machine. While other processes use the cores, the run tries fewer threads. It prints this at the first trial,
+    because another run may then differ in its last bits."""
     seed: int = 0
     """Of initial weights and of the order of batches."""
     dense: DenseOptimizerConfig = field(default_factory=DenseOptimizerConfig)

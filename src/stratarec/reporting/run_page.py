@@ -117,7 +117,7 @@ def _cards(test: Mapping[str, Any] | None, result: Mapping[str, Any]) -> list[tu
 
 
 def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[str]:
-    """What the page lacks, and why."""
+    """Return what the page lacks and why, and whether the run can be reproduced to the bit."""
     if len(position["losses"]) < 2:
         yield (
             f"No curve of the training loss: it has a point every train.log_every = {recipe['train']['log_every']} "
@@ -127,6 +127,8 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
         yield "The model was not validated while it trained."
     if "exchange" in result:
         yield f"{result['exchange'].capitalize()}."
+    for step, reason in position.get("may_differ", ()):
+        yield f"Another run of this recipe may differ in its last bits from step {step:,} on: {reason}."
     if "test" not in result:
         yield "The data set has no test split."
     if "valid" in result:

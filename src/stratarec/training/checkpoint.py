@@ -117,6 +117,8 @@ class PositionState(Model):
     paces: tuple[tuple[Count, Seconds, Count], ...]
     trained_samples: Count
     untimed_samples: Count
+    threads: Count = 0
+    may_differ: tuple[tuple[Count, str], ...] = ()
 
     @pydantic.field_validator("evaluations")
     @classmethod
@@ -153,7 +155,7 @@ class TrainingState(Model):
             if found != step:
                 raise ValueError(f"{what} at step {found} in a checkpoint of step {step}")
         told: list[Any] = [entry["step"] for entry in position.evaluations]
-        courses = (position.losses, position.kind_losses, position.paces, self.tables.changes)
+        courses = (position.losses, position.kind_losses, position.paces, position.may_differ, self.tables.changes)
         told += [first for course in courses for first, *_ in course]
         latest = max((*told, position.epoch, position.batch), default=0)
         if latest > step:

@@ -5,6 +5,7 @@ The test split is evaluated once, on the weights that were best by validation; o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -100,6 +101,7 @@ class Ending:
             "network_bytes": sum(weight.numel() * weight.element_size() for weight in self.model.network.parameters()),
         }
         if self.mesh.ranks > 1:
+            self._gather_reasons(position)
             result["ranks"] = self.figures()
             if exchange := exchange_remark(self.recipe, self.mesh):
                 result["exchange"] = exchange
@@ -128,6 +130,15 @@ class Ending:
 
         self.mesh.first(write)
         return result
+
+    def _gather_reasons(self, position: Position) -> None:
+        """Add the reasons of the other ranks why another run may differ in its last bits."""
+        known, say = {tuple(each) for each in position.may_differ}, self.progress.say
+        for rank, text in enumerate(self.mesh.rows.gather(json.dumps(position.may_differ).encode())):
+            for step, reason in json.loads(text):
+                if (step, reason) not in known:
+                    position.may_differ.append((step, f"rank {rank}: {reason}"))
+                    say(f"rank {rank}: {reason}: from step {step:,} on another run may differ in its last bits")
 
     def _outcome(self, path: Path) -> tuple[dict[str, Any], tuple[LogitMap, ...]]:
         """Metrics of the test split; with a correction, of validation too, and both without it; and the correction."""

@@ -15,8 +15,8 @@ from stratarec.training.evaluation.validation import Curves, Validation
 from stratarec.training.run.keeper import Keeper
 from stratarec.training.steps.cadence import Cadence, Decision
 from stratarec.training.steps.position import Position
-from stratarec.training.steps.sharing import Sharing
 from stratarec.training.steps.step import Item, Pipeline
+from stratarec.training.steps.thread_tuner import ThreadTuner
 
 _LONG_SECONDS = 5.0
 """What a first step takes where no kernel is compiled for it, and more."""
@@ -37,8 +37,8 @@ class Loop:
     progress : Progress
     position : Position
         Where the run is; moved on.
-    sharing : Sharing
-        Told what steps take.
+    threads : ThreadTuner
+        Receives the seconds of each step.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Loop:
         curves: Curves,
         progress: Progress,
         position: Position,
-        sharing: Sharing,
+        threads: ThreadTuner,
     ) -> None:
         self._step, self._pipeline, self._cadence, self._keeper = step, pipeline, cadence, keeper
         self._validation, self._curves, self._progress, self._position = validation, curves, progress, position
-        self._sharing = sharing
+        self._threads = threads
         long = "the first step takes long: kernels are compiled for this machine, once"
         self._seconds, self._earlier = pipeline.seconds, position.stage_seconds
         self._slow, self._warm = Timer(_LONG_SECONDS, progress.say, (long,)), False
@@ -106,7 +106,7 @@ class Loop:
                     taken = time.perf_counter() - began
                     position.train_seconds += taken
                     self._seconds["wait"] = self._seconds.get("wait", 0.0) + waited
-                    self._sharing.stepped(taken, position.step)
+                    self._threads.stepped(taken, position.step)
                 else:
                     self._slow.cancel()
                     self._warm = True

@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.row_group import SlateKey
-from stratarec.data.loading.loader import Loader, LoaderConfig
+from stratarec.data.loading.loader import Loader
 from stratarec.data.loading.portions import BatchShare
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import SharedEngine
@@ -35,7 +34,6 @@ from stratarec.models.request import Request
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.recipe.train_section import TrainConfig
 from stratarec.reporting.live.curve_writers import CurvesOf, CurveWriters, check_installed, curve_writers
 from stratarec.reporting.live.notebook_progress import progress_of_notebook
 from stratarec.training import checkpoint
@@ -71,8 +69,8 @@ from stratarec.training.run.warm_start import Beginning, beginning
 from stratarec.training.steps.cadence import Cadence, StopRequest
 from stratarec.training.steps.hot_batches import hot_loader
 from stratarec.training.steps.position import Position, best, rate_factor
-from stratarec.training.steps.sharing import Sharing
-from stratarec.training.steps.step import Pipeline, Stages
+from stratarec.training.steps.step import Pipeline, Stages, loader_config
+from stratarec.training.steps.thread_tuner import ThreadTuner
 from stratarec.training.steps.trace import tracing
 from stratarec.training.torch_settings import build_optimizer, torch_settings
 
@@ -130,7 +128,7 @@ class Trainer:
         check_average(self.config, self.mesh)
         self._slates = slates_of(recipe, dataset, self.mesh.ranks)
         self.position = Position()
-        self.sharing = Sharing(self.config.threads, self.mesh.ranks // self.mesh.hosts, self.progress.say)
+        self.threads = ThreadTuner(self.config.threads, self.mesh.ranks // self.mesh.hosts, self._may_differ)
         self.run = named_directory(recipe.run)
         state(self.run, RUN)  # what it cannot be written into is refused before anything is built
         self._directory = RunDirectory(self.run)
@@ -263,7 +261,7 @@ class Trainer:
         self._began = True
         try:
             with (
-                torch_settings(threads=self.sharing.threads, seed=self.config.seed),
+                torch_settings(threads=self.threads.threads, seed=self.config.seed),
                 self.dataset.held(),
                 self._beginning(earlier, resume=resume) as first,
                 opened(self._directory, self.mesh, resume=resume, overwrite=overwrite) as found,
@@ -304,9 +302,10 @@ class Trainer:
         self.mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
         if not ended:
             self._introduce()
+            self.position.threads = self.threads.threads
         fitting = partial(fitting_batch, self.model, self.dataset, self.loader.config, self.config.precision)
         guarded = device_errors(self.model.device, self.config.batch_size, fitting)
-        with self._writers() as writers, self._stop.listening(), self.sharing, tracing(self), guarded:
+        with self._writers() as writers, self._stop.listening(), self.threads, tracing(self), guarded:
             if not ended:
                 curves = Curves(writers, self.model, self.optimizer, self.config.log_every, self.progress)
                 self._loop(curves, watch).run()
@@ -344,8 +343,15 @@ class Trainer:
         difference = self._keeper.restore(path)
         self._pace()
         self.progress.say(f"going on from {path}")
-        if difference:
-            self.progress.say(f"{difference}: from here on the bits may differ")
+        threads, before = self.threads.threads, self.position.threads
+        changed = f"threads change from {before} to {threads}" if before not in (0, threads) else ""
+        for reason in filter(None, (changed, difference)):
+            self._may_differ(self.position.step, reason)
+
+    def _may_differ(self, step: int, reason: str) -> None:
+        """Report and record that another run of the recipe may differ in its last bits from `step` on."""
+        self.position.may_differ.append((step, reason))
+        self.progress.say(f"{reason}: from step {step:,} on another run may differ in its last bits")
 
     def _loop(self, curves: Curves, watch: Watch) -> Loop:
         validation = Validation(
@@ -354,7 +360,7 @@ class Trainer:
         )  # fmt: skip
         return Loop(
             self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.position,
-            self.sharing,
+            self.threads,
         )  # fmt: skip
 
     def step(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
@@ -371,29 +377,16 @@ class Trainer:
         self.stages.rate_factor = factor
 
     def _finish(self) -> dict[str, Any]:
-        """The one test evaluation, of the checkpoint that validation found best; without validation of the last."""
+        """Test the checkpoint that was best by validation, or the last one without validation, and write the result."""
         position = self.position
         found = best(position.evaluations, self.config.early_stopping)
         path = self._keeper.best(position.step if found is None else found["step"], current=position.step)
         ending = Ending(
             run=self.run, recipe=self.recipe, dataset=self.dataset, model=self.model, plan=self.plan,
             progress=self.progress, check=self.cadence.check, mesh=self.mesh, figures=self.stages.figures,
-            sharing=self.sharing.remark,
+            sharing=self.threads.remark,
         )  # fmt: skip
         result = ending.write(position, path)
         self._keeper.tested = path.name
         self._keeper.prune(position)
         return result
-
-
-def loader_config(config: TrainConfig, slate: SlateKey | None) -> LoaderConfig:
-    """How the samples of an epoch are dealt to batches."""
-    return LoaderConfig(
-        batch_size=config.batch_size,
-        seed=config.seed,
-        shuffle_row_groups=config.shuffle_row_groups,
-        portions=config.portions,
-        unit=config.shuffle,
-        slate=slate,
-        expand=not config.deduplicate,
-    )

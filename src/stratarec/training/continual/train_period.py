@@ -22,10 +22,9 @@ from stratarec.training.preflight import slates_of
 from stratarec.training.raw_logs import of_file, typed_schema
 from stratarec.training.run.open_run import identity, new_plan, run_steps, temporary_model
 from stratarec.training.steps.position import Position
-from stratarec.training.steps.sharing import Sharing, share_of
-from stratarec.training.steps.step import Pipeline, Stages
+from stratarec.training.steps.step import Pipeline, Stages, loader_config
+from stratarec.training.steps.thread_tuner import ThreadTuner, share_of
 from stratarec.training.torch_settings import build_optimizer, torch_settings
-from stratarec.training.trainer import loader_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +72,11 @@ def train_period(
     """
     recipe = _with_schedules(recipe, run_steps(recipe.train, dataset))
     train, position = recipe.train, Position()
-    # As many in all of a period: of another number products may have other bits. How they wait follows from the steps.
+    # One number of threads for all steps: matrix products may have other bits with another. The tuner only chooses how
+    # threads wait.
     threads = share_of(train.threads, torch.get_num_threads())
-    sharing = Sharing(threads, 1, progress.say)
-    with torch_settings(threads=threads, seed=train.seed), dataset.held(), sharing:
+    tuner = ThreadTuner(threads, 1, lambda step, reason: None)
+    with torch_settings(threads=threads, seed=train.seed), dataset.held(), tuner:
         plan = new_plan(recipe, dataset)
         with temporary_model(recipe, dataset, plan) as model:
             optimizer = build_optimizer(train.dense, model.network)
@@ -98,7 +98,7 @@ def train_period(
                 for item, prepared in batches:
                     position.trained(*stages.train(position.step, *item, prepared))
                     ended = perf_counter()
-                    sharing.stepped(ended - began, position.step)
+                    tuner.stepped(ended - began, position.step)
                     began = ended
                     progress.advance(1, f"loss {position.smoothed_loss:.4f}")
             progress.finish()

@@ -22,8 +22,8 @@ from stratarec.planning.plan import Plan, Seconds
 from stratarec.planning.table_load import cold_popularity
 from stratarec.recipe import Recipe
 from stratarec.training.cluster_steps import network_seconds
+from stratarec.training.steps.step import loader_config
 from stratarec.training.torch_settings import torch_settings
-from stratarec.training.trainer import loader_config
 
 
 @dataclass(frozen=True, kw_only=True)

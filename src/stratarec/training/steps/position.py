@@ -45,8 +45,12 @@ class Position:
     """As `losses`: step, `train_seconds`, and samples trained in them."""
     trained_samples: int = 0
     untimed_samples: int = 0
-    """Of `trained_samples`, those of first steps. Only this, `train_seconds`, `stage_seconds` and `paces`
-    differ from run to run."""
+    """Of `trained_samples`, those of first steps. Only this, `train_seconds`, `stage_seconds`, `paces`, `threads` and
+    `may_differ` differ from run to run."""
+    threads: int = 0
+    """Threads of the last session; 0 before the first step."""
+    may_differ: list[tuple[int, str]] = field(default_factory=list)
+    """Steps from which another run of the recipe may differ in its last bits, each with the reason."""
 
     @property
     def speed(self) -> float:

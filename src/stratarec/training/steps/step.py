@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.data.loading.loader import Loader, run_ahead
+from stratarec.data.dataset.row_group import SlateKey
+from stratarec.data.loading.loader import Loader, LoaderConfig, run_ahead
 from stratarec.embedding import Handle, Prefetcher
 from stratarec.embedding.engine import Engine
 from stratarec.errors import ConfigError, TrainingError
@@ -314,3 +315,16 @@ class Pipeline:
             Whether nothing is to be prepared beyond the i-th item until it is trained.
         """
         return self._stages.prepare(self.items(epoch, first), depth=self.depth, barrier=barrier)
+
+
+def loader_config(config: TrainConfig, slate: SlateKey | None) -> LoaderConfig:
+    """Return the options of the loader for training; `slate` is the key of the slates that stay whole."""
+    return LoaderConfig(
+        batch_size=config.batch_size,
+        seed=config.seed,
+        shuffle_row_groups=config.shuffle_row_groups,
+        portions=config.portions,
+        unit=config.shuffle,
+        slate=slate,
+        expand=not config.deduplicate,
+    )
