@@ -10,7 +10,7 @@ import yaml
 
 from recipes import last, prepared, tiny
 from stratarec.cli import main
-from stratarec.recipe import Recipe
+from stratarec.recipe import Recipe, with_values
 from stratarec.training.auto_config import chosen, sized
 from stratarec.training.checkpoint import read_state
 from stratarec.training.run.run_directory import read_recipe, read_result
@@ -118,6 +118,21 @@ def test_a_field_that_is_named_changes_that_field_alone(tmp_path: Path) -> None:
     assert found["train"] == {**usual["train"], "batch_size": 512, "average": {"decay": decay}}
     given = {**usual, "train": {**usual["train"], "average": {"decay": 0}}}
     assert sized(given, dataset) == (given, "")
+
+
+def test_a_run_that_starts_from_another_has_its_model_and_optimizers(tmp_path: Path) -> None:
+    """A later log may have fewer samples, for which other members and optimizers are chosen."""
+    content = tiny(tmp_path)
+    content["model"], content["train"] = {"kind": "ensemble"}, {}
+    dataset = prepared(Recipe.from_dict(content).data)
+    few, _ = sized(content, dataset)
+    earlier = {"model.members": 3, "train.dense.kind": "sgd", "train.embedding.kind": "sgd", "train.batch_size": 7}
+    found, _ = sized(content, dataset, Recipe.from_dict(with_values(few, earlier)))
+    assert found["model"]["members"] == 3 != few["model"]["members"]
+    assert [found["train"][part]["kind"] for part in ("dense", "embedding")] == ["sgd", "sgd"]
+    assert found["train"]["batch_size"] == few["train"]["batch_size"] != 7
+    named, _ = sized(with_values(content, {"model.members": 5}), dataset, Recipe.from_dict(few))
+    assert named["model"]["members"] == 5
 
 
 def test_many_epochs_end_where_validation_is_past_its_best_and_the_best_is_tested(

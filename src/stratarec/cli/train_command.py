@@ -35,6 +35,7 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.training.auto_config import sized
     from stratarec.training.baseline.beside import beside
     from stratarec.training.run.keeper import SETTLED
+    from stratarec.training.run.run_directory import RECIPE, read_recipe
     from stratarec.training.trainer import Trainer
 
     content = read_content(args.recipe, args.overrides)
@@ -42,7 +43,9 @@ def train(args: argparse.Namespace) -> None:
     with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}, modules=recipe.modules) as mesh:
         dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
         made = Plan.load(Path(args.plan)) if args.plan else None
-        content, said = sized(content, dataset)
+        bases = [path for path in (recipe.run if args.resume else "", args.earlier or "") if path]
+        base = next((path for path in map(Path, bases) if (path / RECIPE).is_file()), None)
+        content, said = sized(content, dataset, None if base is None else read_recipe(base))
         recipe, progress = Recipe.from_dict(content, args.recipe), progress_of(args)
         trainer = Trainer(recipe, dataset, progress, plan=made, mesh=mesh, remark=said)
         # A run that torchrun starts again goes on by itself, from its own checkpoints, not those it was to overwrite.

@@ -85,9 +85,13 @@ def _power_of_two(wanted: float, least: int, most: int) -> int:
     return int(min(max(2 ** round(math.log2(max(wanted, 1))), least), most))
 
 
-def sized(content: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, Any], str]:
-    """A copy of a recipe's content with the values that it leaves out, and what they are, in words; empty where there
-    are none."""
+def sized(
+    content: Mapping[str, Any], dataset: Dataset, earlier: Recipe | None = None
+) -> tuple[dict[str, Any], str]:  # fmt: skip
+    """Return a copy of a recipe's content with the values that it leaves out, and a sentence that names them.
+
+    The model and the kinds of optimizers are those of `earlier`, whose weights and state the run starts from.
+    """
     samples, recipe, named = dataset.samples("train"), Recipe.from_dict(dict(content)), leaves(content)
     valid = dataset.label_counts("valid")[dataset.schema.label_column]
     batch_size = recipe.train.batch_size if "train.batch_size" in named else 0
@@ -98,6 +102,10 @@ def sized(content: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, Any],
         values["train.calibration"] = "platt"
     if recipe.towers:  # on hosts of their own they have no average
         values.pop("train.average.decay", None)
+    fixed = {} if earlier is None else leaves(earlier.to_dict())
+    for field in values:
+        if field in fixed and (field.startswith("model.") or field in ("train.dense.kind", "train.embedding.kind")):
+            values[field] = fixed[field]
     values = {field: value for field, value in values.items() if field not in named}
     told = " ".join(f"{field}={json.dumps(value)}" for field, value in values.items())
     return with_values(
