@@ -247,3 +247,46 @@ NOT_HELD = {
 @pytest.mark.filterwarnings("ignore:Estimator ClickModel does not inherit")
 def test_the_checks_of_scikit_learn_pass() -> None:
     check_estimator(ClickModel(train__threads=1), expected_failed_checks=NOT_HELD, on_skip=None)
+
+
+def watched(rows: int = 6000) -> pl.DataFrame:
+    """A log of users who come again, with times."""
+    draws = np.random.default_rng(1)
+    user, item = draws.integers(0, 80, rows), draws.integers(0, 30, rows)
+    click = (draws.random(rows) < np.where((user + item) % 3 == 0, 0.8, 0.2)).astype(np.int64)
+    moment = pl.Series(np.arange(rows) * 60 + 1_700_000_000)
+    return pl.DataFrame(
+        {"user": [f"u{each}" for each in user], "item": [f"i{each}" for each in item], "at": moment, "click": click}
+    ).with_columns(pl.from_epoch("at"))
+
+
+def test_histories_are_drafted_and_made_of_training_and_of_earlier_rows_of_the_frame(tmp_path: Path) -> None:
+    log = watched()
+    train, test = log[:5000], log[5000:]
+    model = ClickModel(train__threads=1).fit(train, label="click")
+    (history,) = [
+        each["name"] for each in model.recipe_["data"]["source"]["schema"]["sparse"] if each["kind"] == "history"
+    ]
+    # The lists by hand: the last items of earlier positive rows, those of the frame included where labels are given.
+    past: dict[str, list[str]] = {}
+    lists = []
+    for user, item, click in log.select("user", "item", "click").iter_rows():
+        lists.append(past.get(user, [])[-50:])
+        past.setdefault(user, []).extend([item] if click else [])
+    by_hand = test.with_columns(pl.Series(history, lists[5000:], dtype=pl.List(pl.String)))
+    assert model.evaluate(test)["auc"] == pytest.approx(model.evaluate(by_hand)["auc"], abs=1e-6)
+    nothing = test.with_columns(pl.lit([], dtype=pl.List(pl.String)).alias(history))
+    assert not np.allclose(model.predict_proba(test), model.predict_proba(nothing))
+    first = test[:1]
+    np.testing.assert_allclose(model.predict_proba(first), model.predict_proba(by_hand[:1]), rtol=1e-6)
+    loaded = ClickModel.load(model.save(tmp_path / "model"))
+    for other in (loaded, pickle.loads(pickle.dumps(model))):
+        assert other.evaluate(test) == model.evaluate(test)
+        np.testing.assert_array_equal(other.predict_proba(test), model.predict_proba(test))
+    with pytest.raises(DataError, match="no column 'at', from which histories are made"):
+        model.predict_proba(test.drop("at"))
+    content = bytearray((tmp_path / "model" / "events.parquet").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "model" / "events.parquet").write_bytes(content)
+    with pytest.raises(ExportError, match=r"events\.parquet is damaged"):
+        ClickModel.load(tmp_path / "model")

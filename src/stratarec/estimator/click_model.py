@@ -24,8 +24,18 @@ from numpy.typing import NDArray
 from stratarec.cli.init.draft import content_of
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError, DataError, ExportError, StorageError
-from stratarec.estimator.frame_log import FrameLog, Given, check_rows, cut, encoded, is_array, read_labels, read_weights
-from stratarec.io.atomic import check_output, storage_error, sync, sync_tree, working_directory
+from stratarec.estimator.frame_log import (
+    FrameLog,
+    Given,
+    check_rows,
+    encoded,
+    is_array,
+    read_labels,
+    read_weights,
+    split_log,
+)
+from stratarec.estimator.histories import EVENTS, Histories
+from stratarec.io.atomic import check_output, file_hash, storage_error, sync, sync_tree, working_directory
 from stratarec.io.scratch import ScratchDirectory
 from stratarec.io.sealed import Model, read_sealed, write_sealed
 from stratarec.models.metrics import evaluate_logits
@@ -49,6 +59,8 @@ class _State(Model):
     columns: tuple[str, ...]
     given: dict[str, Any] | None
     """The recipe that `fit` was given."""
+    events: str
+    """Hash of the file of events; empty without histories."""
     settings: dict[str, Any]
     recipe: dict[str, Any]
     result: dict[str, Any]
@@ -79,12 +91,14 @@ class ClickModel:
 
     Notes
     -----
-    What users did before (``kind: history``) is left out of drafted recipes: a frame that is scored alone does not hold
-    it. A recipe may name it; then the frame to score has a column of lists, as `Scorer` asks for.
+    Histories (``kind: history``) are those of the training log: a frame to score needs the columns of users and times,
+    or a column of lists for each history, as `Scorer` asks for. `evaluate` and `score` add earlier positive rows of the
+    frame, as ``stratarec evaluate`` does.
     """
 
     # What `fit` was given as recipe.
     _given: dict[str, Any] | None = None
+    _histories: Histories | None = None
 
     def __init__(self, recipe: str | Path | Mapping[str, Any] | Recipe | None = None, **settings: Any) -> None:
         self.recipe = recipe
@@ -121,8 +135,6 @@ class ClickModel:
     def __repr__(self) -> str:
         given = {name: value for name, value in self.get_params().items() if value is not None}
         return f"ClickModel({', '.join(f'{name}={value!r}' for name, value in given.items())})"
-
-    # Training.
 
     def fit(
         self,
@@ -167,7 +179,7 @@ class ClickModel:
 
     def _fit(self, folder: Path, log: FrameLog, valid: FrameLog | None) -> None:
         content = self._content(log)
-        _split(content["data"], log, valid)
+        split_log(content["data"], log, valid)
         settings = {name.replace("__", "."): value for name, value in self._settings.items()}
         places = {"name": "fit", "data.path": str(folder / "data"), "train.run": str(folder / "run")}
         content = with_values(content, {"train.report": False, **settings, **places})
@@ -181,6 +193,8 @@ class ClickModel:
         result = Trainer(recipe, dataset).train()
         with open_run(recipe.run) as trained:
             export(trained, folder / _EXPORT)
+        events = dataset.events()
+        self._histories = None if events is None else Histories(events, dataset.schema)
         self._take(folder / _EXPORT, recipe.to_dict(), result)
         self.classes_ = np.array([0, 1]) if log.classes is None else log.classes
         self._name(log.columns or dataset.schema.names)
@@ -191,10 +205,8 @@ class ClickModel:
         if self._given is None:
             content = content_of(log.paths, log.label)
             schema = content["data"]["source"]["schema"]
-            histories = (each["name"] for each in schema.get("sparse", ()) if each.get("kind") == "history")
-            left_out = {log.weight, *histories}
             for part in ("dense", "sparse"):
-                schema[part] = [each for each in schema.get(part, ()) if each["name"] not in left_out]
+                schema[part] = [each for each in schema.get(part, ()) if each["name"] != log.weight]
             if log.own and content["data"]["split"]["by"] == "fraction" and schema.get("user"):
                 # Rows of a frame without times are drawn from users who come again, and not from new ones alone.
                 schema["sparse"].append({"name": schema.pop("user")})
@@ -226,8 +238,6 @@ class ClickModel:
     def _name(self, columns: tuple[str, ...]) -> None:
         self.feature_names_in_, self.n_features_in_ = np.array(columns, dtype=object), len(columns)
 
-    # Use.
-
     def predict_proba(self, frame: Any) -> NDArray[np.float64]:
         """``[N, 2]`` probabilities of `classes_`, those of ``stratarec predict`` and `Scorer`.
 
@@ -236,12 +246,18 @@ class ClickModel:
         DataError
             Naming a column that lacks, or a value that is none of its kind.
         """
+        return self._probabilities(frame, None)
+
+    def _probabilities(self, frame: Any, truth: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+        """Score rows; positive rows by `truth` are in the histories of later ones."""
         self._check_fitted()
         columns = read_columns(frame)
         if len(columns) != self.n_features_in_ and is_array(frame):
             raise DataError(
                 f"X has {len(columns)} features, but ClickModel is expecting {self.n_features_in_} features as input"
             )
+        if self._histories is not None:
+            columns |= self._histories.columns(columns, truth)
         positive = self._scorer.score(columns).astype(np.float64)
         return np.stack([1 - positive, positive], axis=1)
 
@@ -254,18 +270,16 @@ class ClickModel:
     def score(self, frame: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Share of rows whose likelier class is theirs, which is what scikit-learn's classifiers score; see
         `evaluate` for AUC and the rest. Labels are `y`, or the column of `frame` that `fit` took."""
-        truth, likely = self._truth(frame, y), self.predict_proba(frame)[:, 1] >= 0.5
+        truth = self._truth(frame, y)
+        likely = self._probabilities(frame, truth)[:, 1] >= 0.5
         weight = None if sample_weight is None else read_weights(sample_weight)
         return float(np.average(truth == likely, weights=weight))
 
     def evaluate(self, frame: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
         """What ``stratarec evaluate`` tells: AUC, log loss, normalized entropy, calibration, and more."""
-        positive = np.clip(self.predict_proba(frame)[:, 1], 1e-12, 1 - 1e-12)
-        logits, weight = (
-            np.log(positive / (1 - positive)),
-            None if sample_weight is None else read_weights(sample_weight),
-        )
-        return evaluate_logits(self._truth(frame, y).astype(np.float64), logits, weight=weight).to_dict()
+        truth, weight = self._truth(frame, y), None if sample_weight is None else read_weights(sample_weight)
+        positive = np.clip(self._probabilities(frame, truth)[:, 1], 1e-12, 1 - 1e-12)
+        return evaluate_logits(truth.astype(np.float64), np.log(positive / (1 - positive)), weight=weight).to_dict()
 
     def _truth(self, frame: Any, y: Any) -> NDArray[np.bool_]:
         """``[N]``, whether a row's label is the second class."""
@@ -292,8 +306,6 @@ class ClickModel:
             raise NotFittedError(message)
         raise ConfigError(message)
 
-    # Keeping.
-
     def save(self, path: str | Path) -> Path:
         """Write the model into a new directory, whole or not at all; returns it. What is in it is data, no code: the
         export that ``stratarec export`` writes, and what `fit` found beside it.
@@ -311,11 +323,14 @@ class ClickModel:
         settings = {name: value for name, value in self._settings.items() if _is_plain(value)}
         state = {
             "format": _FORMAT, "classes": self.classes_.tolist(), "columns": list(self.feature_names_in_),
-            "given": self._given, "settings": settings, "recipe": self.recipe_, "result": self.result_,
+            "given": self._given, "settings": settings, "recipe": self.recipe_, "result": self.result_, "events": "",
         }  # fmt: skip
         try:
-            with working_directory(path, (_EXPORT, _STATE)) as temporary:
+            with working_directory(path, (_EXPORT, _STATE, EVENTS)) as temporary:
                 shutil.copytree(self._own, temporary / _EXPORT)
+                if self._histories is not None:
+                    self._histories.write(temporary)
+                    state["events"] = file_hash(temporary / EVENTS)
                 write_sealed(temporary / _STATE, state)
                 sync_tree(temporary)
                 temporary.rename(path)
@@ -339,6 +354,8 @@ class ClickModel:
         found._given = state.given
         found._settings = state.settings
         found._take(path / _EXPORT, state.recipe, state.result)
+        if state.events:
+            found._histories = Histories.read(path, state.events, state.recipe)
         found.classes_ = np.array(state.classes)
         found._name(state.columns)
         return found
@@ -361,20 +378,6 @@ class ClickModel:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.write_bytes(content)
                 self._take(folder / _EXPORT, self.recipe_, self.result_)
-
-
-def _split(data: dict[str, Any], log: FrameLog, valid: FrameLog | None) -> None:
-    """Let a log be split as `fit` is asked to: a frame is for training, all of it but what validation takes."""
-    if valid is not None:
-        files = (list(log.paths), list(valid.paths))
-    elif not log.own or data.get("split", {}).get("by") == "time":
-        if log.own:
-            data["split"]["test"] = 0
-        return
-    else:
-        files = cut(log)
-    data["source"]["paths"] = files[0] + files[1]
-    data["split"] = {"by": "file", "valid": files[1], "test": []} if files[1] else {"valid": 0, "test": 0}
 
 
 def _scratch(what: str) -> ScratchDirectory:

@@ -98,7 +98,21 @@ def check_rows(log: FrameLog, name: str, config: PrepareConfig) -> None:
         Converter(name, 1 + np.arange(len(frame), dtype=np.int64), bad).convert(frame, schema)
 
 
-def cut(log: FrameLog) -> tuple[list[str], list[str]]:
+def split_log(data: dict[str, Any], log: FrameLog, valid: FrameLog | None) -> None:
+    """Set the split of a log in a recipe's data section: a frame is for training, except for validation samples."""
+    if valid is not None:
+        files = (list(log.paths), list(valid.paths))
+    elif not log.own or data.get("split", {}).get("by") == "time":
+        if log.own:
+            data["split"]["test"] = 0
+        return
+    else:
+        files = _cut(log)
+    data["source"]["paths"] = files[0] + files[1]
+    data["split"] = {"by": "file", "valid": files[1], "test": []} if files[1] else {"valid": 0, "test": 0}
+
+
+def _cut(log: FrameLog) -> tuple[list[str], list[str]]:
     """A frame's file cut in two, a tenth of either class at random for validation; none of it where there are few."""
     path = Path(log.paths[0])
     frame = pl.read_parquet(path)
