@@ -8,9 +8,11 @@ service. A `yaml` block that begins with the name of a file is that file.
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -129,6 +131,22 @@ def test_every_command_of_a_page_runs_on_a_drafted_recipe(
     folder = tmp_path / "work"
     shutil.copytree((logs if name in FROM_SCRATCH else runs)(rows), folder)
     execute(PAGES[name], folder, RUN if rows == ROWS[0] else RUN - {"python"})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_budget_that_a_page_names_fits_the_log_of_the_tutorial(tmp_path: Path) -> None:
+    """At its full size, and with more than the one thread of other tests: each thread needs memory of its own."""
+    ran("from make_log import make_log\nfrom pathlib import Path\nmake_log(Path())", tmp_path)
+    page = PAGES["docs/how-to/larger-than-memory.md"]
+    (plan, *_), *_ = [commands(text) for language, text in blocks(page) if language == "shell"]
+    assert "memory.dram=" in plan
+    for line in ("stratarec init clicks.csv --label clicked", "stratarec prepare -q clicks.yaml", plan):
+        command = [sys.executable, "-m", *shlex.split(line)]
+        done = subprocess.run(  # noqa: PLW1510
+            command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
 
 
 def test_pages_are_found_and_their_python_is_python() -> None:

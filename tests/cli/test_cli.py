@@ -46,6 +46,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("file").write_text("mine")
         Path("empty.yaml").touch()
         Path("list.yaml").write_text("- a\n")
+        Path("raw log.csv").write_text("item,label\na,1\n")
+        Path("raw.parquet").write_bytes(b"PAR1\xff")
         Path("no kind.yaml").write_text(yaml.safe_dump({**content, "model": {"embedding_dim": 4}}))
         Path("café.yaml").write_text("name: [")
     return root
@@ -65,6 +67,12 @@ MISTAKES = [
     (["train", "none.yaml"], r"cannot read the recipe none\.yaml: No such file or directory"),
     (["train", "folder"], r"cannot read the recipe folder: Is a directory"),
     (["train", "/dev/null"], r"cannot read the recipe /dev/null: it is a device, expected a file"),
+    (
+        ["prepare", "raw log.csv"],
+        r"raw log\.csv: .*; if it is a log, draft a recipe first: stratarec init 'raw log\.csv'",
+    ),
+    (["train", "raw.parquet"], r"raw\.parquet is not UTF-8 .*draft a recipe first: stratarec init raw\.parquet"),
+    (["prepare", "folder"], r"cannot read the recipe folder: .*draft a recipe first: stratarec init folder"),
     (["train", "list.yaml"], r"list\.yaml: expected a mapping with name, data, model and train, got list"),
     (["train", "café.yaml"], r"café\.yaml is not valid YAML: line 1, column 8: expected the node content"),
     (["train", "no kind.yaml"], r"no kind\.yaml: model\.kind is missing, expected one of dlrm, dcnv2"),

@@ -20,7 +20,7 @@ from stratarec.data.prepare.config import PrepareConfig
 from stratarec.distributed.config import DistributedConfig
 from stratarec.errors import ConfigError
 from stratarec.hot.config import HotConfig
-from stratarec.io.names import as_html, file_name, visible
+from stratarec.io.names import as_html, file_name, shell_word, visible
 from stratarec.io.opening import open_regular
 from stratarec.models import DLRMConfig, ModelConfig
 from stratarec.planning.config import MemoryConfig
@@ -72,11 +72,9 @@ class Recipe:
         return cls.from_dict(read_content(path, overrides), str(path))
 
     @classmethod
-    def from_dict(cls, content: object, origin: str = "recipe") -> Recipe:
-        """A recipe from plain data, as `to_dict` gives."""
-        if not isinstance(content, Mapping):
-            got = type(content).__name__
-            raise ConfigError(f"{origin}: expected a mapping with name, data, model and train, got {got}")
+    def from_dict(cls, content: Any, origin: str = "recipe") -> Recipe:
+        """Build a recipe from plain data, such as `to_dict` returns."""
+        _check_mapping(content, origin)
         odd = odd_value(content)
         if odd:
             raise ConfigError(f"{origin}: {odd}")
@@ -129,15 +127,29 @@ class Recipe:
 
 
 def read_content(path: str | Path, overrides: Sequence[str] = ()) -> Any:
-    """What a recipe says, with overrides, as plain data that is not checked."""
-    content = read_yaml(Path(path), "the recipe")
-    if content is None:
-        raise ConfigError(f"{path} is empty, expected a mapping with name, data, model and train")
-    if isinstance(content, dict):
-        for override in overrides:
-            _apply(content, override)
-        _take_in_towers(content, Path(path).parent)
+    """Read a recipe with overrides as plain data whose fields are not checked."""
+    try:
+        content = read_yaml(Path(path), "the recipe")
+        _check_mapping(content, str(path))
+    except ConfigError as error:
+        there = Path(path).is_file() or Path(path).is_dir()
+        if not there or Path(path).suffix.lower() in (".yaml", ".yml"):
+            raise
+        raise ConfigError(
+            f"{error}; if it is a log, draft a recipe first: stratarec init {shell_word(path)}"
+        ) from error
+    for override in overrides:
+        _apply(content, override)
+    _take_in_towers(content, Path(path).parent)
     return content
+
+
+def _check_mapping(content: Any, origin: str) -> None:
+    if content is None:
+        raise ConfigError(f"{origin} is empty, expected a mapping with name, data, model and train")
+    if not isinstance(content, Mapping):
+        got = type(content).__name__
+        raise ConfigError(f"{origin}: expected a mapping with name, data, model and train, got {got}")
 
 
 def leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

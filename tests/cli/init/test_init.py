@@ -202,6 +202,11 @@ def test_names_that_yaml_would_take_for_something_else(tmp_path: Path, monkeypat
         (["ones.csv", "--label", "a"], "--label is 'a', which has one value alone, expected two or more"),
         (["picture.png"], "picture.png, line 3, byte 1: a zero byte, expected text in UTF-8"),
         (["bare.csv"], "no column can be a feature; beside the label 'label'"),
+        (["there.yaml", "-o", "new.yaml"], "there.yaml: a YAML file, expected a log; if it is a recipe, run: "),
+        (["ragged.csv"], "ragged.csv, line 4: got 3 fields, expected 2"),
+        (["cut.jsonl"], "cut.jsonl, line 2: no JSON"),
+        (["mixed.jsonl"], "mixed.jsonl, line 2: column 'a': got a list, expected one value"),
+        (["lists.parquet", "numbers.parquet"], "column 'a' is List(Int64) in lists.parquet and Int64 in numbers"),
         (["head.csv"], "head.csv: the file has no rows, expected at least one"),
         (["cut.parquet"], "cut.parquet: not a Parquet file, or damaged"),
         (["log.csv", "-o", "there.yaml"], "there.yaml exists; remove it, or name another --output"),
@@ -226,6 +231,11 @@ def test_what_cannot_be_drafted_is_one_line_and_nothing_is_written(
     Path("twice.csv").write_text("a,b,a\n1,5,2\n0,6,2\n")
     Path("colons.dat").write_text("1::1193::5::978300760\n1::661::3::978302109\n")
     Path("other.csv").write_text("a,b,d\n1,5,2\n0,6,2\n")
+    Path("ragged.csv").write_text('a,click\n1,0\n1,0\n2,1,5\n3,0,"x\n')
+    Path("cut.jsonl").write_text('{"a": 1, "click": 0}\n{"a": 2, "click": 1\n')
+    Path("mixed.jsonl").write_text('{"a": 1, "click": 0}\n{"a": [2], "click": 1}\n')
+    pl.DataFrame({"a": [[1]], "click": [0]}).write_parquet("lists.parquet")
+    pl.DataFrame({"a": [1], "click": [0]}).write_parquet("numbers.parquet")
     log().write_parquet("log.parquet")
     Path("head.csv").write_text("label,item\n")
     Path("cut.parquet").write_bytes(b"PAR1 and no more")

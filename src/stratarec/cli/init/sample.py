@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -16,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stratarec.cli.init.numbers import typed
-from stratarec.data.sources.blocks import CODECS, blocks, check_utf8, estimate_rows, is_utf8
-from stratarec.data.sources.delimited import read_header
+from stratarec.data.sources.blocks import CODECS, BadRows, blocks, check_utf8, estimate_rows, is_utf8
+from stratarec.data.sources.delimited import Delimited, read_header
 from stratarec.data.sources.files import InputFile, expand, no_rows
-from stratarec.data.sources.json_lines import check_lines, first_values
+from stratarec.data.sources.json_lines import JsonLines, check_lines, first_values
 from stratarec.data.sources.parquet import count_rows, open_parquet, without_notes
 from stratarec.data.sources.parse import from_floats
 from stratarec.errors import DataError
@@ -80,6 +82,11 @@ def read_sample(paths: tuple[str, ...]) -> LogSample:
         Where a file cannot be read, or is neither Parquet nor text.
     """
     files = expand(paths)
+    recipe = next((file.path for file in files if file.path.lower().endswith((".yaml", ".yml"))), "")
+    if recipe:
+        raise DataError(
+            f"{recipe}: a YAML file, expected a log; if it is a recipe, run: stratarec prepare {shell_word(recipe)}"
+        )
     sample = _parquet(paths, files) if _is_parquet(files) else _text(paths, files)
     if not sample.frame.height:
         raise no_rows(files[0])
@@ -135,8 +142,12 @@ def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     try:
         frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
     except pl.exceptions.PolarsError as error:
-        said = " ".join(str(error).split())[:200]
-        raise DataError(f"{files[0].path} and {files[-1].path}: columns of different types ({said})") from error
+        first, last = frames[0].schema, frames[-1].schema
+        name = next((name for name in first if last.get(name, first[name]) != first[name]), "")
+        raise DataError(
+            f"column {name!r} is {first.get(name)} in {files[0].path} and {last.get(name)} in {files[-1].path}; "
+            "convert one of them"
+        ) from error
     frame = frame.with_columns(_without_decimals(column) for column in frame.iter_columns())
     unnamed = _unnamed(_parquet_names(files[0]))
     return LogSample(
@@ -206,7 +217,7 @@ def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes
     mark = _delimiter(head, file)
     if mark != ("\t" if _bare(file).endswith((".tsv", ".tab")) else ","):
         options["delimiter"] = mark
-    names, skipped, _ = read_header(head, file.path, mark, '"')
+    names, skipped, header_lines = read_header(head, file.path, mark, '"')
     second = read_header(head[skipped:], file.path, mark, '"')[0] if head[skipped:].strip() else []
     last, lacking = names, dict[str, str]()
     if _is_header(names, second, file):
@@ -214,8 +225,9 @@ def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes
         last = _header(files[-1], mark)
     else:
         names = last = options["columns"] = [f"column_{place}" for place in range(1, len(names) + 1)]
-        skipped = 0
-    text = pl.concat([_read(head[skipped:], names, mark, file), _read(tail, last, mark, None)], how="diagonal")
+        skipped = header_lines = 0
+    rows = _read(head[skipped:], names, mark, file, header_lines + 1)
+    text = pl.concat([rows, _read(tail, last, mark, None)], how="diagonal")
     columns, missing = [], {}
     for column in text.drop(lacking, strict=False).iter_columns():
         found, words = typed(column)
@@ -305,13 +317,27 @@ def _json(head: bytes, file: InputFile) -> pl.DataFrame:
     try:
         frame = pl.read_ndjson(io.BytesIO(head), infer_schema_length=None)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise DataError(f"{file.path}: no JSON lines, or not all alike ({' '.join(str(error).split())})") from error
+        _check_json(head, file)
+        raise DataError(f"{file.path}: the lines cannot be read as JSON objects of one form") from error
     # Whole numbers beyond 64 bits are read as text by `prepare`, too.
     return frame.with_columns(column.cast(pl.String) for column in frame.iter_columns() if column.dtype == pl.Int128)
 
 
-def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | None) -> pl.DataFrame:
-    """Rows as text; none where they cannot be read and are of no file: a tail may begin inside a quoted field."""
+def _check_json(head: bytes, file: InputFile) -> None:
+    """Refuse the first line that is no object, or in which a column is a list although it is not elsewhere."""
+    forms: dict[str, bool] = {}
+    for text in head.split(b"\n"):
+        with suppress(ValueError, RecursionError):
+            row = json.loads(text)
+            cells = row.items() if isinstance(row, dict) else ()
+            forms = {name: isinstance(cell, list) for name, cell in cells if cell is not None} | forms
+    lists = frozenset(name for name, is_list in forms.items() if is_list)
+    reader = JsonLines(path=file.path, lists=lists, nulls=())
+    reader.parse(head, range(1, head.count(b"\n") + 1), tuple(forms), BadRows(None))
+
+
+def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | None, first_line: int = 1) -> pl.DataFrame:
+    """Read rows as text. Without `file`, rows that cannot be read give none: a tail may begin inside a quoted field."""
     called = _called(names)
     schema = {f"column_{place}": pl.String for place in range(1, len(called) + 1)}
     try:
@@ -320,7 +346,11 @@ def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | Non
         )
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         if file is not None and content:
-            raise DataError(f"{file.path}: no text in columns ({' '.join(str(error).split())[:200]})") from error
+            # The parser of `prepare` names the line.
+            reader = Delimited(path=file.path, names=tuple(called), delimiter=mark, quote='"', nulls=())
+            numbers = range(first_line, first_line + content.count(b"\n"))
+            reader.parse(content, numbers, dict.fromkeys(called, pl.String()), BadRows(None))
+            raise DataError(f"{file.path}: the lines cannot be read as delimited text") from error
         frame = pl.DataFrame(schema=schema)
     return frame.rename(dict(zip(frame.columns, called, strict=True)))
 
