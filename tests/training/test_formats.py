@@ -128,11 +128,15 @@ def test_a_frame_has_the_scores_of_the_log(run: Path, tmp_path: Path) -> None:
 
 def test_a_run_continues_with_the_same_rows_in_another_format_to_the_same_model(run: Path, tmp_path: Path) -> None:
     models = []
+    assert main(["export", "-q", str(run), "-o", str(tmp_path / "before")]) == 0
     for form in filter(lambda form: readable(run, form), FORMATS):
         copy = Path(shutil.copytree(run, tmp_path / form))
         # The second period begins with a recipe that the first one wrote.
         for day, other in ((1, form), (2, "csv")):
             assert main(["continue", "-q", str(copy), str(write(log(day), tmp_path / f"{form}-{day}", other))]) == 0
+        # Types that another format names are no other schema.
+        since = ["--since", str(tmp_path / "before")]
+        assert main(["export", "-q", str(copy), "-o", str(copy / "after"), *since]) == 0
         models.append(periods.only_checkpoint(periods.of_number(copy, 2)))
     for model in models[1:]:
         assert_same_model(models[0], model)

@@ -14,12 +14,14 @@ an export, a delta may come from somebody else, and is data alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pydantic
 import torch
 
+from stratarec.data.schema import Schema
 from stratarec.errors import ExportError
 from stratarec.io.sealed import Count, Hash, Model, read_sealed
 from stratarec.io.tensors import Spec
@@ -96,11 +98,21 @@ class DeltaManifest(Model):
         return read_sealed(folder / DELTA, cls, DELTA_ADVICE, ExportError)
 
 
+def _untyped(schema: Schema) -> Schema:
+    """Return a schema without the types of values, which those of vocabularies say: a log of another format names
+    them."""
+    return replace(schema, sparse=tuple(replace(feature, type="auto") for feature in schema.sparse))
+
+
 def difference(before: ExportManifest, after: ExportManifest) -> str:
     """Why one export cannot be said as what changed since another; empty if it can."""
-    for name in ("model", "columns", "precision"):
-        if getattr(before, name) != getattr(after, name):
-            return f"{'schema' if name == 'columns' else name} is another one"
+    for part, mine, theirs in (
+        ("model", before.model, after.model),
+        ("schema", _untyped(before.columns), _untyped(after.columns)),
+        ("precision", before.precision, after.precision),
+    ):
+        if mine != theirs:
+            return f"{part} is another one"
     for name, table in after.tables.items():
         old, ids, was = before.tables[name], after.vocabularies[name], before.vocabularies[name]
         if (old.codec, old.parameters) != (table.codec, table.parameters):
