@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from recipes import last, prepared, tiny
 from stratarec.cli import main
+from stratarec.data.schema import DenseFeature
+from stratarec.models.zoo.ensemble import EnsembleConfig, EnsembleScore
 from stratarec.recipe import Recipe, with_values
 from stratarec.training.auto_config import chosen, sized
 from stratarec.training.checkpoint import read_state
@@ -47,6 +51,39 @@ def test_an_ensemble_of_few_samples_has_more_members_and_passes_until_validation
     for each in (found, alone):  # of a few passes, rates fall
         falls = [f"train.{part}.schedule.kind" in each for part in ("dense", "embedding")]
         assert falls == [each["train.epochs"] == 5] * 2
+
+
+def weights(found: dict[str, Any], numbers: int) -> int:
+    """Number of weights of the drafted ensemble for a log of numbers alone."""
+    fields = {field.partition(".")[2]: value for field, value in found.items() if field.startswith("model.")}
+    config = EnsembleConfig(**{name: tuple(value) if name == "member_mlp" else value for name, value in fields.items()})
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in EnsembleScore(config, numbers, 0).parameters())
+
+
+@pytest.mark.parametrize("samples", [3_000, 80_000])
+def test_an_ensemble_of_many_columns_has_fewer_weights_and_lower_rates(samples: int) -> None:
+    """A step takes time in proportion to the weights: 61 million of them, for 3,000 columns, took 42 minutes."""
+    usual = chosen(samples, validated=True, kind="ensemble")
+    for columns in (1, 200, 201, 800, 801, 3_000):
+        found = chosen(samples, validated=True, kind="ensemble", columns=columns)
+        assert weights(found, columns) < 5_000_000
+        if columns <= 200:
+            assert found == usual
+        for part in ("dense", "embedding"):
+            rate = usual[f"train.{part}.learning_rate"] * min(200 / columns, 1)
+            assert found[f"train.{part}.learning_rate"] == pytest.approx(rate, abs=1e-6)
+
+
+def test_columns_of_every_kind_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = without(tiny(tmp_path), "batch_size", "epochs", "eval_every") | {"model": {"kind": "ensemble"}}
+    dataset = prepared(Recipe.from_dict(content).data)
+    assert "embedding_dim" not in sized(content, dataset)[0]["model"]
+    columns = tuple(DenseFeature(name=f"n{number}") for number in range(801 - len(dataset.schema.sparse)))
+    monkeypatch.setattr(dataset, "schema", replace(dataset.schema, dense=columns))
+    assert sized(content, dataset)[0]["model"]["embedding_dim"] == 2
+    named = {**content, "model": {"kind": "ensemble", "embedding_dim": 8}}
+    assert sized(named, dataset)[0]["model"]["embedding_dim"] == 8
 
 
 @pytest.mark.parametrize("kind", ["dlrm", "fm", "lr"])

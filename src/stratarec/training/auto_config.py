@@ -6,6 +6,8 @@ which end before the network has begun. A network of one pass is left at a rate 
 the average of its weights over the last third of the steps. `docs/log.md` has the measurements. A value that the recipe
 names is never changed, and changes no other one: with ``train.epochs=20`` a run is the one without it, which goes on.
 Ensembles have rates, decay and members of their own, and several passes: where their rates fall, over the whole run.
+The more columns a log has, the smaller are the members, as the time of a step is in proportion to the weights, and the
+lower are the rates: a step of Adam changes every weight by the rate, and a logit by the sum over all columns.
 """
 
 from __future__ import annotations
@@ -25,12 +27,21 @@ _SMALLEST, _LARGEST = 128, 4096
 # With fewer samples there is a second epoch.
 _FEW, _EPOCHS = 20_000, 2
 _EVALUATIONS = 4
+# Columns from which on an ensemble's rates fall, and its sizes by how many columns the log has at most.
+_COLUMNS = 200
+_SIZES: dict[float, dict[str, Any]] = {
+    _COLUMNS: {},
+    800: {"model.embedding_dim": 4, "model.member_mlp": [64, 32], "model.bins": 16},
+    math.inf: {"model.members": 8, "model.embedding_dim": 2, "model.member_mlp": [64, 32], "model.bins": 8},
+}
 # Steps of a run over those that its average of weights remembers, and the most that it may keep of itself in a step.
 _MEMORIES, _MOST_DECAY = 3, 0.9999
 
 
-def chosen(samples: int, *, validated: bool, kind: str = "dlrm", batch_size: int = 0) -> dict[str, Any]:
-    """Field -> value for so many training samples.
+def chosen(
+    samples: int, *, validated: bool, kind: str = "dlrm", batch_size: int = 0, columns: int = 0
+) -> dict[str, Any]:
+    """Return the value of each field for this number of training samples.
 
     Parameters
     ----------
@@ -40,9 +51,12 @@ def chosen(samples: int, *, validated: bool, kind: str = "dlrm", batch_size: int
         Of the model.
     batch_size : int
         Samples a step, which the fields that count steps follow; by default chosen, too.
+    columns : int
+        Number of features, numbers and others.
     """
     if kind == "ensemble":
-        return _of_ensemble(samples, validated, batch_size)
+        sizes = next(sizes for most, sizes in _SIZES.items() if columns <= most)
+        return _of_ensemble(samples, validated, batch_size, columns) | sizes
     batch = batch_size or _power_of_two(_BATCH * (max(samples, 1) / _SAMPLES) ** _GROWTH, _SMALLEST, _LARGEST)
     several, suits = validated and samples < _FEW, score_of(kind).config.suits
     steps = max(samples // batch, 1) * (_EPOCHS if several else 1)
@@ -56,12 +70,12 @@ def chosen(samples: int, *, validated: bool, kind: str = "dlrm", batch_size: int
     }
 
 
-def _of_ensemble(samples: int, validated: bool, batch_size: int) -> dict[str, Any]:
+def _of_ensemble(samples: int, validated: bool, batch_size: int, columns: int) -> dict[str, Any]:
     """Few samples are seen in many passes, until validation is worse: some logs become better again after a while. Of
     more, or without validation, there are a few passes at a rate that begins high and falls, a tenth of the work."""
     several = validated and samples < _FEW
     batch = batch_size or _power_of_two(samples / (60 if several else 120), 32, 256)
-    rate = 0.001 if several else 0.004
+    rate = round((0.001 if several else 0.004) * min(_COLUMNS / max(columns, 1), 1), 6)
     falling = {f"train.{part}.schedule.kind": "polynomial" for part in ("dense", "embedding")}
     return {
         "model.members": 16 if samples < _FEW else 8,
@@ -95,7 +109,10 @@ def sized(
     samples, recipe, named = dataset.samples("train"), Recipe.from_dict(dict(content)), leaves(content)
     valid = dataset.label_counts("valid")[dataset.schema.label_column]
     batch_size = recipe.train.batch_size if "train.batch_size" in named else 0
-    values = chosen(samples, validated=valid.known > 0, kind=recipe.model.kind, batch_size=batch_size)
+    values = chosen(
+        samples, validated=valid.known > 0, kind=recipe.model.kind, batch_size=batch_size,
+        columns=len(dataset.schema.dense) + len(dataset.schema.sparse),
+    )  # fmt: skip
     if recipe.train.loss.by and 0 < valid.positives < valid.known:
         # By order, as it is trained; scores have no level before they are calibrated.
         values["train.early_stopping.metric"] = "grouped_auc"
