@@ -34,7 +34,7 @@ from stratarec.models import build_model
 from stratarec.models.zoo.dcn import DCNv2Config, DCNv2Score
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.steps.sharing import Way
+from stratarec.training.steps.thread_tuner import ThreadConfig
 from stratarec.training.trainer import Trainer
 
 BATCH, PROCESSORS = 256, 2
@@ -263,10 +263,10 @@ def gate(folder: Path, samples: int) -> None:
     for number, sleep in enumerate((False, True)):
         made = recipe(folder, f"gate-{number}", samples, max_steps=30, threads=PROCESSORS)
         trainer = Trainer(made, dataset)
-        Way(PROCESSORS, sleep=sleep).use()
+        ThreadConfig(PROCESSORS, sleep=sleep).use()
         trainer.train(overwrite=True)
         outcomes.append([weight.clone() for weight in trainer.model.network.parameters()])
-    Way(PROCESSORS, sleep=False).use()
+    ThreadConfig(PROCESSORS, sleep=False).use()
     if not all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True)):
         raise AssertionError("a run has other bits where threads sleep while they wait")
 

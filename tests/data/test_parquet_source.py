@@ -114,8 +114,9 @@ def listed(kind: pa.DataType, cell: Any) -> Any:
 
 
 def separated(kind: pa.DataType, cell: Any) -> Any:
-    if not is_text(kind):
-        raise WrongType
+    if not is_text(kind):  # lists are taken as they are, without empty texts
+        listed(kind, cell)
+        return None if cell is None else [part for part in cell if part not in (None, "")][:3]
     return None if not (cell or "").strip() else [part.strip() for part in cell.split("|") if part.strip()][:3]
 
 

@@ -105,14 +105,17 @@ def memories(root: Path) -> dict[str, dict[str, Any] | None]:
 
 
 def place_tables(kind: str, made: Recipe) -> Plan | None:
-    """The plan of a recipe; for a log with its cached tables there, which a planner would not do with so few rows."""
+    """Return the plan of a recipe; of a log, with its cached tables there, in caches that steps fill.
+
+    A planner would do neither with so few rows.
+    """
     plan = new_plan(made, Dataset.open(made.data.path))
     if plan is None or kind != "log":
         return plan
     tables = tuple(
         placed
         if placed.tier == "level0"
-        else replace(placed, tier="log", codec=CodecConfig(kind="int8"), level1_rows=10)
+        else replace(placed, tier="log", codec=CodecConfig(kind="int8"), level1_rows=10, cache_rows=96)
         for placed in plan.tables
     )
     return replace(plan, tables=tables)

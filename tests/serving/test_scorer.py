@@ -330,7 +330,7 @@ def test_values_that_training_never_saw_share_the_tail(scorer: Scorer, log: pl.D
         (lambda log: log.with_columns(pl.lit(0.5).alias("item")), "row 1: column 'item': got 0.5, expected a whole"),
         (lambda log: log.with_columns(pl.lit(-1).alias("seen")), "column 'seen' is Int"),
         (lambda log: log.with_columns(pl.lit(3).alias("history")), "column 'history' is Int32, expected lists"),
-        (lambda log: log.with_columns(pl.lit(3).alias("words")), "column 'words' is Int32, expected text to split"),
+        (lambda log: log.with_columns(pl.lit(3).alias("words")), "column 'words' is Int32, expected lists, or text"),
         (lambda log: log.lazy(), "got LazyFrame, expected a DataFrame"),
         (lambda log: 3, "got int, expected a DataFrame"),
         (lambda log: log.to_dict(as_series=False) | {"city": ["a"]}, "columns of different lengths"),

@@ -34,8 +34,8 @@ from stratarec.training.trainer import Trainer
 
 MEMORIES: dict[str, dict[str, Any]] = {
     "memory": {},
-    "int8": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 4}},
-    "log": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 4}},
+    "int8": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 16}},
+    "log": {"precision": "int8", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 16}},
 }
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "memory": {}, "int8": {}, "log": {"rows": "all", "weight_decay": 0.1},
@@ -44,9 +44,9 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 Rows = dict[Any, tuple[np.ndarray[Any, Any], ...]]
 
 
-def write_log(root: Path, day: int, rows: int = 1500) -> None:
+def write_log(root: Path, day: int, rows: int = 3000) -> None:
     random = np.random.default_rng(day)
-    items = day * 60 + random.geometric(0.02, rows)
+    items = day * 60 + random.geometric(0.005, rows)
     pl.DataFrame(
         {
             "label": random.integers(0, 2, rows),

@@ -36,7 +36,8 @@ def hashed_share(schema: Schema, split: SplitConfig, rows: int) -> int:
     Copies have the same time and the same user or session, which a split by them keeps together.
     """
     together = split.by == "time" or (split.by == "fraction" and bool(schema.user or schema.session))
-    return 0 if together else -(-rows // _MOST_ROWS)
+    features = bool(schema.dense or schema.sparse)
+    return -(-rows // _MOST_ROWS) if features and not together else 0
 
 
 def hash_rows(frame: pl.DataFrame, schema: Schema, split: NDArray[np.int8], share: int) -> pl.DataFrame:

@@ -97,7 +97,8 @@ def class_weights(column: pl.Series, positive: pl.Series) -> str:
 
 def _is_weight(column: pl.Series) -> bool:
     """Whether values are finite numbers of 0 or more, and not all equal."""
-    if not column.dtype.is_numeric() or column.null_count() or column.n_unique() < 2:
+    # Decimals that are left are wider than 64 bits.
+    if not (column.dtype.is_integer() or column.dtype.is_float()) or column.null_count() or column.n_unique() < 2:
         return False
     return bool(column.is_finite().all()) and float(column.min()) >= 0  # type: ignore[arg-type]
 

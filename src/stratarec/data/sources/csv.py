@@ -220,7 +220,8 @@ class CsvSource:
         bad = BadRows(self._on_bad_row)
         frame, lines = self._parse(task, bad)
         converter = TextConverter(task.reader.path, lines, bad)
-        converted = converter.good(self._columns(frame, converter))
+        typed = task.reader.with_lists(frame) if isinstance(task.reader, JsonLines) else frame
+        converted = converter.good(self._columns(typed, converter))
         if not bad.count:
             self._learn(frame)
         return Chunk(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stratarec.data.sources.blocks import BadRows, no_utf8
 from stratarec.data.sources.delimited import Parsed
+from stratarec.data.sources.parse import lists_from_text
 from stratarec.errors import DataError
 from stratarec.io.names import shell_word
 
@@ -41,6 +42,14 @@ class JsonLines:
         if frame is None or frame.height != len(lines):
             raise DataError(f"{self.path}, line {numbers.start} and after: cannot be read as JSON lines")
         return frame, lines
+
+    def with_lists(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return the frame with its lists as lists: a separator of the schema is for other files, which have text."""
+        for name in self.lists & set(frame.columns):
+            lists, fits = lists_from_text(frame[name], "")
+            if fits.fill_null(True).all():
+                frame = frame.with_columns(lists)
+        return frame
 
     def _has_nested(self, frame: pl.DataFrame) -> bool:
         """Whether some scalar may have been a list or an object, which Polars writes out as text."""
