@@ -204,3 +204,19 @@ def test_only_files_are_opened_as_files(tmp_path: Path) -> None:
         assert file.read() == b"x"
     with pytest.raises(FileExistsError):
         create(tmp_path / "to-file")
+
+
+def test_what_fails_after_a_signal_that_an_import_swallowed_is_the_signal() -> None:
+    """An import that catches all exceptions leaves modules half loaded, so that the command fails later."""
+    code = (
+        "import os, signal\n"
+        "from stratarec.cli.main import _termination\n"
+        "with _termination():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    except BaseException:\n"
+        "        pass\n"
+        "    raise RecursionError\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "stratarec.errors.Terminated"

@@ -307,7 +307,7 @@ def test_towers_without_modules_are_the_model_without_towers() -> None:
             lambda: build_model(
                 FMConfig(towers=TowersConfig(plan=(("item", "history"), ("tags", "place")))), schema(), ROWS
             ),
-            "a fm has no tower modules, which dlrm and dcnv2 have",
+            "model.kind fm has no tower modules",
         ),
     ],
 )

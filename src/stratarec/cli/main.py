@@ -176,20 +176,31 @@ def _ended(error: BaseException, command: Subcommand) -> tuple[str, int]:
 def _termination() -> Iterator[None]:
     """Raise `Terminated` on the first SIGTERM and ignore the others, so that cleaning up is not cut short.
 
-    A caller of `main` with a handler of its own keeps it.
+    A caller of `main` with a handler of its own keeps it. What fails after the signal failed because of it: an import
+    that swallows the exception leaves modules that are half loaded.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
 
+    received = False
+
     def terminate(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        received = True
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Terminated
 
     signal.signal(signal.SIGTERM, terminate)
     try:
         yield
+    except Interrupted:
+        raise
+    except Exception as error:
+        if received:
+            raise Terminated from error
+        raise
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -236,6 +236,7 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     import yaml
 
     from stratarec.io.atomic import check_output, write_text
+    from stratarec.models.registry import has_towers
     from stratarec.reporting.tower_page import print_towers, write_towers_report
     from stratarec.training.tower_partition import TowerRequest, make_towers
 
@@ -262,8 +263,10 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
             file, f"# A tower a line, for a recipe beside this file: model.towers.plan: {visible(file.name)}\n{text}"
         )
         if not args.json:
-            words = shell_word(args.recipe), shell_word(f"model.towers.plan={file.name}")
-            say(f"wrote {file}; to train with it: stratarec train {words[0]} {words[1]}")
+            fields = [f"model.towers.plan={file.name}"]
+            fields += [] if has_towers(recipe.model.kind) else ["model.kind=dlrm"]
+            words = " ".join(map(shell_word, (args.recipe, *fields)))
+            say(f"wrote {file}; to train with it: stratarec train {words}")
 
 
 def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:

@@ -70,14 +70,19 @@ def score_of(kind: str) -> type[Score]:
 
 
 def tower_of(config: VectorsConfig) -> Build:
-    """What makes a tower's module of this model; towers without modules need none."""
+    """Return what builds a tower's module of this model; towers without modules need none."""
     assert config.towers is not None
-    if not config.towers.plain and config.kind not in _TOWERS:
+    if not config.towers.plain and not has_towers(config.kind):
         raise ConfigError(
-            f"model.towers.compression is {config.towers.compression}, and a {config.kind} has no tower modules, which "
-            f"{' and '.join(_TOWERS)} have; set it to 1, or take another model"
+            f"model.kind {config.kind} has no tower modules, but model.towers.compression is "
+            f"{config.towers.compression}; set it to 1, or model.kind to {' or '.join(_TOWERS)}"
         )
     return _TOWERS.get(config.kind, Plain)
+
+
+def has_towers(kind: str) -> bool:
+    """Whether a model has tower modules, which compress what towers send."""
+    return kind in _TOWERS
 
 
 @cache

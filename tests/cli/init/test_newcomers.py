@@ -18,6 +18,7 @@ from stratarec.cli.init.guess import guess
 from stratarec.cli.init.numbers import amounts, typed
 from stratarec.cli.init.sample import read_sample
 from stratarec.cli.init.times import as_times
+from stratarec.errors import DataError
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.leaks import find_leak
 from stratarec.data.schema import LabelRule
@@ -406,3 +407,20 @@ def test_counts_are_positive_from_the_first_on(name: str, values: list[Any], lea
     frame.write_parquet(tmp_path / "log.parquet")
     rule = guess(read_sample((str(tmp_path / "log.parquet"),)), name).label
     assert rule == LabelRule(column=name, at_least=least)
+
+
+def test_times_with_a_word_among_them_are_named_as_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    times = [f"2024-02-{1 + row % 27:02} 00:{row % 60:02}:00" for row in range(600)]
+    times[300] = "n/a"
+    pl.DataFrame({"time": times, "item": [row % 30 for row in range(600)], "label": [0, 1] * 300}).write_csv("log.csv")
+    column = next(each for each in guess(read_sample(("log.csv",))).columns if each.name == "time")
+    assert column.role == "left out"
+    assert "'n/a'" in column.reason
+
+
+def test_columns_of_other_kinds_in_other_files_are_refused_before_a_draft(tmp_path: Path) -> None:
+    for name, values in (("a", [1, 2]), ("b", ["x", "y"])):
+        pl.DataFrame({"z": values * 50, "label": [0, 1] * 50}).write_parquet(tmp_path / f"{name}.parquet")
+    with pytest.raises(DataError, match=r"b\.parquet: column 'z' is .*, but int64 in .*a\.parquet"):
+        read_sample((str(tmp_path),))

@@ -26,6 +26,8 @@ _SEPARATORS = ("\x1d", "\x1e", "\x1f", "\x01", "\x02", "|", ";", "\t", "^", "~",
 # Numbers of a column that has more distinct ones are amounts, where nothing says that they are names of something; and
 # users are more than so many.
 _FEW = 50
+# Share of values from which a column of times with some other values is one.
+_MOSTLY = 0.9
 # Of the most frequent values that are looked at, so many rows each at least; see `_is_scattered`.
 _OFTEN = 5
 _LONG_TEXT = 60
@@ -201,10 +203,13 @@ def _feature(column: pl.Series, sample: LogSample) -> Guess:
     if distinct < 2:
         return _out(column, "one value alone, or none")
     if kind == pl.String or tokens(column.name) & TIMES:
-        times = as_times(column.drop_nulls())
+        written, gaps = column.drop_nulls(), column.null_count()
+        dates = written.filter(written.str.contains(r"\d")) if kind == pl.String else written
+        times = as_times(dates) if len(dates) > _MOSTLY * len(written) else None
         if times:
-            gaps = column.null_count()
-            return _out(column, f"{times.how}; " + (f"missing in {gaps:,} rows" if gaps else "a recipe has one time"))
+            odd: pl.Series = written.filter(~written.is_in(dates.implode()))
+            fault = f"missing in {gaps:,} rows" if gaps else "a recipe has one time"
+            return _out(column, f"{times.how}; " + (f"{odd[0][:_SHOWN]!r} is none" if len(odd) else fault))
     if kind.is_float() and not _is_whole(column):
         return Guess(name=column.name, role="dense", reason=f"numbers with fractions{_missing(column, sample)}")
     if distinct > _FEW and any(names_a(column.name, word) for word in (*SESSIONS, *USERS)):

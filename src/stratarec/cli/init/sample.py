@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from stratarec.cli.init.numbers import typed
 from stratarec.data.sources.blocks import CODECS, BadRows, blocks, check_utf8, estimate_rows, is_utf8
+from stratarec.data.sources.columns import ColumnTypes
 from stratarec.data.sources.delimited import Delimited, read_header
 from stratarec.data.sources.files import InputFile, expand, no_rows
 from stratarec.data.sources.json_lines import JsonLines, check_lines, first_values
@@ -134,6 +135,10 @@ def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     files = tuple(file for file in files if counts[file]) or files
     frames, total = [], sum(counts.values())
     lacking = _incomplete(files, _parquet_names)
+    schemas = [(file.path, _parquet_schema(file)) for file in files[:_FILES]]
+    types = ColumnTypes([name for name in schemas[0][1].names if name not in lacking], lambda number: schemas[number:])
+    for number, (path, schema) in enumerate(schemas):
+        types.check(number, path, schema)
     for file in dict.fromkeys((files[0], files[-1])):
         with file.open() as raw:
             reader = open_parquet(raw, file)
@@ -181,9 +186,13 @@ def _first_rows(reader: pq.ParquetFile, group: int, file: InputFile) -> list[pl.
         raise DataError(f"{file.path}, row group {group}: damaged ({error})") from error
 
 
-def _parquet_names(file: InputFile) -> list[str]:
+def _parquet_schema(file: InputFile) -> pa.Schema:
     with file.open() as raw:
-        names: list[str] = open_parquet(raw, file).schema_arrow.names
+        return open_parquet(raw, file).schema_arrow
+
+
+def _parquet_names(file: InputFile) -> list[str]:
+    names: list[str] = _parquet_schema(file).names
     twice = next((name for name in names if name and names.count(name) > 1), "")
     if twice:
         raise _repeated(file, twice, names.count(twice))

@@ -108,7 +108,7 @@ def device_steps(recipe: Recipe, dataset: Dataset, figures: DeviceFigures) -> tu
     if plan.float32_bytes > 0.8 * figures.memory_bytes:
         advice += f"its memory is {readable(round(figures.memory_bytes))}: rows stay where they are"
     else:
-        advice += f"fit its memory and would make a step {gain:.2g}x as fast there"
+        advice += f"fit its memory and would make a step {gain:,.{0 if gain >= 10 else 1}f} times as fast there"
         advice += ": rather keep them there, which TorchRec does and StrataRec does not" if gain > 2 else ""
     return steps, [
         advice,
