@@ -18,10 +18,10 @@ from stratarec.cli.init.guess import guess
 from stratarec.cli.init.numbers import amounts, typed
 from stratarec.cli.init.sample import read_sample
 from stratarec.cli.init.times import as_times
-from stratarec.errors import DataError
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.leaks import find_leak
 from stratarec.data.schema import LabelRule
+from stratarec.errors import DataError
 
 ROWS = 1200
 START = datetime(2023, 11, 1)
