@@ -350,15 +350,15 @@ class ClickModel:
         """
         path = Path(path)
         state = read_sealed(path / _STATE, _State, _ADVICE, ExportError)
-        found = cls(state.given)
-        found._given = state.given
-        found._settings = state.settings
-        found._take(path / _EXPORT, state.recipe, state.result)
+        model = cls(state.given)
+        model._given = state.given
+        model._settings = state.settings
+        model._take(path / _EXPORT, state.recipe, state.result)
         if state.events:
-            found._histories = Histories.read(path, state.events, state.recipe)
-        found.classes_ = np.array(state.classes)
-        found._name(state.columns)
-        return found
+            model._histories = Histories.read(path, state.events, state.recipe)
+        model.classes_ = np.array(state.classes)
+        model._name(state.columns)
+        return model
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and for worker processes: an export travels as its files' bytes."""
