@@ -49,10 +49,11 @@ def test_slots_of_the_prototype_agree_with_those_of_the_cpu() -> None:
 
 @pytest.mark.slow
 def test_every_phase_of_the_speed_checks_succeeds(tmp_path: Path) -> None:
-    run("bash", str(TOOLS / "check.sh"), "kernels", "steps", OUT=str(tmp_path))
+    run("bash", str(TOOLS / "check.sh"), "kernels", "steps", "cached", OUT=str(tmp_path))
     phases = (tmp_path / "summary.txt").read_text()
     assert "kernels: exit 0" in phases
     assert "steps: exit 0" in phases
+    assert "cached: exit 0" in phases
     assert (tmp_path / "bench.jsonl").read_text().count('"cell": "step"') == 14
 
 

@@ -1,12 +1,13 @@
 """Time training steps of a DLRM: on the CPU, with the network on a GPU, with rows there too, and cached there.
 
-``python tools/gpu/steps.py [OUT.jsonl]`` writes one line of JSON a configuration. Sizes are those of Criteo Kaggle in
-the published code of FAE (D = 16), and D = 64; ids are synthetic. Without a GPU, sizes are tiny.
+``python tools/gpu/steps.py OUT.jsonl whole|cached`` writes one line of JSON a configuration. Sizes are those of Criteo
+Kaggle in the published code of FAE (D = 16), and D = 64; ids are synthetic. Without a GPU, sizes are tiny.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from statistics import median
 
@@ -105,7 +106,7 @@ def run(name, width, size, data, *, network, rows, tiers=None, depth=0, precisio
             ended = time.perf_counter()
             seconds.append(ended - began)
             began = ended
-    whole = seconds[len(items) :]
+    timed = seconds[len(items) :]
     parts = {key: round(1e3 * value / len(seconds), 3) for key, value in model.embeddings.engine.seconds.items()}
     moved = [tables.traffic.rows_in for tables in model.embeddings.engine.tables if not tables.resident]
     model.embeddings.close()
@@ -118,8 +119,8 @@ def run(name, width, size, data, *, network, rows, tiers=None, depth=0, precisio
         rows=rows,
         depth=depth,
         precision=precision,
-        median_ms=1e3 * median(whole),
-        samples_s=size / median(whole),
+        median_ms=1e3 * median(timed),
+        samples_s=size / median(timed),
         parts_ms=parts,
         rows_in=moved,
         last_loss=losses[-1],
@@ -129,8 +130,8 @@ def run(name, width, size, data, *, network, rows, tiers=None, depth=0, precisio
         torch.cuda.empty_cache()
 
 
-def main():
-    gpu = "cuda" if GPU else "cpu"
+def whole(gpu):
+    """Time tables that are stored whole where their rows are looked up."""
     for width, sizes in ((16, (1024, 16_384)), (64, (4096,))):
         for size in sizes if not TINY else (64,):
             data = batches(size, 3.0, 12 if not TINY else 2)
@@ -138,6 +139,10 @@ def main():
             run("hybrid", width, size, data, network=gpu, rows="cpu")
             run("rows in GPU memory", width, size, data, network=gpu, rows=gpu)
             run("rows in GPU memory, bf16", width, size, data, network=gpu, rows=gpu, precision="bf16")
+
+
+def cached(gpu):
+    """Time tables in host memory under a cache in GPU memory, and tables without one, on the same ids."""
     size = 16_384 if not TINY else 32
     data = batches(size, 1.5, 12 if not TINY else 2)
     for kind in ("fp32", "int8"):
@@ -157,4 +162,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    {"whole": whole, "cached": cached}[sys.argv[2]]("cuda" if GPU else "cpu")
