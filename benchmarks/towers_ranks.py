@@ -94,7 +94,7 @@ class Bench:
         from stratarec.embedding.tiers import TierConfig
         from stratarec.models import DLRMConfig, TowersConfig, build_model
         from stratarec.recipe.train_section import TrainConfig
-        from stratarec.training.distributed import SharedStages, Together
+        from stratarec.training.distributed import GradientReducer, SharedStages
 
         self.contender, by_towers = contender, contender.exchange == "sptt"
         modules = contender.compression > 1
@@ -132,7 +132,7 @@ class Bench:
         )  # fmt: skip
         if by_towers:
             self.model = DisaggregatedModel(self.model, mesh, config, 1)
-        self.reduction = TimedReduction(Together(self.mesh, self.model.network, dense_wire))
+        self.reduction = TimedReduction(GradientReducer(self.mesh, self.model.network, dense_wire))
         train = TrainConfig(batch_size=shape.batch * mesh.ranks)
         self.stages = SharedStages(
             self.mesh, self.model, build_optimizer(train.dense, self.model.network), train, None,

@@ -28,7 +28,7 @@ from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig, HistoryConfig, TowersConfig, build_model
 from stratarec.models.base import build_tables
 from stratarec.recipe import Recipe
-from stratarec.training.distributed import Together
+from stratarec.training.distributed import GradientReducer
 from stratarec.training.run.shard_tables import sharding_plan
 
 
@@ -174,7 +174,7 @@ def by_hand(mesh: Mesh, config: DLRMConfig, sharding: str) -> dict[str, Any]:
     )
     loss = model.nothing(mine) if not size else loss_of(model(mine), mine)
     loss.backward()
-    reduce = Together(mesh, model.network)
+    reduce = GradientReducer(mesh, model.network)
     reduce.reduce(list(model.network.parameters()))
     weights = model.network.named_parameters()
     found = {name: weight.grad.numpy().copy() for name, weight in weights if weight.grad is not None}

@@ -120,7 +120,7 @@ def sleeping() -> Iterator[None]:
 @pytest.mark.skipif(bool(DEFECT), reason="this Numba runs no teams")
 @pytest.mark.usefixtures("sleeping")
 def test_threads_that_sleep_do_the_same_work() -> None:
-    assert any(thread.name == "stratarec-crowd" for thread in threading.enumerate())
+    assert any(thread.name == "stratarec-oversubscribed" for thread in threading.enumerate())
     left = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
     asleep = left @ left.T
     for _ in range(50):
@@ -128,5 +128,5 @@ def test_threads_that_sleep_do_the_same_work() -> None:
         assert taken[-1] in (1, 2)
         assert len(set(taken) - {0}) == np.count_nonzero(taken)
     waiting.sleep_while_waiting(False)
-    assert not any(thread.name == "stratarec-crowd" for thread in threading.enumerate())
+    assert not any(thread.name == "stratarec-oversubscribed" for thread in threading.enumerate())
     assert torch.equal(asleep, left @ left.T)

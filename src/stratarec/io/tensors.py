@@ -36,7 +36,7 @@ class Spec(NamedTuple):
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: Tensor | Pieces) -> Spec:
+    def of(cls, tensor: Tensor | ChunkedTensor) -> Spec:
         return cls(tensor.dtype, tuple(tensor.shape))
 
     @property
@@ -45,7 +45,7 @@ class Spec(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pieces:
+class ChunkedTensor:
     """A tensor of which a part at a time is in memory.
 
     Parameters
@@ -81,14 +81,14 @@ def header(specs: Mapping[str, Spec]) -> tuple[bytes, dict[str, int]]:
     return front, {name: len(front) + entry["data_offsets"][0] for name, entry in content.items()}  # type: ignore[index]
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor | Pieces]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | ChunkedTensor]) -> None:
     """Write named tensors in the safetensors format: the same tensors give the same bytes, in any order."""
     front, places = header({name: Spec.of(tensor) for name, tensor in tensors.items()})
     with path.open("wb") as file:
         file.write(front)
         for name in places:
             tensor = tensors[name]
-            for part in tensor.parts() if isinstance(tensor, Pieces) else (tensor,):
+            for part in tensor.parts() if isinstance(tensor, ChunkedTensor) else (tensor,):
                 if part.numel():
                     file.write(part.detach().cpu().contiguous().reshape(-1).numpy().data)
 

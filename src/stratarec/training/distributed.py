@@ -138,8 +138,8 @@ class SharedStages(Stages):
         ]
 
 
-class Together:
-    """The `Reduction` of several processes, and what they agree on: sums in the order of samples, one stops all.
+class GradientReducer:
+    """`Reduction` over several processes: sums gradients in the order of samples, and agrees on when to stop.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ from stratarec.recipe import Recipe
 from stratarec.reporting.live.curve_writers import CurvesOf, CurveWriters, check_installed, curve_writers
 from stratarec.reporting.live.notebook_progress import progress_of_notebook
 from stratarec.training import checkpoint
-from stratarec.training.distributed import SharedStages, Together
+from stratarec.training.distributed import GradientReducer, SharedStages
 from stratarec.training.evaluation.validation import Curves, Validation, Watch, nobody
 from stratarec.training.finish import Ending, TrainResult
 from stratarec.training.loop import Loop
@@ -141,11 +141,13 @@ class Trainer:
         self._stop = StopRequest(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
         self._began = False
         self.loader = self._new_loader(BatchShare(rank=self.mesh.place, ranks=self.mesh.ranks))
-        self._together: Together | None = None
+        self._gradient_reducer: GradientReducer | None = None
         if self.mesh.ranks > 1:
             engine = self.model.embeddings.engine
             assert isinstance(engine, SharedEngine)
-            self._together = Together(self.mesh, self.model.network, recipe.distributed.dense_wire, engine)
+            self._gradient_reducer = GradientReducer(
+                self.mesh, self.model.network, recipe.distributed.dense_wire, engine
+            )
         self.stages = self._new_stages()
         self._keeper = Keeper(
             self._directory, self.model, self.optimizer, self.config, self._identity, self.mesh, self.stages.averaging
@@ -156,7 +158,7 @@ class Trainer:
             self.total_steps,
             ahead=self.pipeline.depth,
             stop=lambda: self._stop.made,
-            **({} if self._together is None else {"agree": self._together.agree}),
+            **({} if self._gradient_reducer is None else {"agree": self._gradient_reducer.agree}),
         )
 
     def _one_plan(self, plan: Plan | None) -> Plan | None:
@@ -181,10 +183,10 @@ class Trainer:
 
     def _new_stages(self) -> Stages:
         given = (self.model, self.optimizer, self.config, self.loader)
-        if self._together is None:
+        if self._gradient_reducer is None:
             return Stages(*given)
         exchange = self.model if isinstance(self.model, DisaggregatedModel) else None
-        return SharedStages(self.mesh, *given, exchange=exchange, reduction=self._together)
+        return SharedStages(self.mesh, *given, exchange=exchange, reduction=self._gradient_reducer)
 
     @property
     def total_steps(self) -> int:

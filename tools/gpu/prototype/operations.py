@@ -132,11 +132,11 @@ def step(
     KIND: tl.constexpr,
 ):
     """What `update.rules.update_row` does, for K rows."""
-    rate, stride, sharp = pace
-    scale, eps, pull, leak, beta1, rest1, beta2, rest2 = rule
+    rate, step_size, inv_sqrt_bias2 = pace
+    scale, eps, l2, weight_decay, beta1, rest1, beta2, rest2 = rule
     found = scale * gradient
-    if pull != 0:
-        found = found + pull * weight
+    if l2 != 0:
+        found = found + l2 * weight
     factor = tl.full((K,), 1.0, tl.float32) * rate
     if KIND == ROWWISE_ADAGRAD:
         state = state + tl.div_rn(total(found * found, K, DP, D, LANES), tl.full((K,), D, tl.float32))
@@ -144,7 +144,7 @@ def step(
     if KIND == ROWWISE_ADAM:
         square = tl.div_rn(total(found * found, K, DP, D, LANES), tl.full((K,), D, tl.float32))
         state = beta2 * state + rest2 * square
-        factor = tl.div_rn(tl.full((K,), 1.0, tl.float32) * stride, tl.sqrt_rn(state) * sharp + eps)
+        factor = tl.div_rn(tl.full((K,), 1.0, tl.float32) * step_size, tl.sqrt_rn(state) * inv_sqrt_bias2 + eps)
         one = beta1 * one + rest1 * found
         found = one
     if KIND == ADAGRAD:
@@ -153,11 +153,11 @@ def step(
     elif KIND == ADAM:
         one = beta1 * one + rest1 * found
         two = beta2 * two + rest2 * (found * found)
-        change = tl.div_rn(stride * one, tl.sqrt_rn(two) * sharp + eps)
+        change = tl.div_rn(step_size * one, tl.sqrt_rn(two) * inv_sqrt_bias2 + eps)
     else:
         change = factor[:, None] * found
-    if leak != 0:
-        weight = (1.0 - rate * leak) * weight
+    if weight_decay != 0:
+        weight = (1.0 - rate * weight_decay) * weight
     return weight - change, state, one, two
 
 

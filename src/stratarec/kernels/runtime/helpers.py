@@ -43,10 +43,10 @@ class Helpers:
     def _grow(self, wanted: int) -> None:
         if not self._descriptors:
             for job in range(workers.FIRST_JOB, workers.FIRST_HELPER, workers.LINE):
-                self._hang_bell(job)
+                self._create_eventfd(job)
         while self._growing and len(self._threads) < min(wanted, workers.MOST_HELPERS):
             line = workers.FIRST_HELPER + len(self._threads) * workers.LINE
-            self._hang_bell(line)
+            self._create_eventfd(line)
             thread = threading.Thread(target=_serve, args=(self.board, line), name="stratarec-helper", daemon=True)
             try:
                 thread.start()
@@ -57,7 +57,7 @@ class Helpers:
             self._threads.append(thread)
             self.board[workers.HELPERS] = len(self._threads)
 
-    def _hang_bell(self, line: int) -> None:
+    def _create_eventfd(self, line: int) -> None:
         if hasattr(os, "eventfd"):
             # Semaphore or not, one eight-byte write wakes the one that reads, and is taken back by its read.
             listen = ring = os.eventfd(0, os.EFD_CLOEXEC)

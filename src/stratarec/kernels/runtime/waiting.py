@@ -25,15 +25,17 @@ if AVAILABLE:
 
 _SLEEPY_NS = 0
 _LOCK = threading.Lock()
-_crowd: Crowd | None = None
+_pool: OversubscribedPool | None = None
 
 
-class Crowd:
+class OversubscribedPool:
     """OpenMP threads of a Python thread, all asleep, beside `threads` of another: together more than processors."""
 
     def __init__(self, threads: int) -> None:
         self._ready, self._end = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._stay, args=(threads,), name="stratarec-crowd", daemon=True)
+        self._thread = threading.Thread(
+            target=self._stay, args=(threads,), name="stratarec-oversubscribed", daemon=True
+        )
         self._thread.start()
         self._ready.wait()
 
@@ -58,22 +60,22 @@ def sleep_while_waiting(sleep: bool, threads: int = 2) -> None:
     threads : int
         Those of a team of torch.
     """
-    global _crowd
+    global _pool
     if not AVAILABLE:
         return
     with _LOCK:
         HELPERS.board[workers.SPINS] = _SLEEPY_NS if sleep else workers.SPINS_NS
-        if sleep and _crowd is None and openmp.launcher():
-            _crowd = Crowd(threads)
-        elif not sleep and _crowd is not None:
-            _crowd.leave()
-            _crowd = None
+        if sleep and _pool is None and openmp.launcher():
+            _pool = OversubscribedPool(threads)
+        elif not sleep and _pool is not None:
+            _pool.leave()
+            _pool = None
 
 
 def _forget() -> None:
     """In a forked child, which has none of its parent's threads."""
-    global _crowd, _LOCK
-    _crowd, _LOCK = None, threading.Lock()
+    global _pool, _LOCK
+    _pool, _LOCK = None, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -108,7 +108,7 @@ else:
 
 
 @njit(**_BODY)
-def rouse(board, wanted):
+def wake(board, wanted):
     """Wake up to `wanted` sleeping helpers."""
     for helper in range(board[HELPERS]):
         line = FIRST_HELPER + helper * LINE
@@ -159,7 +159,7 @@ def lead(board, threads, function, data):
     atomics.write(board, job, TAKEN | OPEN | (threads - 1) * PLACE)
     # Counted before sleepers are woken: one that is about to sleep looks at the count once more.
     atomics.add(board, POSTED, 1)
-    rouse(board, threads - 1)
+    wake(board, threads - 1)
     atomics.call(function, data)
     close(board, job)
 
@@ -215,4 +215,4 @@ def serve(board, line):
 def stop(board):
     """Tell all helpers to end."""
     atomics.write(board, STOPPED, 1)
-    rouse(board, board[HELPERS])
+    wake(board, board[HELPERS])

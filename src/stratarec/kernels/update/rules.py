@@ -45,15 +45,15 @@ class Slots(NamedTuple):
 class Rule(NamedTuple):
     """A row optimizer's numbers: those of every step.
 
-    `pull` is the weight decay in the gradient and `leak` the decoupled one, of which one is 0. `rest1` is 1 - beta1,
-    rounded once: 1 minus a rounded beta is off by 1e-5 of itself.
+    `l2` is weight decay added to the gradient, `weight_decay` the decoupled form; at least one of them is 0. `rest1` is
+    1 - beta1, rounded once: 1 minus a rounded beta is off by 1e-5 of itself.
     """
 
     kind: int
     scale: np.float32
     eps: np.float32
-    pull: np.float32
-    leak: np.float32
+    l2: np.float32
+    weight_decay: np.float32
     beta1: np.float32
     rest1: np.float32
     beta2: np.float32
@@ -63,12 +63,13 @@ class Rule(NamedTuple):
 class StepNumbers(NamedTuple):
     """A step's own numbers.
 
-    `stride` is the rate over Adam's first correction 1 - beta1^t, `sharp` one over the root of the second 1 - beta2^t.
+    `step_size` is the rate divided by Adam's first bias correction 1 - beta1^t, `inv_sqrt_bias2` is
+    (1 - beta2^t)^-0.5.
     """
 
     rate: np.float32
-    stride: np.float32
-    sharp: np.float32
+    step_size: np.float32
+    inv_sqrt_bias2: np.float32
 
 
 class MissedSteps(NamedTuple):
@@ -89,8 +90,8 @@ class Step(NamedTuple):
 
 def compiled(rule):
     """A `RowUpdate`, as `rule_of` and `pace_in` take it: Python's floats are made and unpacked faster than NumPy's."""
-    pull, leak = (0.0, rule.decay) if rule.decoupled else (rule.decay, 0.0)
-    numbers = (rule.scale, rule.eps, pull, leak, rule.beta1, 1 - rule.beta1, rule.beta2, 1 - rule.beta2)
+    l2, weight_decay = (0.0, rule.decay) if rule.decoupled else (rule.decay, 0.0)
+    numbers = (rule.scale, rule.eps, l2, weight_decay, rule.beta1, 1 - rule.beta1, rule.beta2, 1 - rule.beta2)
     return (KINDS[rule.kind], *map(float, numbers)), pace_of(rule)
 
 
@@ -103,9 +104,9 @@ def pace_of(rule):
 @njit(**BODY)
 def rule_of(given):
     """`Rule` of the floats that `compiled` gives, rounded once."""
-    kind, scale, eps, pull, leak, beta1, rest1, beta2, rest2 = given
+    kind, scale, eps, l2, weight_decay, beta1, rest1, beta2, rest2 = given
     return Rule(
-        kind, np.float32(scale), np.float32(eps), np.float32(pull), np.float32(leak), np.float32(beta1),
+        kind, np.float32(scale), np.float32(eps), np.float32(l2), np.float32(weight_decay), np.float32(beta1),
         np.float32(rest1), np.float32(beta2), np.float32(rest2),
     )  # fmt: skip
 
@@ -113,8 +114,8 @@ def rule_of(given):
 @njit(**BODY)
 def pace_in(given):
     """`StepNumbers`, likewise."""
-    rate, stride, sharp = given
-    return StepNumbers(np.float32(rate), np.float32(stride), np.float32(sharp))
+    rate, step_size, inv_sqrt_bias2 = given
+    return StepNumbers(np.float32(rate), np.float32(step_size), np.float32(inv_sqrt_bias2))
 
 
 @njit(**BODY)
@@ -122,8 +123,8 @@ def direction(lanes, rule, weights, place, gradient, at):
     """A block of a row's gradient, the L2 term within."""
     literally(lanes)
     found = multiply(broadcast(rule.scale, lanes), load(gradient, at, lanes))
-    if rule.pull != 0:
-        found = add(found, multiply(broadcast(rule.pull, lanes), load(weights, place, lanes)))
+    if rule.l2 != 0:
+        found = add(found, multiply(broadcast(rule.l2, lanes), load(weights, place, lanes)))
     return found
 
 
@@ -143,8 +144,8 @@ def move(lanes, rule, pace, weights, place, change):
     """``weights[place:][:lanes] -= change``, after decoupled decay."""
     literally(lanes)
     kept = load(weights, place, lanes)
-    if rule.leak != 0:
-        kept = multiply(broadcast(np.float32(1.0) - pace.rate * rule.leak, lanes), kept)
+    if rule.weight_decay != 0:
+        kept = multiply(broadcast(np.float32(1.0) - pace.rate * rule.weight_decay, lanes), kept)
     store(weights, place, subtract(kept, change))
 
 
@@ -174,8 +175,8 @@ def adam_block(lanes, rule, pace, slots, place, state, D, found):
     literally(lanes)
     first = blend(lanes, slots.full_state, state, rule.beta1, rule.rest1, found)
     second = blend(lanes, slots.full_state, state + D, rule.beta2, rule.rest2, multiply(found, found))
-    scale = add(multiply(square_root(second), broadcast(pace.sharp, lanes)), broadcast(rule.eps, lanes))
-    move(lanes, rule, pace, slots.weights, place, divide(multiply(broadcast(pace.stride, lanes), first), scale))
+    scale = add(multiply(square_root(second), broadcast(pace.inv_sqrt_bias2, lanes)), broadcast(rule.eps, lanes))
+    move(lanes, rule, pace, slots.weights, place, divide(multiply(broadcast(pace.step_size, lanes), first), scale))
 
 
 @njit(**BODY)
@@ -190,7 +191,7 @@ def factor_of(lanes, rule, pace, slots, row, D, gradient, start):
             factor = pace.rate / (np.sqrt(row_state[row]) + rule.eps)
         else:
             row_state[row] = rule.beta2 * row_state[row] + rule.rest2 * square
-            factor = pace.stride / (np.sqrt(row_state[row]) * pace.sharp + rule.eps)
+            factor = pace.step_size / (np.sqrt(row_state[row]) * pace.inv_sqrt_bias2 + rule.eps)
     return factor
 
 

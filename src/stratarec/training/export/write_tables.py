@@ -19,7 +19,7 @@ from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import CheckpointError
-from stratarec.io.tensors import Pieces
+from stratarec.io.tensors import ChunkedTensor
 from stratarec.serving.export_manifest import FLOATS, ROWS, ExportedTable
 from stratarec.training.run.open_run import TrainedModel
 
@@ -46,7 +46,7 @@ class TableWriter:
             float32_rows=len(self._in_slots),
         )
 
-    def tensors(self) -> dict[str, Tensor | Pieces]:
+    def tensors(self) -> dict[str, Tensor | ChunkedTensor]:
         """By the names that `ExportedTable.tensors` gives."""
         parts: dict[str, Callable[[], Iterator[Tensor]]] = {self._config.name: self._rows}
         if self._cached:
@@ -56,7 +56,9 @@ class TableWriter:
                 FLOATS + self._config.name: self._slots,
             }
         specs = self.about.tensors(self._config.name)
-        return {name: Pieces(dtype=specs[name].dtype, shape=specs[name].shape, parts=parts[name]) for name in specs}
+        return {
+            name: ChunkedTensor(dtype=specs[name].dtype, shape=specs[name].shape, parts=parts[name]) for name in specs
+        }
 
     def _spans(self) -> Iterator[tuple[int, int]]:
         rows = self._config.num_embeddings
