@@ -171,7 +171,7 @@ class CollectionMachine(RuleBasedStateMachine):
                     break
                 for found in (self.module(prepared), self.plain(features)):
                     loss_of(found).backward()
-        assert not len(self.module.engine.flight)
+        assert not len(self.module.engine.in_flight)
 
     @precondition(open)
     @rule(seed=st.integers(0, 10**6))

@@ -185,7 +185,7 @@ def test_whatever_fails_in_homes_that_are_memory_leaves_right_rows_or_none(
                 module.load(tmp_path / f"step-{number - number % 6}", manifest)
                 train(module, number - number % 6, number)
             else:
-                module.engine.flight.end()
+                module.engine.in_flight.end()
         step(plain, number)
         step(module, number)
         if number % 6 == 5:

@@ -114,7 +114,7 @@ def test_a_handle_that_is_dropped_unused_is_an_error_once() -> None:
     with pytest.raises(TrainingError, match="batch 0 was prepared, and its handle dropped before it was looked up"):
         module.prepare(batch(1))
     module(batch(1)).pooled.sum().backward()
-    assert not len(module.engine.flight)
+    assert not len(module.engine.in_flight)
 
 
 def test_a_look_up_without_a_backward_pass_lets_its_rows_go() -> None:
@@ -124,7 +124,7 @@ def test_a_look_up_without_a_backward_pass_lets_its_rows_go() -> None:
     with torch.no_grad():
         for number in range(40):
             module(module.prepare(batch(number)) if number % 2 else batch(number))
-    assert not len(module.engine.flight)
+    assert not len(module.engine.in_flight)
 
 
 def test_a_handle_of_another_collection_is_refused() -> None:
@@ -178,7 +178,7 @@ def test_stopping_while_a_batch_waits_for_room_ends() -> None:
                 source.drain()
                 if source.drained:
                     stopped.append(steps)
-                    assert module.engine.flight.unused() is None
+                    assert module.engine.in_flight.unused() is None
         return steps
 
     assert within(60, train) == 30
@@ -211,7 +211,7 @@ def test_leaving_early_and_beginning_again_goes_on() -> None:
     for features in data:
         plain(features).pooled.sum().backward()
     assert all(torch.equal(rows, rows_of(plain)[name]) for name, rows in rows_of(module).items())
-    assert not len(module.engine.flight)
+    assert not len(module.engine.in_flight)
 
 
 def test_asking_for_more_than_can_be_prepared_is_an_error() -> None:
@@ -224,7 +224,7 @@ def test_asking_for_more_than_can_be_prepared_is_an_error() -> None:
 
     with pytest.raises(TrainingError, match="waits for the backward pass of batch 0, which was handed out before"):
         within(60, take)
-    assert not len(module.engine.flight)
+    assert not len(module.engine.in_flight)
 
 
 def test_closing_ends_a_prefetcher() -> None:
@@ -293,7 +293,7 @@ def test_a_bad_id_of_a_table_in_memory_releases_the_batch() -> None:
     for _ in range(3):
         with pytest.raises(ConfigError, match=r"feature 'b': id 1000 is outside table 'b'"):
             module(features)
-    assert not len(module.engine.flight)
+    assert not len(module.engine.in_flight)
 
 
 def test_sequences_come_in_the_order_of_the_tables_whatever_the_tiers() -> None:

@@ -129,7 +129,7 @@ class Trained:
             assert session.event == {"failed": "interrupt", "closed": "close"}[health]
             self._refuse()
             self._take_up(health)
-        assert not len(self.module.engine.flight)
+        assert not len(self.module.engine.in_flight)
         assert_same(rows_of(self.plain), rows_of(self.module))
         if session.seed % 3 == 0:
             self.save()
@@ -154,7 +154,7 @@ class Trained:
         for name in "ab":
             for part, view in self.plain.table(name).items():
                 view.copy_(rows[f"{name}.{part}"])
-        self.plain.engine.go_on(self.module.step)
+        self.plain.engine.load_position(self.module.step)
 
     def _source(self, session: Session) -> Iterator[KeyedJagged]:
         for step in range(session.steps):

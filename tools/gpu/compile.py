@@ -82,9 +82,16 @@ def kernels() -> Iterator[tuple[str, Any]]:
         yield f"decode, {name}", build(ops.decode, moves, form, 4, aligned)
     form = {"D": 64, "DP": 64, "K": 8, "ROW_STATE": True, "FULL": 0, "CLOCKED": False}
     yield "initialize", build(ops.initialize, moves, form, 4, ("slots",))
-    settle = {"slots": SLOTS, "rows": INTS, "count": "i32", "steps": "i32", "paces": FLOATS, "rule": ("fp32",) * 8}
+    apply_missed_steps = {
+        "slots": SLOTS,
+        "rows": INTS,
+        "count": "i32",
+        "steps": "i32",
+        "paces": FLOATS,
+        "rule": ("fp32",) * 8,
+    }
     form = {"D": 64, "DP": 64, "K": 4, "LANES": 16, "KIND": 4}
-    yield "settle, Adam", build(ops.settle, settle, form, 4, ("slots",))
+    yield "apply_missed_steps, Adam", build(ops.apply_missed_steps, apply_missed_steps, form, 4, ("slots",))
     yield "starts", build(ops.starts, train, {"BLOCK": 1024}, 4, ())
 
 

@@ -183,7 +183,7 @@ class Replicas:
             bags = BagBatch(values=rows, offsets=None, weights=None, batch=len(rows), key=np.zeros(1, dtype=np.int64))
             summed = columns[width].view(-1, memory.width)[torch.from_numpy(rows)]
             gradients = Gradients(torch.empty(len(rows), 0), [summed])
-            memory.update(memory.take(self._layouts[width], bags), gradients, rule, None)
+            memory.update(memory.stage(self._layouts[width], bags), gradients, rule, None)
 
     @property
     def _sizes(self) -> list[int]:

@@ -104,7 +104,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
             travelling = [table for table in sharding.tables if sharding.places[table.name].travel == "rows"]
             self.replicas = Replicas(travelling, hot, optimizer, seed)
         # Whether rows of this rank's own tables are older than the copies; the rule of the step that copies wait for.
-        self._older, self._rule = False, self.course.rule
+        self._older, self._rule = False, self.step_clock.rule
         self._exchange = FlatExchange(shared, self._circle, (wire, gradient_wire), self.own, self.replicas)
         self.row_order = self._exchange.row_order
         # Ids travel before a batch is looked up: even where every row is in level 0, preparing it is work to do ahead.
@@ -165,13 +165,13 @@ class SharedEngine(LookupEngine[SharedBatch]):
         """See `Engine.update`; there are no per-sample weights."""
         # Two batches may be looked up before the first one is trained, so the sums of the last step may still wait.
         self._sum_hot_rows()
-        self._rule = self.course.rule
+        self._rule = self.step_clock.rule
         own_pooled, *own_rows = self._exchange.combine_backward((pooled, *rows), prepared.dispatched)
         if self.own and prepared.own:
             self.own.update(prepared.own, own_pooled, own_rows, None)
         else:
             # A rank without tables has no engine that counts; schedules are the same on all.
-            self.course.step += 1
+            self.step_clock.step += 1
 
     # Tables by name
 
@@ -209,7 +209,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
             if self.own:
                 return self.own.load(directory, manifest, self.mesh.rank, agreed)
             agreed(self.mesh.rank not in ranks)
-            self.course.go_on(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
+            self.step_clock.load_position(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
             return ""
 
         reason = channel.together(loaded)

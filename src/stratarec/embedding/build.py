@@ -30,7 +30,7 @@ Shared = tuple[int, HomeKind, CodecConfig]
 def build_tables(
     configs: Sequence[EmbeddingBagConfig],
     columns: Mapping[str, int],
-    course: StepClock,
+    step_clock: StepClock,
     seed: int,
     tiers: TierConfig,
     health: Health,
@@ -56,8 +56,8 @@ def build_tables(
             resident.setdefault(table.embedding_dim, []).append(table)
         else:
             cached.setdefault((table.embedding_dim, tier.home, tier.codec), []).append(table)
-    groups = [(key, mine) for key, all_of in cached.items() for mine in _sharing(key, all_of, course.optimizer)]
-    codecs = [RecordCodec.of(config, width, course.optimizer) for (width, _, config), _ in groups]
+    groups = [(key, mine) for key, all_of in cached.items() for mine in _sharing(key, all_of, step_clock.optimizer)]
+    codecs = [RecordCodec.of(config, width, step_clock.optimizer) for (width, _, config), _ in groups]
     rows = [_rows(mine) for _, mine in groups]
     budgets = _share_budget(
         tiers.log_budget_bytes,
@@ -67,7 +67,7 @@ def build_tables(
             if key[1] == "log"
         },
     )
-    found: list[TableGroup] = [ResidentTables(mine, columns, course, seed, level0) for mine in resident.values()]
+    found: list[TableGroup] = [ResidentTables(mine, columns, step_clock, seed, level0) for mine in resident.values()]
     try:
         for place, (key, mine) in enumerate(groups):
             # Before the store takes memory or files: what is too large is refused here.
@@ -76,7 +76,7 @@ def build_tables(
             store = open_store(key[1], tiers, f"group-{place:02d}", rows[place], codecs[place].record_bytes, budget)
             level1 = sum(tiers.tables[table.name].level1_rows for table in mine)
             store = VictimCache(store, capacity_rows=level1) if level1 else store
-            found.append(CachedTables(mine, columns, directory, codecs[place], store, course, health, level0))
+            found.append(CachedTables(mine, columns, directory, codecs[place], store, step_clock, health, level0))
     except Exception:
         for tables in found:
             # Files and threads of the groups before: nobody will hold these to close them.

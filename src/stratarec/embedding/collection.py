@@ -205,7 +205,7 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
             else:
                 view.copy_(found)
         if prefix + "step" in state_dict:
-            self.engine.go_on(int(state_dict[prefix + "step"]))
+            self.engine.load_position(int(state_dict[prefix + "step"]))
         else:
             missing_keys.append(prefix + "step")
         known = {prefix + name for name in (*expected, "step")}

@@ -34,9 +34,9 @@ from stratarec.embedding.config import EmbeddingBagConfig, check_tables
 from stratarec.embedding.handle import Prepared
 from stratarec.embedding.lookup_engine import LookupEngine
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.slots import Taken
+from stratarec.embedding.slots import StagedBatch
 from stratarec.embedding.step_clock import StepClock
-from stratarec.embedding.tables.base import BatchClock, TableGroup
+from stratarec.embedding.tables.base import BatchStamp, TableGroup
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import CheckpointError, ConfigError, TrainingError
 from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
@@ -72,7 +72,7 @@ class Engine(LookupEngine[Prepared]):
         self._seed = seed
         self._output_bytes = 0
         self.tables: tuple[TableGroup, ...] = tuple(
-            build_tables(self.configs, columns, self.course, seed, tiers, self.health, self.level0)
+            build_tables(self.configs, columns, self.step_clock, seed, tiers, self.health, self.level0)
         )
         self.resident = all(tables.resident for tables in self.tables)
         self.row_order = tuple(key for tables in self.tables for key in tables.sequence_keys)
@@ -95,13 +95,13 @@ class Engine(LookupEngine[Prepared]):
         TrainingError
             When the rows do not fit.
         """
-        horizon = self.flight.oldest(self.batches)
+        horizon = self.in_flight.oldest(self.batches)
         return self._prepare(features, horizon, lambda number: self._refuse())
 
     def prepare_now(self, features: KeyedJagged) -> Prepared:
         """As `prepare` for a batch that is looked up at once; refused while others wait for that."""
         self.health.require()
-        waiting = self.flight.unused()
+        waiting = self.in_flight.unused()
         if waiting is not None:
             raise TrainingError(
                 f"batch {waiting} was prepared and waits to be looked up: pass the handle that prepare gave (not its "
@@ -118,8 +118,8 @@ class Engine(LookupEngine[Prepared]):
             When `stopped` came true, or the tables were closed, while it waited.
         """
         horizon = self.batches - lookahead
-        self.flight.wait_for(horizon, stopped)
-        return self._prepare(features, horizon, lambda number: self.flight.wait_for(number, stopped))
+        self.in_flight.wait_for(horizon, stopped)
+        return self._prepare(features, horizon, lambda number: self.in_flight.wait_for(number, stopped))
 
     def _prepare(self, features: KeyedJagged, horizon: int, make_room: Callable[[int], None]) -> Prepared:
         # Not to be waited for: two threads that prepare would number their batches in an order of chance.
@@ -128,22 +128,22 @@ class Engine(LookupEngine[Prepared]):
         try:
             self.health.require()
             self._validator.check(features)
-            flight, number = self.flight, self.batches
-            flight.start(number)
+            in_flight, number = self.in_flight, self.batches
+            in_flight.start(number)
             self.batches += 1
             try:
-                stamp = self._stamp(number)
-                moment = BatchClock(stamp, stamp - (number - horizon), number, lambda: make_room(number))
+                value = self._stamp(number)
+                stamp = BatchStamp(value, value - (number - horizon), number, lambda: make_room(number))
                 slots = (
                     _NO_SLOTS if self.resident else RECYCLER.empty(features.values.numel()).view(torch.int32).numpy()
                 )
                 with timed(self.seconds, "bring in"):
-                    taken = tuple(tables.stage(tables.bags(features), slots, moment) for tables in self.tables)
+                    staged = tuple(tables.stage(tables.bags(features), slots, stamp) for tables in self.tables)
             except BaseException:
                 # The number is used up all the same: noise of rounding is a function of it and must never repeat.
-                flight.done(number)
+                in_flight.done(number)
                 raise
-            return Prepared(features, taken, number, flight)
+            return Prepared(features, staged, number, in_flight)
         finally:
             self._preparing.release()
 
@@ -155,7 +155,7 @@ class Engine(LookupEngine[Prepared]):
         return number - self._origin
 
     def _refuse(self) -> None:
-        under_way = len(self.flight)
+        under_way = len(self.in_flight)
         if under_way > 1:
             raise TrainingError(
                 f"{under_way} batches are between prepare and backward and their rows do not fit level 0 together; "
@@ -165,14 +165,14 @@ class Engine(LookupEngine[Prepared]):
     def look_up(self, prepared: Prepared) -> tuple[Tensor, ...]:
         """Pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in the order of the tables."""
         self.health.require()
-        prepared.look_up(self.flight)
+        prepared.look_up(self.in_flight)
         try:
-            for tables, taken in zip(self.tables, prepared.taken, strict=True):
-                tables.catch_up(taken)
+            for tables, staged in zip(self.tables, prepared.staged, strict=True):
+                tables.apply_missed_steps(staged)
             rows = list[Tensor]()
             pooled = self.level0.empty(prepared.features.batch_size, self._columns)
-            for tables, taken in zip(self.tables, prepared.taken, strict=True):
-                rows += tables.pool(taken, pooled)
+            for tables, staged in zip(self.tables, prepared.staged, strict=True):
+                rows += tables.pool(staged, pooled)
         except BaseException:
             prepared.release()
             raise
@@ -200,8 +200,8 @@ class Engine(LookupEngine[Prepared]):
             try:
                 if weights is not None:
                     self.transfers.wait()
-                    for tables, taken in zip(self.tables, prepared.taken, strict=True):
-                        tables.weight_gradient(taken, pooled, weights)
+                    for tables, staged in zip(self.tables, prepared.staged, strict=True):
+                        tables.weight_gradient(staged, pooled, weights)
             except BaseException:
                 prepared.release()
                 raise
@@ -219,8 +219,8 @@ class Engine(LookupEngine[Prepared]):
         squares = [
             square
             for held in self._held
-            for tables, taken, gradients in held.by_tables(self.tables)
-            for square in tables.square_norms(taken, gradients)
+            for tables, staged, gradients in held.by_tables(self.tables)
+            for square in tables.square_norms(staged, gradients)
         ]
         # Rounded once: which tables lie together changes no bit.
         return math.sqrt(math.fsum(squares))
@@ -238,11 +238,11 @@ class Engine(LookupEngine[Prepared]):
             held = self._held.pop(0)
             try:
                 with self.health.changing("an optimizer step"):
-                    rule = self.course.scaled_rule(scale)
-                    for tables, taken, gradients in held.by_tables(self.tables):
-                        tables.update(taken, gradients, rule)
+                    rule = self.step_clock.scaled_rule(scale)
+                    for tables, staged, gradients in held.by_tables(self.tables):
+                        tables.update(staged, gradients, rule)
                     # Last, so that an interrupted step is not counted; the tables refuse to go on then anyway.
-                    self.course.step += 1
+                    self.step_clock.step += 1
             finally:
                 held.prepared.release()
 
@@ -269,13 +269,13 @@ class Engine(LookupEngine[Prepared]):
         self.health.require()
         self._require_nothing_ahead("saved")
         # Rows of batches under way are in the checkpoint as they are now, and again in the next one.
-        settled = self.flight.oldest(self.batches) - self._origin
+        settled = self.in_flight.oldest(self.batches) - self._origin
         with self._stepping, self.health.changing("saving"):
             groups = save_tables(self.tables, directory, previous, settled, rank)
         return {
             "step": self.step,
-            "earlier": self.course.earlier,
-            "changes": [list(change) for change in self.course.changes],
+            "earlier": self.step_clock.earlier,
+            "changes": [list(change) for change in self.step_clock.changes],
             "batches": self.batches,
             "origin": self._origin,
             "lookahead": self.tiers.lookahead,
@@ -307,8 +307,8 @@ class Engine(LookupEngine[Prepared]):
             health=self.health,
         )  # fmt: skip
         self.health.recover()
-        self.flight.end()
-        self.course.go_on(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
+        self.in_flight.end()
+        self.step_clock.load_position(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
         self.batches, self._origin = batches, origin if same else batches
         if not same:
             return "its rows were taken over into other tiers"
@@ -326,17 +326,17 @@ class Engine(LookupEngine[Prepared]):
             raise CheckpointError(f"these tables were trained; let new ones begin with those in {directory}")
         manifest = checked(directory, manifest)
         ended = StepClock(optimizer)
-        ended.go_on(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
+        ended.load_position(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
         begin_tables(self.tables, directory, manifest["groups"], self._seed, ended.missed, health=self.health)
-        self.course.go_on(0, manifest["earlier"] + manifest["step"], ())
+        self.step_clock.load_position(0, manifest["earlier"] + manifest["step"], ())
 
     @property
     def _fresh(self) -> bool:
         """Whether the tables are as their constructor made them."""
-        return self.health.state == "open" and not (self.step or self.batches or self.course.earlier)
+        return self.health.state == "open" and not (self.step or self.batches or self.step_clock.earlier)
 
     def _require_nothing_ahead(self, what: str) -> None:
-        waiting = self.flight.unused()
+        waiting = self.in_flight.unused()
         if self._held:
             raise TrainingError(f"tables cannot be {what} while gradients of their rows wait: call apply first")
         if waiting is not None:
@@ -350,7 +350,7 @@ class Engine(LookupEngine[Prepared]):
         if self.health.state == "closed":
             return
         self.health.close()
-        self.flight.end()
+        self.in_flight.end()
         with self._stepping:
             for tables in self.tables:
                 tables.close()
@@ -388,10 +388,10 @@ class _Backward(NamedTuple):
     pooled: Tensor
     rows: Sequence[Tensor]
 
-    def by_tables(self, groups: Sequence[TableGroup]) -> Iterator[tuple[TableGroup, Taken, Gradients]]:
+    def by_tables(self, groups: Sequence[TableGroup]) -> Iterator[tuple[TableGroup, StagedBatch, Gradients]]:
         """Each group of tables with its share of the batch and its gradients."""
         start = 0
-        for tables, taken in zip(groups, self.prepared.taken, strict=True):
+        for tables, staged in zip(groups, self.prepared.staged, strict=True):
             end = start + len(tables.sequence_keys)
-            yield tables, taken, Gradients(self.pooled, self.rows[start:end])
+            yield tables, staged, Gradients(self.pooled, self.rows[start:end])
             start = end

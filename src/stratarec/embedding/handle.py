@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.embedding.slots import Taken
+from stratarec.embedding.slots import StagedBatch
 from stratarec.errors import TrainingError
 
 
@@ -40,36 +40,38 @@ class Prepared:
     ----------
     features : KeyedJagged
         As they were given.
-    taken : tuple of Taken
+    staged : tuple of StagedBatch
         Each group of tables' share of the batch; its values are what kernels look up: slots, or the ids themselves.
         Empty once the rows were let go.
     number : int
         How many batches were prepared before.
     """
 
-    __slots__ = ("__weakref__", "_flight", "_generation", "_state", "features", "number", "taken")
+    __slots__ = ("__weakref__", "_generation", "_in_flight", "_state", "features", "number", "staged")
 
-    def __init__(self, features: KeyedJagged, taken: tuple[Taken, ...], number: int, flight: InFlight) -> None:
-        self.features, self.taken, self.number = features, taken, number
-        self._flight, self._generation, self._state = flight, flight.generation, "prepared"
+    def __init__(
+        self, features: KeyedJagged, staged: tuple[StagedBatch, ...], number: int, in_flight: InFlightBatches
+    ) -> None:
+        self.features, self.staged, self.number = features, staged, number
+        self._in_flight, self._generation, self._state = in_flight, in_flight.generation, "prepared"
 
-    def look_up(self, flight: InFlight) -> None:
+    def look_up(self, in_flight: InFlightBatches) -> None:
         """Note that the batch is looked up now; `TrainingError` where that is not its turn."""
-        if flight is not self._flight or self._generation != flight.generation:
+        if in_flight is not self._in_flight or self._generation != in_flight.generation:
             raise TrainingError(
                 f"batch {self.number} was prepared by another collection, or before its tables were loaded or closed: "
                 "prepare it again"
             )
         if self._state != "prepared":
             raise TrainingError(f"batch {self.number} was {self._state} already: prepare it again to look it up again")
-        flight.look_up(self.number)
+        in_flight.look_up(self.number)
         self._state = "looked up"
 
     def finish(self) -> None:
         """Note that the backward pass begins; `TrainingError` when it is not the first one."""
         if self._state != "looked up":
             raise TrainingError(f"batch {self.number} was {self._state} already: every look-up has one backward pass")
-        if self._generation != self._flight.generation:
+        if self._generation != self._in_flight.generation:
             raise TrainingError(f"batch {self.number} was looked up before its tables were loaded or closed")
         self._state = "trained"
 
@@ -77,9 +79,9 @@ class Prepared:
         """Let the rows go: there will be no (further) look-up or backward pass."""
         if self._state in ("prepared", "looked up"):
             self._state = "released"
-        self.taken = ()
-        if self._generation == self._flight.generation:
-            self._flight.done(self.number)
+        self.staged = ()
+        if self._generation == self._in_flight.generation:
+            self._in_flight.done(self.number)
 
     def release_unused(self) -> None:
         """As `release`, unless the batch was looked up: its backward pass may still come."""
@@ -88,10 +90,10 @@ class Prepared:
 
     def __del__(self) -> None:
         if self._state in ("prepared", "looked up"):
-            self._flight.drop(self.number, self._generation)
+            self._in_flight.drop(self.number, self._generation)
 
 
-class InFlight:
+class InFlightBatches:
     """Which batches are under way in one collection.
 
     `generation` counts how often all handles became void, by loading or closing. `changed` is notified whenever a batch

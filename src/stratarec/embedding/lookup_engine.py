@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.handle import Handle, InFlight
+from stratarec.embedding.handle import Handle, InFlightBatches
 from stratarec.embedding.health import Health
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.slots import Level0
@@ -64,8 +64,8 @@ class LookupEngine(ABC, Generic[Held]):
         self.dims = tuple(table.embedding_dim for table in asked for _ in table.feature_names)
         self.sequence_keys = tuple(name for table in asked for name in table.sequence_features)
         self.health: Health = Health() if own is None else own.health
-        self.course: StepClock = StepClock(optimizer) if own is None else own.course
-        self.flight: InFlight = InFlight() if own is None else own.flight
+        self.step_clock: StepClock = StepClock(optimizer) if own is None else own.step_clock
+        self.in_flight: InFlightBatches = InFlightBatches() if own is None else own.in_flight
         self.seconds: dict[str, float] = {} if own is None else own.seconds
         """Stage of a step -> time that it took so far; see `progress.timed`."""
         self.batches = 0
@@ -86,12 +86,12 @@ class LookupEngine(ABC, Generic[Held]):
     @property
     def step(self) -> int:
         """Steps so far."""
-        return self.course.step
+        return self.step_clock.step
 
     @property
     def learning_rate(self) -> float:
         """The rate of the next step."""
-        return self.course.learning_rate
+        return self.step_clock.learning_rate
 
     @property
     def rate_factor(self) -> float:
@@ -99,15 +99,15 @@ class LookupEngine(ABC, Generic[Held]):
 
         Checkpoints have it, and those before it.
         """
-        return self.course.rate_factor
+        return self.step_clock.rate_factor
 
     @rate_factor.setter
     def rate_factor(self, factor: float) -> None:
-        self.course.rate_factor = factor
+        self.step_clock.rate_factor = factor
 
-    def go_on(self, step: int) -> None:
+    def load_position(self, step: int) -> None:
         """Be at `step`, with rows and state that were written to the views of resident tables."""
-        self.course.go_on(step, self.course.earlier, self.course.changes)
+        self.step_clock.load_position(step, self.step_clock.earlier, self.step_clock.changes)
 
     # A step
 

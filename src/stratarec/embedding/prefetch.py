@@ -57,8 +57,8 @@ class Prefetcher(Generic[Item]):
     ) -> None:
         self._engine, self._source, self._features, self._depth = engine, source, features, depth
         self._pause_after = pause_after
-        self._flight = engine.flight
-        self._changed = engine.flight.changed
+        self._in_flight = engine.in_flight
+        self._changed = engine.in_flight.changed
         self._ready: deque[tuple[Item, Handle]] = deque()
         self._given: weakref.WeakSet[Handle] = weakref.WeakSet()
         # Counts of items: handed out, prepared or being prepared, and that may be prepared before all were handed out.
@@ -89,7 +89,7 @@ class Prefetcher(Generic[Item]):
         for prepared in self._given:
             # One that was looked up may still have its backward pass.
             prepared.release_unused()
-        self._flight.forgive()
+        self._in_flight.forgive()
 
     def drain(self) -> None:
         """Prepare no more than the `depth` items that may be prepared by now, until the one after them is asked for.
@@ -116,13 +116,13 @@ class Prefetcher(Generic[Item]):
             if self._handed == self._limit:
                 self._limit = None
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: self._ready or self._ended or self._flight.blocked() is not None)
+            self._changed.wait_for(lambda: self._ready or self._ended or self._in_flight.blocked() is not None)
             if self._ready:
                 found = self._ready.popleft()
                 self._handed += 1
                 self._changed.notify_all()
                 return self._given_out(found)
-            blocked = None if self._ended else self._flight.blocked()
+            blocked = None if self._ended else self._in_flight.blocked()
         if blocked is not None:
             raise TrainingError(
                 f"the next batch waits for the backward pass of batch {blocked}, which was handed out before: train "

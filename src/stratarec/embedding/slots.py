@@ -33,7 +33,7 @@ Home = tuple[Records, NDArray[np.uint8], NDArray[np.uint8]]
 
 
 @dataclass(frozen=True)
-class Taken:
+class StagedBatch:
     """A batch's lists, as a memory took them: its ids lie within their tables, and nobody changes them from now on."""
 
     layout: GroupLayout
@@ -66,33 +66,33 @@ class SlotMemory(Protocol):
 
     # A batch
 
-    def take(self, layout: GroupLayout, bags: BagBatch) -> Taken:
+    def stage(self, layout: GroupLayout, bags: BagBatch) -> StagedBatch:
         """What the methods below need of a batch, made once: whatever they list or group for it goes here."""
 
     def empty(self, *shape: int) -> Tensor:
         """A float32 tensor into which rows are pooled or gathered."""
 
-    def pool(self, taken: Taken, out: Tensor) -> None:
+    def pool(self, staged: StagedBatch, out: Tensor) -> None:
         """Fill the group's columns of `out` ``[B, columns]``."""
 
-    def gather(self, taken: Taken, feature: int, out: Tensor) -> None:
+    def gather(self, staged: StagedBatch, feature: int, out: Tensor) -> None:
         """Fill `out` ``[N, D]`` with the rows of a sequence feature."""
 
-    def update(self, taken: Taken, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
+    def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
         """One step of the row optimizer."""
 
-    def square_norms(self, taken: Taken, gradients: Gradients) -> NDArray[np.float64]:
+    def square_norms(self, staged: StagedBatch, gradients: Gradients) -> NDArray[np.float64]:
         """Of the summed gradients of a batch's rows, ``[tables]``."""
 
-    def catch_up(self, taken: Taken, missed: Missed) -> None:
+    def apply_missed_steps(self, staged: StagedBatch, missed: Missed) -> None:
         """Let the rows of a batch take the steps that they missed."""
 
-    def weight_gradient(self, taken: Taken, pooled: Tensor, out: Tensor) -> None:
+    def weight_gradient(self, staged: StagedBatch, pooled: Tensor, out: Tensor) -> None:
         """Add the gradients of per-sample weights to `out` ``[N]``."""
 
     # Rows
 
-    def settle(self, first: int, last: int, missed: Missed) -> None:
+    def apply_missed_steps_to_range(self, first: int, last: int, missed: Missed) -> None:
         """Let the rows in the slots ``first:last`` take the steps that they missed."""
 
     def read(self, slots: Indices) -> FloatRows:
@@ -196,32 +196,32 @@ class CpuSlots(SlotMemory):
     def like(self, slots: int) -> SlotMemory:
         return self._level0.slots(slots, self.width, self._optimizer)
 
-    def take(self, layout: GroupLayout, bags: BagBatch) -> Taken:
-        return Taken(layout, bags)
+    def stage(self, layout: GroupLayout, bags: BagBatch) -> StagedBatch:
+        return StagedBatch(layout, bags)
 
     def empty(self, *shape: int) -> Tensor:
         return self._level0.empty(*shape)
 
-    def pool(self, taken: Taken, out: Tensor) -> None:
-        _require_unchanged(pooling.pool(self._rows.weights, taken.layout, taken.bags, out))
+    def pool(self, staged: StagedBatch, out: Tensor) -> None:
+        _require_unchanged(pooling.pool(self._rows.weights, staged.layout, staged.bags, out))
 
-    def gather(self, taken: Taken, feature: int, out: Tensor) -> None:
-        _require_unchanged(pooling.gather(self._rows.weights, taken.layout, taken.bags, feature, out))
+    def gather(self, staged: StagedBatch, feature: int, out: Tensor) -> None:
+        _require_unchanged(pooling.gather(self._rows.weights, staged.layout, staged.bags, feature, out))
 
-    def update(self, taken: Taken, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
-        update.update(self._slots, taken.layout, taken.bags, gradients, rule, self._workspace, missed)
+    def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
+        update.update(self._slots, staged.layout, staged.bags, gradients, rule, self._workspace, missed)
 
-    def square_norms(self, taken: Taken, gradients: Gradients) -> NDArray[np.float64]:
-        return update.square_norms(taken.layout, taken.bags, gradients, self._workspace)
+    def square_norms(self, staged: StagedBatch, gradients: Gradients) -> NDArray[np.float64]:
+        return update.square_norms(staged.layout, staged.bags, gradients, self._workspace)
 
-    def catch_up(self, taken: Taken, missed: Missed) -> None:
-        update.catch_up(self._slots, taken.layout, taken.bags, missed, self._workspace)
+    def apply_missed_steps(self, staged: StagedBatch, missed: Missed) -> None:
+        update.apply_missed_steps(self._slots, staged.layout, staged.bags, missed, self._workspace)
 
-    def weight_gradient(self, taken: Taken, pooled: Tensor, out: Tensor) -> None:
-        pooling.weight_gradient(self._rows.weights, taken.layout, taken.bags, pooled, out)
+    def weight_gradient(self, staged: StagedBatch, pooled: Tensor, out: Tensor) -> None:
+        pooling.weight_gradient(self._rows.weights, staged.layout, staged.bags, pooled, out)
 
-    def settle(self, first: int, last: int, missed: Missed) -> None:
-        update.settle(self._slots, self.width, first, last, missed)
+    def apply_missed_steps_to_range(self, first: int, last: int, missed: Missed) -> None:
+        update.apply_missed_steps_to_range(self._slots, self.width, first, last, missed)
 
     def read(self, slots: Indices) -> FloatRows:
         found = self._allocate(len(slots), self.width)

@@ -70,8 +70,8 @@ class StepClock:
         if factor != self.rate_factor:
             self.changes += ((self.step, factor),)
 
-    def go_on(self, step: int, earlier: int, changes: Sequence[Change]) -> None:
-        """Be where another course was."""
+    def load_position(self, step: int, earlier: int, changes: Sequence[Change]) -> None:
+        """Be where another step_clock was."""
         self.step, self.earlier, self.changes = step, earlier, tuple((first, factor) for first, factor in changes)
         self._known = 0
 

@@ -155,57 +155,57 @@ class DeviceSlots(SlotMemory):
     def like(self, slots: int) -> SlotMemory:
         return type(self)(self._level0, slots, self.width, self._optimizer)
 
-    def take(self, layout: Any, bags: Any) -> Any:
+    def stage(self, layout: Any, bags: Any) -> Any:
         return DeviceTaken(layout, bags, self._up, self._device)
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self._device)
 
-    def pool(self, taken: Any, out: Tensor) -> None:
-        bags = len(taken.lengths)
+    def pool(self, staged: Any, out: Tensor) -> None:
+        bags = len(staged.lengths)
         if not bags:
             return
         columns, many = tile(self.width)
         ops.pool[grid(bags, many)](
             self._parts[0],
-            taken.rows,
-            taken.offsets,
-            taken.share,
-            taken.columns,
-            taken.mean,
+            staged.rows,
+            staged.offsets,
+            staged.share,
+            staged.columns,
+            staged.mean,
             out,
             bags,
-            taken.bags.batch,
+            staged.bags.batch,
             out.stride(0),
             D=self.width,
             DP=columns,
             K=many,
             U=U,
-            SINGLE=taken.single,
-            WEIGHTED=taken.share is not None,
-            BY=taken.by(out.stride(0)),
+            SINGLE=staged.single,
+            WEIGHTED=staged.share is not None,
+            BY=staged.by(out.stride(0)),
         )
 
-    def gather(self, taken: Any, feature: int, out: Tensor) -> None:
-        place = len(taken.pooled) + int(np.flatnonzero(taken.sequences == feature)[0])
-        rows = taken.rows[taken.begin[place] : taken.begin[place + 1]]
+    def gather(self, staged: Any, feature: int, out: Tensor) -> None:
+        place = len(staged.pooled) + int(np.flatnonzero(staged.sequences == feature)[0])
+        rows = staged.rows[staged.begin[place] : staged.begin[place + 1]]
         torch.index_select(self._parts[0].view(-1, self.width), 0, rows, out=out)
 
-    def _train(self, taken: Any, gradients: Any, rule: Any, squares: Tensor | None) -> None:
-        if not taken.lookups:
+    def _train(self, staged: Any, gradients: Any, rule: Any, squares: Tensor | None) -> None:
+        if not staged.lookups:
             return
-        rows, order, run, first = taken.groups
-        at, scale = taken.sources(gradients.pooled.shape[1])
+        rows, order, run, first = staged.groups
+        at, scale = staged.sources(gradients.pooled.shape[1])
         at, scale = at[order], None if scale is None else scale[order]
         others = torch.cat([part.reshape(-1) for part in gradients.rows]) if gradients.rows else None
         numbers, pace = rules.compiled(rule)[0][1:], rules.pace_of(rule)
-        columns, many, n = self._columns, self._many, taken.lookups
+        columns, many, n = self._columns, self._many, staged.lookups
         blocks = -(-n // L)
         parts = torch.empty(2 * blocks * self.width, device=self._device)
         flags = {
             "SCALED": scale is not None,
             "SEQUENCES": bool(gradients.rows),
-            "BY": taken.by(gradients.pooled.shape[1]),
+            "BY": staged.by(gradients.pooled.shape[1]),
         }
         ops.part_sums[(blocks,)](
             rows, run, first, at, scale, gradients.pooled, others, parts, n, D=self.width, DP=columns, K=8, L=L, **flags
@@ -236,19 +236,19 @@ class DeviceSlots(SlotMemory):
             **flags,
         )
 
-    def update(self, taken: Any, gradients: Any, rule: Any, missed: Any) -> None:
+    def update(self, staged: Any, gradients: Any, rule: Any, missed: Any) -> None:
         if missed is not None:
-            self.catch_up(taken, missed)
-        self._train(taken, gradients, rule, None)
+            self.apply_missed_steps(staged, missed)
+        self._train(staged, gradients, rule, None)
 
-    def square_norms(self, taken: Any, gradients: Any) -> Any:
-        layout = taken.layout
+    def square_norms(self, staged: Any, gradients: Any) -> Any:
+        layout = staged.layout
         found = np.zeros(len(layout.table_start) - 1)
-        if taken.lookups:
-            rows, order, run, first = taken.groups
-            squares = torch.zeros(taken.lookups, device=self._device)
+        if staged.lookups:
+            rows, order, run, first = staged.groups
+            squares = torch.zeros(staged.lookups, device=self._device)
             rule = self._optimizer.rule(0, 0, 1.0, 1.0)
-            self._train(taken, gradients, rule, squares)
+            self._train(staged, gradients, rule, squares)
             many = int(run[-1]) + 1
             begin, squares = first[:many].cpu().numpy(), squares[:many].cpu().numpy().astype(np.float64)
             which, when = rows.cpu().numpy()[begin], order.cpu().numpy()[begin]
@@ -262,19 +262,19 @@ class DeviceSlots(SlotMemory):
                 found[place] = total
         return found
 
-    def catch_up(self, taken: Any, missed: Any) -> None:
-        if taken.lookups:
-            rows, _, run, first = taken.groups
-            self._settle(rows[first[: int(run[-1]) + 1]], missed)
+    def apply_missed_steps(self, staged: Any, missed: Any) -> None:
+        if staged.lookups:
+            rows, _, run, first = staged.groups
+            self._apply_missed_steps(rows[first[: int(run[-1]) + 1]], missed)
 
-    def settle(self, first: int, last: int, missed: Any) -> None:
-        self._settle(torch.arange(first, last, dtype=torch.int32, device=self._device), missed)
+    def apply_missed_steps_to_range(self, first: int, last: int, missed: Any) -> None:
+        self._apply_missed_steps(torch.arange(first, last, dtype=torch.int32, device=self._device), missed)
 
-    def _settle(self, rows: Tensor, missed: Any) -> None:
+    def _apply_missed_steps(self, rows: Tensor, missed: Any) -> None:
         if not rows.numel() or not missed.steps:
             return
         columns, many = self._columns, self._many
-        ops.settle[grid(rows.numel(), many)](
+        ops.apply_missed_steps[grid(rows.numel(), many)](
             self._parts,
             rows,
             rows.numel(),
@@ -288,23 +288,23 @@ class DeviceSlots(SlotMemory):
             KIND=self._kind,
         )
 
-    def weight_gradient(self, taken: Any, pooled: Tensor, out: Tensor) -> None:
-        at, _ = taken.sources(pooled.shape[1])
-        bags = int(taken.lengths.sum())
-        rows = self._parts[0].view(-1, self.width)[taken.rows[:bags].long()]
+    def weight_gradient(self, staged: Any, pooled: Tensor, out: Tensor) -> None:
+        at, _ = staged.sources(pooled.shape[1])
+        bags = int(staged.lengths.sum())
+        rows = self._parts[0].view(-1, self.width)[staged.rows[:bags].long()]
         grad = pooled.reshape(-1)[at[:bags, None] + torch.arange(self.width, device=self._device)]
         found = (rows * grad).sum(1)
         bag = (
-            torch.repeat_interleave(torch.arange(len(taken.lengths)), torch.from_numpy(taken.lengths))
-            if not taken.single
+            torch.repeat_interleave(torch.arange(len(staged.lengths)), torch.from_numpy(staged.lengths))
+            if not staged.single
             else torch.arange(bags)
         )
-        length = torch.from_numpy(taken.lengths)[bag]
-        mean = torch.from_numpy(taken.layout.mean[taken.pooled])[bag // taken.bags.batch]
+        length = torch.from_numpy(staged.lengths)[bag]
+        mean = torch.from_numpy(staged.layout.mean[staged.pooled])[bag // staged.bags.batch]
         found = found.cpu() * torch.where((mean != 0) & (length > 1), 1 / length.float(), 1.0)
-        for place, feature in enumerate(taken.pooled):
-            first, last = taken.bags.span(int(feature))
-            out[first:last] += found[taken.begin[place] : taken.begin[place + 1]]
+        for place, feature in enumerate(staged.pooled):
+            first, last = staged.bags.span(int(feature))
+            out[first:last] += found[staged.begin[place] : staged.begin[place + 1]]
 
     # Rows
 

@@ -300,7 +300,7 @@ def train(
 
 
 @triton.jit
-def settle(
+def apply_missed_steps(
     slots,
     rows,
     count,

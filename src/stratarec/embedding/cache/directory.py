@@ -118,7 +118,7 @@ class Directory:
         out : ndarray
             ``[N]`` int32: gets the slots, relative to their table's first; -1 where there is no room.
         stamp, horizon : int
-            As in `BatchClock`.
+            As in `BatchStamp`.
         """
         return kernel.stage(
             group, self.layout, self.state, bags, out, batch=stamp, horizon=horizon, workspace=self.workspace

@@ -29,7 +29,7 @@ from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.io.scratch import ScratchDirectory
 from stratarec.kernels.bit_rows import set_bits, test_bits
 from stratarec.kernels.random import fill_uniform, table_key
-from stratarec.kernels.update import Missed, Slots, settle
+from stratarec.kernels.update import Missed, Slots, apply_missed_steps_to_range
 
 _CHUNK_ROWS = 1 << 16
 
@@ -86,7 +86,7 @@ def begin_with(
 
     def anew(found: FloatRows) -> FloatRows:
         if missed is not None:
-            settle(Slots(*found.parts), found.width, 0, found.slots, missed)
+            apply_missed_steps_to_range(Slots(*found.parts), found.width, 0, found.slots, missed)
         return replace(found, clock=np.zeros(found.slots, dtype=np.int32))
 
     seen = {name: allocate_bits(rows) for manifest in manifests for name, _, _, _, rows in manifest["tables"]}

@@ -19,7 +19,7 @@ from torch import Tensor
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.slots import SlotMemory, Taken
+from stratarec.embedding.slots import SlotMemory, StagedBatch
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import ConfigError
@@ -27,12 +27,12 @@ from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.update import Gradients, RowUpdate
 
 
-class BatchClock(NamedTuple):
+class BatchStamp(NamedTuple):
     """When a batch's rows are brought in: two clocks, and what to do when there is no room.
 
     Parameters
     ----------
-    stamp : int
+    value : int
         What the slots of this batch are stamped with; one more than the batch before.
     horizon : int
         Slots of this stamp or a later one are not given up.
@@ -44,7 +44,7 @@ class BatchClock(NamedTuple):
         them.
     """
 
-    stamp: int
+    value: int
     horizon: int
     write: int
     make_room: Callable[[], None]
@@ -111,7 +111,7 @@ class TableGroup(ABC):
         First output column of each pooled feature.
     first_slot, slots : sequence of int
         Where each table starts in `memory`, and how many slots it has.
-    course : StepClock
+    step_clock : StepClock
         The steps that rows catch up with.
     """
 
@@ -127,9 +127,9 @@ class TableGroup(ABC):
         memory: SlotMemory,
         first_slot: Sequence[int],
         slots: Sequence[int],
-        course: StepClock,
+        step_clock: StepClock,
     ) -> None:
-        self.configs, self.memory, self.course = tuple(configs), memory, course
+        self.configs, self.memory, self.step_clock = tuple(configs), memory, step_clock
         self.width = memory.width
         self.traffic = RowTraffic()
         self.features = features_of(configs)
@@ -144,7 +144,7 @@ class TableGroup(ABC):
     # A batch
 
     @abstractmethod
-    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock) -> Taken:
+    def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBatch:
         """Bring the rows of a batch into level 0, which takes the bags with what is looked up there for the ids.
 
         Parameters
@@ -158,43 +158,43 @@ class TableGroup(ABC):
             For an id outside its table, too. All rows are as they were then, unless `Health` says otherwise.
         """
 
-    def catch_up(self, taken: Taken) -> None:
+    def apply_missed_steps(self, staged: StagedBatch) -> None:
         """Let the rows of a batch take the steps that they missed, as they must before `pool`."""
-        missed = self.course.missed
+        missed = self.step_clock.missed
         if missed is not None:
-            self.memory.catch_up(taken, missed)
+            self.memory.apply_missed_steps(staged, missed)
 
     @abstractmethod
     def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
         """As `pool` of bags that were not staged: reads rows where they lie and leaves them there."""
 
-    def pool(self, taken: Taken, out: Tensor) -> list[Tensor]:
+    def pool(self, staged: StagedBatch, out: Tensor) -> list[Tensor]:
         """Fill these tables' columns of `out`; returns the rows of their sequence features."""
-        return self._pool(taken, self.memory, out)
+        return self._pool(staged, self.memory, out)
 
-    def _pool(self, taken: Taken, memory: SlotMemory, out: Tensor) -> list[Tensor]:
-        memory.pool(taken, out)
+    def _pool(self, staged: StagedBatch, memory: SlotMemory, out: Tensor) -> list[Tensor]:
+        memory.pool(staged, out)
         rows = []
         for feature in self._sequences.tolist():
-            first, last = taken.bags.span(feature)
+            first, last = staged.bags.span(feature)
             # Not zeroed: every row is written.
             gathered = memory.empty(last - first, self.width)
-            memory.gather(taken, feature, gathered)
+            memory.gather(staged, feature, gathered)
             rows.append(gathered)
         return rows
 
-    def update(self, taken: Taken, gradients: Gradients, rule: RowUpdate) -> None:
+    def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate) -> None:
         """Apply the row optimizer, given the gradients of what `pool` returned."""
-        self.memory.update(taken, gradients, rule, self.course.missed)
+        self.memory.update(staged, gradients, rule, self.step_clock.missed)
 
-    def square_norms(self, taken: Taken, gradients: Gradients) -> list[float]:
+    def square_norms(self, staged: StagedBatch, gradients: Gradients) -> list[float]:
         """Sum of squares of the summed gradients of a batch's rows, of each table."""
-        found: list[float] = self.memory.square_norms(taken, gradients).tolist()
+        found: list[float] = self.memory.square_norms(staged, gradients).tolist()
         return found
 
-    def weight_gradient(self, taken: Taken, pooled: Tensor, out: Tensor) -> None:
+    def weight_gradient(self, staged: StagedBatch, pooled: Tensor, out: Tensor) -> None:
         """Add the gradients of per-sample weights to `out`."""
-        self.memory.weight_gradient(taken, pooled, out)
+        self.memory.weight_gradient(staged, pooled, out)
 
     def bags(self, features: KeyedJagged) -> BagBatch:
         """These tables' share of a batch."""
@@ -242,7 +242,7 @@ class TableGroup(ABC):
 
     @abstractmethod
     def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
-        """Overwrite rows of the group by rows `places` of `source`; `write` as in `BatchClock`."""
+        """Overwrite rows of the group by rows `places` of `source`; `write` as in `BatchStamp`."""
 
     @abstractmethod
     def take(self, rows: Indices) -> FloatRows:

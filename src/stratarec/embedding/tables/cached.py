@@ -24,10 +24,10 @@ from stratarec.embedding.cache.saved_slots import SlotRecords
 from stratarec.embedding.codecs import RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.health import Health
-from stratarec.embedding.slots import Level0, SlotMemory, Taken
+from stratarec.embedding.slots import Level0, SlotMemory, StagedBatch
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.tables.base import BatchClock, TableGroup
+from stratarec.embedding.tables.base import BatchStamp, TableGroup
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.embedding.tiers import slots_for_batch
 from stratarec.errors import ConfigError, StrataError, TrainingError
@@ -59,15 +59,15 @@ class CachedTables(TableGroup):
         directory: Directory,
         codec: RecordCodec,
         store: RecordStore,
-        course: StepClock,
+        step_clock: StepClock,
         health: Health,
         level0: Level0,
     ) -> None:
         start = directory.layout.slot_start
-        memory = level0.slots(directory.slots, codec.width, course.optimizer)
+        memory = level0.slots(directory.slots, codec.width, step_clock.optimizer)
         # Kernels count a table's slots from its first one: hot rows lie further on.
         ends = start[1:] if directory.layout.hot is None else directory.layout.hot.start[1:]
-        super().__init__(configs, columns, memory, start[:-1].tolist(), (ends - start[:-1]).tolist(), course)
+        super().__init__(configs, columns, memory, start[:-1].tolist(), (ends - start[:-1]).tolist(), step_clock)
         self.codec, self.store, self.directory, self.health = codec, store, directory, health
         self.mover = mover_of([table.name for table in configs], directory, codec, store, memory)
         self._slots = SlotRecords(directory, memory, codec.exact())
@@ -79,19 +79,19 @@ class CachedTables(TableGroup):
                 directory.layout, directory.moves_of(directory.rows_in(hot), hot), np.ones(len(hot), bool)
             )
 
-    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock) -> Taken:
+    def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBatch:
         """See `TableGroup.stage`."""
         came_in = np.zeros(len(self.configs), dtype=np.int64)
-        stuck = self._bring_in(bags, out, moment, moment.horizon, came_in)
-        if stuck >= 0 and moment.horizon < moment.stamp:
+        stuck = self._bring_in(bags, out, stamp, stamp.horizon, came_in)
+        if stuck >= 0 and stamp.horizon < stamp.value:
             # What was moved so far stays: it is needed, and the second pass finds it in its slots.
-            moment.make_room()
-            stuck = self._bring_in(bags, out, moment, moment.stamp, came_in)
+            stamp.make_room()
+            stuck = self._bring_in(bags, out, stamp, stamp.value, came_in)
         if stuck >= 0:
             raise TrainingError(self._too_small(bags, stuck))
-        if moment.write % self.traffic.every == 0:
+        if stamp.write % self.traffic.every == 0:
             self.traffic.sample(np.array([self._distinct(bags, out), came_in]))
-        return self.memory.take(self.layout, replace(bags, values=out))
+        return self.memory.stage(self.layout, replace(bags, values=out))
 
     def _distinct(self, bags: BagBatch, slots: NDArray[np.int32]) -> list[int]:
         """How many rows of each table a batch asks its cache for, by the slots that they have; hot ones lie behind."""
@@ -101,20 +101,20 @@ class CachedTables(TableGroup):
         return [int(np.count_nonzero(each < starts[-1] - start)) for each, start in zip(found, starts, strict=False)]
 
     def _bring_in(
-        self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock, horizon: int, came_in: NDArray[np.int64]
+        self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp, horizon: int, came_in: NDArray[np.int64]
     ) -> int:
         """Move what the batch needs and what there is room for, and count it; the table that had none, or -1."""
         with self._moving, self.health.changing("bringing rows into level 0"):
             self.health.require()
-            staging = self.directory.assign(self.layout, bags, out, moment.stamp, horizon)
+            staging = self.directory.assign(self.layout, bags, out, stamp.value, horizon)
             try:
                 self.check(bags, staging.bad)
-                fetched = self.mover.prepare(staging, moment.write)
+                fetched = self.mover.prepare(staging, stamp.write)
             except StrataError:
                 self.directory.undo(staging)
                 raise
             try:
-                self.mover.finish(staging, fetched, moment.write)
+                self.mover.finish(staging, fetched, stamp.write)
             except StrataError as error:
                 self.health.fail(str(error))
                 raise
@@ -153,7 +153,7 @@ class CachedTables(TableGroup):
         zeros = np.zeros_like(self.layout.base)
         layout = replace(self.layout, base=zeros, rows=zeros + max(len(distinct), 1))
         memory = self.copy(distinct)
-        return self._pool(memory.take(layout, replace(bags, values=values)), memory, out)
+        return self._pool(memory.stage(layout, replace(bags, values=values)), memory, out)
 
     def _rows_of(self, feature: int, ids: Ids) -> Indices:
         """The group's rows of a feature's ids, checked."""
@@ -179,9 +179,9 @@ class CachedTables(TableGroup):
             if len(away):
                 moves = self.directory.moves_of(rows[away], away)
                 self.mover.copy(moves, found)
-        missed = self.course.missed
+        missed = self.step_clock.missed
         if missed is not None:
-            found.settle(0, len(rows), missed)
+            found.apply_missed_steps_to_range(0, len(rows), missed)
         return found
 
     def table(self, name: str) -> dict[str, Tensor]:
@@ -205,7 +205,7 @@ class CachedTables(TableGroup):
             home = self.store.read(rows, records) & (self.directory.locate(rows) < 0)
         if self.codec.layout.clock:
             clocks = np.ascontiguousarray(records[:, self.codec.layout.clock_at :]).view(np.int32)[:, 0]
-            home &= clocks == self.course.step
+            home &= clocks == self.step_clock.step
         return records, home
 
     def in_slots(self, name: str, first: int, last: int) -> Indices:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.slots import Level0, Taken
+from stratarec.embedding.slots import Level0, StagedBatch
 from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.deltas import Chain
 from stratarec.embedding.stores.dram import allocate_bits, clear_bits, row_chunks, set_rows
-from stratarec.embedding.tables.base import BatchClock, TableGroup
+from stratarec.embedding.tables.base import BatchStamp, TableGroup
 from stratarec.embedding.tables.numbering import TableNumbers
 from stratarec.embedding.tables.row_arrays import FloatRows, Indices
 from stratarec.errors import TrainingError
@@ -39,15 +39,15 @@ class ResidentTables(TableGroup):
         self,
         configs: Sequence[EmbeddingBagConfig],
         columns: Mapping[str, int],
-        course: StepClock,
+        step_clock: StepClock,
         seed: int,
         level0: Level0,
     ) -> None:
         rows = [table.num_embeddings for table in configs]
         first = np.cumsum([0, *rows]).tolist()
-        memory = level0.slots(first[-1], configs[0].embedding_dim, course.optimizer)
-        super().__init__(configs, columns, memory, first[:-1], rows, course)
-        self.codec = RecordCodec.of(CodecConfig(), memory.width, course.optimizer)
+        memory = level0.slots(first[-1], configs[0].embedding_dim, step_clock.optimizer)
+        super().__init__(configs, columns, memory, first[:-1], rows, step_clock)
+        self.codec = RecordCodec.of(CodecConfig(), memory.width, step_clock.optimizer)
         self._changed, self._trained = allocate_bits(self.rows), allocate_bits(self.rows)
         self._chain, self._seed, self._numbers = Chain(), seed, TableNumbers(rows)
         self._viewed, self._fresh = False, True
@@ -60,7 +60,7 @@ class ResidentTables(TableGroup):
 
     def _mark_trained(self) -> None:
         """Find the rows that are not as they began, or, where all changes are marked, add those."""
-        if not self._viewed and (self._chain.started or self.course.optimizer.clocked):
+        if not self._viewed and (self._chain.started or self.step_clock.optimizer.clocked):
             np.bitwise_or(self._trained, self._changed, out=self._trained)
             return
         for table in self.configs:
@@ -70,30 +70,30 @@ class ResidentTables(TableGroup):
                 found = self.memory.trained(begin + first, begin + first + len(rows), key, table, first)
                 set_bits(self._trained, begin + first + found)
 
-    def stage(self, bags: BagBatch, out: NDArray[np.int32], moment: BatchClock) -> Taken:
+    def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBatch:
         """Nothing to bring in: ids are slots."""
-        return self._taken(bags)
+        return self._stage(bags)
 
-    def _taken(self, bags: BagBatch) -> Taken:
+    def _stage(self, bags: BagBatch) -> StagedBatch:
         self.check(bags, first_outside(self.layout, bags))
-        return self.memory.take(self.layout, bags)
+        return self.memory.stage(self.layout, bags)
 
     def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
         """See `TableGroup.read`."""
-        taken = self._taken(bags)
+        staged = self._stage(bags)
         # A row that catches up is none that changed: its last checkpoint says the same of it.
-        self.catch_up(taken)
-        self._fresh = self._fresh and not self.course.optimizer.clocked
-        return self.pool(taken, out)
+        self.apply_missed_steps(staged)
+        self._fresh = self._fresh and not self.step_clock.optimizer.clocked
+        return self.pool(staged, out)
 
-    def update(self, taken: Taken, gradients: Gradients, rule: RowUpdate) -> None:
+    def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate) -> None:
         """See `TableGroup.update`."""
-        super().update(taken, gradients, rule)
+        super().update(staged, gradients, rule)
         self._fresh = False
         # Marking takes time in every step: the first checkpoint compares rows with what they began with instead. Where
         # rows have clocks that would not do, as reading changes them, too.
-        if self._chain.started or self.course.optimizer.clocked:
-            mark_rows(self.layout, taken.bags, self._changed)
+        if self._chain.started or self.step_clock.optimizer.clocked:
+            mark_rows(self.layout, staged.bags, self._changed)
 
     def table(self, name: str) -> dict[str, Tensor]:
         """See `TableGroup.table`."""
@@ -101,9 +101,9 @@ class ResidentTables(TableGroup):
         self._viewed, self._fresh = True, False
         first = self.first_row[name]
         last = first + next(table.num_embeddings for table in self.configs if table.name == name)
-        missed = self.course.missed
+        missed = self.step_clock.missed
         if missed is not None:
-            self.memory.settle(first, last, missed)
+            self.memory.apply_missed_steps_to_range(first, last, missed)
         return self.memory.views(first, last)
 
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
@@ -118,9 +118,9 @@ class ResidentTables(TableGroup):
 
     def take(self, rows: Indices) -> FloatRows:
         """See `TableGroup.take`."""
-        missed = self.course.missed
+        missed = self.step_clock.missed
         if missed is not None:
-            self.memory.settle(0, self.rows, missed)
+            self.memory.apply_missed_steps_to_range(0, self.rows, missed)
         return self.memory.read(rows)
 
     def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
@@ -193,6 +193,6 @@ class _Records:
 
     def __setitem__(self, numbers: Indices, records: NDArray[np.uint8], /) -> None:
         rows = self._numbers.to_group(numbers)
-        taken = FloatRows.allocate(len(rows), self._width, **self._kept)
-        taken.take_records(records)
-        self._memory.write(rows, taken, np.arange(len(rows), dtype=np.int64))
+        decoded = FloatRows.allocate(len(rows), self._width, **self._kept)
+        decoded.take_records(records)
+        self._memory.write(rows, decoded, np.arange(len(rows), dtype=np.int64))

@@ -143,7 +143,9 @@ def pace_of(rule: RowUpdate) -> tuple[float, ...]:
     return tuple(rules.pace_of(rule))  # type: ignore[no-untyped-call]
 
 
-def catch_up(slots: Slots, group: GroupLayout, bags: BagBatch, missed: Missed, workspace: UpdateWorkspace) -> None:
+def apply_missed_steps(
+    slots: Slots, group: GroupLayout, bags: BagBatch, missed: Missed, workspace: UpdateWorkspace
+) -> None:
     """Let the rows that a batch looks up take the steps that they missed; ids outside their table are passed over.
 
     Notes
@@ -151,9 +153,9 @@ def catch_up(slots: Slots, group: GroupLayout, bags: BagBatch, missed: Missed, w
     A row takes the same steps by the same numbers whenever it takes them, so its bits do not depend on how often it is
     looked at. Time is proportional to the steps that are missed, all rows' steps together at most.
     """
-    _missed.catch_up_batch(slots, group, bags, missed, workspace)  # type: ignore[no-untyped-call]
+    _missed.batch_missed_steps(slots, group, bags, missed, workspace)  # type: ignore[no-untyped-call]
 
 
-def settle(slots: Slots, width: int, first: int, last: int, missed: Missed) -> None:
-    """As `catch_up` for the rows ``first:last``."""
-    _missed.settle(slots, width, first, last, missed)  # type: ignore[no-untyped-call]
+def apply_missed_steps_to_range(slots: Slots, width: int, first: int, last: int, missed: Missed) -> None:
+    """As `apply_missed_steps` for the rows ``first:last``."""
+    _missed.apply_missed_steps_to_range(slots, width, first, last, missed)  # type: ignore[no-untyped-call]

@@ -33,7 +33,7 @@ from stratarec.kernels.update.lists import (
     list_table,
     sort_by_row,
 )
-from stratarec.kernels.update.missed import course_of
+from stratarec.kernels.update.missed import missed_arguments
 from stratarec.kernels.update.rules import (
     MissedSteps,
     Slots,
@@ -254,11 +254,11 @@ def kernels(lanes: int, whole: bool) -> SimpleNamespace:
     @njit(nogil=True, cache=True)
     def run_update(team, width, slots, batch, tasks, gradients, work, step):
         # Named here: on their way from Python named tuples cost 0.6 to 1.4 us each, plain ones 0.2 to 0.6.
-        (rule, pace), course = step
+        (rule, pace), missed = step
         given = (
             lanes, whole, UpdateTasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2]), width, Slots(*slots),
             batch_of(batch), Given(*gradients), MemberScratch(*work),
-            Step(rule_of(rule), pace_in(pace), MissedSteps(*course)),
+            Step(rule_of(rule), pace_in(pace), MissedSteps(*missed)),
         )  # fmt: skip
         run_team(team, update_tables, given)
 
@@ -280,7 +280,7 @@ def update(slots, layout, bags, gradients, rule, missed, workspace):
     work = kept.arrays.fit(threads, most, layout.width, bags.values.dtype)
     kernels(*blocks(layout.width)).update(
         team_of(threads), layout.width, tuple(slots), batch_given(layout, bags), tasks,
-        _given(layout, gradients), tuple(work), (compiled(rule), course_of(missed, layout.width)),
+        _given(layout, gradients), tuple(work), (compiled(rule), missed_arguments(missed, layout.width)),
     )  # fmt: skip
 
 

@@ -85,7 +85,7 @@ class Step(NamedTuple):
 
     rule: Rule
     pace: StepNumbers
-    course: MissedSteps
+    missed: MissedSteps
 
 
 def compiled(rule):
@@ -217,17 +217,17 @@ def update_row(lanes, rule, pace, slots, row, D, gradient, start):
 
 
 @njit(**BODY)
-def catch_up(lanes, rule, course, slots, row, D):
+def apply_missed_steps(lanes, rule, missed, slots, row, D):
     """Take the steps that row `row` has missed, one by one, as they would have been taken."""
     literally(lanes)
     clock = slots.clock
     # One by one: the missed decay of SGD has a closed form, but a row that is read in between has its gap cut in two,
     # and two products have other bits than one. Adagrad and Adam have no such form.
     # A clock comes from a record, which may be anybody's: below 0 it would read in front of the numbers.
-    for missed in range(U(max(clock[row], np.int32(0))), U(course.steps)):
-        pace = StepNumbers(course.paces[missed, U(0)], course.paces[missed, U(1)], course.paces[missed, U(2)])
-        update_row(lanes, rule, pace, slots, row, D, course.still, U(0))
-    clock[row] = course.steps
+    for step in range(U(max(clock[row], np.int32(0))), U(missed.steps)):
+        pace = StepNumbers(missed.paces[step, U(0)], missed.paces[step, U(1)], missed.paces[step, U(2)])
+        update_row(lanes, rule, pace, slots, row, D, missed.still, U(0))
+    clock[row] = missed.steps
 
 
 @njit(**BODY)
@@ -236,7 +236,7 @@ def train_row(lanes, step, slots, row, D, gradient, start):
     literally(lanes)
     if len(slots.clock):
         # As a rule it has them from when it was looked up; not where another batch was trained in between.
-        catch_up(lanes, step.rule, step.course, slots, row, D)
+        apply_missed_steps(lanes, step.rule, step.missed, slots, row, D)
         slots.clock[row] += np.int32(1)
     update_row(lanes, step.rule, step.pace, slots, row, D, gradient, start)
 

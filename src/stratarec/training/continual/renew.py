@@ -88,7 +88,7 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
                     rounded.append(_move(group, mine, name, ids, before.steps))
                 else:
                     put_rows(model, name, np.arange(len(ids)), partial(_take, group, ids + group.first_row[name]))
-            model.embeddings.engine.course.go_on(0, before.steps, ())
+            model.embeddings.engine.step_clock.load_position(0, before.steps, ())
             _check_scores(trained, model, old)
             position = replace(Position(), finished=True)
             save_checkpoint(trained, model, dataset, {"step": 0, "position": asdict(position)}, work)
