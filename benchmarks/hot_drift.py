@@ -22,10 +22,9 @@ from benchmarks.sessions import recipe as shipped
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.clicks_config import ClicksConfig
-from stratarec.hot.calibrator import calibrate
-from stratarec.hot.classifier import classify
-from stratarec.hot.profile import HotProfile
-from stratarec.hot.table_parts import RowRange, parts_of, row_bytes_of
+from stratarec.hot.calibrator import HotProfile, calibrate
+from stratarec.hot.hot_loader import classify
+from stratarec.hot.selection import RowRange, parts_of, row_bytes_of
 from stratarec.recipe import Recipe
 
 DAYS, QUICK_DAYS = 6, 3

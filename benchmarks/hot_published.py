@@ -52,10 +52,9 @@ from stratarec.embedding import RowOptimizerConfig
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.hot.calibrator import calibrate
-from stratarec.hot.classifier import classify
 from stratarec.hot.config import HotConfig
-from stratarec.hot.hot_loader import HotLoader
-from stratarec.hot.table_parts import parts_of, row_bytes_of
+from stratarec.hot.hot_loader import HotLoader, classify
+from stratarec.hot.selection import parts_of, row_bytes_of
 from stratarec.models import DLRMConfig, build_model
 from stratarec.models.base import build_tables
 from stratarec.planning.config import BlockConfig, MemoryConfig

@@ -34,10 +34,8 @@ from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary_limits import VocabularyConfig
 from stratarec.hot.calibrator import calibrate
-from stratarec.hot.classifier import classify
-from stratarec.hot.hot_loader import HotLoader
-from stratarec.hot.schedule import rate_after, validation_losses
-from stratarec.hot.table_parts import parts_of, row_bytes_of
+from stratarec.hot.hot_loader import HotLoader, classify, rate_after, validation_losses
+from stratarec.hot.selection import parts_of, row_bytes_of
 from stratarec.recipe import Recipe, with_values
 from stratarec.training.steps.step import Stages
 from stratarec.training.trainer import Trainer

@@ -28,10 +28,9 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.hot.calibrator import CURVE, calibrate
-from stratarec.hot.classifier import classify
 from stratarec.hot.config import HotConfig
-from stratarec.hot.hot_loader import HotLoader
-from stratarec.hot.table_parts import parts_of, row_bytes_of
+from stratarec.hot.hot_loader import HotLoader, classify
+from stratarec.hot.selection import parts_of, row_bytes_of
 from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.base import build_tables
 from stratarec.planning.config import BlockConfig, MemoryConfig

@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stratarec.embedding.codecs import CodecConfig, RecordCodec
-from stratarec.embedding.tables.row_arrays import FloatRows
+from stratarec.embedding.codecs import CodecConfig, FloatRows, RecordCodec
 from stratarec.kernels.codec import reference
 
 Floats = NDArray[np.float32]

@@ -26,7 +26,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.embedding.checkpoint.transfer import saved_rows
+from stratarec.embedding.checkpoint import saved_rows
 from stratarec.io.tensors import read_tensors
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress

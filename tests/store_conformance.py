@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from numba.core import caching
 from numpy.typing import NDArray
 
-from stratarec.embedding.cache.mover import mover_of
 from stratarec.embedding.stores.base import Manifest, RecordStore
 from stratarec.embedding.tables.cached import CachedTables
+from stratarec.embedding.tables.mover import mover_of
 from stratarec.errors import CheckpointError
 from stratarec.kernels.random.vector import mix_array
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stratarec.batch.batch import Batch as Batch
-    from stratarec.batch.inverse import InverseJagged as InverseJagged
+    from stratarec.batch.jagged import InverseJagged as InverseJagged
     from stratarec.batch.jagged import JaggedTensor as JaggedTensor
     from stratarec.batch.jagged import KeyedJagged as KeyedJagged
     from stratarec.data.dataset.dataset import Dataset as Dataset

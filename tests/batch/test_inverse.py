@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratarec.batch.batch import Batch
-from stratarec.batch.inverse import InverseJagged, JaggedWindows
-from stratarec.batch.jagged import JaggedTensor, KeyedJagged
+from stratarec.batch.jagged import InverseJagged, JaggedTensor, JaggedWindows, KeyedJagged
 from stratarec.errors import ConfigError
 from stratarec.kernels.collate import outside, outside_windows, reference
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from recipes import tiny
-from stratarec.embedding.stores.log.layout import LogConfig
+from stratarec.embedding.stores.log_layout import LogConfig
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 

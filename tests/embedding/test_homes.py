@@ -11,7 +11,7 @@ from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.log import LogRecords
-from stratarec.embedding.stores.log.layout import DEAD_SHARE
+from stratarec.embedding.stores.log_layout import DEAD_SHARE
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stratarec.batch.batch import Batch
-from stratarec.batch.inverse import InverseJagged
-from stratarec.batch.jagged import JaggedTensor, KeyedJagged
+from stratarec.batch.jagged import InverseJagged, JaggedTensor, KeyedJagged
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
 from stratarec.embedding.torchrec import from_torchrec, to_torchrec

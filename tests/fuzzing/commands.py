@@ -27,9 +27,8 @@ from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.splits import SPLITS
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.errors import StrataError
-from stratarec.hot.calibrator import calibrate
-from stratarec.hot.profile import HotProfile
-from stratarec.hot.table_parts import parts_of, row_bytes_of
+from stratarec.hot.calibrator import HotProfile, calibrate
+from stratarec.hot.selection import parts_of, row_bytes_of
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
 from stratarec.training.export.export import export

@@ -17,7 +17,7 @@ from fuzzing.seals import reseal
 from numpy.typing import NDArray
 from safetensors.torch import load, save_file
 
-from stratarec.embedding.stores.row_file import write_rows
+from stratarec.embedding.stores.row_files import write_rows
 from stratarec.io.owned_directory import MARKER
 from stratarec.kernels.blocks import Shape
 from stratarec.kernels.blocks.cpu import seal as seal_blocks

@@ -13,11 +13,9 @@ from hot.popular import ROW_BYTES, prepared
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError
-from stratarec.hot.calibrator import calibrate, estimate, passed_over, without_skew
-from stratarec.hot.classifier import Classification, are_hot, classify
-from stratarec.hot.profile import HotProfile
-from stratarec.hot.selection import hottest_rows, most_inputs
-from stratarec.hot.table_parts import RowRange, parts_of, used_bytes
+from stratarec.hot.calibrator import HotProfile, calibrate, estimate, passed_over, without_skew
+from stratarec.hot.hot_loader import Classification, are_hot, classify
+from stratarec.hot.selection import RowRange, hottest_rows, most_inputs, parts_of, used_bytes
 from stratarec.io.sealed import write_sealed
 
 

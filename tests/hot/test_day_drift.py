@@ -15,8 +15,8 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.vocabulary_limits import VocabularyConfig
-from stratarec.hot import day_drift
-from stratarec.hot.day_drift import measure_drift
+from stratarec.hot import reuse
+from stratarec.hot.reuse import measure_drift
 from stratarec.reporting.duplication_page import drift_charts, drift_tables
 
 DAY, FIRST = 86_400, 19_000
@@ -82,7 +82,7 @@ def test_changes_are_those_of_counts_by_hand(dataset: Dataset) -> None:
 
 
 def test_few_followed_rows_stand_for_all(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(day_drift, "_FOLLOWED", 150)
+    monkeypatch.setattr(reuse, "_DRIFT_ROWS", 150)
     found = measure_drift(dataset)
     assert found is not None
     np.testing.assert_allclose(found.unseen["item"][1:], by_hand(dataset)[1], atol=0.08)

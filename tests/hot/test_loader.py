@@ -12,11 +12,17 @@ from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError
-from stratarec.hot.classifier import classify
-from stratarec.hot.hot_loader import HotLoader
-from stratarec.hot.schedule import batches_of, evenly, in_turns, kinds_of, rate_after, validation_losses
-from stratarec.hot.selection import hottest_rows
-from stratarec.hot.table_parts import Counts, RowRange, parts_of
+from stratarec.hot.hot_loader import (
+    HotLoader,
+    batches_of,
+    classify,
+    evenly,
+    in_turns,
+    kinds_of,
+    rate_after,
+    validation_losses,
+)
+from stratarec.hot.selection import Counts, RowRange, hottest_rows, parts_of
 
 
 @pytest.fixture(scope="module")

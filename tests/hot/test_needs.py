@@ -9,8 +9,8 @@ import pytest
 from hot.popular import ROW_BYTES, prepared
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.hot.classifier import NeedsReader, are_hot, bag_needs
-from stratarec.hot.table_parts import RowRange, parts_of
+from stratarec.hot.hot_loader import NeedsReader, are_hot, bag_needs
+from stratarec.hot.selection import RowRange, parts_of
 
 
 def part(rows: int, tail: int = 0) -> RowRange:

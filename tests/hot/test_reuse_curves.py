@@ -12,8 +12,8 @@ from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.vocabulary_limits import VocabularyConfig
-from stratarec.embedding.cache.directory import Directory
 from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.tables.directory import Directory
 from stratarec.embedding.tiers import TableTier
 from stratarec.hot import reuse
 from stratarec.hot.reuse import POLICIES, TableReuse, measure_reuse

@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional
 
 from stratarec.batch.batch import Batch
-from stratarec.batch.inverse import InverseJagged, JaggedWindows
-from stratarec.batch.jagged import KeyedJagged
+from stratarec.batch.jagged import InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, build_model

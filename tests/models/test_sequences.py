@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from stratarec.batch.batch import Batch
-from stratarec.batch.inverse import InverseJagged
-from stratarec.batch.jagged import KeyedJagged
+from stratarec.batch.jagged import InverseJagged, KeyedJagged
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.errors import ConfigError
 from stratarec.models import CTRModel, DLRMConfig, HistoryConfig, build_model

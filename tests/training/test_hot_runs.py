@@ -14,9 +14,8 @@ from recipes import prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.errors import ConfigError
-from stratarec.hot import classifier
-from stratarec.hot.classifier import beside
-from stratarec.hot.hot_loader import HotLoader
+from stratarec.hot import hot_loader
+from stratarec.hot.hot_loader import HotLoader, beside
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training.run.open_run import new_model, new_plan, open_run
@@ -85,8 +84,8 @@ def test_hot_inputs_are_counted_once_for_a_data_set_and_its_hot_rows(home: Path,
     kept = beside(Dataset.open(home / "data"), "train")
     kept.unlink(missing_ok=True)
     counted = loader("256KiB").hot_samples
-    inner, calls = classifier._counts, list[int]()
-    monkeypatch.setattr(classifier, "_counts", lambda *given: calls.append(given[-1]) or inner(*given))
+    inner, calls = hot_loader._counts, list[int]()
+    monkeypatch.setattr(hot_loader, "_counts", lambda *given: calls.append(given[-1]) or inner(*given))
     assert loader("256KiB").hot_samples == counted
     assert not calls
     assert loader("200KiB").hot_samples < counted

@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from recipes import agreeing_scores, assert_same_model, last, tiny
 from stratarec.batch.batch import Batch
-from stratarec.batch.inverse import InverseJagged
-from stratarec.batch.jagged import JaggedTensor, KeyedJagged, offsets_of
+from stratarec.batch.jagged import InverseJagged, JaggedTensor, KeyedJagged, offsets_of
 from stratarec.data.column_names import weights_of
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import RowGroup

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from stratarec.batch.inverse import InverseJagged
-from stratarec.batch.jagged import KeyedJagged, to_device, with_weights
+from stratarec.batch.jagged import InverseJagged, KeyedJagged, to_device, with_weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from stratarec.errors import ConfigError
 
 if TYPE_CHECKING:
     from stratarec.data.dataset.dataset import Dataset
-    from stratarec.hot.profile import HotProfile
+    from stratarec.hot.calibrator import HotProfile
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -42,9 +42,8 @@ def profile(args: argparse.Namespace) -> None:
     from stratarec.data.duplication import profile as run
     from stratarec.embedding.optimizers import RowOptimizerConfig
     from stratarec.hot.calibrator import budgets, passed_over
-    from stratarec.hot.day_drift import measure_drift
-    from stratarec.hot.reuse import measure_reuse
-    from stratarec.hot.table_parts import row_bytes_of
+    from stratarec.hot.reuse import measure_drift, measure_reuse
+    from stratarec.hot.selection import row_bytes_of
     from stratarec.io.atomic import check_output
     from stratarec.reporting.duplication_page import print_drift, print_profile, write_profile
     from stratarec.reporting.hot_page import print_hot, print_reuse
@@ -91,8 +90,8 @@ def _profile_hot(args: argparse.Namespace, dataset: Dataset, row_bytes: Mapping[
 
 def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile, beside: Path) -> list[str]:
     """How many inputs of each split are hot, counted; counts are kept `beside`."""
-    from stratarec.hot.classifier import classify
-    from stratarec.hot.table_parts import parts_of
+    from stratarec.hot.hot_loader import classify
+    from stratarec.hot.selection import parts_of
 
     parts, lines = parts_of(dataset, profile.row_bytes), []
     hot = profile.hot(parts)

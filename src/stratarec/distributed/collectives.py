@@ -20,7 +20,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from stratarec.distributed.failures import RollCall
-from stratarec.embedding.handle import WaitAbandoned
+from stratarec.embedding.lookup_engine import WaitAbandoned
 from stratarec.errors import RankError, StrataError
 
 Result = TypeVar("Result")

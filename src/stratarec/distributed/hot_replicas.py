@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from stratarec.distributed.sharding import Rows, Sharding
+from stratarec.embedding.codecs import FloatRows
 from stratarec.embedding.config import EmbeddingBagConfig, RowPart
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.slots import Level0, SlotMemory
 from stratarec.embedding.tables.base import group_layout
-from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import ConfigError
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import table_key

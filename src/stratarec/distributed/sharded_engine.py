@@ -24,12 +24,11 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_rows import SharedRows
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire, WireKind
-from stratarec.embedding.checkpoint.save import RANK_GROUPS
+from stratarec.embedding.checkpoint import RANK_GROUPS
 from stratarec.embedding.collection import EmbeddingCollection
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.engine import Engine
-from stratarec.embedding.handle import Prepared
-from stratarec.embedding.lookup_engine import LookupEngine
+from stratarec.embedding.lookup_engine import LookupEngine, Prepared
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import StrataError

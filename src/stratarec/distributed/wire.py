@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stratarec.embedding.codecs import CodecConfig, RecordCodec
-from stratarec.embedding.tables.row_arrays import FloatRows
+from stratarec.embedding.codecs import CodecConfig, FloatRows, RecordCodec
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels.random import table_key
 from stratarec.kernels.random.vector import mix_array

@@ -2,7 +2,7 @@
 
 from stratarec.embedding.collection import EmbeddingCollection, Embeddings, TieredEmbeddingBagCollection
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.handle import Handle, Prepared
+from stratarec.embedding.lookup_engine import Handle, Prepared
 from stratarec.embedding.optimizers import RowOptimizerConfig, ScheduleConfig
 from stratarec.embedding.prefetch import Prefetcher
 

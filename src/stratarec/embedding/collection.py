@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.engine import Engine
-from stratarec.embedding.handle import Handle, Prepared
-from stratarec.embedding.lookup_engine import Held, LookupEngine
+from stratarec.embedding.lookup_engine import Handle, Held, LookupEngine, Prepared
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import ConfigError

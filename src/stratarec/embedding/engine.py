@@ -1,15 +1,15 @@
-"""What the embedding collection does, without autograd: batches are prepared, looked up, trained; tables are saved.
+"""The embedding engine of one process, without autograd: it prepares, looks up and trains batches, and saves tables.
 
-A batch is prepared in one of two ways. On the thread that trains, `prepare` finds room beside the batches that are
-under way or says that there is none. On a thread ahead of it, `prepare_ahead` waits. What may be given up when batch n
-is prepared k batches ahead follows from n and k alone: rows that batches n - k and later use stay. So it waits for the
-backward pass of batch n - k - 1, and never looks at what has finished by chance: moves, and with them the rounding of
-rows that go home, are the same in every run. Pins that are counted and released when a batch happens to finish would
-give other bits in every run.
+A batch is prepared in one of two ways. On the training thread, `prepare` finds room next to the in-flight batches or
+raises an error. On a thread ahead of it, `prepare_ahead` waits. Which slots may be reused when batch n is prepared k
+batches ahead follows from n and k alone: rows that batches n - k and later use stay. So `prepare_ahead` waits for the
+backward pass of batch n - k - 1 and never depends on which batches have finished by chance: moves, and with them the
+rounding of evicted rows, are the same in every run. Pins that are released when a batch happens to finish would give
+other bits in every run.
 
-Where the norm of all gradients is clipped (`hold_updates`, `apply`), rows' squares are added in the order of first
-look-ups within a table, in float64, and tables by an exactly rounded sum: the norm has the same bits whatever lies
-where. Weight decay is added afterwards and is in no norm, as in torch's optimizers.
+If the norm of all gradients is clipped (`hold_updates`, `apply`), squares are summed in the order of first lookups
+within a table, in float64, and across tables by an exactly rounded sum: the norm has the same bits wherever rows are.
+Weight decay is added afterwards and is not part of the norm, as in torch's optimizers.
 """
 
 from __future__ import annotations
@@ -26,22 +26,206 @@ import torch
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.embedding.build import build_tables
-from stratarec.embedding.check_features import Validator
-from stratarec.embedding.checkpoint.save import begin_tables, lie_alike, load_tables, save_tables
-from stratarec.embedding.checkpoint.tables_manifest import checked
+from stratarec.embedding.checkpoint import begin_tables, checked, lie_alike, load_tables, save_tables
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig, check_tables
-from stratarec.embedding.handle import Prepared
-from stratarec.embedding.lookup_engine import LookupEngine
-from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.slots import StagedBatch
-from stratarec.embedding.step_clock import StepClock
+from stratarec.embedding.lookup_engine import Health, LookupEngine, Prepared
+from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
+from stratarec.embedding.slots import Level0, StagedBatch
+from stratarec.embedding.stores.arrays import DramRecords, MappedRecords
+from stratarec.embedding.stores.base import RecordStore
+from stratarec.embedding.stores.log import LogConfig, LogRecords
+from stratarec.embedding.stores.log_layout import DEAD_BYTES, location_bytes, plan_layout
+from stratarec.embedding.stores.victim_cache import VictimCache
 from stratarec.embedding.tables.base import BatchStamp, TableGroup
-from stratarec.embedding.tiers import TierConfig
+from stratarec.embedding.tables.cached import CachedTables
+from stratarec.embedding.tables.directory import Directory
+from stratarec.embedding.tables.resident import ResidentTables
+from stratarec.embedding.tiers import HomeKind, TierConfig
 from stratarec.errors import CheckpointError, ConfigError, TrainingError
+from stratarec.kernels.bags import first_falling
 from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
 from stratarec.kernels.update import Gradients
 from stratarec.progress import timed
+
+_ID_TYPES = (torch.int32, torch.int64)
+
+
+class Validator:
+    """Checks batches of one collection.
+
+    Parameters
+    ----------
+    keys : tuple of str
+        Features that every batch must have.
+    """
+
+    def __init__(self, keys: tuple[str, ...]) -> None:
+        self._keys = keys
+        # Batches have the same keys as a rule, which then are checked once.
+        self._checked: tuple[str, ...] | None = None
+
+    def check(self, features: KeyedJagged) -> None:
+        """`ConfigError` for missing features, ids of a wrong type, offsets that fall or leave the ids, odd weights."""
+        if features.keys != self._checked:
+            self._check_keys(features.keys)
+        values, offsets, weights = features.values, features.offsets, features.weights
+        if values.dtype not in _ID_TYPES or values.dim() != 1 or not values.is_contiguous():
+            raise ConfigError(
+                f"ids are {_words(values.dtype)} of shape {tuple(values.shape)}, expected contiguous int32 or int64 of "
+                "one dimension"
+            )
+        if offsets is not None:
+            _check_offsets(features)
+        # Kernels read them by address: what they are not would be read beyond its end.
+        if weights is not None and (weights.dtype != torch.float32 or weights.shape != values.shape):
+            raise ConfigError(
+                f"weights are {_words(weights.dtype)} of shape {tuple(weights.shape)}, expected float32 of shape "
+                f"{tuple(values.shape)}, one for each id"
+            )
+
+    def _check_keys(self, keys: tuple[str, ...]) -> None:
+        missing = [key for key in self._keys if key not in keys]
+        if missing:
+            raise ConfigError(f"the batch lacks {', '.join(missing)}; it has {', '.join(keys)}")
+        self._checked = keys
+
+
+def _check_offsets(features: KeyedJagged) -> None:
+    offsets = features.offsets
+    assert offsets is not None
+    if offsets.dtype != torch.int64 or offsets.dim() != 1 or not offsets.is_contiguous():
+        raise ConfigError(
+            f"offsets are {_words(offsets.dtype)} of shape {tuple(offsets.shape)}, expected contiguous int32 or int64 "
+            "of one dimension"
+        )
+    total = features.values.numel()
+    place = first_falling(offsets.numpy(), total)
+    if place < 0:
+        return
+    size = max(features.batch_size, 1)
+    key = features.keys[min(place // size, len(features.keys) - 1)] if features.keys else ""
+    begin, end = int(offsets[place]), int(offsets[min(place + 1, offsets.numel() - 1)])
+    raise ConfigError(
+        f"feature {key!r}, sample {place % size}: its ids are {begin} to {end}, expected offsets that rise within 0 "
+        f"to {total}"
+    )
+
+
+def _words(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
+
+
+Configs = list[EmbeddingBagConfig]
+Shared = tuple[int, HomeKind, CodecConfig]
+
+
+def build_tables(
+    configs: Sequence[EmbeddingBagConfig],
+    columns: Mapping[str, int],
+    step_clock: StepClock,
+    seed: int,
+    tiers: TierConfig,
+    health: Health,
+    level0: Level0,
+) -> list[TableGroup]:
+    """One group for each width of tables that lie whole in level 0, and for each width, home and codec of the others.
+
+    Raises
+    ------
+    ConfigError
+        For a tier of a table that does not exist, or a cached table that is too large.
+    StorageError
+        When a store cannot be opened; those opened before are closed.
+    """
+    unknown = sorted(set(tiers.tables) - {table.name for table in configs})
+    if unknown:
+        raise ConfigError(f"tiers names table {unknown[0]!r}; there are {', '.join(table.name for table in configs)}")
+    resident: dict[int, Configs] = {}
+    cached: dict[Shared, Configs] = {}
+    for table in configs:
+        tier = tiers.tables.get(table.name)
+        if tier is None:
+            resident.setdefault(table.embedding_dim, []).append(table)
+        else:
+            cached.setdefault((table.embedding_dim, tier.home, tier.codec), []).append(table)
+    groups = [(key, mine) for key, all_of in cached.items() for mine in _sharing(key, all_of, step_clock.optimizer)]
+    codecs = [RecordCodec.of(config, width, step_clock.optimizer) for (width, _, config), _ in groups]
+    rows = [_rows(mine) for _, mine in groups]
+    budgets = _share_budget(
+        tiers.log_budget_bytes,
+        {
+            place: plan_layout(rows[place], codecs[place].record_bytes, LogConfig()).padded_bytes
+            for place, (key, _) in enumerate(groups)
+            if key[1] == "log"
+        },
+    )
+    found: list[TableGroup] = [ResidentTables(mine, columns, step_clock, seed, level0) for mine in resident.values()]
+    try:
+        for place, (key, mine) in enumerate(groups):
+            # Before the store takes memory or files: what is too large is refused here.
+            directory = Directory(mine, tiers.tables, policy=tiers.policy, ways=tiers.ways, seed=seed)
+            budget = budgets.get(place, 0)
+            store = open_store(key[1], tiers, f"group-{place:02d}", rows[place], codecs[place].record_bytes, budget)
+            level1 = sum(tiers.tables[table.name].level1_rows for table in mine)
+            store = VictimCache(store, capacity_rows=level1) if level1 else store
+            found.append(CachedTables(mine, columns, directory, codecs[place], store, step_clock, health, level0))
+    except Exception:
+        for tables in found:
+            # Files and threads of the groups before: nobody will hold these to close them.
+            tables.close()
+        raise
+    return found
+
+
+def _share_budget(total: int | None, block_bytes: Mapping[int, int]) -> dict[int, int]:
+    """What each log may take of `total`: what any log needs, as the planner counts, and of the rest by its blocks."""
+    if total is None:
+        return {}
+    left, blocks = total - len(block_bytes) * DEAD_BYTES, max(sum(block_bytes.values()), 1)
+    if left < 0:
+        raise ConfigError(
+            f"memory.block.budget is {total}, and {len(block_bytes)} logs (one for all tables of a width and "
+            f"precision) need {DEAD_BYTES} bytes each beside their rows: raise it to more than "
+            f"{len(block_bytes) * DEAD_BYTES}"
+        )
+    return {place: DEAD_BYTES + left * mine // blocks for place, mine in block_bytes.items()}
+
+
+def _rows(configs: Sequence[EmbeddingBagConfig]) -> int:
+    return sum(table.num_embeddings for table in configs)
+
+
+def _sharing(key: Shared, configs: Configs, optimizer: RowOptimizerConfig) -> list[Configs]:
+    """Tables that share a store: of a log as many as need no wider locations together than each needs alone."""
+    width, home, codec = key
+    if home != "log":
+        return [configs]
+    record_bytes, found = RecordCodec.of(codec, width, optimizer).record_bytes, [configs[:1]]
+    for table in configs[1:]:
+        together = [*found[-1], table]
+        alone = sum(location_bytes(each.num_embeddings, record_bytes) for each in together)
+        # Fewer logs have fewer open segments; wider locations would cost memory for every row.
+        if location_bytes(_rows(together), record_bytes) <= alone:
+            found[-1] = together
+        else:
+            found.append([table])
+    return found
+
+
+def open_store(
+    home: HomeKind, tiers: TierConfig, name: str, rows: int, record_bytes: int, log_budget_bytes: int
+) -> RecordStore:
+    """An empty store of the kind."""
+    if home == "dram":
+        return DramRecords(rows=rows, record_bytes=record_bytes)
+    path = tiers.mapped_path if home == "mapped" else tiers.log_path
+    assert path is not None, "TierConfig checks that homes with files have a path"
+    if home == "mapped":
+        return MappedRecords(path / name, rows=rows, record_bytes=record_bytes)
+    config = LogConfig(budget_bytes=log_budget_bytes)
+    return LogRecords(path / name, rows=rows, record_bytes=record_bytes, config=config)
+
 
 _LAST_STAMP, _SHIFT = 2**31 - 2, 2**30
 _NO_SLOTS = np.empty(0, dtype=np.int32)

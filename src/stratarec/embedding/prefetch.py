@@ -14,8 +14,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.embedding.handle import Handle, WaitAbandoned
-from stratarec.embedding.lookup_engine import LookupEngine
+from stratarec.embedding.lookup_engine import Handle, LookupEngine, WaitAbandoned
 from stratarec.errors import TrainingError
 from stratarec.kernels.runtime.threads import limit_threads
 

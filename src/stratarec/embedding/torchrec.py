@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from stratarec.batch.inverse import InverseJagged
-from stratarec.batch.jagged import JaggedTensor, KeyedJagged
+from stratarec.batch.jagged import InverseJagged, JaggedTensor, KeyedJagged
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.errors import ConfigError
 

@@ -1,13 +1,12 @@
-"""Which rows of which tables are hot, for a budget in bytes.
+"""Choice of the hot rows of each table for a budget in bytes, and the file that stores the choice.
 
-Two ways are tried (`by_count`), and the one that makes more of the inputs hot that neither was chosen by is taken: rows
-with most lookups per byte, and thresholds that make most inputs hot. Of the inputs some are drawn to choose by, and
-others to judge the choice. Counts of rows are the vocabularies' own, so the bytes of a hot set are exact, and only the
-share of inputs is estimated.
+Two methods are tried (`selection`): rows with the most lookups per byte, and thresholds that make the most inputs hot.
+Some inputs are drawn to choose by, and others to judge both choices; the choice with more hot inputs is kept. Counts of
+rows are the vocabularies' own, so the bytes of a hot set are exact and only the share of hot inputs is estimated.
 
-A choice is of one data set: on a news portal the old one makes 15 % as many inputs hot a day later, and 0.1 % after two
-days. Where ids are inherited (``data.vocabulary.base``) a new choice does not help: what became popular has an id
-behind all earlier ones, and a prefix that reaches it holds them all.
+A choice is specific to one data set: on a news portal the old choice makes 15 % as many inputs hot one day later, and
+0.1 % after two days. If ids are inherited (``data.vocabulary.base``) a new choice does not help: new popular values
+have ids after all earlier ones, and a prefix that reaches them contains the earlier ones as well.
 """
 
 from __future__ import annotations
@@ -16,19 +15,137 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from stratarec.config.units import readable
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError
-from stratarec.hot.classifier import Needs, NeedsReader, are_hot
-from stratarec.hot.profile import HotProfile, HotTable, InputShare, Method, Point
-from stratarec.hot.selection import hottest_rows, most_inputs
-from stratarec.hot.table_parts import Counts, RowRange, parts_of, share_of_accesses, used_bytes
+from stratarec.hot.hot_loader import NeedsReader, are_hot
+from stratarec.hot.selection import (
+    Counts,
+    Needs,
+    RowRange,
+    hottest_rows,
+    most_inputs,
+    parts_of,
+    share_of_accesses,
+    used_bytes,
+)
+from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
 from stratarec.kernels.runtime.cores import cores
+
+ADVICE = "make it anew with `stratarec profile DATASET --hot BYTES`"
+Method = Literal["inputs", "accesses"]
+Share = Annotated[float, pydantic.Field(ge=0, le=1)]
+
+
+class HotTable(Model):
+    """The hot rows of one table, which are its first ones."""
+
+    name: str
+    rows: Count
+    row_bytes: Count
+    """Weights and optimizer state."""
+    hot: Count
+    """How many: all tail buckets, and the most frequent values."""
+    accesses: Share
+    """Share of the table's training lookups that go to them."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> HotTable:
+        if self.hot > self.rows:
+            raise ValueError(f"{self.name}: {self.hot} hot rows of {self.rows}")
+        return self
+
+
+class InputShare(Model):
+    """Share of inputs all of whose lookups are hot, and the interval that holds it with a chance of 99 %."""
+
+    share: Share
+    low: Share
+    high: Share
+
+
+class Point(Model):
+    """What a budget is worth."""
+
+    budget_bytes: Count
+    row_share: Share
+    """Of all bytes of the model's tables."""
+    accesses: Share
+    """Share of training lookups that go to hot rows."""
+    inputs: InputShare
+    counted: InputShare
+    """The same by the rows with most lookups per byte."""
+
+
+class HotProfile(Model):
+    """Which rows are hot."""
+
+    format: Literal[2] = 2
+    dataset: str
+    fingerprint: Hash
+    """Of the data set that it is of."""
+    split: Literal["train"] = "train"
+    method: Method
+    """Chosen to make most inputs hot, or, where that was no better, to have most lookups per byte."""
+    chosen: Point
+    curve: tuple[Point, ...]
+    """For other budgets."""
+    tables: tuple[HotTable, ...]
+    seconds: Annotated[float, pydantic.Field(ge=0)]
+    """That calibration took."""
+
+    def write(self, path: Path) -> None:
+        """Write it as a sealed file."""
+        write_sealed(path, self.to_dict())
+
+    @classmethod
+    def read(cls, path: Path, dataset: Dataset | None = None) -> HotProfile:
+        """Read a file.
+
+        Parameters
+        ----------
+        dataset : Dataset
+            That it must be of.
+
+        Raises
+        ------
+        ConfigError
+            When the file is damaged, or of another data set.
+        """
+        found = read_sealed(path, cls, ADVICE, ConfigError)
+        if dataset is not None and found.fingerprint != dataset.fingerprint:
+            raise ConfigError(
+                f"{path} is a hot profile of another data set ({found.dataset}, {found.fingerprint[:8]}) than "
+                f"{dataset.path} ({dataset.fingerprint[:8]}): its ids mean other values; {ADVICE}"
+            )
+        rows = [(table.name, table.rows) for table in found.tables]
+        if dataset is not None and sorted(rows) != sorted(dataset.table_rows().items()):
+            raise ConfigError(f"{path} has other tables or rows than {dataset.path}, which it is of; {ADVICE}")
+        return found
+
+    @property
+    def points(self) -> list[Point]:
+        """The chosen budget among the others."""
+        return sorted((self.chosen, *self.curve), key=lambda point: point.budget_bytes)
+
+    @property
+    def row_bytes(self) -> dict[str, int]:
+        """Table -> weights and optimizer state of a row."""
+        return {table.name: table.row_bytes for table in self.tables}
+
+    def hot(self, parts: Sequence[RowRange]) -> Counts:
+        """``[parts]`` hot rows of each of the data set's tables."""
+        tables = {table.name: table.hot for table in self.tables}
+        return np.array([tables[part.table] for part in parts], dtype=np.int64)
+
 
 CONFIDENCE = 0.99
 """Of every interval: the chance that it holds the true share."""

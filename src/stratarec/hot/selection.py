@@ -1,25 +1,90 @@
-"""Hot rows for a budget, two ways.
+"""Choice of hot rows for a budget in bytes.
 
-`hottest_rows`: those that take most lookups, as FAE's authors do. They sort the rows of all tables together and keep
-the first of them that fit; rows of one width, without optimizer state. Here rows of several widths are ranked by
-lookups per byte, and a part of a table is taken from its front.
+Ids are ranked by frequency, so the hot rows of a table are its first ones. Tail buckets come before the values and
+share their lookups by a hash: they are hot together or not at all. A table by hash has tail buckets only. A hot set is
+the number of hot first rows of each table. There are two methods.
 
-`most_inputs`: those that make most inputs hot. An input is hot when *every* lookup of it is, so rows are worth what
-they complete together: the popular rows of one table are worth nothing where another table's rows of the same inputs
-are cold. So rows are taken away instead of added: all that sampled inputs need is hot at first, and again and again the
-rows go whose bytes cost fewest inputs, until the rest fits. An input that is lost no longer holds up rows of other
-tables. (This is the peeling of densest subgraphs, Charikar 2000, with tables' prefixes for vertices.)
+`hottest_rows` takes the rows with the most lookups, as FAE's authors do. They sort the rows of all tables together and
+keep the first rows that fit; their rows have one width and no optimizer state. Here rows of several widths are ranked
+by lookups per byte, and each table contributes a prefix.
+
+`most_inputs` takes the rows that make the most inputs hot. An input is hot when *every* lookup of it is hot, so rows
+are worth what they complete together: the popular rows of one table are worth nothing if another table's rows of the
+same inputs are cold. So rows are removed instead of added. At first every row that the sampled inputs need is hot. Each
+step removes the rows whose bytes cost the fewest inputs, until the rest fits. A lost input no longer protects rows of
+other tables. (This is the peeling of densest subgraphs, Charikar 2000, with prefixes of tables as vertices.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.hot.classifier import Needs
-from stratarec.hot.table_parts import Counts, RowRange, used_bytes
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.errors import ConfigError
+
+Counts = NDArray[np.int64]
+Needs = NDArray[np.int32]
+"""``[N, parts]`` number of first rows of each part that contain all lookups of each sample."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowRange:
+    """The rows of a table."""
+
+    table: str
+    rows: int
+    row_bytes: int
+    """Weights and optimizer state of a row."""
+    tail: int
+    """So many first rows are hot together or not at all."""
+    counts: Counts
+    """``[rows]`` training lookups. They rise where ids keep the order of an earlier data set."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its rows."""
+        return self.rows * self.row_bytes
+
+
+def row_bytes_of(dataset: Dataset, width: int, optimizer: RowOptimizerConfig) -> dict[str, int]:
+    """Vocabulary -> float32 weights and optimizer state of a row, where every table is `width` wide."""
+    if width < 1:
+        raise ConfigError(f"the width of rows is {width}, expected at least 1")
+    record = RecordCodec.of(CodecConfig(), width, optimizer)
+    return dict.fromkeys(dataset.vocabularies, record.record_bytes)
+
+
+def parts_of(dataset: Dataset, row_bytes: Mapping[str, int]) -> list[RowRange]:
+    """The rows of all tables."""
+    return [
+        RowRange(
+            table=name,
+            rows=info.rows,
+            row_bytes=row_bytes[name],
+            tail=info.tail_buckets,
+            counts=dataset.access_counts(name),
+        )
+        for name, info in dataset.vocabularies.items()
+    ]
+
+
+def used_bytes(parts: Sequence[RowRange], hot: Counts) -> int:
+    """Bytes of the first ``hot[i]`` rows of each part."""
+    return sum(part.row_bytes * int(rows) for part, rows in zip(parts, hot, strict=True))
+
+
+def share_of_accesses(parts: Sequence[RowRange], hot: Counts) -> float:
+    """Share of all training lookups that go to hot rows."""
+    total = sum(int(part.counts.sum()) for part in parts)
+    taken = sum(int(part.counts[: int(rows)].sum()) for part, rows in zip(parts, hot, strict=True))
+    return taken / total if total else 0.0
+
 
 # Halvings of the least lookups per byte; enough to tell any two counts apart.
 _HALVINGS = 100

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from stratarec.batch.batch import Batch
-from stratarec.batch.inverse import LEAST_RUN, InverseJagged, JaggedWindows
-from stratarec.batch.jagged import KeyedJagged
+from stratarec.batch.jagged import LEAST_RUN, InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.kernels import collate, runs
 from stratarec.models.history import HistoryWindows
 

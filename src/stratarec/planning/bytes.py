@@ -34,7 +34,7 @@ from typing import Literal, TypeAlias
 
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.stores.log.layout import DEAD_BYTES, DEAD_SHARE, LogConfig, location_bytes, plan_layout
+from stratarec.embedding.stores.log_layout import DEAD_BYTES, DEAD_SHARE, LogConfig, location_bytes, plan_layout
 from stratarec.embedding.tiers import OVERFLOW_SHARE, cache_sets
 from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.runtime.memory import buffer_bytes

@@ -18,11 +18,9 @@ from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.errors import ConfigError
-from stratarec.hot.calibrator import calibrate, passed_over
+from stratarec.hot.calibrator import HotProfile, calibrate, passed_over
 from stratarec.hot.config import HotConfig
-from stratarec.hot.profile import HotProfile
-from stratarec.hot.selection import hottest_rows
-from stratarec.hot.table_parts import Counts, RowRange, parts_of, share_of_accesses, used_bytes
+from stratarec.hot.selection import Counts, RowRange, hottest_rows, parts_of, share_of_accesses, used_bytes
 from stratarec.planning.bytes import Memory, Parts, add_parts
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.memories import Tiers

@@ -10,9 +10,8 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from stratarec.data.duplication import Duplication, Profile
-from stratarec.hot.day_drift import DayDrift, Floats
-from stratarec.hot.profile import HotProfile, Point
-from stratarec.hot.reuse import TableReuse
+from stratarec.hot.calibrator import HotProfile, Point
+from stratarec.hot.reuse import DayDrift, Floats, TableReuse
 from stratarec.reporting.hot_page import REUSE_LEGEND, about_hot, hot_curve, hot_tables, reuse_charts, reuse_table
 from stratarec.reporting.html import LINE, SERIES, Chart, ShownTable, new_axes, write_html
 from stratarec.reporting.terminal_tables import make_console, print_table

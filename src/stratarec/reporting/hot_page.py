@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from stratarec.config.units import readable
-from stratarec.hot.calibrator import without_skew
-from stratarec.hot.profile import HotProfile, Point
+from stratarec.hot.calibrator import HotProfile, Point, without_skew
 from stratarec.hot.reuse import POLICIES, TableReuse
 from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, ShownTable, new_axes
 from stratarec.reporting.terminal_tables import make_console, print_table

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig
+from stratarec.embedding.codecs import FloatRows
 from stratarec.embedding.tables.base import features_of, group_layout
-from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.codec import decode
 from stratarec.kernels.codec.layout import RecordLayout

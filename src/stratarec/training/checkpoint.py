@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from stratarec.distributed.mesh import Mesh
-from stratarec.embedding.checkpoint.tables_manifest import TablesManifest
+from stratarec.embedding.checkpoint import TablesManifest
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.stores.row_file import verify_file
+from stratarec.embedding.stores.row_files import verify_file
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import file_hash, remove_tree, replace_directory, storage_error, working_directory
 from stratarec.io.lock import lock

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from codec_conformance import NearestFloatTests, QuantisedTests, StochasticTests
-from stratarec.embedding.codecs import KINDS, CodecConfig, RecordCodec
+from stratarec.embedding.codecs import KINDS, CodecConfig, FloatRows, RecordCodec
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import CheckpointError, ConfigError
 
 

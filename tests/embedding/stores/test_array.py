@@ -16,9 +16,8 @@ from store_conformance import (
     new_directory,
     read_all,
 )
+from stratarec.embedding.stores.arrays import DramRecords, MappedRecords
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.stores.dram import DramRecords
-from stratarec.embedding.stores.mapped import MappedRecords
 from stratarec.errors import StorageError
 
 

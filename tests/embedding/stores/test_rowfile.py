@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from stratarec.embedding.stores.row_file import link_or_copy
+from stratarec.embedding.stores.row_files import link_or_copy
 from stratarec.errors import StorageError
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store_conformance import RecordStoreMachine, RecordStoreTests, random_records, read_all
+from stratarec.embedding.stores.arrays import DramRecords
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.stores.dram import DramRecords
 from stratarec.embedding.stores.log import LogConfig, LogRecords
 from stratarec.embedding.stores.victim_cache import VictimCache
 from stratarec.errors import ConfigError, StorageError

@@ -15,8 +15,8 @@ import torch
 from prototype import operations as ops
 from torch import Tensor
 
+from stratarec.embedding.codecs import FloatRows
 from stratarec.embedding.slots import CpuSlots, Level0, SlotMemory
-from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.kernels import cache
 from stratarec.kernels.random.reference import mix
 from stratarec.kernels.simd.vector import LANES

@@ -16,7 +16,7 @@ from stratarec.data.column_names import label_names
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import BASELINE, DATASET, MANIFEST
 from stratarec.data.schema import UNKNOWN
-from stratarec.embedding.checkpoint.transfer import saved_files, saved_rows
+from stratarec.embedding.checkpoint import saved_files, saved_rows
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.io.atomic import file_hash
 from stratarec.io.owned_directory import HOLDER, MARKER, check_marker, kind_of

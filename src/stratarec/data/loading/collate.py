@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.batch.batch import Batch
-from stratarec.batch.inverse import InverseJagged, JaggedWindows
-from stratarec.batch.jagged import KeyedJagged
+from stratarec.batch.jagged import InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.shuffle_buffer import GroupValues, ShuffleBuffer
 from stratarec.kernels.collate import (

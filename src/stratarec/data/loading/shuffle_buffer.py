@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.batch.inverse import LEAST_RUN
+from stratarec.batch.jagged import LEAST_RUN
 from stratarec.data.column_names import SESSIONS, USER, WEIGHT, events, label_names, pointer, weights_of
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import RowGroup, SlateKey, slate_starts

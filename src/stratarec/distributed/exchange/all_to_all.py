@@ -34,8 +34,7 @@ from stratarec.distributed.hot_replicas import HotGradients, Replicas
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire
-from stratarec.embedding.check_features import Validator
-from stratarec.embedding.engine import Engine
+from stratarec.embedding.engine import Engine, Validator
 from stratarec.errors import ConfigError, StrataError
 from stratarec.kernels.runtime.memory import RECYCLER
 

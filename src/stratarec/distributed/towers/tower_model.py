@@ -31,7 +31,7 @@ from stratarec.distributed.towers.peer_exchange import Hop, Told, send_requests
 from stratarec.distributed.towers.peer_requests import TowerRequest, join, messages
 from stratarec.distributed.wire import Wire
 from stratarec.embedding import EmbeddingBagConfig, Handle
-from stratarec.embedding.check_features import Validator
+from stratarec.embedding.engine import Validator
 from stratarec.errors import StrataError
 from stratarec.models import CTRModel
 from stratarec.models.request import Request

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.embedding.stores.arrays import allocate_bytes, resident_bytes
 from stratarec.embedding.stores.base import Manifest, RecordStore, StoreBytes, check_rows
-from stratarec.embedding.stores.dram import allocate_bytes, resident_bytes
 from stratarec.errors import ConfigError
 from stratarec.kernels import bit_rows as kernels
 from stratarec.kernels.lru_map import LruMap

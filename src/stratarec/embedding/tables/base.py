@@ -1,7 +1,7 @@
-"""Tables of one width that share kernel calls: what the engine asks of them, wherever their rows are at home.
+"""Groups of tables of one width that share kernel calls: the interface that the engine uses.
 
-There are two kinds: `ResidentTables` lie whole in level 0, `CachedTables` pass through the slots of a cache. Both pool
-from `SlotMemory` and are updated there, by the same kernels: these see slots and know no difference.
+There are two kinds: the rows of `ResidentTables` are all in level 0, the rows of `CachedTables` pass through the slots
+of a cache. Both pool from `SlotMemory` and are updated there by the same kernels, which see only slots.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.embedding.codecs import RecordCodec
+from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.optimizers import StepClock
 from stratarec.embedding.slots import SlotMemory, StagedBatch
-from stratarec.embedding.step_clock import StepClock
-from stratarec.embedding.tables.row_arrays import FloatRows, Indices
-from stratarec.errors import ConfigError
+from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.update import Gradients, RowUpdate
 
@@ -299,3 +298,35 @@ class TableGroup(ABC):
             for table in self.configs:
                 for part, view in self.table(table.name).items():
                     yield f"tables.{table.name}.{part}", view
+
+
+_BITS = 40
+
+
+class TableNumbers:
+    """Row r of the t-th table of a group is ``t << 40 | r`` in its files; in memory tables lie one behind the other.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Rows of each table.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = np.array(sizes, dtype=np.int64)
+        self._first = np.cumsum(self._sizes) - self._sizes
+        self.end = len(self._sizes) << _BITS
+        """Beyond all numbers."""
+
+    def to_files(self, rows: Indices) -> Indices:
+        """From rows of the group; what rises still does."""
+        table = np.searchsorted(self._first, rows, side="right") - 1
+        return (table << _BITS) + rows - self._first[table]
+
+    def to_group(self, numbers: Indices) -> Indices:
+        """From numbers below `end`; `CheckpointError` where a table has not so many rows."""
+        table, row = numbers >> _BITS, numbers & ((1 << _BITS) - 1)
+        if (row >= self._sizes[table]).any():
+            raise CheckpointError("a checkpoint has rows beyond the end of their table; use another checkpoint")
+        found: Indices = self._first[table] + row
+        return found

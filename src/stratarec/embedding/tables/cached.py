@@ -18,17 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratarec.embedding.cache.directory import Directory
-from stratarec.embedding.cache.mover import mover_of
-from stratarec.embedding.cache.saved_slots import SlotRecords
-from stratarec.embedding.codecs import RecordCodec
+from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.health import Health
+from stratarec.embedding.lookup_engine import Health
+from stratarec.embedding.optimizers import StepClock
 from stratarec.embedding.slots import Level0, SlotMemory, StagedBatch
-from stratarec.embedding.step_clock import StepClock
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.tables.base import BatchStamp, TableGroup
-from stratarec.embedding.tables.row_arrays import FloatRows, Indices
+from stratarec.embedding.tables.directory import Directory
+from stratarec.embedding.tables.mover import SlotRecords, mover_of
 from stratarec.embedding.tiers import slots_for_batch
 from stratarec.errors import ConfigError, StrataError, TrainingError
 from stratarec.io.atomic import make_directory

@@ -10,15 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.codecs import CodecConfig, FloatRows, Indices, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.optimizers import StepClock
 from stratarec.embedding.slots import Level0, StagedBatch
-from stratarec.embedding.step_clock import StepClock
-from stratarec.embedding.stores.deltas import Chain
-from stratarec.embedding.stores.dram import allocate_bits, clear_bits, row_chunks, set_rows
-from stratarec.embedding.tables.base import BatchStamp, TableGroup
-from stratarec.embedding.tables.numbering import TableNumbers
-from stratarec.embedding.tables.row_arrays import FloatRows, Indices
+from stratarec.embedding.stores.arrays import allocate_bits, clear_bits, row_chunks, set_rows
+from stratarec.embedding.stores.row_files import Chain
+from stratarec.embedding.tables.base import BatchStamp, TableGroup, TableNumbers
 from stratarec.errors import TrainingError
 from stratarec.io.atomic import make_directory
 from stratarec.kernels.bags import BagBatch, first_outside, mark_rows

@@ -25,9 +25,9 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import MANIFEST
 from stratarec.data.dataset.renewed import Carrying, write_without_samples
 from stratarec.data.vocabulary import Vocabulary
+from stratarec.embedding.codecs import FloatRows
 from stratarec.embedding.tables.base import TableGroup
 from stratarec.embedding.tables.cached import CachedTables
-from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import file_hash
 from stratarec.io.sealed import validated, write_sealed

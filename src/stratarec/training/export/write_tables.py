@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from stratarec.embedding import EmbeddingBagConfig
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.codecs import CodecConfig, FloatRows
 from stratarec.embedding.tables.cached import CachedTables
-from stratarec.embedding.tables.row_arrays import FloatRows
 from stratarec.errors import CheckpointError
 from stratarec.io.tensors import ChunkedTensor
 from stratarec.serving.export_manifest import FLOATS, ROWS, ExportedTable

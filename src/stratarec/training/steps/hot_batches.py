@@ -8,9 +8,7 @@ from pathlib import Path
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import LoaderConfig
 from stratarec.errors import ConfigError, StorageError
-from stratarec.hot.classifier import beside, classify
-from stratarec.hot.hot_loader import HotLoader
-from stratarec.hot.schedule import rate_after, validation_losses
+from stratarec.hot.hot_loader import HotLoader, beside, classify, rate_after, validation_losses
 from stratarec.io.atomic import check_output
 from stratarec.planning.hot_rows import hot_rows
 from stratarec.planning.plan import Plan

@@ -11,10 +11,9 @@ from threading import Event, RLock, Thread
 
 import numpy as np
 
-from stratarec.embedding.stores.dram import allocate_bytes
-from stratarec.embedding.stores.log.appender import Appender
-from stratarec.embedding.stores.log.layout import Locations
-from stratarec.embedding.stores.log.segments import SegmentEntry, Segments
+from stratarec.embedding.stores.arrays import allocate_bytes
+from stratarec.embedding.stores.log_layout import Locations
+from stratarec.embedding.stores.log_segments import Appender, SegmentEntry, Segments
 from stratarec.kernels.blocks import as_bytes, as_tags, cpu
 
 # Compaction begins a little before the bound, so that writers seldom wait for it.

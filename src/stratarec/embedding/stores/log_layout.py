@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.config.validate import check_finite
-from stratarec.embedding.stores.dram import allocate_bits, allocate_bytes, clear_bits, set_rows
+from stratarec.embedding.stores.arrays import allocate_bits, allocate_bytes, clear_bits, set_rows
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels.blocks import BLOCK_ALIGNMENT, CHECKSUM_BYTES, Index, Shape
 

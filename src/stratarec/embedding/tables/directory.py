@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.embedding.codecs import Indices
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.tables.row_arrays import Indices
 from stratarec.embedding.tiers import TableTier, cache_sets
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels import cache as kernel

@@ -1,28 +1,34 @@
-"""Takes rows between slots and their home, by what the directory decided.
+"""Movement of rows between slots and their home, and the checkpoint files of the rows that are in slots.
 
-A move has two parts. What the first does can be taken back: records are written at home and read from there, and no
-slot has changed. The second writes slots; whoever is interrupted there has lost rows, and must say so.
+A move has two parts. The first part can be undone: records are written to the home and read from it, and no slot has
+changed. The second part writes slots; an interrupt there loses rows, which the health of the collection records.
 
-There are two movers, chosen once when tables are built. Where records are memory (dram, mapped) that slots can be
-swapped with, that is one pass; where they are in files, a victim cache lies before the home, or slots are of another
-device, rows are encoded, written, read and decoded, a batch at a time.
+There are two movers, chosen once when tables are built. If records are addressable memory (dram, mapped) that slots can
+be swapped with, rows are moved in one pass. If records are in files or slots are on another device, rows are encoded,
+written, read and decoded, one batch at a time.
+
+A slot record is ``[row int64, stamp int32, count uint32, float32 row]``; a slot that was emptied has row -1. The slots
+that changed since the last checkpoint follow from their stamps, so training sets no marks.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.embedding.cache.directory import Directory
-from stratarec.embedding.codecs import RecordCodec
+from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.slots import Records, SlotMemory
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.tables.row_arrays import FloatRows, Indices
-from stratarec.errors import TrainingError
+from stratarec.embedding.stores.row_files import Chain, read_rows, verify_file
+from stratarec.embedding.tables.directory import Directory
+from stratarec.errors import CheckpointError, TrainingError
+from stratarec.io.atomic import make_directory
 from stratarec.kernels import cache as kernel
 
 
@@ -199,3 +205,121 @@ def mover_of(
     addressable = memory.addresses_host and store.array is not None and store.bits is not None
     kind = AddressableHome if addressable else StoredHome
     return kind(names, directory, codec, store, memory)
+
+
+_HEAD = np.dtype([("row", "<i8"), ("stamp", "<i4"), ("count", "<u4")])
+_FOLDER = "slots"
+
+
+class SlotRecords:
+    """Saves and restores what a directory and its slots hold, in a chain of files.
+
+    Parameters
+    ----------
+    directory, memory
+        Of the cache.
+    codec : RecordCodec
+        Of float32 rows.
+    """
+
+    def __init__(self, directory: Directory, memory: SlotMemory, codec: RecordCodec) -> None:
+        self._directory, self._memory, self._codec = directory, memory, codec
+        self._chain = Chain()
+        self._saved_at = 0
+        self.shape = (directory.slots, _HEAD.itemsize + codec.record_bytes)
+
+    def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
+        """Write the slots, or those stamped since `previous`, into ``<directory>/slots``; returns the manifest.
+
+        Parameters
+        ----------
+        settled : int
+            As in `TableGroup.save`.
+        """
+        folder = directory / _FOLDER
+        make_directory(folder)
+        files = self._chain.save(
+            folder,
+            None if previous is None else previous / _FOLDER,
+            self,
+            self._directory.used,
+            lambda: self._directory.stamped_since(self._saved_at),
+        )
+        self._saved_at = settled
+        return {"files": files, "record_bytes": self.shape[1]}
+
+    def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
+        """Fill an empty directory and its slots by what `save` wrote."""
+        folder = directory / _FOLDER
+        self._chain.verify(folder, manifest["files"])
+        # Pieces are put in place as they are asked for.
+        for _ in self._chain.load(folder, manifest["files"], self):
+            pass
+        # Names and sizes were checked, not what the slots say of each other: one row must not be in two.
+        fault = self._directory.fault(stamp)
+        if fault:
+            raise CheckpointError(f"{folder} is damaged: {fault}; use another checkpoint")
+        self._saved_at = stamp
+
+    def shift(self, by: int) -> None:
+        """See `Directory.shift`."""
+        self._saved_at = max(self._saved_at - by, 0)
+
+    def __getitem__(self, slots: Indices, /) -> NDArray[np.uint8]:
+        """Records of slots: what a file is written from."""
+        rows = self._directory.rows_in(slots)
+        head = np.empty(len(slots), dtype=_HEAD)
+        head["row"], head["stamp"] = rows, self._directory.stamps_in(slots)
+        head["count"] = self._directory.counts_in(slots)
+        floats = np.zeros((len(slots), self._codec.record_bytes), dtype=np.uint8)
+        held = np.flatnonzero(rows >= 0)
+        # float32 is not rounded: whose noise it would be does not matter.
+        keys = np.zeros(len(held), dtype=np.uint64)
+        bad = self._memory.encode(self._codec, slots[held], floats, held, keys, 0)
+        if bad >= 0:
+            raise TrainingError(
+                f"row {rows[held[bad]]} of the cached tables of width {self._codec.width} is not finite"
+            )
+        return np.concatenate([head.view(np.uint8).reshape(len(slots), -1), floats], axis=1)
+
+    def __setitem__(self, slots: Indices, records: NDArray[np.uint8], /) -> None:
+        """Let slots hold what their records say."""
+        head, floats = _split(records)
+        self._directory.adopt(slots, head["row"], head["stamp"], head["count"])
+        held = np.flatnonzero(head["row"] >= 0)
+        self._memory.decode(self._codec, floats, held, slots[held])
+
+
+def _split(records: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    head = np.ascontiguousarray(records[:, : _HEAD.itemsize]).view(_HEAD)[:, 0]
+    return head, np.ascontiguousarray(records[:, _HEAD.itemsize :])
+
+
+def saved_slots(
+    directory: Path, manifest: Mapping[str, Any], codec: RecordCodec, *, slots: int, rows: int
+) -> Iterator[tuple[Indices, FloatRows]]:
+    """The rows that were in slots when a checkpoint was written, piece by piece, each once.
+
+    Parameters
+    ----------
+    slots, rows : int
+        How many there are of each.
+    """
+    folder, files, width = directory / _FOLDER, manifest["files"], int(manifest["record_bytes"])
+    exact = codec.exact()
+    for entry in files:
+        verify_file(folder / entry["name"], entry["hash"])
+    # For each slot the last file that has it: a row may have been in another slot before.
+    newest = np.full(slots, -1, dtype=np.int16)
+    for number, entry in enumerate(files):
+        for places, _ in read_rows(folder / entry["name"], entry["rows"], width, slots):
+            newest[places] = number
+    for number, entry in enumerate(files):
+        for places, records in read_rows(folder / entry["name"], entry["rows"], width, slots):
+            head, floats = _split(records)
+            if (head["row"] >= rows).any():
+                raise CheckpointError(f"{folder / entry['name']} has rows beyond 0..{rows - 1}; use another checkpoint")
+            valid = np.flatnonzero((newest[places] == number) & (head["row"] >= 0))
+            found = FloatRows.allocate(len(valid), codec.width, **codec.layout.kept)
+            exact.decode(floats, valid, found, np.arange(len(valid), dtype=np.int64))
+            yield head["row"][valid].astype(np.int64), found

@@ -1,13 +1,18 @@
-"""Records in directly addressable memory, and lazily backed memory with one bit a row, of which they are made.
+"""Stores whose records are addressable memory: an array in DRAM, or in a memory-mapped file (DAX, CXL, tmpfs).
 
-Pages that were never touched cost nothing, which is what makes a store of mostly unwritten rows cheap; so memory is
-reported by the pages that are there, not by the sizes of arrays.
+Both are lazily backed memory with two bits per row. Pages that were never touched cost nothing, which makes a store of
+mostly unwritten rows cheap; so memory is reported by resident pages, not by the sizes of arrays.
+
+Writing to a page of a sparse file on a full file system is not an error that a program can handle but a SIGBUS that
+ends it. So the file's space is reserved when the file is created, and a file system without room is refused then.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.embedding.stores.base import Manifest, StoreBytes, check_rows
-from stratarec.embedding.stores.deltas import Chain, require_same
+from stratarec.embedding.stores.row_files import Chain, require_same
+from stratarec.errors import StorageError
+from stratarec.io.atomic import make_directory, storage_error
 from stratarec.kernels import bit_rows as kernels
 from stratarec.kernels.runtime.memory import allocate
 
@@ -188,3 +195,61 @@ class DramRecords(ArrayRecords):
 
     def memory(self) -> StoreBytes:
         return super().memory() + StoreBytes(dram_bytes=resident_bytes(self._array), block_bytes=0)
+
+
+class MappedRecords(ArrayRecords):
+    """A `RecordStore` whose array is a file in `directory`, made anew.
+
+    Parameters
+    ----------
+    directory : Path
+        Where ``records.map`` is made; one store a directory.
+    rows : int
+        R.
+    record_bytes : int
+        Bytes of one record.
+    sparse : bool
+        Reserve no space: rows that were never written cost none, but the process dies of SIGBUS if the file system
+        fills up. For file systems whose free space is certain.
+
+    Raises
+    ------
+    StorageError
+        When the file cannot be made, or the file system has no room for it (unless `sparse`).
+    """
+
+    kind = "mapped"
+
+    def __init__(self, directory: Path, *, rows: int, record_bytes: int, sparse: bool = False) -> None:
+        self.path = Path(directory) / "records.map"
+        size = max(rows * record_bytes, mmap.PAGESIZE)
+        make_directory(self.path.parent)
+        # Contents of a run before are of no worth: `restore` fills the store from a checkpoint.
+        self.path.unlink(missing_ok=True)
+        try:
+            with self.path.open("x+b") as file:
+                os.truncate(file.fileno(), size)
+                if not sparse:
+                    # See above: the last moment at which a full file system is an error and not a signal.
+                    os.posix_fallocate(file.fileno(), 0, size)
+                memory = mmap.mmap(file.fileno(), size)
+        except OSError as error:
+            self.path.unlink(missing_ok=True)
+            raise self._explain(error, size) from error
+        super().__init__(np.frombuffer(memory, np.uint8)[: rows * record_bytes].reshape(rows, record_bytes))
+
+    def _explain(self, error: OSError, size: int) -> StorageError:
+        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            return storage_error(self.path, error)
+        room = os.statvfs(self.path.parent)
+        return StorageError(
+            f"{self.path} needs {size} bytes and its file system has {room.f_bavail * room.f_frsize} free "
+            f"({error.strerror}): free space, name another path, or give the table fewer bytes by its codec"
+        )
+
+    def memory(self) -> StoreBytes:
+        return super().memory() + StoreBytes(dram_bytes=0, block_bytes=self.path.stat().st_blocks * 512)
+
+    def close(self) -> None:
+        super().close()
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,305 @@
+"""Rows of a byte array in safetensors files, and checkpoints of an array as a chain of such files.
+
+A file has ``rows`` ``[n]`` int64, ascending, and ``records`` ``[n, W]`` uint8. It is written and read in pieces,
+because an array may take most of the memory; any safetensors reader can open it.
+
+A chain is a base file with the written rows, followed by delta files with the changed rows. A checkpoint directory
+contains its whole chain: files of the previous checkpoint are hard-linked, so a chain costs the space of its deltas and
+any checkpoint can be deleted without harm to the others. If the deltas hold more than half as many rows as the base, a
+new base is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, Protocol
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from stratarec.errors import CheckpointError, StorageError
+from stratarec.io.atomic import file_hash, storage_error, sync, write_atomic
+from stratarec.io.sealed import Hash, Model, own_file, read_sealed, write_sealed
+
+RowSelection = Callable[[], Iterator[NDArray[np.int64]]]
+"""Gives the rows of a file, ascending, in chunks; it is called more than once."""
+
+# What is in memory beside the array. Resident rows were once copied whole for every checkpoint.
+_PIECE_BYTES = 1 << 23
+
+
+class Readable(Protocol):
+    """What rows are taken from: ``[R, W]`` bytes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.uint8]: ...
+
+
+def write_rows(path: Path, select: RowSelection, array: Readable) -> tuple[int, str]:
+    """Write the selected rows of `array` ``[R, W]`` atomically; returns how many there were and the file's hash.
+
+    Raises
+    ------
+    StorageError
+        When the file cannot be written; `path` is then as it was.
+    """
+    count = sum(len(rows) for rows in select())
+    digest = xxhash.xxh3_128()
+
+    def write(file: BinaryIO) -> None:
+        for piece in _pieces(select, array, count):
+            digest.update(piece)
+            file.write(piece)
+
+    write_atomic(path, write)
+    return count, digest.hexdigest()
+
+
+def _header(count: int, width: int) -> bytes:
+    header = json.dumps(
+        {
+            "__metadata__": {"format": "stratarec rows 1"},
+            "rows": {"dtype": "I64", "shape": [count], "data_offsets": [0, count * 8]},
+            "records": {"dtype": "U8", "shape": [count, width], "data_offsets": [count * 8, count * (8 + width)]},
+        }
+    ).encode()
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header
+
+
+def _pieces(select: RowSelection, array: Readable, count: int) -> Iterator[bytes | memoryview]:
+    width = array.shape[1]
+    yield _header(count, width)
+    for rows in select():
+        yield rows.astype("<i8", copy=False).data
+    step = max(1, _PIECE_BYTES // width)
+    for rows in select():
+        for first in range(0, len(rows), step):
+            yield array[rows[first : first + step]].reshape(-1).data
+
+
+def read_rows(path: Path, count: int, width: int, total: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
+    """Rows and records of a file whose hash was found right, in pieces.
+
+    Raises
+    ------
+    CheckpointError
+        When it holds other than `count` ascending rows below `total` with records of `width` bytes.
+    """
+    rows, records = _arrays(path, count, width)
+    step, before = max(1, _PIECE_BYTES // width), -1
+    for first in range(0, count, step):
+        piece = np.array(rows[first : first + step], np.int64)
+        if piece[0] <= before or piece[-1] >= total or (piece[1:] <= piece[:-1]).any():
+            raise CheckpointError(
+                f"{path} has rows that do not ascend, or are beyond 0..{total - 1}; use another checkpoint"
+            )
+        before = int(piece[-1])
+        yield piece, np.array(records[first : first + step])
+
+
+def _arrays(path: Path, count: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """The two tensors of a file, mapped; only what `write_rows` writes is read."""
+    size = path.stat().st_size
+    # Compared with what would have been written, never parsed: a file may be anybody's.
+    header = _header(count, width)
+    if size != len(header) + count * (8 + width):
+        raise CheckpointError(f"{path} has {size} bytes, no file of {count} records of {width} bytes")
+    content = np.memmap(path, np.uint8, mode="r")
+    if content[: len(header)].tobytes() != header:
+        raise CheckpointError(f"{path} is no file of rows and records; use another checkpoint")
+    end = len(header) + count * 8
+    return content[len(header) : end].view("<i8"), content[end:].reshape(count, width)
+
+
+def verify_file(path: Path, expected: str) -> None:
+    """`CheckpointError` that names `path` when it is missing, no regular file, or its hash is not `expected`."""
+    try:
+        found = file_hash(own_file(path.parent, path.name))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; use another checkpoint") from error
+    except ValueError as error:
+        raise CheckpointError(f"{error}; use another checkpoint") from error
+    if found != expected:
+        raise CheckpointError(f"{path} is damaged: its hash does not match; use another checkpoint")
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make `target` another name of the file `source`, or a synced copy where the file system refuses links.
+
+    Raises
+    ------
+    StorageError
+        When neither can be done.
+    """
+    try:
+        # Links share the inode, so whatever damages one name damages all; hashes are checked at every restore.
+        os.link(source, target, follow_symlinks=False)
+        return
+    except OSError as error:
+        reason = error.strerror
+        if source.is_symlink() or not source.is_file():
+            raise StorageError(f"cannot keep {source} in {target.parent}: {reason}") from error
+        if os.path.lexists(target):
+            raise storage_error(target, error) from error
+    warnings.warn(
+        f"{target.parent} takes no hard links from {source.parent} ({reason}): files are copied, which takes their "
+        "time and space again at every checkpoint; put both on one file system",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    try:
+        # What is there already is another's: it is neither written over nor removed.
+        with source.open("rb") as found, target.open("xb") as made:
+            try:
+                shutil.copyfileobj(found, made, _PIECE_BYTES)
+                made.flush()
+                os.fsync(made.fileno())
+            except BaseException:
+                target.unlink()
+                raise
+    except OSError as error:
+        raise storage_error(target, error) from error
+
+
+_NAME = "chain.json"
+_FORMAT: Literal[2] = 2
+# A restore reads every file, and each checkpoint links every file.
+_MOST_FILES = 64
+
+
+class _Note(Model):
+    """Which checkpoint of an array the files beside it are."""
+
+    format: Literal[2]
+    token: Hash
+
+
+def _read(directory: Path) -> _Note:
+    return read_sealed(directory / _NAME, _Note, "use another checkpoint", CheckpointError)
+
+
+def files_of(directory: Path, files: list[dict[str, Any]]) -> Iterator[Path]:
+    """The files of a checkpoint of an array, once the note beside them is found to be one; else `CheckpointError`."""
+    _read(directory)
+    yield directory / _NAME
+    for entry in files:
+        yield directory / entry["name"]
+
+
+class Rows(Readable, Protocol):
+    """A byte array ``[R, W]``, or something that is read and written like one."""
+
+    def __setitem__(self, rows: NDArray[np.int64], records: NDArray[np.uint8], /) -> None: ...
+
+
+class Chain:
+    """The files that the last checkpoint of one array consists of.
+
+    Which rows changed since then is the caller's to know: it clears its marks when `save` has returned.
+    """
+
+    def __init__(self) -> None:
+        self._files: list[dict[str, Any]] = []
+        self._next = 0
+        # Of the last checkpoint. Equal contents would not do as proof that it is the one: a run that went back to an
+        # older checkpoint may write other records to the same places.
+        self._token = ""
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a checkpoint that changes are counted from."""
+        return bool(self._token)
+
+    def continues(self, previous: Path | None) -> bool:
+        """Whether `previous` is the checkpoint that changes are counted from."""
+        if previous is None or not self.started:
+            return False
+        try:
+            return _read(previous).token == self._token
+        except CheckpointError:
+            return False
+
+    def save(
+        self,
+        directory: Path,
+        previous: Path | None,
+        array: Rows,
+        written: RowSelection,
+        changed: RowSelection,
+    ) -> list[dict[str, Any]]:
+        """Write what restores `array` into `directory`; returns the list of files, base first.
+
+        Raises
+        ------
+        StorageError
+            When something cannot be written; the next checkpoint may still build on the one before.
+        """
+        changes = sum(len(rows) for rows in changed())
+        files, select = [], written
+        if previous is not None and self._grows(previous, changes):
+            for entry in self._files:
+                link_or_copy(previous / entry["name"], directory / entry["name"])
+            files, select = list(self._files), changed
+        if changes or not files:
+            name = f"rows-{self._next:06d}.safetensors"
+            count, digest = write_rows(directory / name, select, array)
+            files.append({"name": name, "rows": count, "hash": digest})
+        token = os.urandom(16).hex()
+        # Last: without it no later checkpoint takes these files for whole.
+        write_sealed(directory / _NAME, {"format": _FORMAT, "token": token})
+        sync(directory)
+        self._files, self._next, self._token = files, self._next + 1, token
+        return files
+
+    def _grows(self, previous: Path, changes: int) -> bool:
+        """Whether to add a delta to the files of `previous`, or to begin anew."""
+        if not self.continues(previous) or len(self._files) >= _MOST_FILES:
+            return False
+        deltas = changes + sum(int(entry["rows"]) for entry in self._files[1:])
+        # So all files together are at most one and a half times the base, and so is what a restore reads.
+        if 2 * deltas > int(self._files[0]["rows"]):
+            return False
+        return all((previous / entry["name"]).is_file() for entry in self._files)
+
+    def verify(self, directory: Path, files: list[dict[str, Any]]) -> None:
+        """`CheckpointError` that names the file of `files` that is missing or damaged."""
+        for entry in files:
+            verify_file(directory / entry["name"], entry["hash"])
+
+    def load(self, directory: Path, files: list[dict[str, Any]], array: Rows) -> Iterator[NDArray[np.int64]]:
+        """Put the rows of verified `files` into `array`, giving them piece by piece; the next `save` builds on them."""
+        total, width = array.shape
+        for entry in files:
+            for rows, records in read_rows(directory / entry["name"], entry["rows"], width, total):
+                array[rows] = records
+                yield rows
+        self._files = list(files)
+        # Beyond every name that is linked from here on.
+        self._next = 1 + max(int(entry["name"].split("-")[1].split(".")[0]) for entry in files)
+        try:
+            self._token = _read(directory).token
+        # The rows are verified by the manifest; without its note the next checkpoint is a full one, no more.
+        except CheckpointError:
+            self._token = ""
+
+
+def require_same(directory: Path, manifest: dict[str, Any], expected: dict[str, Any], *lists: str) -> None:
+    """`CheckpointError` that names the first field in which `manifest` is not as `expected`, or the list it lacks."""
+    for name in lists:
+        if not isinstance(manifest.get(name), list):
+            raise CheckpointError(f"the manifest of the records in {directory} is damaged: it lacks {name}")
+    for field, value in expected.items():
+        if manifest.get(field) != value:
+            raise CheckpointError(
+                f"the records in {directory} have {field} {json.dumps(manifest.get(field))}, expected "
+                f"{json.dumps(value)}; use a checkpoint of the same tables and codec"
+            )
