@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from benchmarks.registry import PeerMissing, import_peer
 from benchmarks.timing import alternate
-from stratarec.embedding.stores.log import LogConfig, LogRecords
+from stratarec.embedding.stores.log import LogRecords
+from stratarec.embedding.stores.log_layout import LogConfig
 from stratarec.embedding.stores.victim_cache import VictimCache
 
 Rows = NDArray[np.int64]

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratarec.embedding.codecs import KINDS, CodecConfig, RecordCodec
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.kernels.codec.kinds import KINDS
 from stratarec.planning.bytes import (
     BatchDemand,
     Parts,

@@ -34,8 +34,8 @@ from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
 from stratarec.embedding.slots import Level0, StagedBatch
 from stratarec.embedding.stores.arrays import DramRecords, MappedRecords
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.stores.log import LogConfig, LogRecords
-from stratarec.embedding.stores.log_layout import DEAD_BYTES, location_bytes, plan_layout
+from stratarec.embedding.stores.log import LogRecords
+from stratarec.embedding.stores.log_layout import DEAD_BYTES, LogConfig, location_bytes, plan_layout
 from stratarec.embedding.stores.victim_cache import VictimCache
 from stratarec.embedding.tables.base import BatchStamp, TableGroup
 from stratarec.embedding.tables.cached import CachedTables

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stratarec.embedding.codecs import KINDS, CodecConfig
+from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import slots_for_batch
+from stratarec.kernels.codec.kinds import KINDS
 from stratarec.planning.bytes import MEMORIES, BatchDemand, Home, RowShape, SlotSplit, cached_bytes, in_memory
 from stratarec.planning.bytes import level0_bytes as whole_bytes
 from stratarec.planning.config import MemoryConfig

@@ -15,8 +15,9 @@ from pydantic import BeforeValidator
 
 from stratarec.config.units import parse_bytes
 from stratarec.config.validate import check_finite
-from stratarec.embedding.codecs import KINDS, CodecConfig, CodecKind
+from stratarec.embedding.codecs import CodecConfig, CodecKind
 from stratarec.errors import ConfigError
+from stratarec.kernels.codec.kinds import KINDS
 
 if TYPE_CHECKING:
     Precision: TypeAlias = str

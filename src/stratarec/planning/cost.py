@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stratarec.embedding.codecs import KINDS, CodecConfig
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.kernels.codec.kinds import KINDS
 from stratarec.planning.bytes import Home, RowShape, block_bytes, record_bytes
 from stratarec.planning.engine_costs import moved_by_staging, moved_in_level0
 from stratarec.planning.memories import Tiers

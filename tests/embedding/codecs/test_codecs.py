@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from codec_conformance import NearestFloatTests, QuantisedTests, StochasticTests
-from stratarec.embedding.codecs import KINDS, CodecConfig, FloatRows, RecordCodec
+from stratarec.embedding.codecs import CodecConfig, FloatRows, RecordCodec
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.errors import CheckpointError, ConfigError
+from stratarec.kernels.codec.kinds import KINDS
 
 
 class TestFp32(NearestFloatTests):

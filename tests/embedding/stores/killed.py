@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from store_conformance import new_directory, random_records
-from stratarec.embedding.stores.log import LogConfig, LogRecords
+from stratarec.embedding.stores.log import LogRecords
+from stratarec.embedding.stores.log_layout import LogConfig
 from stratarec.io.atomic import replace_directory, write_json
 
 ROWS, RECORD_BYTES = 4000, 110

@@ -10,7 +10,8 @@ from hypothesis import settings
 
 from store_conformance import RecordStoreMachine, RecordStoreTests, random_records
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.stores.log import LogConfig, LogRecords
+from stratarec.embedding.stores.log import LogRecords
+from stratarec.embedding.stores.log_layout import LogConfig
 from stratarec.kernels.blocks import aio
 
 SMALL = LogConfig(segment_bytes=16384, buffer_bytes=8192, depth=4)

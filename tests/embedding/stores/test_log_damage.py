@@ -11,7 +11,8 @@ import pytest
 
 from store_conformance import assert_same_contents, damage, new_directory, random_records, read_all
 from stratarec.embedding.stores.base import Manifest
-from stratarec.embedding.stores.log import LogConfig, LogRecords
+from stratarec.embedding.stores.log import LogRecords
+from stratarec.embedding.stores.log_layout import LogConfig
 from stratarec.errors import CheckpointError, StorageError
 
 ROWS, RECORD_BYTES = 300, 110

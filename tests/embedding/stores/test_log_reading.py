@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from store_conformance import random_records
-from stratarec.embedding.stores.log import LogConfig, LogRecords
+from stratarec.embedding.stores.log import LogRecords
+from stratarec.embedding.stores.log_layout import LogConfig
 from stratarec.kernels.blocks import cpu
 
 ROWS, RECORD_BYTES = 600, 110
@@ -99,7 +100,8 @@ FILES = """
 import resource, sys
 import numpy as np
 from pathlib import Path
-from stratarec.embedding.stores.log import LogConfig, LogRecords
+from stratarec.embedding.stores.log import LogRecords
+from stratarec.embedding.stores.log_layout import LogConfig
 from stratarec.errors import StorageError
 from store_conformance import random_records
 soft, hard = int(sys.argv[2]), int(sys.argv[3])

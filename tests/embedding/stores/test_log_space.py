@@ -11,8 +11,8 @@ import pytest
 
 from store_conformance import assert_same_contents, new_directory, random_records, read_all
 from stratarec.embedding.stores.arrays import MappedRecords
-from stratarec.embedding.stores.log import LogConfig, LogRecords
-from stratarec.embedding.stores.log_layout import plan_layout
+from stratarec.embedding.stores.log import LogRecords
+from stratarec.embedding.stores.log_layout import LogConfig, plan_layout
 from stratarec.errors import CheckpointError, ConfigError, StorageError
 
 ROWS, RECORD_BYTES = 4000, 260

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from store_conformance import RecordStoreMachine, RecordStoreTests, random_records, read_all
 from stratarec.embedding.stores.arrays import DramRecords
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.stores.log import LogConfig, LogRecords
+from stratarec.embedding.stores.log import LogRecords
+from stratarec.embedding.stores.log_layout import LogConfig
 from stratarec.embedding.stores.victim_cache import VictimCache
 from stratarec.errors import ConfigError, StorageError
 from stratarec.kernels.lru_map import LruMap

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from textwrap import fill
 
-from stratarec.embedding.codecs import KINDS
+from stratarec.kernels.codec.kinds import KINDS
 
 _PAGE = """\
 A click model that StrataRec exported. In Python:
