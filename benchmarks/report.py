@@ -126,7 +126,7 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
         f"| {text} | {form.format(metrics[name][metric])}{_OLDER if name in older else ''} |"
         for text, name, metric, form in matter
     ]
-    note = f"{_OLDER} measured before the code that it is of was changed last"
+    note = f"{_OLDER} measured with an earlier version of the code"
     _put(readme, [*rows, *(["", note] if older & {name for _, name, _, _ in MATTER} else [])])
     ratios = [(text, metrics[name][metric]) for text, name, metric, _ in matter if not metric.startswith("auc")]
     write_picture(picture, ratios)
@@ -142,7 +142,7 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
         f"| {name} | `{key}` | {value:.4g} | {_judged(value, targets[name].get(key))} |"
         for name, each in metrics.items() for key, value in each.items()
     ]  # fmt: skip
-    note = f"Measured before the code that they are of was changed last: {', '.join(sorted(older))}."
+    note = f"Measured with earlier versions of the code: {', '.join(sorted(older))}."
     measured_on = [
         f"- On {processor}: {', '.join(sorted(name for name in processors if processor in processors[name]))}."
         for processor in sorted(set[str]().union(*processors.values()))
@@ -151,7 +151,7 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
 
 
 def _draw_more(samples: Mapping[str, list[dict[str, Any]]], beside: Path) -> None:
-    """Pictures of benchmarks that have one of their own."""
+    """Draw the pictures of single benchmarks."""
     if ladder := samples.get("hot_published"):
         write_picture(
             beside.with_name("hot_ladder.svg"), [(f"{row['data']}: {row['rung']}", row["ratio"]) for row in ladder]
@@ -171,8 +171,8 @@ def _draw_more(samples: Mapping[str, list[dict[str, Any]]], beside: Path) -> Non
         write_curves(
             beside.with_name("tower_curve.svg"),
             panels,
-            "bytes that towers tell of a sample",
-            "AUC less that without",
+            "bytes that towers send for a sample",
+            "AUC minus AUC without towers",
             0,
         )
     if counts := samples.get("host_counts"):
@@ -188,7 +188,7 @@ def _draw_more(samples: Mapping[str, list[dict[str, Any]]], beside: Path) -> Non
 
 
 def _draw_cluster(result: Mapping[str, Any], path: Path) -> None:
-    """Predicted speeds of towers by GPUs, with what the ratios of measured cells were missed by."""
+    """Draw predicted speeds of towers by number of GPUs; bars are the errors of the predicted ratios in measured cells."""
     metrics, rows = result["metrics"], [row for row in result["samples"]["rows"] if row["ratio"] == 2]
     held = [line for line in result["samples"]["held"] if line["calibrated"] == "each model"]
     missed = sorted(ratio for ratio, _ in ratios_of(held))
