@@ -1,5 +1,5 @@
-"""Write made-up logs: `clicks.csv`, five days of what a shop showed and what was clicked, and `tomorrow.csv`; with
---news also `news.parquet`, clicks alone."""
+"""Write made-up logs: `clicks.csv`, five days of items that a shop showed with their clicks, and `tomorrow.csv`, the next
+day; with --news also `news.parquet`, a log of clicks alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import polars as pl
 
 
 def make_log(folder: Path, rows: int = 12_000, seed: int = 1) -> None:
-    """Users like some items, prices deter, and phones click less."""
+    """Write a log in which users prefer some items, click less at high prices, and click less on phones."""
     random = np.random.default_rng(seed)
     user, item = random.zipf(1.3, rows) % 800, random.zipf(1.2, rows) % 400
     country = np.array(["de", "fr", "it", "pl"])[user % 4]
@@ -37,7 +37,7 @@ def make_log(folder: Path, rows: int = 12_000, seed: int = 1) -> None:
 
 
 def make_clicks(path: Path, clicks: int = 6_000) -> None:
-    """Sessions of users who stay with a topic; articles of a topic are numbered 0 to 39 within it."""
+    """Write clicks of users who keep to a topic for a session; a topic has articles 0 to 39."""
     random = np.random.default_rng(1)
     session = np.sort(random.integers(0, clicks // 4, clicks))
     user = np.random.default_rng(2).integers(0, 500, clicks // 4 + 1)[session]

@@ -1,6 +1,6 @@
-"""Tables of ours inside a PyTorch model of yours: where TorchRec's `EmbeddingBagCollection` was, ours stands.
+"""A PyTorch model with StrataRec's embedding tables in the place of TorchRec's `EmbeddingBagCollection`.
 
-The rest is a plain training loop. The tables train themselves in backward, so the dense optimizer does not see them.
+The rest is a plain training loop. `backward` updates the tables, so the dense optimizer has no table parameters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stratarec import EmbeddingBagConfig, KeyedJagged, RowOptimizerConfig, Tiere
 
 
 class TwoTowers(nn.Module):
-    """Users and items meet in a product, with a network on top."""
+    """A network on the vectors of user and items, and on their product."""
 
     def __init__(self, users: int, items: int, width: int = 16) -> None:
         super().__init__()
@@ -29,14 +29,14 @@ class TwoTowers(nn.Module):
 
     def forward(self, features: KeyedJagged) -> Tensor:
         """Logits ``[B]``."""
-        found = self.embeddings(features)
-        user, seen = found["user"], found["seen"]
+        vectors = self.embeddings(features)
+        user, seen = vectors["user"], found["seen"]
         logits: Tensor = self.network(torch.cat([user, seen, user * seen], dim=1)).squeeze(1)
         return logits
 
 
 def batch(random: np.random.Generator, size: int = 512) -> tuple[KeyedJagged, Tensor]:
-    """Users with one to four items each; who is even likes what is even."""
+    """Draw users with one to four items each; users with even numbers like items with even numbers."""
     user, counts = random.integers(0, 1000, size), random.integers(1, 5, size)
     seen = random.integers(0, 5000, counts.sum())
     even = np.add.reduceat(seen % 2 == 0, np.cumsum([0, *counts[:-1]])) > counts / 2
@@ -47,7 +47,7 @@ def batch(random: np.random.Generator, size: int = 512) -> tuple[KeyedJagged, Te
 
 
 def main() -> None:
-    """Train, and say how often it is right."""
+    """Train the model and print its accuracy."""
     random, model = np.random.default_rng(1), TwoTowers(1000, 5000)
     optimizer = torch.optim.Adam(model.network.parameters(), lr=1e-3)
     for step in range(400):
