@@ -188,7 +188,7 @@ def _draw_more(samples: Mapping[str, list[dict[str, Any]]], beside: Path) -> Non
 
 
 def _draw_cluster(result: Mapping[str, Any], path: Path) -> None:
-    """Draw predicted speeds of towers by number of GPUs; bars are the errors of the predicted ratios in measured cells."""
+    """Draw predicted speeds of towers by number of GPUs; bars are errors of predictions in measured cells."""
     metrics, rows = result["metrics"], [row for row in result["samples"]["rows"] if row["ratio"] == 2]
     held = [line for line in result["samples"]["held"] if line["calibrated"] == "each model"]
     missed = sorted(ratio for ratio, _ in ratios_of(held))

@@ -1,5 +1,5 @@
-"""Write made-up logs: `clicks.csv`, five days of items that a shop showed with their clicks, and `tomorrow.csv`, the next
-day; with --news also `news.parquet`, a log of clicks alone."""
+"""Write made-up logs: `clicks.csv`, five days of items that a shop showed with their clicks, and `tomorrow.csv`, the
+next day; with --news also `news.parquet`, a log of clicks alone."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class TwoTowers(nn.Module):
     def forward(self, features: KeyedJagged) -> Tensor:
         """Logits ``[B]``."""
         vectors = self.embeddings(features)
-        user, seen = vectors["user"], found["seen"]
+        user, seen = vectors["user"], vectors["seen"]
         logits: Tensor = self.network(torch.cat([user, seen, user * seen], dim=1)).squeeze(1)
         return logits
 
