@@ -38,7 +38,7 @@ from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig
 from stratarec.models.metrics import Metrics, evaluate_logits
 from stratarec.recipe import Recipe
-from stratarec.training.torch_settings import build_optimizer, peak_rss_bytes, torch_settings
+from stratarec.training.torch_setup import build_optimizer, peak_rss_bytes, torch_settings
 from stratarec.training.trainer import Trainer
 
 RECIPE = Path(stratarec.__file__).parent / "recipes" / "globo.yaml"
@@ -266,7 +266,7 @@ def run(quick: bool, data: Path | None = None, minutes: float = 0) -> dict[str, 
     return {
         "config": {
             "recipe": recipe.to_dict() | {"data": {**recipe.to_dict()["data"], "path": "", "source": _source(recipe)}},
-            "steps": trainer.position.step,
+            "steps": trainer.state.step,
             "steps_of_whole_pass": trainer.total_steps,
             "samples": {split: dataset.samples(split) for split in dataset.splits},
             "logistic": {"tried": LOGISTIC, "chosen": linear[best].settings},

@@ -52,7 +52,7 @@ from stratarec.training import checkpoint
 from stratarec.training.continual.continual_run import continue_run
 from stratarec.training.run import periods
 from stratarec.training.run.periods import Period
-from stratarec.training.torch_settings import torch_settings
+from stratarec.training.torch_setup import torch_settings
 
 DAYS, QUICK_DAYS, SEEDS = 4, 3, 3
 # What idle articles are told by: the first lose their rows at the end of the fourth.

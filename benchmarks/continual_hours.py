@@ -18,9 +18,9 @@ from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
 from stratarec.serving.scorer import Scorer
 from stratarec.training.continual.continual_run import continue_run
-from stratarec.training.evaluation.evaluate import Scored
+from stratarec.training.evaluate import ScoredSamples
 from stratarec.training.export.publish import publish
-from stratarec.training.raw_logs import FreshLogs
+from stratarec.training.raw_logs import RawLogs
 from stratarec.training.run.open_run import open_run
 
 HOUR_MS = 3_600_000
@@ -60,8 +60,8 @@ def _scored(run: Path, files: list[Path]) -> list[tuple[NDArray[np.float32], NDA
     found = []
     with open_run(run) as trained:
         for file in files:
-            logs = FreshLogs(trained, [str(file)], labelled=True, events=trained.dataset.events())
-            whole = Scored.joined(part.samples for part in logs.scored(SilentProgress()))
+            logs = RawLogs(trained, [str(file)], labelled=True, events=trained.dataset.events())
+            whole = ScoredSamples.joined(part.samples for part in logs.scored(SilentProgress()))
             found.append((whole.label, whole.logit))
     return found
 

@@ -24,7 +24,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dedup_groups import GroupMode
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.models.request import Request
-from stratarec.training.torch_settings import torch_settings
+from stratarec.training.torch_setup import torch_settings
 from stratarec.training.trainer import Trainer
 
 LIMIT = 1e-3

@@ -38,9 +38,8 @@ from stratarec.errors import ConfigError
 from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation.evaluate import Scored, whole_split
-from stratarec.training.evaluation.fit_calibration import corrected_by, fit
-from stratarec.training.torch_settings import torch_settings
+from stratarec.training.evaluate import ScoredSamples, corrected_by, fit, score_split
+from stratarec.training.torch_setup import torch_settings
 from stratarec.training.trainer import Trainer
 
 SAMPLES, QUICK_SAMPLES, SEEDS = 2_500_000, 20_000, 3
@@ -85,7 +84,7 @@ class Log:
         fixed = [f"train.seed={seed}", f"train.threads={self.threads}", "train.checkpoint.every_minutes=0"]
         return recipe("globo", "auto", *steps, *fixed, *changes)
 
-    def scored(self, model: Logits, split: str) -> Scored:
+    def scored(self, model: Logits, split: str) -> ScoredSamples:
         """What anything that scores expanded batches says of a split."""
         loader = Loader(self.dataset, split, LoaderConfig(batch_size=8192, shuffle=False, expand=True))
         with torch.no_grad():
@@ -94,10 +93,10 @@ class Log:
                 for batch in islice(loader.epoch(0), 2 if self.quick else None)
             ]
         label, logit = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return Scored(label, logit, np.empty(0, np.int64), np.empty(0, np.float32))
+        return ScoredSamples(label, logit, np.empty(0, np.int64), np.empty(0, np.float32))
 
 
-def judged(found: dict[str, Scored], seconds: float) -> Row:
+def judged(found: dict[str, ScoredSamples], seconds: float) -> Row:
     """Figures of the test day, without a correction and with each that validation fits."""
     row: Row = {"seconds": seconds, "auc_valid": _figures(found["valid"])["auc"], **_figures(found["test"])}
     row["calibration_valid"] = _figures(found["valid"])["calibration"]
@@ -107,7 +106,7 @@ def judged(found: dict[str, Scored], seconds: float) -> Row:
     return row
 
 
-def _figures(found: Scored) -> dict[str, float]:
+def _figures(found: ScoredSamples) -> dict[str, float]:
     metrics = evaluate_logits(found.label, found.logit)
     return {name: metrics[name] for name in FIGURES}
 
@@ -121,7 +120,7 @@ def ours(log: Log, seed: int, changes: Sequence[str]) -> Row:
             trainer.step(batch)
         seconds = time.perf_counter() - began
         found = {
-            split: whole_split(trainer.model, log.dataset, split, precision="float32", progress=SilentProgress())
+            split: score_split(trainer.model, log.dataset, split, precision="float32", progress=SilentProgress())
             for split in ("valid", "test")
         }
     finally:
@@ -168,7 +167,7 @@ def lightgbm(log: Log, seed: int) -> Row:
     grown = trees.grow(splits, rows, seed=seed, threads=log.threads, quick=log.quick, grid=grid)
     none = np.empty(0, np.int64), np.empty(0, np.float32)
     found = {
-        split: Scored(splits[split].label, getattr(grown, split).astype(np.float32), *none)
+        split: ScoredSamples(splits[split].label, getattr(grown, split).astype(np.float32), *none)
         for split in ("valid", "test")
     }
     return {**judged(found, grown.seconds), "trees": grown.trees, "settings": grown.settings}

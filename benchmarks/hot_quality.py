@@ -52,7 +52,7 @@ KINDS = {"globo": 5, "synthetic": 3}
 # Of all bytes, for hot rows.
 BYTES_SHARE = {"globo": 0.03, "synthetic": 0.25}
 Line = Callable[[], dict[str, Any]]
-"""Waits for the runs of a line."""
+"""WaitTimer for the runs of a line."""
 INT8 = {"precision": "int8", "state": "bf16", "lookahead": 0, "cache": {"fraction": 0.05}}
 
 
@@ -108,7 +108,7 @@ class OrderedTrainer(Trainer):
         def rate(epoch: int) -> float | None:
             if self._order != "adaptive":
                 return None
-            return rate_after(validation_losses(self.position.evaluations, epoch * len(made)))
+            return rate_after(validation_losses(self.state.evaluations, epoch * len(made)))
 
         return HotLoader(self.dataset, "train", made.config, parts, hot, counts, rate)
 

@@ -135,7 +135,7 @@ def cell(name: str, config: PrepareConfig, folder: Path, shorter: int) -> dict[s
     # The machine's own speed changes by a fifth within minutes: planned before and after, it is that of the training.
     later = forecast(recipe, dataset, plan)
     planned_step, drift = (planned.step + later.step) / 2, later.network / planned.network
-    took = StepTime.of(asdict(trainer.position))
+    took = StepTime.of(asdict(trainer.state))
     assert took is not None
     stages = {stage.name: stage.seconds for stage in (*took.stages, *took.ahead)}
     compute = stages["looking up rows"] + stages["updating rows"]

@@ -184,7 +184,7 @@ def trained(made: Recipe, dataset: Dataset) -> dict[str, Any]:
             "step": each["step"], "auc": each["auc"], "log_loss": each["log_loss"],
             "seconds": watch.seconds[each["step"]][0], "processor_seconds": watch.seconds[each["step"]][1],
         }
-        for each in trainer.position.evaluations
+        for each in trainer.state.evaluations
     ]  # fmt: skip
     best = int(result["checkpoint"].removeprefix("step-"))
     at_best = next(each for each in evaluations if each["step"] == best)

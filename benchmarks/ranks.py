@@ -30,7 +30,8 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
-from stratarec.training.run.open_run import new_plan, open_run
+from stratarec.training.build import new_plan
+from stratarec.training.run.open_run import open_run
 
 Model = dict[str, NDArray[Any]]
 COMMAND = (sys.executable, "-m", "torch.distributed.run", "--standalone")
@@ -215,10 +216,10 @@ def _killed(cell: Cell, root: Path, run: Path, options: dict[str, Any], draws: r
     with started(made, root, cell.ranks, "--max-restarts", "3", plan=cell.plan(root)) as process:
         while not ranks_of(process.pid):
             time.sleep(0.05)
-        while not checkpoint.steps(run / "checkpoints") and process.poll() is None:
+        while not checkpoint.list_checkpoints(run / "checkpoints") and process.poll() is None:
             time.sleep(0.02)
         time.sleep(draws.random() * 4)
-        steps = checkpoint.steps(run / "checkpoints")
+        steps = checkpoint.list_checkpoints(run / "checkpoints")
         pids = ranks_of(process.pid)
         if pids:
             os.kill(draws.choice(pids), signal.SIGKILL)

@@ -2,7 +2,7 @@
 
 A log of N rows has 0.8 N to train on, 0.1 N to validate by, and at least 100,000 to test on, however small N is: with
 fewer a seed's chance is larger than what is compared. Every seed is another log. Ours is `recipes/criteo.yaml` as it
-is shipped, with what `training.auto_config` chooses for so many samples. Trees have the same samples, prepared with an
+is shipped, with what `training.resolve` chooses for so many samples. Trees have the same samples, prepared with an
 id for every value that occurs twice, not ten times as the recipe has it: they got more of that. Each side has the same
 number of threads.
 
@@ -35,8 +35,8 @@ from stratarec.data.vocabulary_limits import VocabularyConfig
 from stratarec.errors import ConfigError
 from stratarec.models.metrics import evaluate_logits
 from stratarec.recipe import Recipe, read_content
-from stratarec.training.auto_config import chosen, sized
-from stratarec.training.torch_settings import torch_settings
+from stratarec.training.resolve import chosen, sized
+from stratarec.training.torch_setup import torch_settings
 from stratarec.training.trainer import Trainer
 
 RECIPE = ROOT / "src" / "stratarec" / "recipes" / "criteo.yaml"

@@ -20,7 +20,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.models.ranking import RankedGroups
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation.evaluate import evaluate_split
+from stratarec.training.evaluate import evaluate_split
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
@@ -60,7 +60,7 @@ def tested(made: Recipe, dataset: Dataset) -> dict[str, Any]:
     slates = np.concatenate(list(dataset.session_keys("test")))
     ranked, found = RankedGroups(scored.label, scored.logit, slates), metrics["label"]
     return {
-        "validation": max(each["ndcg_at_10"] for each in trainer.position.evaluations),
+        "validation": max(each["ndcg_at_10"] for each in trainer.state.evaluations),
         "ndcg_at_10": float(np.nanmean(ranked.ndcg(10))),
         "mrr": float(np.nanmean(ranked.reciprocal_rank())),
         "auc": found["auc"],

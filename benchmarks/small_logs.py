@@ -42,7 +42,7 @@ from stratarec.data.splits import SPLITS
 from stratarec.errors import ConfigError
 from stratarec.models.metrics import evaluate_logits
 from stratarec.recipe import Recipe, with_values
-from stratarec.training.auto_config import sized
+from stratarec.training.resolve import sized
 from stratarec.training.trainer import Trainer
 
 LOGS = {

@@ -40,7 +40,7 @@ from stratarec.models.towers.network import TowerNetwork
 from stratarec.planning.towers.bounds import tightest
 from stratarec.planning.towers.clustering import assign
 from stratarec.recipe import Recipe
-from stratarec.training.run.open_run import temporary_model
+from stratarec.training.build import temporary_model
 from stratarec.training.tower_partition import TowerRequest, bounds_of, items_of, make_towers
 from stratarec.training.trainer import Trainer
 

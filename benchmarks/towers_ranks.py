@@ -25,7 +25,7 @@ from benchmarks.__main__ import give_everyone_good_memory
 from benchmarks.contenders import Shape
 from benchmarks.exchange_ranks import wire_bytes
 from stratarec.distributed.table_placement import TableLoad
-from stratarec.training.torch_settings import build_optimizer
+from stratarec.training.torch_setup import build_optimizer
 
 DENSE = 13
 _WARM, _AHEAD = 1, 1
@@ -94,7 +94,7 @@ class Bench:
         from stratarec.embedding.tiers import TierConfig
         from stratarec.models import DLRMConfig, TowersConfig, build_model
         from stratarec.recipe.train_section import TrainConfig
-        from stratarec.training.distributed import GradientReducer, SharedStages
+        from stratarec.training.distributed import GradientReducer, RankStages
 
         self.contender, by_towers = contender, contender.exchange == "sptt"
         modules = contender.compression > 1
@@ -134,7 +134,7 @@ class Bench:
             self.model = DisaggregatedModel(self.model, mesh, config, 1)
         self.reduction = TimedReduction(GradientReducer(self.mesh, self.model.network, dense_wire))
         train = TrainConfig(batch_size=shape.batch * mesh.ranks)
-        self.stages = SharedStages(
+        self.stages = RankStages(
             self.mesh, self.model, build_optimizer(train.dense, self.model.network), train, None,
             exchange=self.model if by_towers else None, reduction=self.reduction,
         )  # fmt: skip

@@ -32,7 +32,7 @@ from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConf
 from stratarec.embedding.tiers import TierConfig
 from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.base import build_tables
-from stratarec.training.torch_settings import bf16_slowness
+from stratarec.training.torch_setup import bf16_slowness
 
 RATE, EPS = 0.02, 1e-8
 BOTTOM, TOP = (512, 256), (512, 256)

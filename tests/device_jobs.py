@@ -34,13 +34,12 @@ from stratarec.models.towers.tower_config import TowersConfig
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import AverageConfig, DenseOptimizerConfig, LossConfig, TrainConfig
-from stratarec.training.evaluation.evaluate import whole_split
-from stratarec.training.run.device import record
+from stratarec.training.evaluate import score_split
 from stratarec.training.run.device_step import figures_of
 from stratarec.training.run.open_run import open_run
 from stratarec.training.steps.loss import Objective
 from stratarec.training.steps.step import Stages
-from stratarec.training.torch_settings import build_optimizer, torch_settings
+from stratarec.training.torch_setup import build_optimizer, record, torch_settings
 from stratarec.training.trainer import Trainer
 
 ACCELERATOR = "stratarec.kernels.runtime.accelerator."
@@ -142,7 +141,7 @@ def losses(case: dict[str, Any], device: str, steps: int) -> list[float]:
             if device != "cpu":
                 assert lazy_device.WAITS in ([], ["event"]), lazy_device.WAITS
         stages.model.eval()
-        with torch.no_grad(), stages.averaging.shown():
+        with torch.no_grad(), stages.average.shown():
             found.append(float(stages.model(batch_of(case, 0)).mean().cpu()))
     stages.model.embeddings.close()
     return found
@@ -242,7 +241,7 @@ def whole(root: str) -> None:
         with open_run(home / "lazy").placed(device) as opened:
             assert opened.model.device.type == (device or "lazy")
             scores.append(
-                whole_split(opened.model, opened.dataset, "test", precision="float32", progress=SilentProgress())
+                score_split(opened.model, opened.dataset, "test", precision="float32", progress=SilentProgress())
             )
     np.testing.assert_array_equal(*(part.logit for part in scores))
     print(json.dumps(len(scores[0].logit)))
@@ -321,7 +320,7 @@ def small_memory(root: str) -> None:
         chip.most = chip.held
         before = chip.held
         # Evaluations take 8,192 samples at a time, whose activations are more than these trainings'.
-        with damaged({"stratarec.training.evaluation.evaluate._BATCH": 32}):
+        with damaged({"stratarec.training.evaluate._BATCH": 32}):
             Trainer(recipe, prepared(recipe.data)).train(overwrite=True)
         return chip.most - before
 

@@ -35,7 +35,7 @@ from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
 from stratarec.training.export.export import export
 from stratarec.training.predict import predict
-from stratarec.training.raw_logs import FreshLogs
+from stratarec.training.raw_logs import RawLogs
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
@@ -120,7 +120,7 @@ def _folder() -> Path:
 
 
 def last(target: Path) -> Path:
-    return checkpoint.steps(target / "checkpoints")[-1]
+    return checkpoint.list_checkpoints(target / "checkpoints")[-1]
 
 
 def assert_same_model(one: Path, other: Path) -> None:
@@ -166,7 +166,7 @@ def agreeing_scores(
     that the run predicts of the test split that was made of it."""
     with open_run(run) as trained:
         predict(trained, "test", root / "test.parquet", SilentProgress())
-        fresh = FreshLogs(trained, [str(log)])
+        fresh = RawLogs(trained, [str(log)])
         raw = np.concatenate([part.logits for part in fresh.scored(SilentProgress())])
         export(trained, root / "export", program=program)
     scorer = Scorer.open(root / "export")
@@ -183,7 +183,7 @@ def interrupt(trainer: Trainer, at: int, times: int = 1) -> None:
 
     def stepped(*item: Any) -> None:
         step(*item)
-        if trainer.position.step == at:
+        if trainer.state.step == at:
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGINT)
 

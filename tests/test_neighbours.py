@@ -275,7 +275,7 @@ def _by_checkpoint(place: Place) -> dict[str, list[Any]]:
         keep = ["train.max_steps=14", "train.checkpoint.keep=100", f"train.run={run}"]
         place.do("train", "-q", str(root / "a.yaml"), *keep)
     known: dict[str, list[Any]] = {"evaluate": [], "predict": [], "export": []}
-    for path in checkpoint.steps(run / "checkpoints"):
+    for path in checkpoint.list_checkpoints(run / "checkpoints"):
         one = root / "one"
         shutil.copytree(run, one, ignore=shutil.ignore_patterns("result.json", "step-*"))
         shutil.copytree(path, one / "checkpoints" / path.name)

@@ -151,7 +151,7 @@ def copying_run(mesh: Mesh, made: Recipe, resume: bool = False) -> tuple[dict[st
     assert isinstance(engine, SharedEngine)
     copied = {} if engine.replicas is None else {name: last - first for name, first, last in engine.replicas.parts}
     result = trainer.train(resume=resume)
-    return {"losses": trainer.position.losses, "test": result["test"]}, copied
+    return {"losses": trainer.state.losses, "test": result["test"]}, copied
 
 
 def test_runs_with_copies_train_the_model_of_one_process_and_resume_to_the_bit(

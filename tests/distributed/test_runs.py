@@ -23,9 +23,10 @@ from stratarec.models.metrics import figures
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
-from stratarec.training.evaluation.evaluate import evaluate_split
+from stratarec.training.build import new_model, new_plan
+from stratarec.training.evaluate import evaluate_split
 from stratarec.training.predict import predict
-from stratarec.training.run.open_run import new_model, new_plan, open_run
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 
@@ -62,8 +63,8 @@ def train(mesh: Mesh, made: Recipe, resume: bool = False, earlier: Path | None =
     trainer = Trainer(made, dataset, plan=plan, mesh=mesh)
     result = trainer.train(resume=resume, earlier=earlier)
     return {
-        "losses": trainer.position.losses,
-        "evaluations": [settled(point) for point in trainer.position.evaluations],
+        "losses": trainer.state.losses,
+        "evaluations": [settled(point) for point in trainer.state.evaluations],
         "test": settled(result["test"]),
         "cached": len(trainer.model.embeddings.engine.tiers.tables),
     }
@@ -161,7 +162,7 @@ def held(mesh: Mesh, made: Recipe, path: Path) -> dict[str, np.ndarray[Any, Any]
     """Every row of a checkpoint as these ranks load it."""
     dataset = Dataset.open(made.data.path)
     built = new_model(made, dataset, new_plan(made, dataset, mesh.ranks), "held", mesh)
-    checkpoint.load(path).into(built)
+    checkpoint.load(path).load_into(built)
     rows = {
         f"{table.name}.{part}": values.numpy().copy()
         for table in built.embeddings.tables

@@ -69,7 +69,7 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
 
 
 def wait_for_checkpoint(run: Path, process: subprocess.Popen[str]) -> None:
-    while not checkpoint.steps(run / "checkpoints"):
+    while not checkpoint.list_checkpoints(run / "checkpoints"):
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
 
@@ -86,9 +86,9 @@ def test_torchrun_restarts_a_run_that_ends_with_the_bits_of_one_that_was_not_kil
         run = recipe.with_suffix("")
         # Something to overwrite, which a restart must neither go on from nor overwrite again.
         shutil.copytree(whole, run)
-        before = set(checkpoint.steps(run / "checkpoints"))
+        before = set(checkpoint.list_checkpoints(run / "checkpoints"))
         with started(recipe, "--max-restarts", "3", overwrite=True) as process:
-            while set(checkpoint.steps(run / "checkpoints")) >= before:
+            while set(checkpoint.list_checkpoints(run / "checkpoints")) >= before:
                 assert process.poll() is None, process.communicate()
                 time.sleep(0.02)
             wait_for_checkpoint(run, process)

@@ -28,8 +28,8 @@ from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig, HistoryConfig, TowersConfig, build_model
 from stratarec.models.base import build_tables
 from stratarec.recipe import Recipe
+from stratarec.training.build import sharding_plan
 from stratarec.training.distributed import GradientReducer
-from stratarec.training.run.shard_tables import sharding_plan
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,10 @@ from stratarec.recipe import Recipe
 from stratarec.serving.export_files import check_files
 from stratarec.serving.export_manifest import ExportManifest as ExportManifest
 from stratarec.serving.scorer import Scorer
-from stratarec.training.evaluation.evaluate import evaluate_split
+from stratarec.training.build import new_plan
+from stratarec.training.evaluate import evaluate_split
 from stratarec.training.export.export import export
-from stratarec.training.run.open_run import new_plan, open_run
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 STEPS = 6
@@ -191,7 +192,7 @@ class _Run:
         made = recipe(self.root, path, steps=STEPS + 2, memory=self.memory)
         trainer = Trainer(made, Dataset.open(made.data.path))
         found["trained"] = json.dumps(trainer.train(resume=True)["test"])
-        found["position"] = json.dumps([trainer.position.step, trainer.position.losses[-1:]])
+        found["training"] = json.dumps([trainer.state.step, trainer.state.losses[-1:]])
         values = table_values(path / "checkpoints" / f"step-{STEPS + 2:08d}")
         found["tables"] = _digest(*(values[name] for name in sorted(values)))
         return found

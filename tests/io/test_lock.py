@@ -137,16 +137,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_checkpoint_that_is_read_is_not_pruned(home: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     shutil.copytree(home / "run" / "checkpoints", folder)
-    first, last = checkpoint.steps(folder)
-    with checkpoint.held(first), checkpoint.held(first):
+    first, last = checkpoint.list_checkpoints(folder)
+    with checkpoint.locked(first), checkpoint.locked(first):
         checkpoint.prune(folder, 1, set())
-        assert checkpoint.steps(folder) == [first, last]
+        assert checkpoint.list_checkpoints(folder) == [first, last]
         checkpoint.load(first)
     checkpoint.prune(folder, 1, {first})
-    assert checkpoint.steps(folder) == [first, last]
+    assert checkpoint.list_checkpoints(folder) == [first, last]
     checkpoint.prune(folder, 1, set())
     assert sorted(path.name for path in folder.iterdir()) == [last.name]
-    with pytest.raises(CheckpointError, match=f"{first.name} is gone"), checkpoint.held(first):
+    with pytest.raises(CheckpointError, match=f"{first.name} is gone"), checkpoint.locked(first):
         pass
 
 
@@ -177,7 +177,7 @@ def test_readers_of_a_run_that_goes_on_always_get_a_whole_checkpoint(home: Path,
     names = said.read_text().splitlines()
     assert len(names) == 8
     assert names == sorted(names)
-    assert len(checkpoint.steps(tmp_path / "run" / "checkpoints")) <= 2  # the last, and the best
+    assert len(checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")) <= 2  # the last, and the best
 
 
 def test_data_that_are_read_are_not_replaced(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,7 +212,7 @@ def test_check_reads_everything(home: Path, tmp_path: Path, capsys: pytest.Captu
             assert str(path) in capsys.readouterr().err
         path.write_bytes(before)
     # The first of its checkpoints, which no other command opens.
-    path = checkpoint.steps(tmp_path / "run" / "checkpoints")[0] / "optimizer.safetensors"
+    path = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[0] / "optimizer.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert main(["check", str(tmp_path / "run")]) == 2
     assert capsys.readouterr().err == f"stratarec: {path} is damaged: its hash does not match; use another checkpoint\n"

@@ -27,9 +27,9 @@ from stratarec.models.zoo.ensemble import EnsembleConfig, PiecewiseLinear
 from stratarec.recipe import Recipe
 from stratarec.serving.exported_model import ExportedModel
 from stratarec.serving.scorer import Scorer
-from stratarec.training.auto_config import sized
 from stratarec.training.export.export import export
 from stratarec.training.export.write_delta import write_delta
+from stratarec.training.resolve import sized
 from stratarec.training.run.open_run import open_run
 from stratarec.training.steps.loss import Objective
 from stratarec.training.trainer import Trainer
@@ -47,7 +47,7 @@ def score(dense: int) -> Any:
         nn.init.normal_(weight, 0.3, 0.5)
     if dense:
         edges = torch.tensor([[-2.0, -1.0, -1.0, 0.5, 1.0, 2.0]]).repeat(dense, 1) + torch.arange(dense).unsqueeze(1)
-        made.take_quantiles(edges)
+        made.set_quantiles(edges)
     return made
 
 

@@ -54,7 +54,7 @@ def test_a_run_in_tiers_tells_what_it_measured(tmp_path: Path) -> None:
     trainer = train(recipe)
     assert trainer.plan is not None
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    stages, seconds = trainer.position.stage_seconds, trainer.position.train_seconds
+    stages, seconds = trainer.state.stage_seconds, trainer.state.train_seconds
     of_training = sum(stages[name] for name in ("wait", "forward", "backward", "update network"))
     assert 0.7 * seconds < of_training <= 1.01 * seconds
     assert stages["look up"] < stages["forward"]

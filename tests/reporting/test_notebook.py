@@ -11,7 +11,7 @@ import pytest
 
 from stratarec.progress import SilentProgress
 from stratarec.reporting.live.notebook_progress import NotebookProgress, progress_of_notebook
-from stratarec.training.finish import TrainResult
+from stratarec.training.final_evaluation import TrainResult
 
 
 @pytest.fixture

@@ -27,9 +27,9 @@ from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
-from stratarec.training.run.open_run import identity, new_model, new_plan, open_run
-from stratarec.training.run.warm_start import beginning
-from stratarec.training.torch_settings import build_optimizer
+from stratarec.training.build import identity, new_model, new_plan
+from stratarec.training.run.open_run import open_run, open_warm_start
+from stratarec.training.torch_setup import build_optimizer
 from stratarec.training.trainer import Trainer
 
 MEMORIES: dict[str, dict[str, Any]] = {
@@ -134,8 +134,8 @@ def test_every_value_keeps_its_row(home: Path, tmp_path: Path, before: str, now:
         assert any(not tables.resident for tables in model.embeddings.engine.tables) == (now != "memory")
         untrained = rows_by_value(model, dataset)
         optimizer = build_optimizer(made.train.dense, model.network)
-        with beginning(earlier, tmp_path / "new", identity(made, dataset), dataset, Mesh.alone()) as first:
-            first.into(model, optimizer)
+        with open_warm_start(earlier, tmp_path / "new", identity(made, dataset), dataset, Mesh.alone()) as first:
+            first.load_into(model, optimizer)
         found = rows_by_value(model, dataset)
         assert all(torch.equal(value, network[key]) for key, value in model.network.state_dict().items())
         model.embeddings.close()
@@ -172,7 +172,7 @@ def test_a_run_begins_goes_on_and_leaves_the_earlier_one(home: Path, tmp_path: P
     before = {path: path.read_bytes() for path in runs[0].rglob("*") if path.is_file()}
     assert main(["train", "-q", str(tmp_path / "1.yaml"), "--from", str(runs[0])]) == 0
     assert {path: path.read_bytes() for path in runs[0].rglob("*") if path.is_file()} == before
-    steps = [checkpoint.read_state(path) for path in checkpoint.steps(runs[1] / "checkpoints")]
+    steps = [checkpoint.read_state(path) for path in checkpoint.list_checkpoints(runs[1] / "checkpoints")]
     assert [state["step"] for state in steps] == [0, 3, 6]
     assert {state["tables"]["earlier"] for state in steps} == {6}
     assert main(["train", "-q", str(tmp_path / "2.yaml"), "--from", str(runs[1])]) == 0
@@ -182,7 +182,7 @@ def test_a_run_begins_goes_on_and_leaves_the_earlier_one(home: Path, tmp_path: P
     # The middle one stopped at its first checkpoint, and goes on without the run that it began with.
     shutil.copytree(runs[1], tmp_path / "whole")
     shutil.move(runs[0], tmp_path / "elsewhere")
-    for path in checkpoint.steps(runs[1] / "checkpoints")[1:]:
+    for path in checkpoint.list_checkpoints(runs[1] / "checkpoints")[1:]:
         shutil.rmtree(path)
     (runs[1] / "result.json").unlink()
     assert main(["train", "-q", str(tmp_path / "1.yaml"), "--resume", "--from", str(runs[0])]) == 0

@@ -23,8 +23,7 @@ from stratarec.models.calibration import Calibration, LogitMap
 from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation.evaluate import Scored, evaluate_split
-from stratarec.training.evaluation.fit_calibration import IDENTITY, corrected_by, fit
+from stratarec.training.evaluate import IDENTITY, ScoredSamples, corrected_by, evaluate_split, fit
 from stratarec.training.export.export import export
 from stratarec.training.predict import predict
 from stratarec.training.run.open_run import open_run
@@ -34,13 +33,13 @@ EMPTY = np.zeros(0, dtype=np.float32)
 KINDS = ("platt", "isotonic")
 
 
-def overconfident(samples: int, seed: int = 0) -> Scored:
+def overconfident(samples: int, seed: int = 0) -> ScoredSamples:
     """Samples of which the right logit is half of what is given, and 0.3 less."""
     draws = np.random.default_rng(seed)
     logit = draws.normal(-1.0, 2.0, samples)
     right = logit / 2 - 0.3
     label = (draws.random(samples) < 1 / (1 + np.exp(-right))).astype(np.float32)
-    return Scored(label, logit.astype(np.float32), np.zeros(0, np.int64), EMPTY)
+    return ScoredSamples(label, logit.astype(np.float32), np.zeros(0, np.int64), EMPTY)
 
 
 def test_platt_is_logistic_regression_on_the_logit() -> None:
@@ -100,7 +99,7 @@ def test_a_weight_is_so_many_samples_and_each_label_has_its_own_correction(kind:
 def test_odd_validation_splits_give_finite_maps_that_rise(kind: Any) -> None:
     logit = np.linspace(-3, 3, 200).astype(np.float32)
     for label in (logit > 0, logit < 0, np.arange(200) % 2, np.arange(200) == 7):
-        found = Scored(label.astype(np.float32), logit, np.zeros(0, np.int64), EMPTY)
+        found = ScoredSamples(label.astype(np.float32), logit, np.zeros(0, np.int64), EMPTY)
         for scores in (logit, np.zeros_like(logit), logit * 1e4):
             (mine,) = fit(kind, found._replace(logit=scores))
             corrected = Calibration([mine])(torch.tensor([-1e30, -5, 0, 5, 1e30]))

@@ -22,8 +22,7 @@ from stratarec.errors import ConfigError, Interrupted
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import LossConfig, TrainConfig
-from stratarec.training.evaluation.evaluate import Scored, evaluate_split
-from stratarec.training.evaluation.fit_calibration import fit
+from stratarec.training.evaluate import ScoredSamples, evaluate_split, fit
 from stratarec.training.export.export import export
 from stratarec.training.predict import predict
 from stratarec.training.run.open_run import open_run
@@ -137,7 +136,7 @@ def test_the_shift_of_few_samples_is_small_and_of_many_what_they_say() -> None:
     for samples, least, most in ((2_000, 0.05, 0.35), (400_000, 0.46, 0.52)):
         logit = draws.normal(-3.5, 1.0, samples).astype(np.float32)
         label = (draws.random(samples) < 1 / (1 + np.exp(-logit - 0.5))).astype(np.float32)
-        (found,) = fit("shift", Scored(label, logit, np.zeros(0, np.int64), np.zeros(0, np.float32)))
+        (found,) = fit("shift", ScoredSamples(label, logit, np.zeros(0, np.int64), np.zeros(0, np.float32)))
         assert found.slopes == (1.0, 1.0)
         assert least < found.values[0] < most
 

@@ -28,11 +28,12 @@ from stratarec.models.metrics import auc, figures
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
+from stratarec.training.build import new_model
 from stratarec.training.continual.drift import auc_drift
 from stratarec.training.continual.novelty import kinds_of
-from stratarec.training.raw_logs import FreshLogs, evaluate_logs
+from stratarec.training.raw_logs import RawLogs, evaluate_logs
 from stratarec.training.run import periods
-from stratarec.training.run.open_run import new_model, open_run
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 DAYS = 4
@@ -138,7 +139,7 @@ def test_periods_in_one_command_and_in_several_give_the_same_bits(home: Path, tm
 def scores(run: Path, log: Path, earlier: list[str]) -> dict[str, Any]:
     """The metrics that `evaluate` has of a log, by the model that the run has now."""
     with open_run(run) as trained:
-        logs = FreshLogs(trained, [str(log)], earlier=earlier, labelled=True)
+        logs = RawLogs(trained, [str(log)], earlier=earlier, labelled=True)
         return figures(evaluate_logs(logs, SilentProgress()).whole)
 
 
@@ -239,7 +240,7 @@ def files_of(run: Path) -> dict[str, tuple[int, int]]:
 
 STAGES = [
     "continual.continual_run.prepare",
-    "continual.continual_run.FreshLogs.scored",
+    "continual.continual_run.RawLogs.scored",
     "continual.continual_run.fit",
     "continual.train_period.temporary_model",
     "continual.train_period.Pipeline.prepared",

@@ -25,7 +25,7 @@ from stratarec.io.atomic import write_atomic
 from stratarec.models.metrics import figures
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation.evaluate import measured, whole_split
+from stratarec.training.evaluate import measured, score_split
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
@@ -125,7 +125,7 @@ def test_scores_of_a_period_are_those_of_the_model_before_on_its_data_set(tmp_pa
             shutil.copytree(run, before := tmp_path / f"before-{number}")
             go_on(run, files[number])
             dataset = Dataset.open(periods.of_number(run, number) / "data")
-            found = whole_split(trained.model, dataset, "train", precision="float32", progress=SilentProgress())
+            found = score_split(trained.model, dataset, "train", precision="float32", progress=SilentProgress())
         known = periods.read(periods.of_number(run, number)).to_dict()["scores"]["all"]
         expected = json.loads(json.dumps(figures(measured(dataset.schema.label_columns, found))))
         for name in ("auc", "samples", "positives"):

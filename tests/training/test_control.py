@@ -26,8 +26,7 @@ from stratarec.models import CTRModel
 from stratarec.models.metrics import METRICS
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training import checkpoint, loop
-from stratarec.training.evaluation import evaluate
+from stratarec.training import checkpoint, evaluate, loop
 from stratarec.training.trainer import Trainer
 
 STEPS = 32
@@ -84,7 +83,7 @@ def result(run: Path) -> dict[str, Any]:
 
 
 def position(run: Path) -> dict[str, Any]:
-    found = dict(checkpoint.read_state(last(run))["position"])
+    found = dict(checkpoint.read_state(last(run))["training"])
     for name in ("train_seconds", "stage_seconds", "paces", "untimed_samples", "threads", "may_differ"):
         del found[name]
     return found
@@ -189,7 +188,7 @@ def test_more_patience_takes_up_a_run_that_was_stopped_early(home: Path, tmp_pat
     options = {"epochs": 4, "eval_every": 10, "embedding": {"learning_rate": 3.0}}
     train(recipe(home, tmp_path / "whole", early_stopping={"patience": 4}, **options))
     stopped = train(recipe(home, tmp_path / "parts", early_stopping={"patience": 1}, **options))
-    assert stopped.position.step < stopped.total_steps
+    assert stopped.state.step < stopped.total_steps
     train(recipe(home, tmp_path / "parts", early_stopping={"patience": 4}, **options), resume=True)
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
     assert position(tmp_path / "whole") == position(tmp_path / "parts")
@@ -199,7 +198,7 @@ def test_more_patience_takes_up_a_run_that_was_stopped_early(home: Path, tmp_pat
 def test_another_metric_cannot_go_on_where_its_best_checkpoint_is_gone(home: Path, tmp_path: Path) -> None:
     options = {"eval_every": 5, "embedding": {"learning_rate": 3.0}, "checkpoint": {"keep": 1}}
     trained = train(recipe(home, tmp_path / "a", epochs=1, **options))
-    best = max(trained.position.evaluations, key=lambda entry: entry["auc"])
+    best = max(trained.state.evaluations, key=lambda entry: entry["auc"])
     assert not (tmp_path / "a" / "checkpoints" / f"step-{best['step']:08d}").exists(), "nothing to test"
     before = contents(tmp_path / "a")
     with pytest.raises(CheckpointError, match=f"no longer has the checkpoint of step {best['step']}"):
@@ -221,8 +220,8 @@ VALIDATED: dict[str, tuple[dict[str, Any], list[int]]] = {
 def test_every_run_is_validated_when_it_ends(home: Path, tmp_path: Path, how: str, patience: int) -> None:
     options, steps = VALIDATED[how]
     trained = train(recipe(home, tmp_path / "a", early_stopping={"patience": patience}, **options))
-    assert [entry["step"] for entry in trained.position.evaluations] == steps
-    tested = min(trained.position.evaluations, key=lambda entry: entry["log_loss"])["step"]
+    assert [entry["step"] for entry in trained.state.evaluations] == steps
+    tested = min(trained.state.evaluations, key=lambda entry: entry["log_loss"])["step"]
     assert result(tmp_path / "a")["checkpoint"] == f"step-{tested:08d}"
 
 
@@ -231,7 +230,7 @@ def test_a_run_goes_by_the_order_within_users(home: Path, tmp_path: Path, metric
     stopping = {"patience": 5, "metric": metric}
     made = recipe(home, tmp_path / "a", early_stopping=stopping, max_steps=24, eval_every=6)
     trained = train(made, progress=(said := Said()))
-    found = {entry["step"]: entry[metric] for entry in trained.position.evaluations}
+    found = {entry["step"]: entry[metric] for entry in trained.state.evaluations}
     assert all(0 < value <= 1 for value in found.values())
     assert result(tmp_path / "a")["checkpoint"] == f"step-{max(found, key=lambda step: found[step]):08d}"
     assert any(f"{METRICS[metric].label} {found[6]:.5f}" in line for line in said.lines)
@@ -281,13 +280,13 @@ def test_the_first_step_of_a_session_is_not_timed_and_told_where_it_takes_long(
     step = trainer.step
 
     def stepped(*item: Any) -> None:
-        seconds.append(trainer.position.train_seconds)
+        seconds.append(trainer.state.train_seconds)
         step(*item)
         time.sleep(0.5)
 
     trainer.step = stepped  # type: ignore[method-assign]
     trainer.train()
-    position = trainer.position
+    position = trainer.state
     assert seconds[:2] == [0, 0]
     assert 0.5 <= seconds[2] < position.train_seconds
     assert (position.trained_samples, position.untimed_samples) == (3 * 128, 128)
@@ -349,7 +348,7 @@ def test_ctrl_c_in_a_validation_stops_there_and_changes_no_bit(
         trainer.train()
     step = (13, 26, 32)[number - 1]
     assert last(tmp_path / "parts").name == f"step-{step:08d}"
-    assert not any(entry["step"] == step for entry in trainer.position.evaluations)
+    assert not any(entry["step"] == step for entry in trainer.state.evaluations)
     train(made, resume=True)
     assert_same_model(last(whole), last(tmp_path / "parts"))
     assert position(whole) == position(tmp_path / "parts")
@@ -384,7 +383,7 @@ def test_ctrl_c_in_the_final_test_stops_and_the_next_start_only_tests(home: Path
 
 INTERRUPT = """
 import os, signal
-from stratarec.training.evaluation import evaluate as evaluation
+from stratarec.training import evaluate as evaluation
 found = evaluation.Loader.epoch
 def epoch(self, *arguments):
     for place, batch in enumerate(found(self, *arguments)):

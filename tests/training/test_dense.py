@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from stratarec.recipe.train_section import DenseOptimizerConfig
-from stratarec.training.torch_settings import build_optimizer
+from stratarec.training.torch_setup import build_optimizer
 
 KINDS: dict[str, type[Optimizer]] = {"adam": Adam, "adamw": AdamW, "adagrad": Adagrad, "sgd": SGD}
 

@@ -21,7 +21,7 @@ from recipes import tiny
 from stratarec.cli import main
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels.runtime.accelerator import device_errors
-from stratarec.training.run.device import device_of
+from stratarec.training.torch_setup import device_of
 
 # Products of pairs, and sums over runs and pairs, are made in another order there.
 OTHER_ORDERS = ("dlrm", "autoint", "din")

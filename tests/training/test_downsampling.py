@@ -14,7 +14,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation.evaluate import evaluate_split
+from stratarec.training.evaluate import evaluate_split
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 

@@ -15,7 +15,7 @@ from sklearn.metrics import ndcg_score, roc_auc_score
 from recipes import tiny
 from stratarec.cli import main
 from stratarec.data.sources.presets import CATEGORIES
-from stratarec.training.top_rows import TopRows
+from stratarec.training.predict import TopRows
 
 ROWS = 3000
 

@@ -20,7 +20,7 @@ from stratarec.errors import Interrupted, TrainingError
 from stratarec.io.tensors import read_tensors
 from stratarec.kernels.runtime.accelerator import device_errors, open_device, transfers_of
 from stratarec.recipe import Recipe
-from stratarec.training.run.device import record
+from stratarec.training.torch_setup import record
 from stratarec.training.trainer import Trainer
 
 pytestmark = pytest.mark.gpu

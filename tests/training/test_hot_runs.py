@@ -18,9 +18,10 @@ from stratarec.hot import hot_loader
 from stratarec.hot.hot_loader import HotLoader, beside
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
-from stratarec.training.run.open_run import new_model, new_plan, open_run
+from stratarec.training.build import new_model, new_plan
+from stratarec.training.run.open_run import open_run
 from stratarec.training.steps.step import Stages
-from stratarec.training.torch_settings import build_optimizer, torch_settings
+from stratarec.training.torch_setup import build_optimizer, torch_settings
 from stratarec.training.trainer import Trainer
 
 

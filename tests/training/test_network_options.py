@@ -20,13 +20,13 @@ from stratarec.models.metrics import figures
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import AverageConfig, TrainConfig
-from stratarec.training import checkpoint, preflight
-from stratarec.training.evaluation.evaluate import evaluate_split
-from stratarec.training.preflight import check_average, remarks
+from stratarec.training import checkpoint, resolve
+from stratarec.training.checkpoint import restore_average
+from stratarec.training.evaluate import evaluate_split
+from stratarec.training.resolve import check_average, remarks
 from stratarec.training.run.open_run import open_run
 from stratarec.training.run.run_directory import read_recipe
-from stratarec.training.steps.step import Stages
-from stratarec.training.steps.weight_average import Averaging
+from stratarec.training.steps.step import Stages, WeightAverage
 from stratarec.training.trainer import Trainer
 
 
@@ -40,7 +40,7 @@ def run(home: Path, target: Path, model: dict[str, Any], *, resume: bool = False
 def test_bf16_without_instructions_is_told(
     home: Path, monkeypatch: pytest.MonkeyPatch, slowness: float, told: bool
 ) -> None:
-    monkeypatch.setattr(preflight, "bf16_slowness", lambda: slowness)
+    monkeypatch.setattr(resolve, "bf16_slowness", lambda: slowness)
     dataset = Dataset.open(tiny(home)["data"]["path"])
     lines = list(remarks(TrainConfig(precision="bf16"), None, dataset, 10, 1))
     assert any("takes 30 times as long for products in bf16" in line for line in lines) == told
@@ -105,7 +105,7 @@ def test_a_plateau_slows_all_rates_and_resumes_bitwise(home: Path, tmp_path: Pat
     rule = torch.optim.lr_scheduler.ReduceLROnPlateau(
         torch.optim.SGD([weight], lr=1.0), mode="min", factor=0.5, patience=1, threshold=0, min_lr=0.2
     )  # fmt: skip
-    for entry in whole.position.regular:
+    for entry in whole.state.regular:
         rule.step(entry["log_loss"])
     assert whole.stages.rate_factor == rule.get_last_lr()[0] < 1
     assert whole.optimizer.param_groups[0]["lr"] in (1e-3, 1e-3 * 0.5, 1e-3 * 0.25, 1e-3 * 0.2)
@@ -149,7 +149,7 @@ def test_the_average_is_what_is_evaluated_and_kept_for_use(home: Path, tmp_path:
     def stepped(*item: Any) -> None:
         step(*item)
         weights.update({name: each.double() for name, each in trainer.model.network.state_dict().items()})
-        kept = min(0.9, (trainer.position.step - 1) / (trainer.position.step + 9))
+        kept = min(0.9, (trainer.state.step - 1) / (trainer.state.step + 9))
         for name, weight in weights.items():
             expected[name] = kept * expected.get(name, weight) + (1 - kept) * weight
 
@@ -168,15 +168,15 @@ def test_the_average_is_what_is_evaluated_and_kept_for_use(home: Path, tmp_path:
         tested, _ = evaluate_split(trained.model, trained.dataset, "test", **options)
         assert figures(tested)["auc"] == result["test"]["auc"]
         # The validation at step 14 was of the checkpoint of step 14.
-        checkpoint.load(tmp_path / "run" / "checkpoints" / "step-00000014").into(trained.model)
-        entry = next(each for each in trainer.position.evaluations if each["step"] == 14)
+        checkpoint.load(tmp_path / "run" / "checkpoints" / "step-00000014").load_into(trained.model)
+        entry = next(each for each in trainer.state.evaluations if each["step"] == 14)
         assert figures(evaluate_split(trained.model, trained.dataset, "valid", **options)[0])["auc"] == entry["auc"]
 
 
 def test_a_checkpoint_that_lacks_an_averaged_weight_is_refused() -> None:
-    averaging = Averaging(torch.nn.Linear(2, 1), AverageConfig(decay=0.9))
-    with pytest.raises(CheckpointError, match=r"o\.safetensors has none for bias, expected float32\[1\]"):
-        averaging.restore(Path("o.safetensors"), {"weights/weight": torch.zeros(1, 2), "random": torch.zeros(3)})
+    average = WeightAverage(torch.nn.Linear(2, 1), AverageConfig(decay=0.9))
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors has none for bias, expected float32\[1\]"):
+        restore_average(Path("x"), average, {"weights/weight": torch.zeros(1, 2), "random": torch.zeros(3)})
 
 
 def test_towers_on_hosts_of_their_own_have_no_average() -> None:

@@ -17,9 +17,9 @@ from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.request import Request
 from stratarec.recipe.train_section import CheckpointConfig, TrainConfig
-from stratarec.training.steps.cadence import Agree, Cadence, Decision, Seen, Stopped
+from stratarec.training.loop import Agree, Cadence, Decision, Observation, Stopped
 from stratarec.training.steps.step import Pipeline, Stages
-from stratarec.training.torch_settings import build_optimizer
+from stratarec.training.torch_setup import build_optimizer
 
 SCHEMA = Schema(dense=(DenseFeature(name="d"),), sparse=(SparseFeature(name="f"),))
 
@@ -44,7 +44,7 @@ def decide(clock: Cadence, step: int, *, epoch_ended: bool = False, evaluated: b
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds of the clock that checkpoints by time look at."""
     found = [1000.0]
-    monkeypatch.setattr("stratarec.training.steps.cadence.time.monotonic", lambda: found[0])
+    monkeypatch.setattr("stratarec.training.loop.time.monotonic", lambda: found[0])
     return found
 
 
@@ -98,7 +98,7 @@ class Third:
     def __init__(self) -> None:
         self.asked = 0
 
-    def __call__(self, seen: Seen) -> Seen:
+    def __call__(self, seen: Observation) -> Observation:
         self.asked += 1
         return replace(seen, stop=seen.stop or self.asked >= 3)
 

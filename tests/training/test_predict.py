@@ -16,7 +16,7 @@ from stratarec.data.dataset import writer as storage
 from stratarec.data.prepare.prepare import prepare
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation.evaluate import Scored, logits
+from stratarec.training.evaluate import ScoredSamples, logits
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
@@ -83,7 +83,7 @@ def test_scores_join_to_the_rows_they_were_made_of(tmp_path: Path, capsys: pytes
             assert sum(len(shard.row_groups) for shard in trained.dataset.shards("train")) > 8
             parts = logits(trained.model, trained.dataset, split, precision="float32", progress=SilentProgress())
             scores = np.concatenate(
-                [1 / (1 + np.exp(-part.logit.astype(np.float64))) for part in map(Scored.joined, parts)]
+                [1 / (1 + np.exp(-part.logit.astype(np.float64))) for part in map(ScoredSamples.joined, parts)]
             )
         np.testing.assert_array_equal(found[-1]["score"], scores.astype(np.float32))
     whole = pl.concat(found)

@@ -23,10 +23,11 @@ from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.io.opening import is_leftover, temporary_name
+from stratarec.training.build import new_plan
 from stratarec.training.continual import renew
 from stratarec.training.export import write_delta
 from stratarec.training.run import periods
-from stratarec.training.run.open_run import new_plan, open_run
+from stratarec.training.run.open_run import open_run
 
 SLOW = pytest.mark.slow
 

@@ -36,7 +36,7 @@ def has_statistics(whole: Trainer) -> None:
 
 def has_hot_batches(whole: Trainer) -> None:
     apart = whole.recipe.hot.batches != "none"
-    assert bool(whole.position.kind_losses) == apart
+    assert bool(whole.state.kind_losses) == apart
     assert ("Loss by kind of batch" in (whole.run / "report.html").read_text()) == apart
     assert isinstance(whole.loader, HotLoader) == apart
 
@@ -128,18 +128,18 @@ def test_a_stopped_run_goes_on_bitwise(home: Path, larger: Path, tmp_path: Path,
     if case.again:
         for path in kept(tmp_path / "parts")[1:]:
             shutil.rmtree(path)
-    position = checkpoint.read_state(last(tmp_path / "parts"))["position"]
+    position = checkpoint.read_state(last(tmp_path / "parts"))["training"]
     assert position["epoch"] == case.epoch
     assert position["batch"] > 0
     torch.rand(100)
     resumed = train(made("parts"), resume=True)
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
-    assert list(map(tuple, resumed.position.losses)) == whole.position.losses
-    assert list(map(tuple, resumed.position.kind_losses)) == whole.position.kind_losses
+    assert list(map(tuple, resumed.state.losses)) == whole.state.losses
+    assert list(map(tuple, resumed.state.kind_losses)) == whole.state.kind_losses
 
 
 def kept(run: Path) -> list[Path]:
-    return checkpoint.steps(run / "checkpoints")
+    return checkpoint.list_checkpoints(run / "checkpoints")
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.training.run.open_run import new_model, open_run
+from stratarec.training.build import new_model
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 

@@ -71,7 +71,7 @@ def test_a_resumed_run_leaves_the_files_of_one_that_was_not_stopped(home: Path, 
     run(home, tmp_path / "whole", max_steps=14)
     run(home, tmp_path / "parts", max_steps=14)
     shutil.rmtree(last(tmp_path / "parts"))
-    assert checkpoint.steps(tmp_path / "parts" / "checkpoints")
+    assert checkpoint.list_checkpoints(tmp_path / "parts" / "checkpoints")
     run(home, tmp_path / "parts", max_steps=14, resume=True)
     whole, parts = (tensor_files(last(tmp_path / name)) for name in ("whole", "parts"))
     for name in ("network.safetensors", "optimizer.safetensors"):
@@ -97,7 +97,7 @@ def test_every_json_of_a_run_is_strict(days: tuple[Path, str]) -> None:
     for file in files:
         strict(file)
     assert strict(root / "run" / "result.json")["test"]["grouped_auc"] is None
-    position = strict(last(root / "run") / "state.json")["position"]
+    position = strict(last(root / "run") / "state.json")["training"]
     assert position["evaluations"][0]["auc"] is None
 
 

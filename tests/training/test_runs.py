@@ -44,7 +44,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(home: Path, tmp_
 
 def test_training_learns(home: Path, tmp_path: Path) -> None:
     trainer = run(home, tmp_path / "a", epochs=4)
-    first, final = trainer.position.evaluations[0], trainer.position.evaluations[-1]
+    first, final = trainer.state.evaluations[0], trainer.state.evaluations[-1]
     assert final["auc"] > max(first["auc"], 0.6)
 
 
@@ -54,8 +54,8 @@ def test_early_stopping_tests_the_best_checkpoint(home: Path, tmp_path: Path) ->
         embedding={"learning_rate": 1.0},
     )  # fmt: skip
     result = json.loads((tmp_path / "a" / "result.json").read_text())
-    best = min(trainer.position.evaluations, key=lambda entry: entry["log_loss"])
-    assert trainer.position.step < trainer.total_steps
+    best = min(trainer.state.evaluations, key=lambda entry: entry["log_loss"])
+    assert trainer.state.step < trainer.total_steps
     assert result["checkpoint"] == f"step-{int(best['step']):08d}"
 
 

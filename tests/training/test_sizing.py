@@ -15,8 +15,8 @@ from stratarec.cli import main
 from stratarec.data.schema import DenseFeature
 from stratarec.models.zoo.ensemble import EnsembleConfig, EnsembleScore
 from stratarec.recipe import Recipe, with_values
-from stratarec.training.auto_config import chosen, sized
 from stratarec.training.checkpoint import read_state
+from stratarec.training.resolve import chosen, sized
 from stratarec.training.run.run_directory import read_recipe, read_result
 from stratarec.training.trainer import Trainer
 
@@ -180,7 +180,7 @@ def test_many_epochs_end_where_validation_is_past_its_best_and_the_best_is_teste
     prepared(Recipe.from_dict(content).data)
     assert main(["train", str(tmp_path / "r.yaml"), "train.epochs=20"]) == 0
     out = capsys.readouterr().out
-    evaluations = read_state(last(tmp_path / "run"))["position"]["evaluations"]
+    evaluations = read_state(last(tmp_path / "run"))["training"]["evaluations"]
     best = min(evaluations, key=lambda entry: entry["log_loss"])
     assert evaluations.index(best) == len(evaluations) - 3
     result = read_result(tmp_path / "run")

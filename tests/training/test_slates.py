@@ -24,7 +24,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
-from stratarec.training.preflight import slates_of
+from stratarec.training.resolve import find_slates
 from stratarec.training.steps.loss import SLATE_LOSSES, Objective
 
 SLATES = 400
@@ -224,12 +224,12 @@ def test_what_cannot_be_trained_by_slates_is_one_line(
 def test_ranks_and_users_that_are_apart_have_no_slates(recipe: Path) -> None:
     made, dataset = Recipe.load(recipe), Dataset.open(recipe.parent / "data")
     with pytest.raises(ConfigError, match="ranks share batches: train in one process"):
-        slates_of(made, dataset, 2)
+        find_slates(made, dataset, 2)
     schema = dataset.schema
     dataset.schema = replace(schema, sparse=schema.sparse[:2])  # no history, so stored by session
     by_user = replace(made, train=replace(made.train, loss=replace(made.train.loss, by="user")))
     with pytest.raises(ConfigError, match=r"without histories samples are kept together by schema\.session, slate"):
-        slates_of(by_user, dataset, 1)
+        find_slates(by_user, dataset, 1)
 
 
 def test_several_labels_have_no_slates(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ from stratarec.errors import CheckpointError
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
-from stratarec.training.run.open_run import new_plan, open_run
+from stratarec.training.build import new_plan
+from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 EVERY_ROW: dict[str, Any] = {"kind": "adam", "learning_rate": 0.01, "rows": "all", "weight_decay": 0.01}
@@ -79,10 +80,8 @@ def test_float32_homes_give_the_model_of_all_in_memory(home: Path, tmp_path: Pat
     made = recipe(home, tmp_path / "log", {**INT8, "block": block}, **options)
     tiered = train(made, plan=in_log(made, "fp32"))
     assert cached(tiered) > 0
-    assert plain.position.losses == tiered.position.losses
-    assert [entry["auc"] for entry in plain.position.evaluations] == [
-        entry["auc"] for entry in tiered.position.evaluations
-    ]
+    assert plain.state.losses == tiered.state.losses
+    assert [entry["auc"] for entry in plain.state.evaluations] == [entry["auc"] for entry in tiered.state.evaluations]
     left, right = all_rows(tmp_path / "plain"), all_rows(tmp_path / "log")
     assert left.keys() == right.keys()
     for name, values in left.items():
@@ -198,7 +197,7 @@ def test_a_checkpoint_goes_on_under_other_tiers(home: Path, tmp_path: Path) -> N
 
 def test_checkpoints_hold_only_what_changed(home: Path, tmp_path: Path) -> None:
     train(recipe(home, tmp_path / "a", {}, checkpoint={"every_steps": 1, "keep": 50}, max_steps=12))
-    paths = checkpoint.steps(tmp_path / "a" / "checkpoints")
+    paths = checkpoint.list_checkpoints(tmp_path / "a" / "checkpoints")
     files = [{path.name: path.stat() for path in (each / "tables").rglob("rows-*.safetensors")} for each in paths]
     went_on = 0
     for first, second in pairwise(files):
@@ -238,7 +237,7 @@ def test_a_disk_that_fills_in_mid_run_ends_it_at_its_last_checkpoint(
     in_log(whole, "int8").save(tmp_path / "plan.json")
     command = (tmp_path / "r.yaml", "--plan", str(tmp_path / "plan.json"))
     process = start(*command)
-    while process.poll() is None and not checkpoint.steps(tmp_path / "filled" / "checkpoints"):
+    while process.poll() is None and not checkpoint.list_checkpoints(tmp_path / "filled" / "checkpoints"):
         time.sleep(0.01)
     fill_disk(small_disk / "filler", 0)
     _, errors = process.communicate()

@@ -30,9 +30,9 @@ from stratarec.errors import ConfigError, DataError
 from stratarec.models.request import Request
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation.evaluate import evaluate_split
+from stratarec.training.build import shared_collection
+from stratarec.training.evaluate import evaluate_split
 from stratarec.training.run.open_run import open_run
-from stratarec.training.run.shard_tables import shared_collection
 from stratarec.training.trainer import Trainer
 
 ROWS, LONGEST = 1000, 4

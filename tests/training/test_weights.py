@@ -21,8 +21,8 @@ from stratarec.errors import ConfigError, DataError
 from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluation.evaluate import evaluate_split
-from stratarec.training.raw_logs import FreshLogs, evaluate_logs
+from stratarec.training.evaluate import evaluate_split
+from stratarec.training.raw_logs import RawLogs, evaluate_logs
 from stratarec.training.run.open_run import open_run
 from stratarec.training.steps.loss import Objective
 from stratarec.training.trainer import Trainer
@@ -158,7 +158,7 @@ def test_weights_of_1_train_the_bits_of_none_and_others_do_not(tmp_path: Path) -
             roc_auc_score(found.label, found.logit, sample_weight=found.weight)
         )
         # Of raw logs, too, which need no weights to be scored.
-        log = FreshLogs(run, [str(tmp_path / "log.parquet")], labelled=True, keep=["shop"])
+        log = RawLogs(run, [str(tmp_path / "log.parquet")], labelled=True, keep=["shop"])
         told = evaluate_logs(log, SilentProgress(), by=["shop"])
         metrics, slices = told.whole, told.slices
         rows = pl.read_parquet(tmp_path / "log.parquet")
@@ -171,10 +171,10 @@ def test_weights_of_1_train_the_bits_of_none_and_others_do_not(tmp_path: Path) -
         known = [column.filter(chosen) for column in (rows["click"], pl.Series(scores), rows["weight"])]
         assert part["click"]["auc"] == pytest.approx(roc_auc_score(*known[:2], sample_weight=known[2]))
         rows.drop("weight").write_parquet(tmp_path / "bare.parquet")
-        bare = FreshLogs(run, [str(tmp_path / "bare.parquet")])
+        bare = RawLogs(run, [str(tmp_path / "bare.parquet")])
         assert np.array_equal(np.concatenate([part.logits for part in bare.scored(SilentProgress())]), scores)
         with pytest.raises(DataError, match="no column 'weight'"):
-            FreshLogs(run, [str(tmp_path / "bare.parquet")], labelled=True)
+            RawLogs(run, [str(tmp_path / "bare.parquet")], labelled=True)
 
 
 @pytest.mark.parametrize("bad", [-1.0, None, float("nan"), float("inf"), 1e39])

@@ -29,7 +29,7 @@ from stratarec.kernels.runtime.accelerator import CPU, open_device
 from stratarec.models import DLRMConfig, build_model
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.step import Stages
-from stratarec.training.torch_settings import build_optimizer, torch_settings
+from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 BUDGET, BEGAN = float(os.environ.get("SECONDS_LEFT", "150")), time.time()
 GPU = torch.cuda.is_available()

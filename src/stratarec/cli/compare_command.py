@@ -17,11 +17,11 @@ def _options(command: argparse.ArgumentParser) -> None:
 def compare(args: argparse.Namespace) -> None:
     """Runs side by side."""
     from stratarec.io.atomic import check_output
-    from stratarec.training.compare import Contest
+    from stratarec.training.compare import RunComparison
 
     if args.output:
         check_output(Path(args.output).resolve(), ".html")
-    found = Contest.read(args.runs)
+    found = RunComparison.read(args.runs)
     if args.json:
         say_json(found.to_dict())
     else:

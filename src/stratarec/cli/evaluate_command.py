@@ -62,9 +62,15 @@ def evaluate(args: argparse.Namespace) -> None:
     from stratarec.progress import SilentProgress
     from stratarec.reporting.metric_names import bins, lines, ranks, sliced
     from stratarec.training.baseline.beside import beside
-    from stratarec.training.evaluation.evaluate import chosen_split, evaluate_split
-    from stratarec.training.evaluation.rank_within import check_kept, column_of, groups_of_split, rank_within
-    from stratarec.training.raw_logs import FreshLogs, evaluate_logs
+    from stratarec.training.evaluate import (
+        check_group_column,
+        chosen_split,
+        column_of,
+        evaluate_split,
+        rank_within,
+        split_groups,
+    )
+    from stratarec.training.raw_logs import RawLogs, evaluate_logs
     from stratarec.training.run.open_run import open_run
 
     if args.at and not args.rank_by:
@@ -73,13 +79,13 @@ def evaluate(args: argparse.Namespace) -> None:
     data, logs = data_or_logs(args, by=args.by)
     with joined() as mesh, open_run(args.run, data, mesh=mesh).placed(args.device) as trained:
         progress = progress_of(args) if mesh.is_first else SilentProgress()
-        told: dict[str, Any] = {"model": trained.told}
+        told: dict[str, Any] = {"model": trained.description}
         if mesh.is_first and not args.json:
-            say(f"model: {trained.told}")
+            say(f"model: {trained.description}")
         if logs:
             refuse_ranks(mesh.ranks)
             rank_by = [column_of(trained.dataset.schema, name) for name in args.rank_by]
-            fresh = FreshLogs(trained, logs, keep=[*args.by, *rank_by], earlier=args.history, labelled=True)
+            fresh = RawLogs(trained, logs, keep=[*args.by, *rank_by], earlier=args.history, labelled=True)
             told_logs = evaluate_logs(fresh, progress, args.by, rank_by, at)
             whole = told_logs.whole
             if args.json:
@@ -99,7 +105,7 @@ def evaluate(args: argparse.Namespace) -> None:
             say(*trained.dataset.suspicions)
             return
         for name in args.rank_by:
-            check_kept(trained.dataset.schema, name)
+            check_group_column(trained.dataset.schema, name)
         for split in [chosen_split(trained.dataset, name) for name in args.split or ["test"]]:
             precision = trained.recipe.train.precision
             found_split, scored = evaluate_split(
@@ -108,14 +114,14 @@ def evaluate(args: argparse.Namespace) -> None:
             if not mesh.is_first:
                 continue
             orders = {
-                name: rank_within(list(found_split), scored, groups_of_split(trained.dataset, split, scored, name), at)
+                name: rank_within(list(found_split), scored, split_groups(trained.dataset, split, scored, name), at)
                 for name in args.rank_by
             }
-            whole_split = figures(found_split)
-            told[split] = {**whole_split, "rank_by": _plain(orders)}
+            score_split = figures(found_split)
+            told[split] = {**score_split, "rank_by": _plain(orders)}
             if not args.json:
-                say(*lines(split, whole_split), *bins(split, whole_split))
-                say(*beside(trained.dataset, split, whole_split))
+                say(*lines(split, score_split), *bins(split, score_split))
+                say(*beside(trained.dataset, split, score_split))
                 for name, order in orders.items():
                     say(*ranks(split, name, order))
         if mesh.is_first and args.json:

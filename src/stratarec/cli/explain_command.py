@@ -74,7 +74,7 @@ def explain(args: argparse.Namespace) -> None:
 
 def _explain_all(args: argparse.Namespace, trained: TrainedModel, output: Path, progress: Progress) -> None:
     from stratarec.reporting.explain_page import print_explanation, write_explanation
-    from stratarec.training.evaluation.evaluate import chosen_split
+    from stratarec.training.evaluate import chosen_split
     from stratarec.training.explain.explain import REPEATS, SAMPLES, explained, with_curves
     from stratarec.training.explain.probe import Probe, columns_of, drawn
 
@@ -83,7 +83,7 @@ def _explain_all(args: argparse.Namespace, trained: TrainedModel, output: Path, 
     batch = drawn(trained.dataset, split, args.samples or SAMPLES, seed)
     probe = Probe(trained.model, trained.dataset, batch, trained.recipe.train.precision)
     found: dict[str, Any] = {
-        "model": trained.told,
+        "model": trained.description,
         "split": split,
         "of": trained.dataset.samples(split),
         **explained(
@@ -101,20 +101,20 @@ def _explain_all(args: argparse.Namespace, trained: TrainedModel, output: Path, 
 
 def _explain_row(args: argparse.Namespace, trained: TrainedModel, logs: list[str], progress: Progress) -> None:
     from stratarec.reporting.explain_page import print_row
-    from stratarec.training.evaluation.evaluate import chosen_split
+    from stratarec.training.evaluate import chosen_split
     from stratarec.training.explain.explain import explained_row
     from stratarec.training.explain.probe import Probe, row_of_split
-    from stratarec.training.raw_logs import FreshLogs
+    from stratarec.training.raw_logs import RawLogs
 
     file, _, number = args.row.rpartition(":")
     if not number.isdecimal() or not 1 <= int(number) < 1 << 40:
         raise ConfigError(f"--row {args.row}: expected the number of a row, or FILE:ROW")
     if logs:
-        batch = FreshLogs(trained, logs, earlier=args.history).sample(file, int(number))
+        batch = RawLogs(trained, logs, earlier=args.history).sample(file, int(number))
     else:
         batch = row_of_split(trained.dataset, chosen_split(trained.dataset, args.split), file, int(number))
     probe = Probe(trained.model, trained.dataset, batch, trained.recipe.train.precision)
-    found = {"model": trained.told, "row": args.row, **explained_row(probe, args.feature)}
+    found = {"model": trained.description, "row": args.row, **explained_row(probe, args.feature)}
     if args.json:
         say_json(found)
     else:

@@ -46,7 +46,7 @@ def export(args: argparse.Namespace) -> None:
         ExportManifest.read(Path(args.since))
     with open_run(args.run, same_samples=False) as trained:
         run(trained, output, program=args.program, onnx=args.onnx, repeated=repeated)
-        say(f"exported {output}, {trained.told}")
+        say(f"exported {output}, {trained.description}")
     if args.since:
         share = write_delta(ExportedModel.open(Path(args.since)), output, delta)
         more = f"no delta: more than a quarter of the rows differ from {args.since}, use {output} itself"

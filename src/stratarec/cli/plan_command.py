@@ -117,7 +117,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Recipe, Dataset]:
     from stratarec.data.dataset.compatibility import check_prepared
     from stratarec.data.dataset.dataset import Dataset
     from stratarec.recipe import Recipe, read_content
-    from stratarec.training.auto_config import sized
+    from stratarec.training.resolve import sized
 
     content = read_content(args.recipe, args.overrides)
     dataset = Dataset.open(Recipe.from_dict(content, args.recipe).data.path, verify="used")
@@ -293,9 +293,9 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
     from stratarec.planning.hot_rows import make_hot_plan
     from stratarec.planning.memories import measure_tiers
     from stratarec.reporting.plan_page import print_plan, write_plan_report
+    from stratarec.training.build import sharding_plan
     from stratarec.training.cluster_steps import bare_network
     from stratarec.training.run.forecast import forecast
-    from stratarec.training.run.shard_tables import sharding_plan
 
     for path, ending in ((args.output, ".json"), (args.report, ".html")):
         if path:

@@ -55,11 +55,10 @@ def predict(args: argparse.Namespace) -> None:
     from stratarec.distributed.mesh import joined
     from stratarec.io.atomic import check_output
     from stratarec.progress import SilentProgress
-    from stratarec.training.evaluation.evaluate import chosen_split
-    from stratarec.training.evaluation.rank_within import column_of
+    from stratarec.training.evaluate import chosen_split, column_of
     from stratarec.training.predict import WRITERS, Top, predict_logs
     from stratarec.training.predict import predict as run
-    from stratarec.training.raw_logs import FreshLogs
+    from stratarec.training.raw_logs import RawLogs
     from stratarec.training.run.open_run import open_run
 
     if args.by and not args.top:
@@ -76,16 +75,16 @@ def predict(args: argparse.Namespace) -> None:
             refuse_ranks(mesh.ranks)
             by = column_of(trained.dataset.schema, args.by or "user")
             keep = [*args.keep, by] if args.top else args.keep
-            fresh = FreshLogs(trained, logs, keep=keep, earlier=args.history)
+            fresh = RawLogs(trained, logs, keep=keep, earlier=args.history)
             top = Top(args.top, by) if args.top else None
             rows = predict_logs(fresh, output, progress, top, safe=args.safe)
         else:
             split = chosen_split(trained.dataset, split)
             rows = run(trained, split, output, progress, Top(args.top, args.by or "user") if args.top else None)
     if mesh.is_first and args.json:
-        say_json({"scores": rows, "file": str(output), "model": trained.told})
+        say_json({"scores": rows, "file": str(output), "model": trained.description})
     elif mesh.is_first:
-        say(f"{rows:,} scores in {output}, by {trained.told}")
+        say(f"{rows:,} scores in {output}, by {trained.description}")
 
 
 COMMAND = Subcommand(

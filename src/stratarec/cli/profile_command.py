@@ -47,7 +47,7 @@ def profile(args: argparse.Namespace) -> None:
     from stratarec.io.atomic import check_output
     from stratarec.reporting.duplication_page import print_drift, print_profile, write_profile
     from stratarec.reporting.hot_page import print_hot, print_reuse
-    from stratarec.training.torch_settings import torch_settings
+    from stratarec.training.torch_setup import torch_settings
 
     dataset = Dataset.open(args.dataset, verify="used")
     beside = dataset.path.resolve()

@@ -32,9 +32,9 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe, read_content
     from stratarec.reporting.verdict import tested, verdict
-    from stratarec.training.auto_config import sized
     from stratarec.training.baseline.beside import beside
-    from stratarec.training.run.keeper import SETTLED
+    from stratarec.training.checkpoint import SETTLED
+    from stratarec.training.resolve import sized
     from stratarec.training.run.run_directory import RECIPE, read_recipe
     from stratarec.training.trainer import Trainer
 
@@ -56,14 +56,14 @@ def train(args: argparse.Namespace) -> None:
             earlier=args.earlier,
         )
     if mesh.is_first:
-        words = dataset.suspicions + verdict(trainer.position.evaluations, result, trainer.config.early_stopping.metric)
+        words = dataset.suspicions + verdict(trainer.state.evaluations, result, trainer.config.early_stopping.metric)
         if args.json:
             say_json({"run": str(trainer.run), **result, "verdict": list(words)})
             return
         _print_result(trainer.run, result)
         wrapped = [part for line in words for part in textwrap.wrap(line, 63)]
         say(*(f"{'' if number else 'verdict':17}{part}" for number, part in enumerate(wrapped)))
-        split, figures = tested(trainer.position.evaluations, result)
+        split, figures = tested(trainer.state.evaluations, result)
         say(*beside(dataset, split, figures))
 
 

@@ -38,7 +38,7 @@ def tune(args: argparse.Namespace) -> None:
     from stratarec.cli.tune.space import Space
     from stratarec.models.metrics import METRICS
     from stratarec.recipe import Recipe, read_content
-    from stratarec.training.run.device import device_of
+    from stratarec.training.torch_setup import device_of
 
     content = read_content(args.recipe, args.overrides)
     recipe = Recipe.from_dict(content, args.recipe)

@@ -42,8 +42,8 @@ from stratarec.models.metrics import evaluate_logits
 from stratarec.recipe import Recipe, read_content, with_values
 from stratarec.serving.frames import read_columns
 from stratarec.serving.scorer import Scorer
-from stratarec.training.auto_config import sized
 from stratarec.training.export.export import export
+from stratarec.training.resolve import sized
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 

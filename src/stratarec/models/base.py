@@ -40,7 +40,7 @@ class VectorsConfig:
     """Whether a row has its value's first-order weight behind its vector."""
     layer_counts: ClassVar[tuple[str, ...]] = ()
     """Fields that say how many layers there are, as lists of sizes do: an export may not ask for many."""
-    suits: ClassVar[Mapping[str, Any]] = {}
+    default_overrides: ClassVar[Mapping[str, Any]] = {}
     """Field of a recipe, as ``train.embedding.kind`` -> the value for this model where the recipe leaves it out."""
     embedding_dim: int = 16
     """D, width of every vector that the network takes."""

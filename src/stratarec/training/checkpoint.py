@@ -16,9 +16,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.towers.tower_model import gather_towers
 from stratarec.embedding.checkpoint import TablesManifest
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.row_files import verify_file
@@ -39,6 +40,9 @@ from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
 from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models import CTRModel
 from stratarec.models.metrics import WATCHED
+from stratarec.recipe.train_section import TrainConfig
+from stratarec.training.steps.state import TrainingState
+from stratarec.training.steps.step import WeightAverage
 
 FORMAT: Literal[9] = 9
 NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
@@ -100,8 +104,8 @@ class Identity(Model):
     dataset: Hash
 
 
-class PositionState(Model):
-    """See `position.Position`."""
+class TrainingStateModel(Model):
+    """See `position.TrainingState`."""
 
     step: Count
     epoch: Count
@@ -136,32 +140,32 @@ class PositionState(Model):
         return value
 
 
-class TrainingState(Model):
+class CheckpointState(Model):
     """All of ``state.json`` but its seal."""
 
     format: Literal[9]
     step: Count
     hashes: dict[str, Hash]
     tables: TablesManifest
-    position: PositionState
+    training: TrainingStateModel
     identity: Identity
 
     @pydantic.model_validator(mode="after")
-    def _check(self) -> TrainingState:
+    def _check(self) -> CheckpointState:
         if set(self.hashes) != {NETWORK, OPTIMIZER}:
             raise ValueError(f"hashes of {sorted(self.hashes)}, expected of {NETWORK} and {OPTIMIZER}")
-        position, step = self.position, self.step
-        for what, found in (("a position", position.step), ("tables", self.tables.step)):
-            if found != step:
-                raise ValueError(f"{what} at step {found} in a checkpoint of step {step}")
-        told: list[Any] = [entry["step"] for entry in position.evaluations]
-        courses = (position.losses, position.kind_losses, position.paces, position.may_differ, self.tables.changes)
-        told += [first for course in courses for first, *_ in course]
-        latest = max((*told, position.epoch, position.batch), default=0)
+        state, step = self.training, self.step
+        for what, actual in (("a training state", state.step), ("tables", self.tables.step)):
+            if actual != step:
+                raise ValueError(f"{what} of step {actual} in a checkpoint of step {step}")
+        steps: list[Any] = [entry["step"] for entry in state.evaluations]
+        curves = (state.losses, state.kind_losses, state.paces, state.may_differ, self.tables.changes)
+        steps += [first for curve in curves for first, *_ in curve]
+        latest = max((*steps, state.epoch, state.batch), default=0)
         if latest > step:
             raise ValueError(f"losses, evaluations, epochs or batches up to {latest} in a checkpoint of step {step}")
-        if not max(position.untimed_samples, step) <= position.trained_samples:
-            raise ValueError(f"{position.trained_samples} samples trained, {position.untimed_samples} of them untimed")
+        if not max(state.untimed_samples, step) <= state.trained_samples:
+            raise ValueError(f"{state.trained_samples} samples trained, {state.untimed_samples} of them untimed")
         return self
 
 
@@ -187,7 +191,7 @@ def save(
     `previous` is the last checkpoint of this model object: rows that did not change since are linked from it. Of a mesh
     every rank writes its rows; once all have, the first one writes the rest and makes it a checkpoint.
     """
-    mesh, final = mesh or Mesh.alone(), of_step(folder, state["step"])
+    mesh, final = mesh or Mesh.alone(), step_path(folder, state["step"])
 
     @_storage_errors(final)
     def commit() -> None:
@@ -234,13 +238,13 @@ class Checkpoint:
     network: dict[str, Tensor]
     optimizer: dict[str, Tensor]
 
-    def into(self, model: CTRModel) -> str:
+    def load_into(self, model: CTRModel) -> str:
         """Give network and tables to `model`; returns why the bits may differ from here on, empty when they do not."""
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 
-    def begin(self, model: CTRModel, rows: RowOptimizerConfig) -> None:
+    def warm_start(self, model: CTRModel, rows: RowOptimizerConfig) -> None:
         """Give network and tables to a `model` that begins with them; see `LookupEngine.begin_with`."""
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
@@ -264,11 +268,11 @@ def load(path: Path) -> Checkpoint:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """``state.json`` of a checkpoint, each field of which is what `TrainingState` says."""
+    """``state.json`` of a checkpoint, each field of which is what `CheckpointState` says."""
     if path.is_symlink():
         raise CheckpointError(f"{path} is a link, expected a checkpoint; {_ADVICE}")
-    found = read_sealed(path / STATE, TrainingState, _ADVICE, CheckpointError)
-    if of_step(path.parent, found.step) != path:
+    found = read_sealed(path / STATE, CheckpointState, _ADVICE, CheckpointError)
+    if step_path(path.parent, found.step) != path:
         raise CheckpointError(f"{path} is the checkpoint of step {found.step}; {_ADVICE}")
     return found.model_dump(mode="json", exclude_unset=True)
 
@@ -287,12 +291,12 @@ def _shape(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def of_step(folder: Path, step: int) -> Path:
+def step_path(folder: Path, step: int) -> Path:
     """Where the checkpoint of a step lies in `folder`."""
     return folder / f"step-{step:08d}"
 
 
-def steps(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Whole checkpoints in `folder`, oldest first."""
     return sorted(
         path
@@ -302,7 +306,7 @@ def steps(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Keep a checkpoint from being pruned while it is read; `CheckpointError` where it is gone already."""
     try:
         file = open_regular(path / STATE)
@@ -326,7 +330,7 @@ def recover(folder: Path) -> None:
 
 def prune(folder: Path, keep: int, protected: set[Path]) -> None:
     """Remove all but the last `keep` checkpoints and those `protected`; one that is being read stays for now."""
-    for path in sorted(set(steps(folder)[:-keep]) - protected):
+    for path in sorted(set(list_checkpoints(folder)[:-keep]) - protected):
         remove(path)
 
 
@@ -347,6 +351,25 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         for name, value in entries.items():
             found[f"{place}.{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
     return found
+
+
+def average_tensors(average: WeightAverage) -> dict[str, Tensor]:
+    """Return the weights of a network that currently has its average, named for the file of the optimizer."""
+    return {WEIGHTS + name: weight for name, weight in average.hidden.items()}
+
+
+def restore_average(path: Path, average: WeightAverage, tensors: Mapping[str, Tensor]) -> None:
+    """Restore the average from the checkpoint in `path`, whose network, with the average, is already loaded.
+
+    Raises
+    ------
+    CheckpointError
+        When the weights in `tensors` are not those of the network.
+    """
+    if average.enabled:
+        weights = {name.removeprefix(WEIGHTS): each for name, each in tensors.items() if name.startswith(WEIGHTS)}
+        check_tensors(path / OPTIMIZER, weights, average.weights)
+        average.restore(weights)
 
 
 def restore_random(tensors: Mapping[str, Tensor]) -> None:
@@ -396,3 +419,95 @@ def _check_moment(key: str, value: Tensor, weight: Tensor) -> None:
     fits = value.shape in (weight.shape, torch.Size([])) and value.dtype == torch.float32
     if not fits or not torch.isfinite(value).all():
         raise ValueError(f"{key} is {_shape(value)} for a weight of {_shape(weight)}, or not finite")
+
+
+SETTLED = "settled"
+"""Note in the rendezvous store of a run that has a checkpoint of its own. When torchrun restarts the processes, they
+resume from that checkpoint and overwrite nothing more."""
+
+
+class CheckpointManager:
+    """Writes, restores and removes the checkpoints of one run.
+
+    Parameters
+    ----------
+    folder : Path
+        Directory of the checkpoints.
+    model : CTRModel
+    optimizer : torch.optim.Optimizer
+        Optimizer of the model's network.
+    config : TrainConfig
+    identity : dict
+        Model and data that every checkpoint belongs to; see `build.identity`.
+    mesh : Mesh
+        Every rank has a manager; the first rank removes checkpoints.
+    average : WeightAverage
+        Average of the network's weights.
+    saved : callable
+        Called on the first rank after each checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: CTRModel,
+        optimizer: torch.optim.Optimizer,
+        config: TrainConfig,
+        identity: dict[str, Any],
+        mesh: Mesh,
+        average: WeightAverage,
+        saved: Callable[[], None],
+    ) -> None:
+        self._folder, self._model, self._optimizer, self._average = folder, model, optimizer, average
+        self._config, self._identity, self._mesh, self._saved = config, identity, mesh, saved
+        self._last: Path | None = None
+        # Name of the checkpoint that an earlier result of this run was tested with: kept until there is a new result.
+        self.tested = ""
+
+    def save(self, state: TrainingState) -> Path:
+        """Write a checkpoint of the current step and remove the checkpoints that are no longer needed."""
+        gather_towers(self._model, self._optimizer, self._mesh)
+        with self._average.shown():
+            path = save(
+                self._folder,
+                model=self._model,
+                optimizer={**optimizer_tensors(self._optimizer), **average_tensors(self._average)},
+                state={"step": state.step, "training": asdict(state), "identity": self._identity},
+                previous=self._last,
+                mesh=self._mesh,
+            )
+        self._last = path
+        if self._mesh.is_first:
+            self._saved()
+            self._mesh.note(SETTLED)
+        self.prune(state)
+        return path
+
+    def restore(self, path: Path) -> str:
+        """Restore all but the training state; return why bits may differ from here on, or an empty string."""
+        loaded = load(path)
+        difference = loaded.load_into(self._model)
+        restore_optimizer(path, self._optimizer, loaded.optimizer)
+        restore_random(loaded.optimizer)
+        if loaded.state["step"]:
+            restore_average(path, self._average, loaded.optimizer)
+        self._last = path
+        return difference
+
+    def load_best(self, step: int, *, current: int) -> Path:
+        """Load the checkpoint of `step` into the model, which was trained up to step `current`; return its path."""
+        path = step_path(self._folder, step)
+        if step == current:
+            self._average.swap()
+        else:
+            load(path).load_into(self._model)
+        return path
+
+    def prune(self, state: TrainingState) -> None:
+        """Remove the checkpoints that neither the run nor its result needs."""
+        if not self._mesh.is_first:
+            return
+        needed = {step_path(self._folder, step) for step in state.needed_steps(self._config.early_stopping)}
+        if self.tested:
+            needed.add(self._folder / self.tested)
+        prune(self._folder, self._config.checkpoint.keep, needed)

@@ -29,8 +29,8 @@ from stratarec.models.towers.tower_config import TowersConfig, tied
 from stratarec.planning.engine_costs import cold_seconds
 from stratarec.planning.memories import measure_tiers
 from stratarec.recipe import Recipe
-from stratarec.training.run.shard_tables import table_loads
-from stratarec.training.torch_settings import build_optimizer
+from stratarec.training.build import table_loads
+from stratarec.training.torch_setup import build_optimizer
 
 PREDICTED_WIRES: tuple[WireKind, ...] = ("fp32", "bf16", "int8")
 RATIOS = (2.0, 4.0, 8.0, 16.0)

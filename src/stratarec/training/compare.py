@@ -14,14 +14,14 @@ from stratarec.recipe import leaves
 from stratarec.training import checkpoint
 from stratarec.training.run.open_run import require_run
 from stratarec.training.run.run_directory import read_recipe, read_result
-from stratarec.training.steps.position import Position, best
+from stratarec.training.steps.state import TrainingState, best
 
 # Fields of a recipe that say nothing of how a run went.
 _NAMES = ("name", "train.run")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contestant:
+class RunSummary:
     """What a run says of itself."""
 
     name: str
@@ -43,7 +43,7 @@ class Contestant:
     evaluations: tuple[dict[str, Any], ...]
 
     @classmethod
-    def read(cls, path: Path, name: str) -> Contestant:
+    def read(cls, path: Path, name: str) -> RunSummary:
         """Of the run in `path`.
 
         Raises
@@ -53,11 +53,11 @@ class Contestant:
         """
         require_run(path)
         recipe, result = read_recipe(path), read_result(path)
-        found = checkpoint.steps(path / "checkpoints")
+        found = checkpoint.list_checkpoints(path / "checkpoints")
         if not found:
             raise CheckpointError(f"{path} has no checkpoint yet: there is nothing of it to compare")
         state = checkpoint.read_state(found[-1])
-        position, evaluations = state["position"], tuple(state["position"]["evaluations"])
+        position, evaluations = state["training"], tuple(state["training"]["evaluations"])
         best_one = best(evaluations, recipe.train.early_stopping)
         chosen = state["step"] if best_one is None else best_one["step"]
         chosen = chosen if result is None else int(result.checkpoint.removeprefix("step-"))
@@ -68,7 +68,7 @@ class Contestant:
             dataset=state["identity"]["dataset"],
             steps=state["step"],
             seconds=position["train_seconds"],
-            samples_per_second=Position(**position).speed,
+            samples_per_second=TrainingState(**position).speed,
             chosen=chosen,
             validation=next((entry for entry in evaluations if entry["step"] == chosen), None),
             result=told,
@@ -78,13 +78,13 @@ class Contestant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contest:
+class RunComparison:
     """Some runs."""
 
-    runs: tuple[Contestant, ...]
+    runs: tuple[RunSummary, ...]
 
     @classmethod
-    def read(cls, paths: Sequence[str]) -> Contest:
+    def read(cls, paths: Sequence[str]) -> RunComparison:
         """Of the directories of runs, which must be different ones."""
         places = [Path(path) for path in paths]
         resolved = [place.resolve() for place in places]
@@ -93,7 +93,7 @@ class Contest:
                 raise ConfigError(f"{places[number]} is named twice: name each run once")
         short = [place.name for place in resolved]
         names = short if len({*short}) == len(short) else [str(place) for place in places]
-        return cls(runs=tuple(Contestant.read(*each) for each in zip(places, names, strict=True)))
+        return cls(runs=tuple(RunSummary.read(*each) for each in zip(places, names, strict=True)))
 
     @property
     def other_data(self) -> tuple[bool, ...]:

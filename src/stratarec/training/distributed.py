@@ -28,12 +28,12 @@ from stratarec.models.regularization import statistics
 from stratarec.models.request import Request
 from stratarec.models.towers.network import TowerNetwork
 from stratarec.progress import timed
-from stratarec.training.steps.cadence import Seen
-from stratarec.training.steps.step import Stages, Trained, gradient_norm, refuse_loss
-from stratarec.training.torch_settings import peak_rss_bytes
+from stratarec.training.loop import Observation
+from stratarec.training.steps.step import Stages, StepResult, gradient_norm, refuse_loss
+from stratarec.training.torch_setup import peak_rss_bytes
 
 
-class Waits:
+class WaitTimer:
     """Counts the waits of steps; each step is a ``with`` block on the thread that trains.
 
     An exchange is *exposed* where that thread waits for it: in a step, for rows, gradients and what is decided
@@ -48,7 +48,7 @@ class Waits:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self.exposed_seconds = self.step_seconds = 0.0
-        """Waits that were exposed; time of all steps, and of such waits before them."""
+        """Seconds of exposed waits; seconds of all steps, with the exposed waits before them."""
         self._background = 0.0
         self._began = self._ended = time.perf_counter()
         self._start = self._ids = self._of_ids
@@ -64,7 +64,7 @@ class Waits:
 
     @property
     def hidden_seconds(self) -> float:
-        """Waits of the thread of ids that were not exposed."""
+        """Seconds that the thread of ids waited while training did not."""
         return max(self._of_ids - self._start - self._background, 0.0)
 
     def __enter__(self) -> None:
@@ -84,12 +84,12 @@ class Waits:
         self._ids = self._of_ids
 
 
-class SharedStages(Stages):
+class RankStages(Stages):
     """The stages of a step of one rank of a mesh: its samples count as much as those of the others."""
 
     def __init__(self, mesh: Mesh, *stages: Any, **others: Any) -> None:
         super().__init__(*stages, **others)
-        self.mesh, self.waits = mesh, Waits(mesh)
+        self.mesh, self.waits = mesh, WaitTimer(mesh)
         self._statistics = statistics(self.model.network)
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
@@ -102,7 +102,9 @@ class SharedStages(Stages):
         """``[T]`` weighted sums of the losses of this rank's samples, by label."""
         return self.objective.sums(logits, batch)
 
-    def train(self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Trained:
+    def train(
+        self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
+    ) -> StepResult:
         """See `Stages.train`; loss and samples are those of all ranks."""
         with self.waits:
             self.draw(step, self.mesh.place)
@@ -119,7 +121,7 @@ class SharedStages(Stages):
             average(self.mesh.rows, self._statistics, batch.size / samples, self.mesh.order)
             with timed(self.seconds, "update network"):
                 self.update(step)
-        return Trained(value, int(samples))
+        return StepResult(value, int(samples))
 
     def figures(self) -> list[dict[str, float]]:
         """`RankFigures` of all ranks."""
@@ -191,7 +193,7 @@ class GradientReducer:
     def _common(self, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         return [weight for weight in weights if id(weight) not in self._of_towers]
 
-    def agree(self, seen: Seen) -> Seen:
+    def agree(self, seen: Observation) -> Observation:
         """Rank 0 has the clock; whoever was asked to stop stops all."""
         found = self._mesh.rows.figures([seen.checkpoint_age_seconds, seen.stop])
-        return Seen(checkpoint_age_seconds=found[0][0], stop=any(stop for _, stop in found))
+        return Observation(checkpoint_age_seconds=found[0][0], stop=any(stop for _, stop in found))

@@ -1,4 +1,4 @@
-"""Scores of a split, or of raw logs, each with the row of the log that it belongs to."""
+"""Write the scores of a split, or of raw logs, each with the row of the log that it belongs to."""
 
 from __future__ import annotations
 
@@ -22,17 +22,15 @@ from stratarec.io.atomic import check_output, write_atomic
 from stratarec.io.opening import remove_leftovers_of
 from stratarec.models.base import probabilities
 from stratarec.progress import Progress
-from stratarec.training.evaluation.evaluate import Scored, logits
-from stratarec.training.evaluation.rank_within import check_kept
-from stratarec.training.raw_logs import FreshLogs, FreshRows
+from stratarec.training.evaluate import ScoredSamples, check_group_column, logits
+from stratarec.training.raw_logs import RawLogs, ScoredRows
 from stratarec.training.run.open_run import TrainedModel
-from stratarec.training.top_rows import RANK, TopRows
 
 WRITERS: Mapping[str, Callable[..., Any]] = {
     ".csv": pa_csv.CSVWriter,
     ".parquet": partial(pq.ParquetWriter, compression="zstd"),
 }
-"""Ending of a file -> what writes tables to it."""
+"""Suffix of a file -> what writes tables to it."""
 
 
 class Top(NamedTuple):
@@ -63,11 +61,11 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress,
     """
     check_output(output, *WRITERS)
     keys = _Keys(trained.dataset, split)
-    outputs = Outputs(trained.dataset.schema.label_columns)
+    outputs = PredictionColumns(trained.dataset.schema.label_columns)
     schema = pa.schema([*keys.fields, *((name, pa.float32()) for name in (*outputs.labels, *outputs.scores))])
     best, sessions, rows = None, np.zeros(0, dtype=np.int64), 0
     if top is not None:
-        check_kept(trained.dataset.schema, top.by, "--by")
+        check_group_column(trained.dataset.schema, top.by, "--by")
         if not keys.fields:
             raise ConfigError(
                 "--top needs rows of the log, and the data set was prepared with data.keep_rows: false; prepare it "
@@ -89,7 +87,7 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress,
                 progress=progress,
                 mesh=trained.mesh,
             )
-            for label, score, user, _ in map(Scored.joined, parts):
+            for label, score, user, _ in map(ScoredSamples.joined, parts):
                 columns = [*outputs.label(label).values(), *outputs.score(score).values()]
                 table = pa.table([*keys.take(len(label)), *columns], schema=schema)
                 if best is None:
@@ -112,9 +110,7 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress,
     return rows
 
 
-def predict_logs(
-    logs: FreshLogs, output: Path, progress: Progress, top: Top | None = None, *, safe: bool = False
-) -> int:
+def predict_logs(logs: RawLogs, output: Path, progress: Progress, top: Top | None = None, *, safe: bool = False) -> int:
     """Write the score of each row of raw logs, in their order, as `WRITERS` has it for the ending of `output`.
 
     Columns are ``file`` and ``row`` (as in `predict`), those that `logs` passes through, ``label`` where there is one,
@@ -135,7 +131,7 @@ def predict_logs(
     ConfigError
         When a column that is passed through is called like one of these.
     """
-    outputs = Outputs(logs.labels)
+    outputs = PredictionColumns(logs.labels)
     for name in logs.keep:
         if name in ("file", "row", *outputs.labels, *outputs.scores, *([RANK] if top else [])):
             raise ConfigError(f"--keep {name}: the output has a column of that name of its own; rename it in the log")
@@ -172,7 +168,7 @@ def predict_logs(
     return rows
 
 
-class Outputs:
+class PredictionColumns:
     """The columns that samples have in predictions: a label and a score, or several.
 
     Parameters
@@ -198,7 +194,7 @@ class Outputs:
         return {name: pa.array(np.ascontiguousarray(each)) for name, each in zip(self.scores, columns, strict=True)}
 
 
-def _table(part: FreshRows, outputs: Outputs) -> pa.Table:
+def _table(part: ScoredRows, outputs: PredictionColumns) -> pa.Table:
     columns: dict[str, Any] = {"file": pa.repeat(part.file, len(part.rows)), "row": part.rows}
     columns |= {name: part.kept[name].to_arrow() for name in part.kept.columns}
     columns |= {} if part.label is None else outputs.label(part.label)
@@ -245,3 +241,60 @@ class _Keys:
         numbers, self._ahead = self._ahead[:size], self._ahead[size:]
         file, row = split_rows(numbers)
         return [*([self._files.take(pa.array(file))] if len(self._files) else []), pa.array(row)]
+
+
+RANK = "rank"
+# Rows that are buffered before those that are not among the best of their group are dropped.
+_BUFFERED = 1 << 18
+
+
+class TopRows:
+    """Keeps the `most` best rows of each group, of equal ones those that came first. Memory holds them twice.
+
+    Parameters
+    ----------
+    most : int
+        Rows of a group.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._buffered, self._kept = most, 0, 0
+        # The columns of a row are one struct, so that none has the name of one of ours.
+        self._parts: list[pl.DataFrame] = []
+        self.seen = 0
+        """Number of rows added."""
+        self.ungrouped = 0
+        """Number of rows without a group, which are left out."""
+
+    def add(self, rows: pa.Table, group: pl.Series, score: NDArray[np.float32]) -> None:
+        """Add rows: the group of each, null for none, and the score to order them by; of several scores the first."""
+        part = pl.DataFrame(
+            {
+                "row": pl.DataFrame(rows).to_struct(),
+                "group": group,
+                "score": np.ascontiguousarray(score if score.ndim == 1 else score[:, 0]),
+                "place": np.arange(self.seen, self.seen + len(score)),
+                "first": np.arange(self.seen, self.seen + len(score)),
+            }
+        )
+        self.seen += len(part)
+        grouped = part.filter(pl.col("group").is_not_null())
+        self.ungrouped += len(part) - len(grouped)
+        self._parts.append(grouped)
+        self._buffered += len(grouped)
+        if self._buffered > max(2 * self._kept, _BUFFERED):
+            self._drop_others()
+
+    def _drop_others(self) -> None:
+        rows = pl.concat(self._parts, how="vertical_relaxed").with_columns(pl.col("first").min().over("group"))
+        ordered = rows.sort("score", "place", descending=[True, False])
+        # Not group_by().head(), which moves the column of the group to the front.
+        self._parts = [ordered.filter(pl.int_range(pl.len()).over("group") < self._most)]
+        self._buffered = self._kept = len(self._parts[0])
+
+    def result(self) -> pa.Table:
+        """Return the rows kept, and their `RANK` from 1: group after group as they first came, the best row first."""
+        self._drop_others()
+        ranked = self._parts[0].with_columns(pl.int_range(1, pl.len() + 1).over("group").alias("rank"))
+        ranked = ranked.sort("first", "rank")
+        return ranked["row"].struct.unnest().with_columns(ranked["rank"].alias(RANK)).to_arrow()

@@ -35,8 +35,7 @@ from stratarec.models.metrics import Metrics
 from stratarec.models.ranking import Ranked
 from stratarec.progress import Progress
 from stratarec.serving.features import FeatureEncoder
-from stratarec.training.evaluation.evaluate import Scored, measured, score
-from stratarec.training.evaluation.rank_within import groups_of_values, rank_within
+from stratarec.training.evaluate import ScoredSamples, measured, rank_within, score, value_groups
 from stratarec.training.run.open_run import TrainedModel
 
 _BATCH = 8192
@@ -48,7 +47,7 @@ _Source = CsvSource | ParquetSource
 
 
 @dataclass(frozen=True, kw_only=True)
-class FreshRows:
+class ScoredRows:
     """Some rows with their logits, in the order of the log."""
 
     file: str
@@ -67,15 +66,15 @@ class FreshRows:
     """What the log was opened to ask of its rows."""
 
     @property
-    def samples(self) -> Scored:
+    def samples(self) -> ScoredSamples:
         """For metrics; the log must have labels."""
         assert self.label is not None
         user = np.empty(0, dtype=np.int64) if self.user is None else self.user
         weight = np.empty(0, dtype=np.float32) if self.weight is None else self.weight
-        return Scored(self.label, self.logits, user, weight)
+        return ScoredSamples(self.label, self.logits, user, weight)
 
 
-class FreshLogs:
+class RawLogs:
     """Raw logs by the source of a run.
 
     Parameters
@@ -91,7 +90,7 @@ class FreshLogs:
     events : DataFrame, optional
         What users did before the log, where `earlier` names nothing; by default what the run carries.
     novelty : callable, optional
-        What to find out of each frame of rows; see `FreshRows.novelty`.
+        What to find out of each frame of rows; see `ScoredRows.novelty`.
 
     Raises
     ------
@@ -169,7 +168,7 @@ class FreshLogs:
         )
         return replace(schema, sparse=lists, user="", time="")
 
-    def scored(self, progress: Progress) -> Iterator[FreshRows]:
+    def scored(self, progress: Progress) -> Iterator[ScoredRows]:
         """All rows, some at a time."""
         events = self._events() if self._made else None
         if self._empty:
@@ -247,14 +246,14 @@ class FreshLogs:
         columns |= {name: pl.Series([None] * len(frame), dtype=pl.List(pl.String)) for name in self._empty}
         return encoder.encode_columns(columns, path)
 
-    def _score(self, chunk: Chunk, encoder: FeatureEncoder, events: Events | None) -> FreshRows:
+    def _score(self, chunk: Chunk, encoder: FeatureEncoder, events: Events | None) -> ScoredRows:
         frame, path = chunk.frame, self._source.files[int(chunk.file)]
         dense, sparse = self._features(frame, path, encoder, events)
         assert chunk.rows is not None
         assert chunk.kept is not None or not (self.keep or self._user)
         kept = chunk.kept if chunk.kept is not None else pl.DataFrame()
         user = stable_hash(kept[self._user].cast(pl.String)).view(np.int64) if self._user else None
-        return FreshRows(
+        return ScoredRows(
             file=path,
             rows=chunk.rows,
             kept=kept.select(kept[name] for name in self.keep),
@@ -333,15 +332,15 @@ class LogMetrics:
 
 
 def evaluate_logs(
-    logs: FreshLogs, progress: Progress, by: Sequence[str] = (), rank_by: Sequence[str] = (), at: Sequence[int] = ()
+    logs: RawLogs, progress: Progress, by: Sequence[str] = (), rank_by: Sequence[str] = (), at: Sequence[int] = ()
 ) -> LogMetrics:
     """Metrics of all rows, and by columns that `logs` passes through. Memory holds labels, logits and those columns of
     every row."""
     parts = list(logs.scored(progress))
-    found = Scored.joined(part.samples for part in parts)
+    found = ScoredSamples.joined(part.samples for part in parts)
     slices, ranked = {}, {}
     for name in rank_by:
-        group, grouped = groups_of_values(pl.concat([part.kept[name].cast(pl.String) for part in parts]))
+        group, grouped = value_groups(pl.concat([part.kept[name].cast(pl.String) for part in parts]))
         ranked[name] = rank_within(logs.labels, found, group, at, grouped)
     for name in by:
         codes = pl.concat([part.kept[name].cast(pl.String) for part in parts], rechunk=True)

@@ -25,9 +25,10 @@ from stratarec.planning.towers.interaction import feature_keys, measure
 from stratarec.planning.towers.partitioner import TowerPlan, partition
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.run.open_run import new_plan, of_data, open_run, run_steps, temporary_model
+from stratarec.training.build import new_plan, of_data, run_steps, temporary_model
+from stratarec.training.run.open_run import open_run
 from stratarec.training.steps.step import Stages
-from stratarec.training.torch_settings import build_optimizer, torch_settings
+from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ def make_towers(
     assert request.steps is not None
     with torch_settings(threads=recipe.train.threads, seed=recipe.train.seed):
         batches = samples(recipe, dataset)
-        with asked_model(recipe, dataset, request.run, request.steps, progress) as model:
+        with interaction_model(recipe, dataset, request.run, request.steps, progress) as model:
             keys, matrix = feature_keys(model), measure(model, batches)
     order = [keys.index(name) for item in items for name in item.features]
     return partition(
@@ -118,7 +119,7 @@ def samples(recipe: Recipe, dataset: Dataset) -> list[Batch]:
 
 
 @contextmanager
-def asked_model(recipe: Recipe, dataset: Dataset, run: str, steps: int, progress: Progress) -> Iterator[CTRModel]:
+def interaction_model(recipe: Recipe, dataset: Dataset, run: str, steps: int, progress: Progress) -> Iterator[CTRModel]:
     """The model of a run, or without one of a probe of so many steps."""
     if run:
         with open_run(run, dataset.path, same_samples=False) as trained:

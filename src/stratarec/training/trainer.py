@@ -28,7 +28,8 @@ from stratarec.distributed.towers.tower_model import DisaggregatedModel
 from stratarec.embedding import Handle
 from stratarec.errors import TrainingError
 from stratarec.hot.hot_loader import HotLoader
-from stratarec.io.owned_directory import named_directory, state
+from stratarec.io.owned_directory import named_directory
+from stratarec.io.owned_directory import state as directory_state
 from stratarec.kernels.runtime.accelerator import device_errors
 from stratarec.models.request import Request
 from stratarec.planning.plan import Plan
@@ -37,22 +38,28 @@ from stratarec.recipe import Recipe
 from stratarec.reporting.live.curve_writers import CurvesOf, CurveWriters, check_installed, curve_writers
 from stratarec.reporting.live.notebook_progress import progress_of_notebook
 from stratarec.training import checkpoint
-from stratarec.training.distributed import GradientReducer, SharedStages
-from stratarec.training.evaluation.validation import Curves, Validation, Watch, nobody
-from stratarec.training.finish import Ending, TrainResult
-from stratarec.training.loop import Loop
-from stratarec.training.preflight import (
+from stratarec.training.build import hot_loader, identity, new_model, new_plan, of_data, set_quantiles
+from stratarec.training.checkpoint import CheckpointManager
+from stratarec.training.distributed import GradientReducer, RankStages
+from stratarec.training.final_evaluation import FinalEvaluation, TrainResult
+from stratarec.training.loop import (
+    Cadence,
+    Curves,
+    EvaluationCallback,
+    Loop,
+    StopSignal,
+    Validation,
+    ignore_evaluations,
+)
+from stratarec.training.resolve import (
     check_average,
     check_validation,
     exchange_remark,
+    find_slates,
+    load_training_state,
     remarks,
-    slates_of,
-    take_up,
 )
-from stratarec.training.quantiles import take_quantiles
-from stratarec.training.run.device import device_of, fitting_batch
-from stratarec.training.run.keeper import Keeper
-from stratarec.training.run.open_run import check_identity, identity, new_model, new_plan, of_data
+from stratarec.training.run.open_run import WarmStart, check_identity, open_warm_start
 from stratarec.training.run.run_directory import (
     FILES,
     RUN,
@@ -65,14 +72,11 @@ from stratarec.training.run.run_directory import (
     write_plan,
     write_recipe,
 )
-from stratarec.training.run.warm_start import Beginning, beginning
-from stratarec.training.steps.cadence import Cadence, StopRequest
-from stratarec.training.steps.hot_batches import hot_loader
-from stratarec.training.steps.position import Position, best, rate_factor
+from stratarec.training.steps.state import TrainingState, best, rate_factor
 from stratarec.training.steps.step import Pipeline, Stages, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner
 from stratarec.training.steps.trace import tracing
-from stratarec.training.torch_settings import build_optimizer, torch_settings
+from stratarec.training.torch_setup import build_optimizer, device_of, largest_fitting_batch, torch_settings
 
 T = TypeVar("T")
 
@@ -87,7 +91,7 @@ class Trainer:
     dataset : Dataset
         Prepared data, opened and checked.
     progress : Progress
-        Told of steps, evaluations and checkpoints; by default a notebook shows them, with curves, and nobody else.
+        Receives steps, evaluations and checkpoints; by default a notebook shows them, with curves, and nobody else.
     mesh : Mesh
         The processes that train it together; by default this one. Each has a trainer of its own, of the same recipe and
         data.
@@ -126,11 +130,11 @@ class Trainer:
         check_validation(self.config, dataset)
         check_installed(self.config.curves)
         check_average(self.config, self.mesh)
-        self._slates = slates_of(recipe, dataset, self.mesh.ranks)
-        self.position = Position()
+        self._slates = find_slates(recipe, dataset, self.mesh.ranks)
+        self.state = TrainingState()
         self.threads = ThreadTuner(self.config.threads, self.mesh.ranks // self.mesh.hosts, self._may_differ)
         self.run = named_directory(recipe.run)
-        state(self.run, RUN)  # what it cannot be written into is refused before anything is built
+        directory_state(self.run, RUN)  # what it cannot be written into is refused before anything is built
         self._directory = RunDirectory(self.run)
         self.plan = self._one_plan(plan)
         place = recipe.place if self.mesh.ranks == 1 else f"{recipe.place}-rank-{self.mesh.rank}"
@@ -138,7 +142,7 @@ class Trainer:
         self.model.place(device)
         self.optimizer = build_optimizer(self.config.dense, self.model.network)
         self._identity = identity(recipe, dataset)
-        self._stop = StopRequest(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
+        self._stop = StopSignal(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
         self._began = False
         self.loader = self._new_loader(BatchShare(rank=self.mesh.place, ranks=self.mesh.ranks))
         self._gradient_reducer: GradientReducer | None = None
@@ -149,8 +153,15 @@ class Trainer:
                 self.mesh, self.model.network, recipe.distributed.dense_wire, engine
             )
         self.stages = self._new_stages()
-        self._keeper = Keeper(
-            self._directory, self.model, self.optimizer, self.config, self._identity, self.mesh, self.stages.averaging
+        self._keeper = CheckpointManager(
+            self._directory.checkpoints,
+            self.model,
+            self.optimizer,
+            self.config,
+            self._identity,
+            self.mesh,
+            self.stages.average,
+            self._directory.settle,
         )
         self.pipeline = Pipeline(self.stages, self.loader.config.prefetch_batches)
         self.cadence = Cadence(
@@ -177,16 +188,14 @@ class Trainer:
         config = loader_config(self.config, self._slates.by if self._slates else None)
         if share.ranks > 1 or not self.recipe.hot.apart:
             return Loader(self.dataset, "train", config, share)
-        return hot_loader(
-            self.recipe, self.dataset, config, self.plan, lambda: self.position.evaluations, self.progress
-        )
+        return hot_loader(self.recipe, self.dataset, config, self.plan, lambda: self.state.evaluations, self.progress)
 
     def _new_stages(self) -> Stages:
         given = (self.model, self.optimizer, self.config, self.loader)
         if self._gradient_reducer is None:
             return Stages(*given)
         exchange = self.model if isinstance(self.model, DisaggregatedModel) else None
-        return SharedStages(self.mesh, *given, exchange=exchange, reduction=self._gradient_reducer)
+        return RankStages(self.mesh, *given, exchange=exchange, reduction=self._gradient_reducer)
 
     @property
     def total_steps(self) -> int:
@@ -205,7 +214,7 @@ class Trainer:
         overwrite : bool
             Remove an earlier run of that name once this one has a checkpoint.
         earlier : path
-            Another run, with whose weights this one begins where it has no checkpoint to go on from; see `beginning`.
+            Run whose weights this run starts with, unless it has a checkpoint to resume from; see `open_warm_start`.
 
         Returns
         -------
@@ -227,20 +236,20 @@ class Trainer:
         with self._session(resume=resume, overwrite=overwrite, earlier=earlier) as found:
             return TrainResult(self._train_and_test(found))
 
-    def fit(self, watch: Watch, *, resume: bool = False) -> Position:
+    def fit(self, watch: EvaluationCallback, *, resume: bool = False) -> TrainingState:
         """Train as `train` does, and end before the test: no file of the test split is read.
 
         Parameters
         ----------
         watch : callable
-            Told of all evaluations of the run after each, and at first of those that it goes on from; what it raises
+            Receives all evaluations of the run after each, and at first of those that it goes on from; what it raises
             ends the run.
         resume : bool
             Go on from the run's last checkpoint.
 
         Returns
         -------
-        Position
+        TrainingState
             At the end of the run, with its evaluations. Its checkpoint is the last, and the best one is there, too.
 
         Raises
@@ -250,8 +259,8 @@ class Trainer:
         """
         with self._session(resume=resume) as found:
             ended = found is not None and self._take_up(found, None)
-            watch(self.position.evaluations)
-            return self._train(ended, watch, lambda: self.position)
+            watch(self.state.evaluations)
+            return self._train(ended, watch, lambda: self.state)
 
     @contextmanager
     def _session(
@@ -271,41 +280,41 @@ class Trainer:
                 if resume and found is None:
                     self.progress.say(f"{self.run} has no checkpoint to go on from; starting from the beginning")
                 if found is None:
-                    take_quantiles(self.model.network, self.dataset)
+                    set_quantiles(self.model.network, self.dataset)
                     if first is not None:
                         self._begin(first)
                 yield found
         finally:
             self.model.embeddings.close()
 
-    def _beginning(self, earlier: str | Path | None, *, resume: bool) -> AbstractContextManager[Beginning | None]:
+    def _beginning(self, earlier: str | Path | None, *, resume: bool) -> AbstractContextManager[WarmStart | None]:
         """What the run begins with: found before anything of it is written."""
-        if earlier is None or (resume and checkpoint.steps(self._directory.checkpoints)):
+        if earlier is None or (resume and checkpoint.list_checkpoints(self._directory.checkpoints)):
             return nullcontext()
-        return beginning(earlier, self.run, self._identity, self.dataset, self.mesh)
+        return open_warm_start(earlier, self.run, self._identity, self.dataset, self.mesh)
 
-    def _begin(self, first: Beginning) -> None:
+    def _begin(self, first: WarmStart) -> None:
         """Take weights and optimizer state, and keep them at once: what is resumed needs the earlier run no more."""
-        first.into(self.model, self.optimizer)
+        first.load_into(self.model, self.optimizer)
         self.progress.say(f"beginning with {first.path}")
-        self._keeper.save(self.position)
+        self._keeper.save(self.state)
 
     def _train_and_test(self, found: Path | None) -> dict[str, Any]:
         earlier = read_result(self.run)
         ended = found is not None and self._take_up(found, earlier)
         self._keeper.tested = "" if earlier is None else earlier.checkpoint
-        if ended and earlier is not None and earlier.steps == self.position.step:
+        if ended and earlier is not None and earlier.steps == self.state.step:
             self.progress.say(f"{self.run} has ended; this is its result")
             return earlier.model_dump(mode="json", exclude_unset=True, exclude={"format"})
-        return self._train(ended, nobody, self._finish)
+        return self._train(ended, ignore_evaluations, self._finish)
 
-    def _train(self, ended: bool, watch: Watch, then: Callable[[], T]) -> T:
+    def _train(self, ended: bool, watch: EvaluationCallback, then: Callable[[], T]) -> T:
         """Train to the end, unless the run has `ended`, and do what follows; stops where the user asks for it."""
         self.mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
         if not ended:
             self._introduce()
-            self.position.threads = self.threads.threads
-        fitting = partial(fitting_batch, self.model, self.dataset, self.loader.config, self.config.precision)
+            self.state.threads = self.threads.threads
+        fitting = partial(largest_fitting_batch, self.model, self.dataset, self.loader.config, self.config.precision)
         guarded = device_errors(self.model.device, self.config.batch_size, fitting)
         with self._writers() as writers, self._stop.listening(), self.threads, tracing(self), guarded:
             if not ended:
@@ -319,14 +328,14 @@ class Trainer:
         """Of curves, which one rank writes."""
         if not self.mesh.is_first:
             return nullcontext()
-        of = CurvesOf(name=self.recipe.name, run=self.run, recipe=self.recipe.chosen, step=self.position.step)
+        of = CurvesOf(name=self.recipe.name, run=self.run, recipe=self.recipe.chosen, step=self.state.step)
         return curve_writers(self.config.curves, of, self.progress.say)
 
     def _introduce(self) -> None:
         """Write down and tell what is going to be trained."""
         self.mesh.first(lambda: write_recipe(self.run, self.recipe))
         self.mesh.first(lambda: write_plan(self.run, self.recipe, self.plan))
-        slates, exchange = self._slates.told if self._slates else "", exchange_remark(self.recipe, self.mesh)
+        slates, exchange = self._slates.description if self._slates else "", exchange_remark(self.recipe, self.mesh)
         for line in filter(None, (self._remark, self._uncompared, slates, exchange)):
             self.progress.say(line)
         for line in remarks(self.config, self.plan, self.dataset, self.total_steps, self.mesh.ranks):
@@ -335,55 +344,55 @@ class Trainer:
     def _take_up(self, path: Path, result: Result | None) -> bool:
         """Go on from a checkpoint of a run with that result; whether no step is left to train."""
         check_identity(path, self._identity, self.dataset)
-        self.position = take_up(self.run, path, self.recipe, self.total_steps)
-        if not (self.position.finished and result is not None and result.steps == self.position.step):
+        self.state = load_training_state(self.run, path, self.recipe, self.total_steps)
+        if not (self.state.finished and result is not None and result.steps == self.state.step):
             self.restore(path)
-        return self.position.finished
+        return self.state.finished
 
     def restore(self, path: Path) -> None:
         """Take weights and state from a checkpoint."""
         difference = self._keeper.restore(path)
         self._pace()
         self.progress.say(f"going on from {path}")
-        threads, before = self.threads.threads, self.position.threads
+        threads, before = self.threads.threads, self.state.threads
         changed = f"threads change from {before} to {threads}" if before not in (0, threads) else ""
         for reason in filter(None, (changed, difference)):
-            self._may_differ(self.position.step, reason)
+            self._may_differ(self.state.step, reason)
 
     def _may_differ(self, step: int, reason: str) -> None:
         """Report and record that another run of the recipe may differ in its last bits from `step` on."""
-        self.position.may_differ.append((step, reason))
+        self.state.may_differ.append((step, reason))
         self.progress.say(f"{reason}: from step {step:,} on another run may differ in its last bits")
 
-    def _loop(self, curves: Curves, watch: Watch) -> Loop:
+    def _loop(self, curves: Curves, watch: EvaluationCallback) -> Loop:
         validation = Validation(
             model=self.model, dataset=self.dataset, config=self.config, progress=self.progress, watch=watch,
-            check=self.cadence.check, mesh=self.mesh, averaging=self.stages.averaging, evaluated=self._pace,
+            check=self.cadence.check, mesh=self.mesh, average=self.stages.average, evaluated=self._pace,
         )  # fmt: skip
         return Loop(
-            self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.position,
+            self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.state,
             self.threads,
         )  # fmt: skip
 
     def step(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
         """One optimizer step; `request` and `prepared` are the batch's, where they were made ahead."""
-        position, loader = self.position, self.loader
+        position, loader = self.state, self.loader
         hot = loader.is_hot(position.epoch, position.batch) if isinstance(loader, HotLoader) else None
         position.trained(*self.stages.train(position.step, batch, request, prepared), hot=hot)
 
     def _pace(self) -> None:
         """Train at the rates that the evaluations so far ask for."""
-        factor = rate_factor(self.position.regular, self.config.plateau)
+        factor = rate_factor(self.state.regular, self.config.plateau)
         if factor != self.stages.rate_factor:
             self.progress.say(f"learning rates are {factor:g} of what they would be without a plateau")
         self.stages.rate_factor = factor
 
     def _finish(self) -> dict[str, Any]:
         """Test the checkpoint that was best by validation, or the last one without validation, and write the result."""
-        position = self.position
+        position = self.state
         found = best(position.evaluations, self.config.early_stopping)
-        path = self._keeper.best(position.step if found is None else found["step"], current=position.step)
-        ending = Ending(
+        path = self._keeper.load_best(position.step if found is None else found["step"], current=position.step)
+        ending = FinalEvaluation(
             run=self.run, recipe=self.recipe, dataset=self.dataset, model=self.model, plan=self.plan,
             progress=self.progress, check=self.cadence.check, mesh=self.mesh, figures=self.stages.figures,
             sharing=self.threads.remark,

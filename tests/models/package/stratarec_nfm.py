@@ -17,7 +17,7 @@ class NFMConfig(VectorsConfig):
 
     kind: Literal["nfm"] = "nfm"
     first_order: ClassVar[bool] = True
-    suits: ClassVar = {"train.embedding.kind": "adagrad"}
+    default_overrides: ClassVar = {"train.embedding.kind": "adagrad"}
     initial_rows: float = 0.05
     deep_mlp: tuple[int, ...] = (64,)
     """Hidden sizes."""

@@ -188,13 +188,13 @@ def _run(path: Path, read: set[Path]) -> Iterator[str]:
     result = read_result(path)
     if result is not None:
         yield f"result: of {result.checkpoint}"
-        if checkpoint.of_step(Path(), result.steps).name < result.checkpoint:
+        if checkpoint.step_path(Path(), result.steps).name < result.checkpoint:
             raise CheckpointError(f"{path / RESULT} is of {result.checkpoint}, after {result.steps} steps")
-    found = checkpoint.steps(path / "checkpoints")
+    found = checkpoint.list_checkpoints(path / "checkpoints")
     if result is not None and path / "checkpoints" / result.checkpoint not in found:
         raise CheckpointError(f"{path} has a result of {result.checkpoint}, which is not there")
     for each in found:
-        with checkpoint.held(each):
+        with checkpoint.locked(each):
             yield f"{each.name}: {_rows(each, recipe, read):,} rows, every hash and checksum fits"
     if (path / "export" / EXPORT).exists():
         yield from _export(path / "export", read)
@@ -222,7 +222,7 @@ def _periods(run: Path, read: set[Path]) -> Iterator[str]:
         yield f"period {number}: {samples}"
         if number > 1 and about.parent != file_hash(periods.of_number(run, number - 1) / PERIOD):
             raise CheckpointError(f"{path / PERIOD} goes on from another period than the one before it")
-        for each in checkpoint.steps(path / "checkpoints"):
+        for each in checkpoint.list_checkpoints(path / "checkpoints"):
             periods.check(path)
             yield f"period {number}, {each.name}: {_rows(each, recipe, read):,} rows, every hash and checksum fits"
         if (path / DATA / MANIFEST).exists():

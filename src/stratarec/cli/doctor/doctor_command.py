@@ -41,7 +41,7 @@ def _verified(name: str) -> list[Finding]:
 
     from stratarec.cli.doctor.verify_gpu import verify
     from stratarec.kernels.runtime.accelerator import open_device
-    from stratarec.training.run.device import about, record, record_file
+    from stratarec.training.torch_setup import about, record, record_file
 
     built = torch.accelerator.current_accelerator(check_available=False)
     device = open_device(name or (built.type if built else "cuda"), "--gpu")

@@ -29,7 +29,7 @@ from stratarec.models.runs import Runs
 from stratarec.models.zoo.dcn import DCNv2Config
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.step import Stages
-from stratarec.training.torch_settings import build_optimizer, torch_settings
+from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 _EXACT, _ROUNDED = 1e-5, 3e-3
 """Largest allowed difference from the CPU in float32 and in bf16: of losses, and relative of results of operations."""

@@ -49,7 +49,7 @@ from stratarec.io.sealed import write_sealed
 from stratarec.models.metrics import METRICS, goodness
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe, with_values
-from stratarec.training.auto_config import sized
+from stratarec.training.resolve import sized
 
 # Trials that are drawn evenly before any is suggested, and that end before any is ended early.
 _DRAWN, _BEFORE_PRUNING = 10, 5

@@ -14,7 +14,7 @@ from stratarec.errors import TrainingError
 from stratarec.io.atomic import remove_tree
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe, with_values
-from stratarec.training.steps.position import Evaluation, best
+from stratarec.training.steps.state import Evaluation, best
 from stratarec.training.trainer import Trainer
 
 

@@ -21,7 +21,7 @@ class DeepFMConfig(VectorsConfig):
 
     kind: Literal["deepfm"] = "deepfm"
     first_order: ClassVar[bool] = True
-    suits: ClassVar = FIRST_ORDER
+    default_overrides: ClassVar = FIRST_ORDER
     initial_rows: float = MULTIPLIED
     deep_mlp: tuple[int, ...] = (512, 256)
     """Hidden sizes of the deep network."""

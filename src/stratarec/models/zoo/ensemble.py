@@ -159,7 +159,7 @@ class EnsembleScore(Score):
         self.dropouts = nn.ModuleList(Dropout(config.dropout, shared=True) for _ in config.member_mlp if config.dropout)
         self.out = Terms(0, 1)
 
-    def take_quantiles(self, quantiles: Tensor) -> None:
+    def set_quantiles(self, quantiles: Tensor) -> None:
         """Encode numbers by these ``[F_dense, Q + 1]``."""
         assert self.numbers is not None
         self.numbers.encode.edges.copy_(quantiles)

@@ -22,7 +22,7 @@ class FMConfig(VectorsConfig):
 
     kind: Literal["fm"] = "fm"
     first_order: ClassVar[bool] = True
-    suits: ClassVar = {**FIRST_ORDER, **SHALLOW, "train.dense.learning_rate": 0.01}
+    default_overrides: ClassVar = {**FIRST_ORDER, **SHALLOW, "train.dense.learning_rate": 0.01}
     """There is no network: what is not in tables are the vectors of numbers."""
     initial_rows: float = MULTIPLIED
 

@@ -18,7 +18,7 @@ class LRConfig(VectorsConfig):
     """A logistic regression: its tables are as wide as its one weight a value."""
 
     kind: Literal["lr"] = "lr"
-    suits: ClassVar = {**SHALLOW, "train.dense.learning_rate": 0.02, "train.embedding.learning_rate": 0.1}
+    default_overrides: ClassVar = {**SHALLOW, "train.dense.learning_rate": 0.02, "train.embedding.learning_rate": 0.1}
     """There is no network that these rates would be too much for, and at its usual ones weights hardly leave 0."""
     embedding_dim: int = 1
     """Of a weight: 1."""

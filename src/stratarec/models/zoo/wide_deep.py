@@ -23,7 +23,7 @@ class WideDeepConfig(VectorsConfig):
 
     kind: Literal["wide_deep"] = "wide_deep"
     first_order: ClassVar[bool] = True
-    suits: ClassVar = FIRST_ORDER
+    default_overrides: ClassVar = FIRST_ORDER
     deep_mlp: tuple[int, ...] = (512, 256)
     """Hidden sizes of the deep network."""
 

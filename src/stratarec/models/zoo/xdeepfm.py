@@ -25,7 +25,7 @@ class XDeepFMConfig(VectorsConfig):
 
     kind: Literal["xdeepfm"] = "xdeepfm"
     first_order: ClassVar[bool] = True
-    suits: ClassVar = FIRST_ORDER
+    default_overrides: ClassVar = FIRST_ORDER
     initial_rows: float = MULTIPLIED
     cin_layers: tuple[int, ...] = (64, 64)
     """Feature maps of each layer of the compressed interaction network."""

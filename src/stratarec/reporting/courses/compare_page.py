@@ -17,7 +17,7 @@ from stratarec.reporting.metric_names import by_label, show
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]
-"""What `Contest.to_dict` gives."""
+"""What `RunComparison.to_dict` gives."""
 Courses = Mapping[str, Sequence[tuple[float, float]]]
 """Run -> (step, value)."""
 

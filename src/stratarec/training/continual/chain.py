@@ -1,4 +1,4 @@
-"""Position of a run among its periods, and the commit of one more period.
+"""TrainingState of a run among its periods, and the commit of one more period.
 
 A period is written next to the run and renamed into it when it is whole.
 """
@@ -19,7 +19,7 @@ from stratarec.training.run import periods
 from stratarec.training.run.open_run import TrainedModel, require_run
 from stratarec.training.run.periods import Period
 from stratarec.training.run.run_directory import read_recipe, read_result, recover_run
-from stratarec.training.steps.position import Position, rate_factor
+from stratarec.training.steps.state import TrainingState, rate_factor
 
 
 class Chain:
@@ -50,7 +50,7 @@ class Chain:
             last, parent = periods.check(found[-1], parent), found[-1] / periods.PERIOD
             factor, rows = last.rate_factor, read_recipe(found[-1]).train.embedding
         else:
-            position = Position(**state["position"])
+            position = TrainingState(**state["training"])
             self.ended()
             parent = trained.checkpoint / checkpoint.STATE
             factor = rate_factor(position.regular, trained.recipe.train.plateau)

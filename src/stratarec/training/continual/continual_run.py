@@ -42,9 +42,8 @@ from stratarec.training.continual.drift import auc_drift, dense_drift
 from stratarec.training.continual.novelty import KINDS, Novelty, kinds_of
 from stratarec.training.continual.score_clicks import score_clicks
 from stratarec.training.continual.train_period import period_recipe, train_period
-from stratarec.training.evaluation.evaluate import Scored, measured
-from stratarec.training.evaluation.fit_calibration import corrected_by, fit
-from stratarec.training.raw_logs import FreshLogs, of_file
+from stratarec.training.evaluate import ScoredSamples, corrected_by, fit, measured
+from stratarec.training.raw_logs import RawLogs, of_file
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import TrainedModel, open_run
 from stratarec.training.run.periods import Period
@@ -172,7 +171,7 @@ class _Step:
         trained.model.network.calibration = None
         novelty = Novelty(trained.dataset)
         parts, kinds = zip(*self._samples(trained, recipe, novelty), strict=True)
-        raw = Scored.joined(parts)
+        raw = ScoredSamples.joined(parts)
         found = corrected_by(maps, raw) if maps else raw
         return _Scores(
             scores=_slices(trained.dataset, found, kinds),
@@ -183,17 +182,17 @@ class _Step:
 
     def _samples(
         self, trained: TrainedModel, recipe: Recipe, novelty: Novelty
-    ) -> Iterator[tuple[Scored, NDArray[np.int8]]]:  # fmt: skip
+    ) -> Iterator[tuple[ScoredSamples, NDArray[np.int8]]]:  # fmt: skip
         if recipe.data.source.kind == "clicks":
             yield from score_clicks(trained, recipe.data, novelty, self._progress)
             return
-        logs = FreshLogs(trained, [self._file], labelled=True, events=trained.dataset.events(), novelty=novelty.of)
+        logs = RawLogs(trained, [self._file], labelled=True, events=trained.dataset.events(), novelty=novelty.of)
         for part in logs.scored(self._progress):
             assert part.novelty is not None
             yield part.samples, part.novelty
 
 
-def _slices(dataset: Dataset, found: Scored, kinds: Sequence[NDArray[np.int8]]) -> dict[str, Any]:
+def _slices(dataset: Dataset, found: ScoredSamples, kinds: Sequence[NDArray[np.int8]]) -> dict[str, Any]:
     """Metrics of all samples, and of those of each kind that there is, apart."""
     labels, kind = dataset.schema.label_columns, kinds_of(np.concatenate(kinds))
     chosen = {name: np.flatnonzero(kind == place) for place, name in enumerate(KINDS)}

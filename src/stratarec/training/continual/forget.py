@@ -69,7 +69,7 @@ def forget(run: Path, file: str) -> Forgotten:
         for name, ids in rows.items():
             put_rows(trained.model, name, ids, lambda rows: None)
         loaded = checkpoint.load(trained.checkpoint)
-        state = {name: loaded.state[name] for name in ("step", "position")}
+        state = {name: loaded.state[name] for name in ("step", "training")}
         save_checkpoint(trained, trained.model, dataset, state, work)
         # Rows in slots keep their bits only in a cache of the same shape.
         return trained.plan

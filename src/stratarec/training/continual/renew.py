@@ -35,14 +35,15 @@ from stratarec.models import CTRModel
 from stratarec.models.base import autocast
 from stratarec.planning.plan import Plan
 from stratarec.training import checkpoint
+from stratarec.training.build import identity, new_plan, temporary_model
 from stratarec.training.continual.chain import Chain
 from stratarec.training.continual.train_period import Before
-from stratarec.training.evaluation.evaluate import score
+from stratarec.training.evaluate import score
 from stratarec.training.run import periods
-from stratarec.training.run.open_run import TrainedModel, identity, new_plan, open_run, temporary_model
+from stratarec.training.run.open_run import TrainedModel, open_run
 from stratarec.training.run.periods import Period
 from stratarec.training.run.run_directory import write_plan, write_recipe
-from stratarec.training.steps.position import Position
+from stratarec.training.steps.state import TrainingState
 
 Ids = NDArray[np.int64]
 # Rows that move, and samples that are scored, at a time.
@@ -90,8 +91,8 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
                     put_rows(model, name, np.arange(len(ids)), partial(_take, group, ids + group.first_row[name]))
             model.embeddings.engine.step_clock.load_position(0, before.steps, ())
             _check_scores(trained, model, old)
-            position = replace(Position(), finished=True)
-            save_checkpoint(trained, model, dataset, {"step": 0, "position": asdict(position)}, work)
+            position = replace(TrainingState(), finished=True)
+            save_checkpoint(trained, model, dataset, {"step": 0, "training": asdict(position)}, work)
         return plan
 
     period, _ = commit_change(run, "rebase", change)

@@ -18,14 +18,14 @@ from stratarec.io.atomic import read_frame, write_atomic
 from stratarec.io.scratch import reading_directory
 from stratarec.progress import Progress
 from stratarec.training.continual.novelty import Novelty
-from stratarec.training.evaluation.evaluate import Scored
+from stratarec.training.evaluate import ScoredSamples
 from stratarec.training.raw_logs import logits_of, make_encoder
 from stratarec.training.run.open_run import TrainedModel
 
 
 def score_clicks(
     trained: TrainedModel, config: PrepareConfig, novelty: Novelty, progress: Progress
-) -> Iterator[tuple[Scored, NDArray[np.int8]]]:
+) -> Iterator[tuple[ScoredSamples, NDArray[np.int8]]]:
     """The samples that `prepare` makes of a log that goes on from the model's data set, some at a time, with the kinds
     of their values."""
     before, schema = trained.dataset.clicks(), trained.dataset.schema
@@ -53,5 +53,5 @@ def score_clicks(
             logits = logits_of(trained, *encoder.encode_columns(columns, source.files[0]))
             label = frame[schema.label_column].to_numpy().astype(np.float32)
             user = stable_hash(frame[schema.user].cast(pl.String)).view(np.int64)
-            yield Scored(label, logits, user, nobody), novelty.of(frame)
+            yield ScoredSamples(label, logits, user, nobody), novelty.of(frame)
     progress.finish()

@@ -17,14 +17,14 @@ from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
-from stratarec.training.checkpoint import OPTIMIZER, WEIGHTS
-from stratarec.training.preflight import slates_of
+from stratarec.training.build import identity, new_plan, run_steps, temporary_model
+from stratarec.training.checkpoint import WEIGHTS
 from stratarec.training.raw_logs import of_file, typed_schema
-from stratarec.training.run.open_run import identity, new_plan, run_steps, temporary_model
-from stratarec.training.steps.position import Position
+from stratarec.training.resolve import find_slates
+from stratarec.training.steps.state import TrainingState
 from stratarec.training.steps.step import Pipeline, Stages, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner, share_of
-from stratarec.training.torch_settings import build_optimizer, torch_settings
+from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def period_recipe(recipe: Recipe, file: str, data: Path, base: Dataset) -> Recip
 
 def train_period(
     recipe: Recipe, dataset: Dataset, before: Before, folder: Path, progress: Progress
-) -> tuple[Recipe, Plan | None, Position]:
+) -> tuple[Recipe, Plan | None, TrainingState]:
     """Train one pass over `dataset` and write the checkpoint of its end into `folder`.
 
     Returns
@@ -67,11 +67,11 @@ def train_period(
         With the schedules of this pass.
     Plan
         Of the tables, None where they have none.
-    Position
+    TrainingState
         At its end.
     """
     recipe = _with_schedules(recipe, run_steps(recipe.train, dataset))
-    train, position = recipe.train, Position()
+    train, position = recipe.train, TrainingState()
     # One number of threads for all steps: matrix products may have other bits with another. The tuner only chooses how
     # threads wait.
     threads = share_of(train.threads, torch.get_num_threads())
@@ -80,14 +80,14 @@ def train_period(
         plan = new_plan(recipe, dataset)
         with temporary_model(recipe, dataset, plan) as model:
             optimizer = build_optimizer(train.dense, model.network)
-            slates = slates_of(recipe, dataset, 1)
+            slates = find_slates(recipe, dataset, 1)
             loader = Loader(dataset, "train", loader_config(train, slates.by if slates else None))
             stages = Stages(model, optimizer, train, loader)
             loaded = checkpoint.load(before.checkpoint)
-            loaded.begin(model, before.rows)
+            loaded.warm_start(model, before.rows)
             checkpoint.restore_optimizer(before.checkpoint, optimizer, loaded.optimizer)
             if loaded.state["step"] or any(name.startswith(WEIGHTS) for name in loaded.optimizer):
-                stages.averaging.restore(before.checkpoint / OPTIMIZER, loaded.optimizer)
+                checkpoint.restore_average(before.checkpoint, stages.average, loaded.optimizer)
             stages.earlier = before.steps
             if before.rate_factor != 1:
                 stages.rate_factor = before.rate_factor
@@ -103,12 +103,12 @@ def train_period(
                     progress.advance(1, f"loss {position.smoothed_loss:.4f}")
             progress.finish()
             position.finished = True
-            with stages.averaging.shown():
+            with stages.average.shown():
                 checkpoint.save(
                     folder,
                     model=model,
-                    optimizer={**checkpoint.optimizer_tensors(optimizer), **stages.averaging.tensors()},
-                    state={"step": position.step, "position": asdict(position), "identity": identity(recipe, dataset)},
+                    optimizer={**checkpoint.optimizer_tensors(optimizer), **checkpoint.average_tensors(stages.average)},
+                    state={"step": position.step, "training": asdict(position), "identity": identity(recipe, dataset)},
                     previous=before.checkpoint,
                 )
     return recipe, plan, position

@@ -26,7 +26,7 @@ from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast
-from stratarec.training.evaluation.evaluate import score
+from stratarec.training.evaluate import score
 
 _BATCH = 8192
 # Samples that are read to find one of them.

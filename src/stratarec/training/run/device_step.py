@@ -21,7 +21,7 @@ from stratarec.planning.memories import measure_tiers
 from stratarec.planning.table_load import describe_tables
 from stratarec.recipe import Recipe
 from stratarec.training.cluster_steps import calibrate, workload
-from stratarec.training.run.device import verified
+from stratarec.training.torch_setup import verified
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from stratarec.planning.table_load import cold_popularity
 from stratarec.recipe import Recipe
 from stratarec.training.cluster_steps import network_seconds
 from stratarec.training.steps.step import loader_config
-from stratarec.training.torch_settings import torch_settings
+from stratarec.training.torch_setup import torch_settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,78 +1,45 @@
-"""What a run is of, and the model that it ended with."""
+"""Open the model that a run ended with, and start a new run from the weights of an earlier one (`train --from`).
+
+A new run may start from an earlier run if each vocabulary of the earlier run is the beginning of the same vocabulary in
+the new run's data set: both are equal, or the new data set was prepared with the old one as `data.vocabulary.base`,
+directly or through others. Rows keep their numbers and values; rows that the earlier run never trained have their
+initial values. Network and optimizer state are taken over; steps, schedules, the order of samples and random numbers
+are those of a new run. The bias correction of Adam continues, because its moments do. A checkpoint of step 0 is written
+before the first step, so the new run resumes without the earlier run.
+"""
 
 from __future__ import annotations
 
-import math
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import torch
 
 from stratarec.config.difference import first_difference
-from stratarec.data.dataset.compatibility import input_difference
+from stratarec.data.dataset.compatibility import feature_difference, input_difference
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import MANIFEST
-from stratarec.data.loading.portions import batches
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.towers.tower_model import DisaggregatedModel
+from stratarec.embedding import RowOptimizerConfig
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.io.owned_directory import kind_of
-from stratarec.io.scratch import ScratchDirectory, reading_directory
-from stratarec.models import CTRModel, build_model
-from stratarec.models.base import build_tables
+from stratarec.io.scratch import reading_directory
+from stratarec.models import CTRModel
 from stratarec.models.calibration import Calibration, LogitMap
 from stratarec.models.metrics import METRICS
-from stratarec.planning.hot_rows import make_hot_plan
-from stratarec.planning.plan import Plan, tier_config
+from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training import checkpoint
+from stratarec.training.build import identity, new_plan, temporary_model
 from stratarec.training.run import periods
-from stratarec.training.run.device import device_of
 from stratarec.training.run.run_directory import RECIPE, read_plan, read_recipe, read_result
-from stratarec.training.run.shard_tables import shared_collection
-from stratarec.training.steps.position import Position, best
-
-
-def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
-    """What a checkpoint must be of: the model, its optimizers, and the data."""
-    content = recipe.to_dict()
-    free = (
-        "run", "epochs", "max_steps", "threads", "checkpoint", "log_every", "report", "curves", "trace", "eval_every",
-        "early_stopping", "calibration", "device",
-    )  # fmt: skip
-    train = {key: value for key, value in content["train"].items() if key not in free}
-    if recipe.hot.apart:  # another order of samples
-        train["hot"] = content["hot"]
-    return {
-        "model": content["model"],
-        "train": train,
-        "inputs": dataset.inputs(),
-        "dataset": dataset.fingerprint,
-    }
-
-
-def of_data(recipe: Recipe, dataset: Dataset, steps: int = 0) -> Recipe:
-    """The recipe as a run of it on this data is written down: what follows from length and classes is in numbers.
-
-    Of a run of so many steps; by default of as many as the recipe asks for.
-    """
-    odds = {
-        label: count.positives / (count.known - count.positives)
-        for label, count in dataset.label_counts("train").items()
-        if 0 < count.positives < count.known
-    }
-    return replace(recipe, train=recipe.train.of_run(steps or run_steps(recipe.train, dataset), odds))
-
-
-def run_steps(train: TrainConfig, dataset: Dataset) -> int:
-    """Steps of a whole run on this data, unless it stops early."""
-    return train.steps(batches(dataset.samples("train"), train.batch_size, train.portions))
+from stratarec.training.steps.state import TrainingState, best
+from stratarec.training.torch_setup import device_of
 
 
 def check_identity(path: Path, identity: Mapping[str, Any], dataset: Dataset) -> None:
@@ -94,76 +61,6 @@ def _check_model(path: Path, identity: Mapping[str, Any], known: Mapping[str, An
         if found is not None:
             raise CheckpointError(
                 f"{path} is of another model or data set: {found.field} is {found.have!r} there and {found.want!r} here"
-            )
-
-
-def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1) -> Plan | None:
-    """Where a recipe's tables live on this machine; None when all are float32 in DRAM with nothing to plan.
-
-    The budgets of the recipe are each rank's.
-    """
-    if not dataset.table_rows():
-        return None
-    copied = ranks > 1 and recipe.hot.copies is not None
-    if recipe.memory.is_identity and not copied:
-        if ranks == 1 and recipe.hot.budget is not None:
-            raise ConfigError(
-                "hot.budget is set, and every table lies whole in DRAM: set memory.dram to less than they take, or "
-                "hot.budget to null"
-            )
-        return None
-    tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
-    train = recipe.train
-    return make_hot_plan(
-        tables, dataset, train.embedding, recipe.memory, recipe.hot, batch_size=train.batch_size, ranks=ranks
-    )
-
-
-def new_model(
-    recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: str, mesh: Mesh | None = None
-) -> CTRModel:
-    """The untrained model of a recipe; stores with files make the directory `workspace` in their memories' paths.
-
-    With a mesh of several ranks, its tables are shared among them; `workspace` is this rank's alone.
-
-    Raises
-    ------
-    ConfigError
-        When `plan` is of other tables.
-    """
-    if plan is not None:
-        _check_plan(plan, recipe, dataset)
-    collection, weights = None, recipe.train.class_weights(dataset.schema.label_columns)
-    if mesh is not None and mesh.ranks > 1:
-        collection = partial(shared_collection, recipe, dataset, plan, workspace, mesh)
-    model = build_model(
-        recipe.model,
-        dataset.schema,
-        dataset.table_rows(),
-        dataset.first_rows(),
-        optimizer=recipe.train.embedding,
-        seed=recipe.train.seed,
-        click_rates=[
-            weight * count.positives / max(count.known + (weight - 1) * count.positives, 1)
-            for weight, count in zip(weights, dataset.label_counts("train").values(), strict=True)
-        ],
-        tiers=None if plan is None else tier_config(plan, recipe.memory, workspace),
-        collection=collection,
-    )
-    model.network.correction = tuple(math.log(recipe.data.split.negatives) - math.log(weight) for weight in weights)
-    if mesh is not None and mesh.between is not None:
-        return DisaggregatedModel(model, mesh, recipe.distributed, recipe.train.seed)
-    return model
-
-
-def _check_plan(plan: Plan, recipe: Recipe, dataset: Dataset) -> None:
-    planned = {placed.table: f"{placed.rows:,} rows of {placed.width}" for placed in plan.tables}
-    actual = {name: f"{rows:,} rows of {recipe.model.table_width(name)}" for name, rows in dataset.table_rows().items()}
-    for table in sorted({*planned, *actual}):
-        if planned.get(table) != actual.get(table):
-            raise ConfigError(
-                f"the plan is of other tables: {table!r} has {planned.get(table, 'no place')} in it and "
-                f"{actual.get(table, 'no place')} in this recipe's data; plan again"
             )
 
 
@@ -194,7 +91,7 @@ class TrainedModel:
         return self.dataset.events() if self.period else None
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Which checkpoint it is, in words."""
         step = int(self.checkpoint.name.removeprefix("step-"))
         if self.period:
@@ -249,7 +146,7 @@ def open_run(
         return _open_period(path, period, data, same_samples=same_samples, mesh=mesh)
     with ExitStack() as stack:
         recipe = read_recipe(path)
-        found = hold_chosen(path, recipe, stack)
+        found = lock_chosen_checkpoint(path, recipe, stack)
         mesh.check_same({"checkpoint": found.name})
         result = read_result(path)
         fitted = result is not None and result.checkpoint == found.name
@@ -264,7 +161,7 @@ def _open_period(
 ) -> TrainedModel:  # fmt: skip
     with ExitStack() as stack:
         found = periods.only_checkpoint(period)
-        stack.enter_context(checkpoint.held(found))
+        stack.enter_context(checkpoint.locked(found))
         about, recipe = periods.check(period), read_recipe(period)
         mesh.check_same({"checkpoint": str(found.relative_to(run))})
         # Where the run has been moved, its recipe still says where that was.
@@ -284,13 +181,13 @@ def require_run(path: Path) -> None:
 _TRIES = 10
 
 
-def hold_chosen(path: Path, recipe: Recipe, stack: ExitStack) -> Path:
+def lock_chosen_checkpoint(path: Path, recipe: Recipe, stack: ExitStack) -> Path:
     """The chosen checkpoint of a run that may go on meanwhile, which stays until `stack` is closed."""
     for tries in range(_TRIES):
         once_more = tries < _TRIES - 1
         try:
             found = _chosen_checkpoint(path, recipe)
-            stack.enter_context(checkpoint.held(found))
+            stack.enter_context(checkpoint.locked(found))
         except CheckpointError:
             if not once_more:
                 raise
@@ -304,7 +201,7 @@ def _open(
     maps: tuple[LogitMap, ...],
 ) -> TrainedModel:  # fmt: skip
     state = checkpoint.read_state(found)
-    known, position = state["identity"], Position(**state["position"])
+    known, position = state["identity"], TrainingState(**state["training"])
     own = _open_data(path, recipe, data)
     _check_model(found, identity(recipe, own), known)
     difference = input_difference(own, known["inputs"])
@@ -321,7 +218,7 @@ def _open(
         reading = stack.enter_context(_in_scratch(recipe))
         plan = read_plan(path, recipe, own) or new_plan(reading, own)
         model = stack.enter_context(temporary_model(reading, own, plan, mesh))
-        checkpoint.load(found).into(model)
+        checkpoint.load(found).load_into(model)
         if maps:
             model.network.calibration = Calibration(maps)
         resources = stack.pop_all()
@@ -346,27 +243,6 @@ def _in_scratch(recipe: Recipe) -> Iterator[Recipe]:
         yield replace(recipe, memory=replace(memory, block=block, mapped=mapped))
 
 
-@contextmanager
-def temporary_model(
-    recipe: Recipe, dataset: Dataset, plan: Plan | None, mesh: Mesh | None = None
-) -> Iterator[CTRModel]:
-    """As `new_model`; stores with files are in directories of this process alone: a run may still be training."""
-    prefix, token = recipe.scratch_prefix, uuid.uuid4().hex[:12]
-    with ExitStack() as stack:
-        for place in _store_paths(recipe, plan):
-            stack.enter_context(ScratchDirectory(place, prefix, token))
-        model = new_model(recipe, dataset, plan, prefix + token, mesh)
-        stack.callback(model.embeddings.close)
-        yield model
-
-
-def _store_paths(recipe: Recipe, plan: Plan | None) -> list[Path]:
-    """Where the stores of a plan have their directories."""
-    homes = {placed.tier for placed in plan.tables} if plan is not None else set()
-    memories = (("mapped", recipe.memory.mapped), ("log", recipe.memory.block))
-    return [Path(memory.path) for home, memory in memories if home in homes and memory is not None]
-
-
 def _open_data(run: Path, recipe: Recipe, data: str | Path | None) -> Dataset:
     if data is None and not (Path(recipe.data.path) / MANIFEST).is_file():
         where = "" if Path(recipe.data.path).is_absolute() else f" from {Path.cwd()}"
@@ -381,9 +257,86 @@ def _chosen_checkpoint(path: Path, recipe: Recipe) -> Path:
     result = read_result(path)
     if result is not None:
         return path / "checkpoints" / result.checkpoint
-    found = checkpoint.steps(path / "checkpoints")
+    found = checkpoint.list_checkpoints(path / "checkpoints")
     if not found:
         raise CheckpointError(f"{path} has no checkpoint yet")
-    chosen = best(checkpoint.read_state(found[-1])["position"]["evaluations"], recipe.train.early_stopping)
-    path = found[-1] if chosen is None else checkpoint.of_step(found[-1].parent, int(chosen["step"]))
+    chosen = best(checkpoint.read_state(found[-1])["training"]["evaluations"], recipe.train.early_stopping)
+    path = found[-1] if chosen is None else checkpoint.step_path(found[-1].parent, int(chosen["step"]))
     return path if path in found else found[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """The checkpoint of an earlier run, from which a new run can start."""
+
+    path: Path
+    rows: RowOptimizerConfig
+    """Of the earlier run: how its rows take the steps that they missed."""
+
+    def load_into(self, model: CTRModel, optimizer: torch.optim.Optimizer) -> None:
+        """Give weights and optimizer state to a model that was not trained."""
+        loaded = checkpoint.load(self.path)
+        loaded.warm_start(model, self.rows)
+        checkpoint.restore_optimizer(self.path, optimizer, loaded.optimizer)
+
+
+@contextmanager
+def open_warm_start(
+    earlier: str | Path, run: Path, identity: Mapping[str, Any], dataset: Dataset, mesh: Mesh
+) -> Iterator[WarmStart]:  # fmt: skip
+    """What the new `run` of that identity, on `dataset`, begins with; held while it is read.
+
+    Raises
+    ------
+    CheckpointError
+        Where `earlier` is no run, has no checkpoint, or is of another model, other features or a data set that is no
+        base of `dataset`: names the field.
+    """
+    earlier = Path(earlier)
+    if earlier.resolve() == run.resolve():
+        raise ConfigError(f"--from names {earlier}, the very run that is to begin: name another train.run")
+    require_run(earlier)
+    with ExitStack() as stack:
+        recipe = read_recipe(earlier)
+        found = lock_chosen_checkpoint(earlier, recipe, stack)
+        mesh.check_same({"--from": str(found)})
+        known, train = checkpoint.read_state(found)["identity"], recipe.train
+        _check_same_model(earlier, identity, known["model"], train)
+        difference = feature_difference(dataset, known["inputs"])
+        if difference:
+            raise CheckpointError(f"{dataset.path} does not go on from {earlier}: {difference}; {_ADVICE}")
+        for name, entry in known["inputs"]["vocabularies"].items():
+            _check_begins(dataset, name, earlier, entry)
+        yield WarmStart(path=found, rows=train.embedding)
+
+
+_ADVICE = "prepare the data with the data set of that run as data.vocabulary.base"
+
+
+def _check_same_model(earlier: Path, identity: Mapping[str, Any], model: Mapping[str, Any], train: TrainConfig) -> None:
+    """Refuse weights that the new model has not, and optimizer state of another kind."""
+    found = first_difference(identity["model"], model, "model")
+    for part, kind in (("dense", train.dense.kind), ("embedding", train.embedding.kind)):
+        want = {"kind": identity["train"][part]["kind"]}
+        found = found or first_difference(want, {"kind": kind}, f"train.{part}")
+    if found is not None:
+        raise CheckpointError(
+            f"a run cannot begin with {earlier}: {found.field} is {found.have!r} there and {found.want!r} here"
+        )
+
+
+def _check_begins(dataset: Dataset, name: str, earlier: Path, known: Mapping[str, Any]) -> None:
+    """Refuse a `dataset` whose vocabulary does not begin with the values of the one that was `known`."""
+    info, values, tail = dataset.vocabularies[name], int(known["values"]), int(known["tail_buckets"])
+    if tail != info.tail_buckets or values > info.values or not _begins(dataset, name, values, known["digest"]):
+        raise CheckpointError(
+            f"{dataset.path} does not go on from {earlier}: vocabulary {name!r} has {info.values:,} values and "
+            f"{info.tail_buckets} tail buckets, and does not begin with the {values:,} values and {tail} tail "
+            f"buckets of that run; {_ADVICE}"
+        )
+
+
+def _begins(dataset: Dataset, name: str, values: int, digest: str) -> bool:
+    if values == dataset.vocabularies[name].values:
+        return dataset.vocabularies[name].digest == digest
+    return dataset.vocabulary(name).digest_of(values) == digest

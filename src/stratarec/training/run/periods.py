@@ -154,7 +154,7 @@ def check(path: Path, parent: Path | None = None) -> Period:
 
 def only_checkpoint(path: Path) -> Path:
     """The checkpoint of a period."""
-    found = checkpoint.steps(path / "checkpoints")
+    found = checkpoint.list_checkpoints(path / "checkpoints")
     if len(found) != 1:
         raise CheckpointError(f"{path} has {len(found)} checkpoints, expected one; {ADVICE}")
     return found[0]
@@ -175,9 +175,9 @@ def prune(run: Path) -> list[Path]:
     kept = 1 if every and read(every[-1]).kind == "forget" else _KEPT
     remaining = []
     for path in every[:-kept]:
-        for each in checkpoint.steps(path / "checkpoints"):
+        for each in checkpoint.list_checkpoints(path / "checkpoints"):
             checkpoint.remove(each)
-        remaining += checkpoint.steps(path / "checkpoints")
+        remaining += checkpoint.list_checkpoints(path / "checkpoints")
         if (path / DATA).is_dir():
             with suppress(StorageError, OSError), held(path / DATA):
                 remove(path / DATA)

@@ -72,7 +72,7 @@ def opened(directory: RunDirectory, mesh: Mesh, *, resume: bool, overwrite: bool
 
 def recover_run(path: Path) -> None:
     """Complete or undo a replacement of the run at `path` that was interrupted."""
-    recover(path, RUN, lambda path: bool(checkpoint.steps(path / "checkpoints")))
+    recover(path, RUN, lambda path: bool(checkpoint.list_checkpoints(path / "checkpoints")))
 
 
 class RunDirectory:
@@ -123,7 +123,7 @@ class RunDirectory:
 
     def _found(self, resume: bool) -> Path | None:
         checkpoint.recover(self.checkpoints)
-        found = checkpoint.steps(self.checkpoints)
+        found = checkpoint.list_checkpoints(self.checkpoints)
         if resume and (self.path / "periods").exists():
             raise CheckpointError(
                 f"{self.path} went on with other periods after it had ended, by `stratarec continue`: give that the "

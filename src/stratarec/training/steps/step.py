@@ -1,25 +1,26 @@
-"""A training step from a batch on disk to new weights: its stages in one place, and what of them runs ahead.
+"""The stages of a training step, from a batch on disk to new weights.
 
-    stage      what happens                                           where
-    read       the schedule says what is trained next                 the loader's threads
-    request    the ids that tables will be asked for                  the reading thread
-    exchange   ids go to whoever holds their rows                     the prefetching thread
-    prepare    rows come into level 0                                 the prefetching thread
-    forward    logits and loss                                        the training thread
-    backward   gradients; the rows of tables are updated              the training thread
-    update     gradients of the network are reduced, and applied      the training thread
+    stage      what happens                                           thread
+    read       the loader yields the next batch                       loader
+    request    list the ids that the batch looks up                   reader
+    exchange   send ids to the ranks that hold their rows             prefetcher
+    prepare    bring the rows into level 0                            prefetcher
+    forward    logits and loss                                        training
+    backward   gradients; rows of tables are updated                  training
+    update     gradients of the network are reduced and applied       training
 
-The first four run ahead of the last three, up to a barrier (`Cadence`). Where the network is on a device, the gradients
-of rows wait until they and the loss have come down, which is the one wait of a step; then rows are updated while the
-device updates the network. `Stages` has a method for each. What several
-processes do otherwise is handed to it: an `Exchange` and a `Reduction`; of one process both are `Local`. Whatever else
-differs, a subclass overrides.
+The first four stages run ahead of the last three, up to a barrier (`Cadence`). If the network is on a device, the
+gradients of rows are held until they and the loss have been copied to the host, which is the only wait of a step; then
+rows are updated while the device updates the network. `Stages` has a method for each stage. With several processes, an
+`Exchange` and a `Reduction` are passed in (for one process both are `SingleProcess`), and a subclass overrides the
+rest.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, NoReturn, Protocol
 
 import torch
@@ -37,14 +38,13 @@ from stratarec.models.base import autocast
 from stratarec.models.regularization import dropouts, seed_dropout
 from stratarec.models.request import Request
 from stratarec.progress import timed
-from stratarec.recipe.train_section import TrainConfig
+from stratarec.recipe.train_section import AverageConfig, TrainConfig
 from stratarec.training.steps.loss import Objective
-from stratarec.training.steps.weight_average import Averaging
 
 Item = tuple[Batch, Request]
 
 
-class Trained(NamedTuple):
+class StepResult(NamedTuple):
     """What a step was: its loss, and its samples in all processes."""
 
     loss: float
@@ -68,7 +68,7 @@ class Reduction(Protocol):
         """Of the gradients of all weights together, in all processes."""
 
 
-class Local:
+class SingleProcess:
     """The `Exchange` and the `Reduction` of one process: every row, and every gradient, is its own."""
 
     def features(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
@@ -110,11 +110,11 @@ class Stages:
     ) -> None:
         config.dense.schedule.require_steps()
         self.model, self.optimizer, self._config, self._schedule = model, optimizer, config, schedule
-        self._exchange, self._reduction = exchange or Local(), reduction or Local()
+        self._exchange, self._reduction = exchange or SingleProcess(), reduction or SingleProcess()
         labels = model.network.labels
         self.seconds = model.embeddings.engine.seconds
         self.objective = Objective(config.loss_factors(labels), config.loss.kind, config.class_weights(labels))
-        self.averaging = Averaging(model.network, config.average)
+        self.average = WeightAverage(model.network, config.average)
         self._dropouts = dropouts(model.network)
         self._rate_factor, self._transfers = 1.0, model.embeddings.engine.transfers
         self.earlier = 0
@@ -196,7 +196,7 @@ class Stages:
         for group in groups:
             group["lr"] = dense.learning_rate * dense.schedule.factor(step) * self.rate_factor
         self.optimizer.step()
-        self.averaging.update(self.earlier + step)
+        self.average.update(self.earlier + step)
         return scale
 
     def _clip(self, weights: Sequence[nn.Parameter], limit: float, norm: Tensor) -> float:
@@ -213,7 +213,9 @@ class Stages:
         """What each of several processes did, as `records.RankFigures`; nothing where there is one."""
         return []
 
-    def train(self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Trained:
+    def train(
+        self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
+    ) -> StepResult:
         """Forward, backward and update; loss and samples.
 
         Raises
@@ -239,7 +241,7 @@ class Stages:
         if self._holding is not None:
             with timed(self.seconds, "backward"), timed(self.seconds, "update rows"):
                 self._holding.apply(scale)
-        return Trained(value, batch.size)
+        return StepResult(value, batch.size)
 
 
 def _holding(model: CTRModel) -> Engine:
@@ -328,3 +330,66 @@ def loader_config(config: TrainConfig, slate: SlateKey | None) -> LoaderConfig:
         slate=slate,
         expand=not config.deduplicate,
     )
+
+
+# The average of the first steps forgets the initial weights as fast as an average of few values may.
+_START = 10
+
+
+class WeightAverage:
+    """Exponential moving average of a network's weights: steps train the weights, everything else uses the average.
+
+    The noisier the steps, the more an average helps: Polyak and Juditsky 1992; Izmailov et al. 2018, arXiv 1803.05407.
+    Statistics of batch normalization are averaged, too; rows of tables are not. In a checkpoint the network's file
+    holds the average, so that readers of a run need not know about it.
+
+    Parameters
+    ----------
+    network : nn.Module
+    config : AverageConfig
+    """
+
+    def __init__(self, network: nn.Module, config: AverageConfig) -> None:
+        self._network, self._decay = network, config.decay
+        self.hidden: dict[str, Tensor] = {}
+        """The average, or while the network has the average its weights; empty before the first step."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the recipe asks for an average."""
+        return self._decay > 0
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors that the network has now."""
+        return {name: tensor.detach() for name, tensor in self._network.state_dict().items()}
+
+    def update(self, step: int) -> None:
+        """Include the weights after a step: average += (1 - decay) (weights - average)."""
+        if not self._decay:
+            return
+        weights = self.weights
+        if not self.hidden:
+            self.hidden = {name: weight.clone() for name, weight in weights.items()}
+        decay = min(self._decay, step / (step + _START))
+        torch._foreach_lerp_([self.hidden[name] for name in weights], list(weights.values()), 1 - decay)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Give the network the average inside the context."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    def swap(self) -> None:
+        """Exchange the weights of the network and the average; does nothing before the first step."""
+        for name, tensor in self._network.state_dict(keep_vars=True).items() if self.hidden else ():
+            tensor.data, self.hidden[name] = self.hidden[name], tensor.data
+
+    def restore(self, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights of a checkpoint, whose average the network now has."""
+        # Copied: tensors of a file may lie at any address, and the results of matrix products depend on alignment.
+        self.hidden = {name: weight.clone().to(self.weights[name].device) for name, weight in weights.items()}
+        self.swap()

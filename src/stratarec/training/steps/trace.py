@@ -104,7 +104,7 @@ def tracing(trainer: Trainer) -> Iterator[None]:
 
     def noted(batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
         nonlocal ended
-        number, begin = trainer.position.step, time.perf_counter_ns()
+        number, begin = trainer.state.step, time.perf_counter_ns()
         if number not in steps:
             step(batch, request, prepared)
             return

@@ -32,14 +32,13 @@ from stratarec.recipe import Recipe
 from stratarec.reporting.metric_names import show
 from stratarec.reporting.verdict import tested
 from stratarec.training.baseline.beside import beside
-from stratarec.training.evaluation.evaluate import Scored, measured, whole_split
-from stratarec.training.evaluation.fit_calibration import corrected_by, fit
+from stratarec.training.evaluate import ScoredSamples, corrected_by, fit, measured, score_split
 from stratarec.training.explain.explain import for_report
-from stratarec.training.preflight import exchange_remark
+from stratarec.training.loop import Stopped
+from stratarec.training.resolve import exchange_remark
 from stratarec.training.run.run_directory import REPORT, write_result
-from stratarec.training.steps.cadence import Stopped
-from stratarec.training.steps.position import Position
-from stratarec.training.torch_settings import peak_rss_bytes
+from stratarec.training.steps.state import TrainingState
+from stratarec.training.torch_setup import peak_rss_bytes
 
 
 class TrainResult(dict[str, Any]):
@@ -62,7 +61,7 @@ class TrainResult(dict[str, Any]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class FinalEvaluation:
     """What is tested, and where the outcome is written."""
 
     run: Path
@@ -81,7 +80,7 @@ class Ending:
     sharing: str
     """How the run shared its cores with others, in a line; empty where it had them for itself."""
 
-    def write(self, position: Position, path: Path) -> dict[str, Any]:
+    def write(self, position: TrainingState, path: Path) -> dict[str, Any]:
         """Test, and write result and report; `path` is the checkpoint with the weights that are tested.
 
         Raises
@@ -131,7 +130,7 @@ class Ending:
         self.mesh.first(write)
         return result
 
-    def _gather_reasons(self, position: Position) -> None:
+    def _gather_reasons(self, position: TrainingState) -> None:
         """Add the reasons of the other ranks why another run may differ in its last bits."""
         known, say = {tuple(each) for each in position.may_differ}, self.progress.say
         for rank, text in enumerate(self.mesh.rows.gather(json.dumps(position.may_differ).encode())):
@@ -176,12 +175,12 @@ class Ending:
         kind = self.recipe.train.fitted
         return "none" if kind == "shift" and not self.dataset.samples("valid") else kind
 
-    def _figures(self, found: Scored) -> dict[str, Any]:
+    def _figures(self, found: ScoredSamples) -> dict[str, Any]:
         return figures(measured(self.dataset.schema.label_columns, found))
 
-    def _evaluated(self, split: str, path: Path) -> Scored:
+    def _evaluated(self, split: str, path: Path) -> ScoredSamples:
         try:
-            return whole_split(
+            return score_split(
                 self.model,
                 self.dataset,
                 split,

@@ -21,7 +21,7 @@ KindLosses = tuple[float | None, float | None]
 
 
 @dataclass
-class Position:
+class TrainingState:
     """How far a run has come; all of it is in every checkpoint."""
 
     step: int = 0
@@ -71,7 +71,7 @@ class Position:
         """Whether the last evaluation was of this step."""
         return bool(self.evaluations) and self.evaluations[-1]["step"] == self.step
 
-    def noted(self, entry: dict[str, Any], config: EarlyStoppingConfig) -> None:
+    def record(self, entry: dict[str, Any], config: EarlyStoppingConfig) -> None:
         """Add an evaluation; of earlier ones only the best keeps its bins, or checkpoints would grow with each."""
         self.evaluations.append(entry)
         shown = (entry, best(self.evaluations, config), best(self.regular, config))
@@ -82,14 +82,14 @@ class Position:
         """Evaluations that do not depend on where the run ended."""
         return [entry for entry in self.evaluations if not entry.get("closing")]
 
-    def kept_steps(self, config: EarlyStoppingConfig) -> set[int]:
+    def needed_steps(self, config: EarlyStoppingConfig) -> set[int]:
         """Steps whose checkpoints are still needed: the best, and the best were the run to go on."""
         chosen = (best(self.evaluations, config), best(self.regular, config))
         return {int(entry["step"]) for entry in chosen if entry is not None}
 
-    def go_on(self, total_steps: int, config: EarlyStoppingConfig) -> None:
+    def resume(self, total_steps: int, config: EarlyStoppingConfig) -> None:
         """Take up a run that had finished, where its length or its patience now ask for more."""
-        if self.finished and self.step < total_steps and not is_over(self.regular, config):
+        if self.finished and self.step < total_steps and not patience_exhausted(self.regular, config):
             self.finished = False
             self.evaluations = self.regular
 
@@ -104,7 +104,7 @@ def best(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> Eval
     return max(known, key=lambda entry: _goodness(entry, config), default=None)
 
 
-def is_over(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> bool:
+def patience_exhausted(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> bool:
     """Whether as many evaluations as the patience came after the best one; never without patience."""
     found = best(evaluations, config)
     if found is None or not config.patience:

@@ -1,0 +1,368 @@
+"""Build the parts of a run from its recipe and data set: plan, model, sharded tables, and the loader of hot batches."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import LoaderConfig
+from stratarec.data.loading.portions import batches
+from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.sharded_engine import ShardedCollection
+from stratarec.distributed.sharding import Sharding
+from stratarec.distributed.table_placement import ShardingPlan, TableLoad, beside, plan_sharding
+from stratarec.distributed.towers.tower_model import DisaggregatedModel
+from stratarec.embedding import EmbeddingBagConfig
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.errors import ConfigError, StorageError
+from stratarec.hot.hot_loader import HotLoader, classify, rate_after, validation_losses
+from stratarec.hot.hot_loader import beside as counts_file
+from stratarec.io.atomic import check_output
+from stratarec.io.scratch import ScratchDirectory
+from stratarec.models import CTRModel, build_model
+from stratarec.models.base import Network, build_tables
+from stratarec.models.towers.tower_config import check_plan
+from stratarec.models.zoo.ensemble import EnsembleScore
+from stratarec.planning.bytes import in_memory
+from stratarec.planning.hot_rows import hot_rows, make_hot_plan
+from stratarec.planning.plan import Plan, TablePlacement, tier_config
+from stratarec.planning.table_load import describe_tables
+from stratarec.progress import Progress
+from stratarec.recipe import Recipe
+from stratarec.recipe.train_section import TrainConfig
+
+
+def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
+    """What a checkpoint must be of: the model, its optimizers, and the data."""
+    content = recipe.to_dict()
+    free = (
+        "run", "epochs", "max_steps", "threads", "checkpoint", "log_every", "report", "curves", "trace", "eval_every",
+        "early_stopping", "calibration", "device",
+    )  # fmt: skip
+    train = {key: value for key, value in content["train"].items() if key not in free}
+    if recipe.hot.apart:  # another order of samples
+        train["hot"] = content["hot"]
+    return {
+        "model": content["model"],
+        "train": train,
+        "inputs": dataset.inputs(),
+        "dataset": dataset.fingerprint,
+    }
+
+
+def of_data(recipe: Recipe, dataset: Dataset, steps: int = 0) -> Recipe:
+    """The recipe as a run of it on this data is written down: what follows from length and classes is in numbers.
+
+    Of a run of so many steps; by default of as many as the recipe asks for.
+    """
+    odds = {
+        label: count.positives / (count.known - count.positives)
+        for label, count in dataset.label_counts("train").items()
+        if 0 < count.positives < count.known
+    }
+    return replace(recipe, train=recipe.train.of_run(steps or run_steps(recipe.train, dataset), odds))
+
+
+def run_steps(train: TrainConfig, dataset: Dataset) -> int:
+    """Steps of a whole run on this data, unless it stops early."""
+    return train.steps(batches(dataset.samples("train"), train.batch_size, train.portions))
+
+
+def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1) -> Plan | None:
+    """Where a recipe's tables live on this machine; None when all are float32 in DRAM with nothing to plan.
+
+    The budgets of the recipe are each rank's.
+    """
+    if not dataset.table_rows():
+        return None
+    copied = ranks > 1 and recipe.hot.copies is not None
+    if recipe.memory.is_identity and not copied:
+        if ranks == 1 and recipe.hot.budget is not None:
+            raise ConfigError(
+                "hot.budget is set, and every table lies whole in DRAM: set memory.dram to less than they take, or "
+                "hot.budget to null"
+            )
+        return None
+    tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
+    train = recipe.train
+    return make_hot_plan(
+        tables, dataset, train.embedding, recipe.memory, recipe.hot, batch_size=train.batch_size, ranks=ranks
+    )
+
+
+def new_model(
+    recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: str, mesh: Mesh | None = None
+) -> CTRModel:
+    """The untrained model of a recipe; stores with files make the directory `workspace` in their memories' paths.
+
+    With a mesh of several ranks, its tables are shared among them; `workspace` is this rank's alone.
+
+    Raises
+    ------
+    ConfigError
+        When `plan` is of other tables.
+    """
+    if plan is not None:
+        _check_plan(plan, recipe, dataset)
+    collection, weights = None, recipe.train.class_weights(dataset.schema.label_columns)
+    if mesh is not None and mesh.ranks > 1:
+        collection = partial(shared_collection, recipe, dataset, plan, workspace, mesh)
+    model = build_model(
+        recipe.model,
+        dataset.schema,
+        dataset.table_rows(),
+        dataset.first_rows(),
+        optimizer=recipe.train.embedding,
+        seed=recipe.train.seed,
+        click_rates=[
+            weight * count.positives / max(count.known + (weight - 1) * count.positives, 1)
+            for weight, count in zip(weights, dataset.label_counts("train").values(), strict=True)
+        ],
+        tiers=None if plan is None else tier_config(plan, recipe.memory, workspace),
+        collection=collection,
+    )
+    model.network.correction = tuple(math.log(recipe.data.split.negatives) - math.log(weight) for weight in weights)
+    if mesh is not None and mesh.between is not None:
+        return DisaggregatedModel(model, mesh, recipe.distributed, recipe.train.seed)
+    return model
+
+
+def _check_plan(plan: Plan, recipe: Recipe, dataset: Dataset) -> None:
+    planned = {placed.table: f"{placed.rows:,} rows of {placed.width}" for placed in plan.tables}
+    actual = {name: f"{rows:,} rows of {recipe.model.table_width(name)}" for name, rows in dataset.table_rows().items()}
+    for table in sorted({*planned, *actual}):
+        if planned.get(table) != actual.get(table):
+            raise ConfigError(
+                f"the plan is of other tables: {table!r} has {planned.get(table, 'no place')} in it and "
+                f"{actual.get(table, 'no place')} in this recipe's data; plan again"
+            )
+
+
+@contextmanager
+def temporary_model(
+    recipe: Recipe, dataset: Dataset, plan: Plan | None, mesh: Mesh | None = None
+) -> Iterator[CTRModel]:
+    """As `new_model`; stores with files are in directories of this process alone: a run may still be training."""
+    prefix, token = recipe.scratch_prefix, uuid.uuid4().hex[:12]
+    with ExitStack() as stack:
+        for place in _store_paths(recipe, plan):
+            stack.enter_context(ScratchDirectory(place, prefix, token))
+        model = new_model(recipe, dataset, plan, prefix + token, mesh)
+        stack.callback(model.embeddings.close)
+        yield model
+
+
+def _store_paths(recipe: Recipe, plan: Plan | None) -> list[Path]:
+    """Where the stores of a plan have their directories."""
+    homes = {placed.tier for placed in plan.tables} if plan is not None else set()
+    memories = (("mapped", recipe.memory.mapped), ("log", recipe.memory.block))
+    return [Path(memory.path) for home, memory in memories if home in homes and memory is not None]
+
+
+def hot_loader(
+    recipe: Recipe,
+    dataset: Dataset,
+    config: LoaderConfig,
+    plan: Plan | None,
+    evaluations: Callable[[], list[dict[str, object]]],
+    progress: Progress,
+) -> HotLoader:
+    """Count the hot inputs of the training split, unless counts of these very rows are kept, and make the loader.
+
+    Parameters
+    ----------
+    plan : Plan
+        With the hot rows.
+    evaluations : callable
+        Those of the run so far.
+
+    Raises
+    ------
+    ConfigError
+        Where the plan has no hot rows, or the recipe asks for what cannot be with hot batches.
+    """
+    if plan is None or not any(placed.hot_rows for placed in plan.tables):
+        raise ConfigError("hot.budget is set, and the plan has no hot rows: plan again with it, or set it to null")
+    if recipe.hot.batches == "adaptive" and not dataset.samples("valid"):
+        raise ConfigError(
+            "hot.batches is adaptive and follows the validation loss, and there is no validation split; set "
+            "data.split.valid, or hot.batches to proportional"
+        )
+    parts, hot = hot_rows(plan, dataset)
+    counted = classify(dataset, parts, hot, "train", _place(dataset), progress)
+    loader: HotLoader
+
+    def rate(epoch: int) -> float | None:
+        if recipe.hot.batches == "proportional":
+            return None
+        return rate_after(validation_losses(evaluations(), epoch * len(loader)))
+
+    loader = HotLoader(dataset, "train", config, parts, hot, counted.shards, rate)
+    samples = dataset.samples("train")
+    progress.say(
+        f"{loader.hot_samples:,} of {samples:,} inputs are hot, {loader.hot_samples / samples:.2%}: "
+        f"{int(loader.kinds(0).sum()):,} of {len(loader):,} batches"
+    )
+    return loader
+
+
+def _place(dataset: Dataset) -> Path | None:
+    """Where counts are kept; None where nothing can be written beside the data."""
+    place = counts_file(dataset, "train")
+    try:
+        check_output(place)
+    except StorageError:
+        return None
+    return place
+
+
+def sharding_plan(
+    recipe: Recipe,
+    dataset: Dataset,
+    tables: Sequence[EmbeddingBagConfig],
+    plan: Plan | None,
+    ranks: int,
+    *,
+    by_towers: bool = False,
+) -> ShardingPlan:
+    """Where the tables of a recipe lie among so many ranks; `plan` says their bytes where they were placed.
+
+    `by_towers`, the tables of a tower lie on its host.
+    """
+    loads = table_loads(recipe, dataset, tables, plan, ranks)
+    kind, budget = recipe.distributed.sharding, recipe.hot.leave(recipe.memory.dram, ranks)
+    if not by_towers:
+        return plan_sharding(loads, ranks, kind, budget)
+    towers = _loads_by_tower(recipe, dataset, loads)
+    if ranks % len(towers):
+        raise ConfigError(f"{ranks} ranks on {len(towers)} hosts, expected as many ranks on every host")
+
+    def of_host(host: int) -> ShardingPlan:
+        try:
+            return plan_sharding(towers[host], ranks // len(towers), kind, budget)
+        except ConfigError as error:
+            raise ConfigError(f"host {host}, which has the tables of tower {host}: {error}") from error
+
+    return beside([of_host(host) for host in range(len(towers))], [table.name for table in tables])
+
+
+def table_loads(
+    recipe: Recipe, dataset: Dataset, tables: Sequence[EmbeddingBagConfig], plan: Plan | None, ranks: int
+) -> list[TableLoad]:  # fmt: skip
+    """What a batch of all ranks asks of each table."""
+    batch = recipe.train.batch_size
+    loads = []
+    for spec, table in zip(
+        describe_tables(tables, dataset, recipe.train.embedding, batch_size=batch), tables, strict=True
+    ):
+        pooled = len(table.feature_names)
+        features = pooled + len(table.sequence_features)
+        loads.append(
+            TableLoad(
+                name=table.name,
+                width=table.embedding_dim,
+                bytes=spec.rows * spec.shape.slot_bytes if plan is None else _owned_bytes(plan[table.name]),
+                lookups=spec.lookups,
+                bags=batch * pooled + spec.lookups * (features - pooled) / features,
+                distinct=spec.popularity.distinct(spec.lookups / ranks),
+            )
+        )
+    return loads
+
+
+def _loads_by_tower(recipe: Recipe, dataset: Dataset, loads: Sequence[TableLoad]) -> list[list[TableLoad]]:
+    towers = recipe.model.towers
+    assert towers is not None
+    check_plan(towers, dataset.schema)
+    tower_of = {name: number for number, features in enumerate(towers.plan) for name in features}
+    found: list[list[TableLoad]] = [[] for _ in towers.plan]
+    features = dataset.schema.vocabularies()
+    for load in loads:
+        found[tower_of[features[load.name][0].name]].append(load)
+    return found
+
+
+def shared_collection(
+    recipe: Recipe,
+    dataset: Dataset,
+    plan: Plan | None,
+    workspace: str,
+    mesh: Mesh,
+    tables: Sequence[EmbeddingBagConfig],
+) -> ShardedCollection:
+    """The tables of a recipe over the ranks of a mesh; stores with files have the directory `workspace` of this one."""
+    for feature in dataset.schema.weighted:
+        raise ConfigError(
+            f"sparse feature {feature.name!r} has weights: per-sample weights do not travel between ranks; leave them "
+            "out, or use one process"
+        )
+    by_towers = mesh.between is not None
+    places = dict(sharding_plan(recipe, dataset, tables, plan, mesh.ranks, by_towers=by_towers).places)
+    tiers, hot = TierConfig(), dict[str, int]()
+    if plan is not None:
+        hot = {each.table: each.copied_rows for each in plan.tables if each.copied_rows}
+        places = {name: replace(place, travel="rows") if name in hot else place for name, place in places.items()}
+        tiers = tier_config(plan, recipe.memory, workspace)
+        shares = {name: places[name].ranks for name in tiers.tables}
+        tiers = replace(tiers, tables={name: _part(tier, shares[name]) for name, tier in tiers.tables.items()})
+    train = recipe.train
+    return ShardedCollection(
+        Sharding(tables, places, mesh.ranks), mesh, optimizer=train.embedding, seed=train.seed, tiers=tiers,
+        config=recipe.distributed, hot=hot,
+    )  # fmt: skip
+
+
+def _owned_bytes(placed: TablePlacement) -> int:
+    """Of a table, without the copies that have a budget of their own."""
+    return in_memory(placed.bytes, "dram") - placed.bytes["dram"].get("copies", 0)
+
+
+def _part(tier: TableTier, ranks: int) -> TableTier:
+    """What one of so many ranks caches of a table that they share."""
+    return replace(tier, cache_rows=-(-tier.cache_rows // ranks), level1_rows=-(-tier.level1_rows // ranks))
+
+
+# Samples that are looked at: the error of a quantile is then below 0.2 % of rank.
+_SAMPLES = 100_000
+
+
+def set_quantiles(network: Network, dataset: Dataset) -> None:
+    """Give a new model the quantiles of what its numbers are in training.
+
+    Row groups that lie evenly in the split are read, so that a log that is sorted by time is seen as a whole. The same
+    data give the same quantiles in every process.
+    """
+    score, names = network.score, [feature.name for feature in dataset.schema.dense]
+    if not isinstance(score, EnsembleScore) or not names:
+        return
+    groups = [
+        (number, group)
+        for number, shard in enumerate(dataset.shards("train"))
+        for group in range(len(shard.row_groups))
+    ]
+    mean = dataset.samples("train") / len(groups)
+    wanted = min(max(int(_SAMPLES / mean), 1), len(groups))
+    chosen = [groups[place * len(groups) // wanted] for place in range(wanted)]
+    tables = [dataset.read_row_group("train", *place).select(names) for place in chosen]
+    numbers = np.stack([np.concatenate([table[name].to_numpy() for table in tables]) for name in names])
+    edges = np.stack([_edges(column, score.bins) for column in numbers])
+    score.set_quantiles(torch.from_numpy(edges))
+
+
+def _edges(column: NDArray[np.float32], bins: int) -> NDArray[np.float32]:
+    """``[Q + 1]``: all values where they are so few, the last of them repeated, else quantiles."""
+    values = np.unique(column)
+    if len(values) <= bins + 1:
+        return np.pad(values, (0, bins + 1 - len(values)), mode="edge")
+    return np.quantile(column, np.linspace(0, 1, bins + 1)).astype(np.float32)
