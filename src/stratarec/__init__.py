@@ -35,7 +35,7 @@ _HOMES = {
     "ClickModel": "estimator.click_model",
     "Dataset": "data.dataset.dataset",
     "EmbeddingBagConfig": "embedding",
-    "InverseJagged": "batch.inverse",
+    "InverseJagged": "batch.jagged",
     "JaggedTensor": "batch.jagged",
     "KeyedJagged": "batch.jagged",
     "Loader": "data.loading.loader",
