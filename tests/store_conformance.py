@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from numba.core import caching
 from numpy.typing import NDArray
 
+from errors import refuses
 from stratarec.embedding.stores.base import Manifest, RecordStore
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tables.mover import mover_of
@@ -223,13 +224,13 @@ class RecordStoreTests:
     def test_refuses_rows_out_of_range_and_records_of_another_shape(self, store: RecordStore) -> None:
         one = np.zeros((1, self.record_bytes), np.uint8)
         for row in (-1, self.rows):
-            with pytest.raises(ValueError, match=rf"{row}.*rows 0\.\.{self.rows - 1}"):
+            with refuses(ValueError, f"{row} 0..{self.rows - 1}"):
                 store.read(np.array([row]), one)
-            with pytest.raises(ValueError, match=rf"{row}.*rows 0\.\.{self.rows - 1}"):
+            with refuses(ValueError, f"{row} 0..{self.rows - 1}"):
                 store.write(np.array([row]), one)
-        with pytest.raises(ValueError, match=f"for 2 rows of {self.record_bytes} bytes"):
+        with refuses(ValueError, f"2 rows {self.record_bytes}"):
             store.write(np.array([0, 1]), one)
-        with pytest.raises(ValueError, match="int32"):
+        with refuses(ValueError, "int32"):
             store.written(np.array([1], np.int32))
 
     def test_rows_marked_by_the_caller_are_written(self, store: RecordStore, tmp_path: Path) -> None:
@@ -347,7 +348,7 @@ class RecordStoreTests:
 
     def test_restoring_refuses_records_of_another_size(self, store: RecordStore, tmp_path: Path) -> None:
         manifest = store.checkpoint(new_directory(tmp_path / "good"), None)
-        with pytest.raises(CheckpointError, match="record_bytes"):
+        with refuses(CheckpointError, "record_bytes"):
             store.restore(tmp_path / "good", {**manifest, "record_bytes": self.record_bytes + 1})
 
 

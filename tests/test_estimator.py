@@ -19,6 +19,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
+from errors import refuses
 from stratarec import ClickModel, Recipe, Scorer
 from stratarec.cli import main
 from stratarec.errors import ConfigError, DataError, ExportError, StorageError
@@ -92,7 +93,7 @@ def test_labels_may_be_any_two_values(frame: pl.DataFrame) -> None:
     assert model.classes_.tolist() == ["no", "yes"]
     assert set(model.predict(frame)) <= {"no", "yes"}
     assert 0 <= model.score(frame, words) <= 1
-    with pytest.raises(DataError, match="the label of row 1 is 'maybe', expected 'no' or 'yes'"):
+    with refuses(DataError, "row 1 maybe 'no' yes"):
         model.score(frame, np.where(words == words[0], "maybe", words))
 
 
@@ -127,26 +128,26 @@ def test_parameters_are_fields_of_a_recipe() -> None:
 
 
 MISTAKES = {
-    "a setting that there is not": ({"train__epoch": 3}, {}, ConfigError, "train.epoch.*epochs"),
+    "a setting that there is not": ({"train__epoch": 3}, {}, ConfigError, "train.epoch"),
     "a setting without a section": ({"epochs": 3}, {}, ConfigError, "epochs"),
-    "no such label": ({}, {"label": "clik"}, DataError, "label is 'clik', which is no column"),
-    "labels of another length": ({}, {"y": [0, 1]}, DataError, "different lengths"),
-    "three classes": ({}, {"y": [0, 1, 2] * 1000}, DataError, "Only binary"),
-    "one class": ({}, {"y": [1] * 3000}, DataError, "1 class"),
-    "a label that is missing": ({}, {"y": [None, *[0, 1] * 1499, 1]}, DataError, "label of row 1 is missing"),
+    "no such label": ({}, {"label": "clik"}, DataError, "clik"),
+    "labels of another length": ({}, {"y": [0, 1]}, DataError, "lengths"),
+    "three classes": ({}, {"y": [0, 1, 2] * 1000}, DataError, "binary"),
+    "one class": ({}, {"y": [1] * 3000}, DataError, "class 1"),
+    "a label that is missing": ({}, {"y": [None, *[0, 1] * 1499, 1]}, DataError, "label row 1"),
     "a negative weight": (
         {},
         {"label": "click", "sample_weight": [1.0, *[-1.0] * 2999]},
         DataError,
-        r"sample_weight of row 2 is -1\.0",
+        "sample_weight row 2 -1.0",
     ),
     "a weight that is no number": (
         {},
         {"label": "click", "sample_weight": [1.0, 2.0, np.nan, *[1.0] * 2997]},
         DataError,
-        "sample_weight of row 3 is nan",
+        "sample_weight row 3 nan",
     ),
-    "weights of text": ({}, {"label": "click", "sample_weight": ["a"] * 3000}, DataError, "sample_weight.*'a'"),
+    "weights of text": ({}, {"label": "click", "sample_weight": ["a"] * 3000}, DataError, "sample_weight 'a'"),
 }
 
 
@@ -154,7 +155,7 @@ MISTAKES = {
 def test_mistakes_are_named(
     frame: pl.DataFrame, settings: dict[str, Any], given: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=message):
+    with refuses(error, message):
         ClickModel(**settings).fit(**{"frame": frame, **given})
 
 
@@ -174,7 +175,7 @@ def test_columns_of_one_name_are_refused(fitted: ClickModel, frame: pl.DataFrame
     table = frame.to_arrow()
     twice = pa.Table.from_arrays([*table.columns, table["price"]], names=[*table.column_names, "price"])
     for use in (lambda: ClickModel(**SMALL).fit(twice, label="click"), lambda: fitted.predict_proba(twice)):
-        with pytest.raises(DataError, match="2 columns are named 'price'"):
+        with refuses(DataError, "2 price"):
             use()
 
 
@@ -219,7 +220,7 @@ def test_a_recipe_of_ones_own_and_files(frame: pl.DataFrame, tmp_path: Path) -> 
 
 def test_what_is_not_fitted_says_so(frame: pl.DataFrame, tmp_path: Path) -> None:
     for use in (ClickModel().predict_proba, ClickModel().evaluate):
-        with pytest.raises(NotFittedError, match="call fit first"):
+        with refuses(NotFittedError, "fit"):
             use(frame)
     with pytest.raises(NotFittedError):
         ClickModel().save(tmp_path / "none")
@@ -283,10 +284,10 @@ def test_histories_are_drafted_and_made_of_training_and_of_earlier_rows_of_the_f
     for other in (loaded, pickle.loads(pickle.dumps(model))):
         assert other.evaluate(test) == model.evaluate(test)
         np.testing.assert_array_equal(other.predict_proba(test), model.predict_proba(test))
-    with pytest.raises(DataError, match="no column 'at', from which histories are made"):
+    with refuses(DataError, "'at'"):
         model.predict_proba(test.drop("at"))
     content = bytearray((tmp_path / "model" / "events.parquet").read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / "model" / "events.parquet").write_bytes(content)
-    with pytest.raises(ExportError, match=r"events\.parquet is damaged"):
+    with refuses(ExportError, "events.parquet"):
         ClickModel.load(tmp_path / "model")

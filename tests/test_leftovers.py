@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from errors import missing, refuses
 from recipes import tiny
 from stratarec.cli import main
 from stratarec.io.atomic import write_atomic, write_json, write_text
@@ -175,7 +176,7 @@ def test_a_file_of_the_user_is_no_leftover(home: Path, capsys: pytest.CaptureFix
     for name in (f".notes.{TOKEN}.tmp", ".recipe.json.tmp", ".recipe.json.0123.tmp", f"recipe.json.{TOKEN}.tmp"):
         (home / "run" / name).write_text("mine")
         assert main(["train", "-q", "r.yaml", "--overwrite"]) == 2
-        assert f"run also holds {name}" in capsys.readouterr().err
+        assert not missing(name, capsys.readouterr().err)
         assert (home / "run" / name).read_text() == "mine"
         (home / "run" / name).unlink()
 
@@ -195,7 +196,7 @@ def test_only_files_are_opened_as_files(tmp_path: Path) -> None:
             Path("/dev/zero"): "a device",
             Path("/dev/null"): "a device",
         }.items():
-            with pytest.raises(SpecialFileError, match=f"{what}.*, expected a file"):
+            with refuses(SpecialFileError, what):
                 open_regular(path)
         assert time.monotonic() - began < 5
     (tmp_path / "file").write_text("x")

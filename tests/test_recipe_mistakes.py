@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import stratarec
+from errors import refuses
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
@@ -86,29 +87,29 @@ def complaint(content: dict[str, Any]) -> str | None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model.history.pooling": "x"}, "model.history.pooling: input should be 'mean', 'target_attention' or"),
-        ({"model.kind": None}, "model.kind is missing, expected one of dlrm, dcnv2"),
-        ({"data.source.paths": 3}, "data.source.paths: expected a list, got 3"),
-        ({"data.source.schema.sparse[1].kind": "x"}, "data.source.schema.sparse[1].kind: input should be 'single'"),
-        ({"data.split.valid": [3]}, "data.split.valid[0]: input should be a valid string, got 3"),
-        ({"data.vocabulary.overrides.city.min_count": 0}, "data.vocabulary.overrides.city.min_count is 0, expected at"),
-        ({"train.embedding.learning_rate": -1}, "train.embedding.learning_rate is -1.0, expected 0 or more"),
-        ({"train.dense.schedule.power": 0}, "train.dense.schedule.power is 0.0, expected more than 0"),
-        ({"train.dense.schedule.total_steps": -1}, "train.dense.schedule.total_steps is -1, expected 0 or more"),
-        ({"train.dense.learning_rate": math.nan}, "train.dense.learning_rate is nan, expected a finite number"),
-        ({"train.clip_norm": math.inf}, "train.clip_norm is inf, expected a finite number"),
-        ({"train.batch_size": True}, "train.batch_size is True, expected a number"),
-        ({"train.threads": 100000}, "train.threads is 100000, expected at most 1024"),
-        ({"train.max_steps": 1 << 63}, "train.max_steps is 9223372036854775808, expected a number of at most 64 bits"),
-        ({"memory.precision.item_id": "int7"}, "memory.precision.item_id: input should be 'auto', 'fp32', 'fp16'"),
-        ({"name": "a/b"}, "name is 'a/b', expected a name without '/' and control characters"),
-        ({"name": ".."}, "name is '..', expected a name without '/' and control characters"),
-        ({"train.run": "."}, "train.run is '.', expected the name of a directory of its own"),
-        ({"data.path": "/"}, "data.path is '/', expected the name of a directory of its own"),
-        ({"train.seed": -1}, "train.seed is -1, expected 0 to 2^63 - 1"),
-        ({"data.split.seed": -1}, "data.split.seed is -1, expected 0 to 2^63 - 1"),
-        ({"model.history.attention_mlp": []}, "model.history.attention_mlp is [], expected at least one positive size"),
-        ({"model.history.attention_mlp": [0]}, "model.history.attention_mlp is [0], expected at least one positive"),
+        ({"model.history.pooling": "x"}, "model.history.pooling mean target_attention"),
+        ({"model.kind": None}, "model.kind dcnv2"),
+        ({"data.source.paths": 3}, "data.source.paths 3"),
+        ({"data.source.schema.sparse[1].kind": "x"}, "data.source.schema.sparse[1].kind single"),
+        ({"data.split.valid": [3]}, "data.split.valid[0] 3"),
+        ({"data.vocabulary.overrides.city.min_count": 0}, "data.vocabulary.overrides.city.min_count 0"),
+        ({"train.embedding.learning_rate": -1}, "train.embedding.learning_rate -1.0 0"),
+        ({"train.dense.schedule.power": 0}, "train.dense.schedule.power 0.0 0"),
+        ({"train.dense.schedule.total_steps": -1}, "train.dense.schedule.total_steps -1 0"),
+        ({"train.dense.learning_rate": math.nan}, "train.dense.learning_rate nan"),
+        ({"train.clip_norm": math.inf}, "train.clip_norm inf"),
+        ({"train.batch_size": True}, "train.batch_size True"),
+        ({"train.threads": 100000}, "train.threads 100000 1024"),
+        ({"train.max_steps": 1 << 63}, "train.max_steps 9223372036854775808 64"),
+        ({"memory.precision.item_id": "int7"}, "memory.precision.item_id auto fp32 fp16"),
+        ({"name": "a/b"}, "name a/b"),
+        ({"name": ".."}, "name '..'"),
+        ({"train.run": "."}, "train.run '.' directory"),
+        ({"data.path": "/"}, "data.path '/' directory"),
+        ({"train.seed": -1}, "train.seed -1 0 2^63 1"),
+        ({"data.split.seed": -1}, "data.split.seed -1 0 2^63 1"),
+        ({"model.history.attention_mlp": []}, "model.history.attention_mlp []"),
+        ({"model.history.attention_mlp": [0]}, "model.history.attention_mlp [0]"),
     ],
     ids=lambda value: str(value)[:50],
 )
@@ -116,28 +117,27 @@ def test_messages_name_the_field_what_was_got_and_what_was_expected(change: dict
     content = everything()
     by_name = {written(path): path for path in fields(content)}
     ((name, value),) = change.items()
-    with pytest.raises(ConfigError) as caught:
+    with refuses(ConfigError, f"r.yaml {message}"):
         Recipe.from_dict(put(content, by_name[name], value), "r.yaml")
-    assert str(caught.value).startswith(f"r.yaml: {message}")
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TrainConfig(seed=-1), r"^train\.seed is -1"),
-        (lambda: TrainConfig(seed=1 << 63), r"^train\.seed is 9223372036854775808, expected 0 to 2\^63 - 1"),
-        (lambda: TrainConfig(run=".."), r"^train\.run is '\.\.'"),
-        (lambda: SplitConfig(seed=-1), r"^data\.split\.seed is -1"),
-        (lambda: SyntheticConfig(seed=-1), r"^data\.source\.seed is -1"),
-        (lambda: ClicksConfig(seed=-1), r"^data\.source\.seed is -1"),
-        (lambda: PrepareConfig(source=SyntheticConfig(), path="."), r"^data\.path is '\.'"),
-        (lambda: HistoryConfig(attention_mlp=()), r"^model\.history\.attention_mlp is \[\]"),
-        (lambda: HistoryConfig(attention_mlp=(8, 0)), r"^model\.history\.attention_mlp is \[8, 0\]"),
-        (lambda: HistoryConfig(heads=0), r"^model\.history\.heads is 0"),
+        (lambda: TrainConfig(seed=-1), "train.seed -1"),
+        (lambda: TrainConfig(seed=1 << 63), "train.seed 9223372036854775808 0 2^63 1"),
+        (lambda: TrainConfig(run=".."), "train.run '..'"),
+        (lambda: SplitConfig(seed=-1), "data.split.seed -1"),
+        (lambda: SyntheticConfig(seed=-1), "data.source.seed -1"),
+        (lambda: ClicksConfig(seed=-1), "data.source.seed -1"),
+        (lambda: PrepareConfig(source=SyntheticConfig(), path="."), "data.path '.'"),
+        (lambda: HistoryConfig(attention_mlp=()), "model.history.attention_mlp []"),
+        (lambda: HistoryConfig(attention_mlp=(8, 0)), "model.history.attention_mlp [8 0]"),
+        (lambda: HistoryConfig(heads=0), "model.history.heads 0"),
     ],
 )
 def test_configurations_are_checked_when_they_are_made_in_python(make: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         make()
 
 
@@ -174,38 +174,38 @@ def test_a_field_that_does_not_exist_is_named_wherever_it_stands(change: dict[st
 
 @pytest.mark.parametrize("override", ["train.batch_size", "=5", "train.=5", ".=5", "train..seed=5", "other.yaml"])
 def test_an_override_that_is_none_is_one_line(override: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^override '{override}': expected field=value, such as train\.batch_size"):
+    with refuses(ConfigError, f"{override} field=value train.batch_size"):
         Recipe.load(RECIPES / "demo.yaml", [override])
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", r"is empty, expected a mapping with name, data, model and train"),
-        (b"# only a remark\n", r"is empty, expected a mapping"),
-        (b"name: \xff\n", r"is not UTF-8 text \(byte 6: invalid start byte\); save it as UTF-8"),
+        (b"", "mapping data"),
+        (b"# only a remark\n", "mapping"),
+        (b"name: \xff\n", "UTF-8 byte 6"),
         (
             b"name: a\n\tdata: 3\n",
-            r"YAML: line 2, column 1: found character '\\t' that cannot start any token; indent with spaces$",
+            r"YAML line 2 column 1 '\t'",
         ),
-        (b"name: a\n---\nname: b\n", r"is not valid YAML: line 2, column 1: but found another document"),
-        (b"name: 2020-13-45\n", r"is not valid YAML: month must be in 1\.\.12"),
-        (b"name: " + b"9" * 5000 + b"\n", r"is not valid YAML: line 1, column 7: a number of 5,000 digits"),
-        (b"[" * 5000, r"is not valid YAML: line 1, column 51: sections in more than 50 sections"),
+        (b"name: a\n---\nname: b\n", "YAML line 2 column 1"),
+        (b"name: 2020-13-45\n", "YAML 1..12"),
+        (b"name: " + b"9" * 5000 + b"\n", "YAML line 1 column 7 number 5,000"),
+        (b"[" * 5000, "YAML line 1 column 51 50"),
         (
             b"!!python/object/apply:os.system [ls]\n",
-            r"is not valid YAML: line 1, column 1: could not determine a constructor",
+            "YAML line 1 column",
         ),
-        (b"a: &a [*a]\n", r"is not valid YAML: line 1, column 8: a stands for a section that it lies in"),
+        (b"a: &a [*a]\n", "YAML line 1 column 8"),
         (
             b"name: a\nmodel:\n  kind: dlrm\n  kind: dcnv2\n",
-            r"is not valid YAML: line 4, column 3: key 'kind' stands twice",
+            "YAML line 4 column 3 kind",
         ),
     ],
 )
 def test_a_file_that_is_no_recipe_is_one_line(tmp_path: Path, text: bytes, message: str) -> None:
     (tmp_path / "r.yaml").write_bytes(text)
-    with pytest.raises(ConfigError, match=message) as caught:
+    with refuses(ConfigError, message) as caught:
         Recipe.load(tmp_path / "r.yaml")
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(str(tmp_path / "r.yaml"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from errors import refuses
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.errors import ConfigError
 
@@ -47,15 +48,15 @@ def test_batches_without_features_or_samples_join(offsets: torch.Tensor | None) 
 
 
 def test_impossible_batches_are_refused() -> None:
-    with pytest.raises(ConfigError, match="different batch sizes"):
+    with refuses(ConfigError, "batch sizes"):
         KeyedJagged.from_features({"a": feature([[1]]), "b": feature([[1], [2]])})
-    with pytest.raises(ConfigError, match="either every feature has weights or none"):
+    with refuses(ConfigError, "feature weights"):
         KeyedJagged.from_features({"a": feature([[1]]), "b": feature([[1]], True)})
-    with pytest.raises(ConfigError, match="at least one feature"):
+    with refuses(ConfigError, "feature"):
         KeyedJagged.from_features({})
-    with pytest.raises(ConfigError, match="one for each of 4 bags"):
+    with refuses(ConfigError, "4"):
         KeyedJagged(keys=("a", "b"), values=torch.arange(3), offsets=None, batch_size=2)
-    with pytest.raises(ConfigError, match="expected F \\* B \\+ 1 = 3"):
+    with refuses(ConfigError, "F B 3"):
         KeyedJagged(keys=("a",), values=torch.arange(3), offsets=torch.tensor([0, 3]), batch_size=2)
-    with pytest.raises(ConfigError, match="no feature 'z' in this batch; it has a"):
+    with refuses(ConfigError, "feature batch 'z'"):
         KeyedJagged.from_features({"a": feature([[1]])})["z"]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import sizes
+from errors import refuses
 from stratarec.errors import ConfigError
 
 
@@ -32,5 +33,5 @@ def test_a_log_has_enough_to_test_on(tmp_path: Path) -> None:
 
 def test_sizes_too_small_are_refused(monkeypatch: Any) -> None:
     monkeypatch.setattr(sizes, "import_peer", lambda name: None)
-    with pytest.raises(ConfigError, match="--samples has 10, expected 1000 or more"):
+    with refuses(ConfigError, "--samples 10 1000"):
         sizes.run(quick=False, samples=[100_000, 10])

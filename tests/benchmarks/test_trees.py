@@ -10,6 +10,7 @@ import pytest
 from benchmarks import trees
 from benchmarks.registry import PeerMissing
 from benchmarks.trees import FOLDS, STRENGTH, Encoder, Samples
+from errors import refuses
 
 
 def drawn(samples: int, seed: int) -> Samples:
@@ -66,5 +67,5 @@ def test_trees_on_encodings_find_what_a_value_says() -> None:
 
 def test_without_lightgbm_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightgbm", None)
-    with pytest.raises(PeerMissing, match=r"lightgbm does not import .*; `make bench NAME=...` installs the peers"):
+    with refuses(PeerMissing, "NAME="):
         trees.grow({}, [], seed=0, threads=1)

@@ -15,6 +15,7 @@ import forked
 import pytest
 import yaml
 
+from errors import check_refusal, missing
 from recipes import tiny
 from stratarec.cli import main
 from stratarec.cli.main import EXIT_CODES, make_parser
@@ -61,85 +62,85 @@ def tree(root: Path) -> dict[str, str]:
 
 
 MISTAKES = [
-    ([], r"the following arguments are required: COMMAND; see stratarec --help"),
-    (["trian", "r.yaml"], r"argument COMMAND: invalid choice: 'trian' \(choose from '?init"),
-    (["train"], r"the following arguments are required: recipe; see stratarec train --help"),
-    (["train", "none.yaml"], r"cannot read the recipe none\.yaml: No such file or directory"),
-    (["train", "folder"], r"cannot read the recipe folder: Is a directory"),
-    (["train", "/dev/null"], r"cannot read the recipe /dev/null: it is a device, expected a file"),
+    ([], "COMMAND --help"),
+    (["trian", "r.yaml"], "COMMAND trian init"),
+    (["train"], "recipe --help"),
+    (["train", "none.yaml"], "none.yaml directory"),
+    (["train", "folder"], "folder directory"),
+    (["train", "/dev/null"], "/dev/null device"),
     (
         ["prepare", "raw log.csv"],
-        r"raw log\.csv: .*; if it is a log, draft a recipe first: stratarec init 'raw log\.csv'",
+        "log.csv raw log.csv",
     ),
-    (["train", "raw.parquet"], r"raw\.parquet is not UTF-8 .*draft a recipe first: stratarec init raw\.parquet"),
-    (["prepare", "folder"], r"cannot read the recipe folder: .*draft a recipe first: stratarec init folder"),
-    (["train", "list.yaml"], r"list\.yaml: expected a mapping with name, data, model and train, got list"),
-    (["train", "café.yaml"], r"café\.yaml is not valid YAML: line 1, column 8: expected the node content"),
-    (["train", "no kind.yaml"], r"no kind\.yaml: model\.kind is missing, expected one of dlrm, dcnv2"),
-    (["train", "r.yaml", "other.yaml"], r"override 'other\.yaml': expected field=value"),
-    (["train", "r.yaml", "--bogus"], r"unrecognized arguments: --bogus; see stratarec --help"),
-    (["train", "r.yaml", "train=5"], r"r\.yaml: train: expected a section, got 5"),
-    (["train", "r.yaml", "train.batch_size.x=5"], r"override 'train\.batch_size\.x=5': batch_size is not a section"),
+    (["train", "raw.parquet"], "raw.parquet UTF-8"),
+    (["prepare", "folder"], "folder recipe"),
+    (["train", "list.yaml"], "list.yaml list"),
+    (["train", "café.yaml"], "café.yaml YAML line 1 column 8"),
+    (["train", "no kind.yaml"], "kind.yaml model.kind dcnv2"),
+    (["train", "r.yaml", "other.yaml"], "other.yaml field=value"),
+    (["train", "r.yaml", "--bogus"], "--bogus --help"),
+    (["train", "r.yaml", "train=5"], "r.yaml 5"),
+    (["train", "r.yaml", "train.batch_size.x=5"], "train.batch_size.x=5 batch_size"),
     (
         ["train", "r.yaml", "train.batch_size=["],
-        r"override 'train\.batch_size=\[': the value is not valid YAML: line 1",
+        "train.batch_size=[ YAML",
     ),
-    (["train", "r.yaml", "--resume", "--overwrite"], r"argument --overwrite: not allowed with argument --resume"),
-    (["train", "r.yaml", "--plan", "none.json"], r"cannot read none\.json: No such file or directory"),
-    (["train", "r.yaml", "--plan", "r.yaml"], r"r\.yaml is damaged: not JSON"),
+    (["train", "r.yaml", "--resume", "--overwrite"], "--overwrite --resume"),
+    (["train", "r.yaml", "--plan", "none.json"], "none.json directory"),
+    (["train", "r.yaml", "--plan", "r.yaml"], "r.yaml JSON"),
     (
         ["train", "r.yaml", "--plan", "other.yaml.json", "train.run=runs/new"],
-        r"the plan is of other tables: 'C10' has \d+ rows of 4 in it and \d+ rows of 4 in this recipe's data; plan",
+        "C10 rows 4",
     ),
-    (["train", "r.yaml"], r"runs/tiny holds a run up to step-00000008: pass --resume to go on"),
-    (["train", "r.yaml", "train.run=file"], r"cannot write file: it is a file, expected a directory"),
-    (["train", "r.yaml", "train.run=file/x"], r"cannot write file/x: \S*file is a file, expected a directory"),
-    (["train", "r.yaml", "train.run=."], r"r\.yaml: train\.run is '\.', expected the name of a directory of its own"),
-    (["train", "r.yaml", "data.path=nowhere"], r"nowhere is no prepared data set: it does not exist; run"),
-    (["train", "r.yaml", "data.path=file"], r"file is no prepared data set"),
-    (["train", "r.yaml", "train.seed=-1"], r"r\.yaml: train\.seed is -1, expected 0 to 2\^63 - 1"),
-    (["prepare", "r.yaml", "data.path=."], r"data\.path is '\.', expected the name of a directory of its own"),
-    (["prepare", "r.yaml", "data.path=file"], r"cannot write file: it is a file, expected a directory"),
-    (["prepare", "r.yaml", "data.path=file", "--overwrite"], r"cannot write file: it is a file"),
-    (["prepare", "r.yaml", "data.path=file/x"], r"file is a file, expected a directory"),
-    (["prepare", "r.yaml", "data.path=folder"], r"folder is no data set of StrataRec"),
+    (["train", "r.yaml"], "runs/tiny step-00000008 --resume"),
+    (["train", "r.yaml", "train.run=file"], "file directory"),
+    (["train", "r.yaml", "train.run=file/x"], "file/x directory"),
+    (["train", "r.yaml", "train.run=."], "r.yaml train.run '.' directory"),
+    (["train", "r.yaml", "data.path=nowhere"], "nowhere data"),
+    (["train", "r.yaml", "data.path=file"], "file data"),
+    (["train", "r.yaml", "train.seed=-1"], "r.yaml train.seed -1 0 2^63 1"),
+    (["prepare", "r.yaml", "data.path=."], "data.path '.' directory"),
+    (["prepare", "r.yaml", "data.path=file"], "file directory"),
+    (["prepare", "r.yaml", "data.path=file", "--overwrite"], "file"),
+    (["prepare", "r.yaml", "data.path=file/x"], "file directory"),
+    (["prepare", "r.yaml", "data.path=folder"], "folder data"),
     (
         ["prepare", "r.yaml", "data.source.samples=10"],
-        r"data/tiny was prepared with data\.source\.samples = 3000, and not 10",
+        "data/tiny data.source.samples = 3000 10",
     ),
     (
         ["prepare", "r.yaml", "data.path=new", "data.source={kind: criteo, paths: ['s3://bucket/day_*.gz']}"],
-        r"s3://bucket/day_\*\.gz: s3:// needs a library that is not installed; pip install s3fs",
+        "s3://bucket/day_*.gz s3:// s3fs",
     ),
     (
         ["prepare", "r.yaml", "data.path=new", "data.source={kind: criteo, paths: [foo://bucket/log]}"],
-        r"data\.source\.paths: 'foo://bucket/log' is of the protocol foo, expected a path",
+        "data.source.paths foo://bucket/log",
     ),
-    (["evaluate", "empty"], r"empty is no run: it has no recipe\.json; name the directory that `train` wrote"),
-    (["evaluate", "nowhere"], r"nowhere is no run"),
-    (["evaluate", "r.yaml"], r"r\.yaml is no run"),
-    (["evaluate", "data/tiny"], r"data/tiny is no run"),
-    (["evaluate", "runs/tiny", "runs/tiny"], r"runs/tiny is no prepared data set"),
-    (["evaluate", "runs/tiny", "--split", "all"], r"argument --split: invalid choice: 'all' \(choose from '?train"),
-    (["predict", "runs/tiny", "-o", "."], r"cannot write \.: it is a directory; name a file, such as output"),
-    (["predict", "runs/tiny", "-o", "folder"], r"cannot write folder: it is a directory; name a file, such as folder/"),
-    (["predict", "runs/tiny", "-o", "file/x"], r"cannot write file/x: \S+/file is a file, expected a directory"),
-    (["export", "runs/tiny", "-o", "."], r"cannot write \.: it exists; name another --output"),
-    (["export", "runs/tiny", "-o", "folder"], r"cannot write folder: it exists; name another --output"),
-    (["export", "empty"], r"empty is no run"),
-    (["profile", "empty"], r"empty is no prepared data set"),
-    (["profile", "runs/tiny"], r"runs/tiny is no prepared data set"),
-    (["profile", "data/tiny", "--batch-size", "x"], r"argument --batch-size: invalid int value: 'x'"),
-    (["profile", "data/tiny", "--batches", "-3"], r"batch size and batches are 4096 and -3, expected at least 1"),
-    (["profile", "data/tiny", "-o", "folder"], r"cannot write folder: it is a directory"),
-    (["plan", "r.yaml", "memory.dram=lots"], r"memory\.dram is 'lots', expected a size such as 4GiB"),
-    (["plan", "r.yaml", "memory.precision.nope=int8"], r"memory\.precision\.nope: no such table"),
-    (["plan", "r.yaml", "-o", "."], r"cannot write \.: it is a directory; name a file"),
-    (["plan", "r.yaml", "-o", "plan.html"], r"cannot write plan\.html: expected a name that ends in \.json"),
-    (["plan", "r.yaml", "--report", "plan.pdf"], r"cannot write plan\.pdf: expected a name that ends in \.html"),
-    (["profile", "data/tiny", "-o", "x.xlsx"], r"cannot write x\.xlsx: expected a name that ends in \.html"),
-    (["compare", "runs/tiny", "runs/tiny", "-o", "x.csv"], r"\S+x\.csv: expected a name that ends in \.html"),
-    (["plan", "r.yaml", "--report", "file/x.html"], r"cannot write file/x\.html: \S+ is a file, expected a directory"),
+    (["evaluate", "empty"], "recipe.json directory"),
+    (["evaluate", "nowhere"], "nowhere run"),
+    (["evaluate", "r.yaml"], "r.yaml"),
+    (["evaluate", "data/tiny"], "data/tiny"),
+    (["evaluate", "runs/tiny", "runs/tiny"], "runs/tiny"),
+    (["evaluate", "runs/tiny", "--split", "all"], "--split all"),
+    (["predict", "runs/tiny", "-o", "."], "directory output"),
+    (["predict", "runs/tiny", "-o", "folder"], "folder directory"),
+    (["predict", "runs/tiny", "-o", "file/x"], "file/x directory"),
+    (["export", "runs/tiny", "-o", "."], "exists --output"),
+    (["export", "runs/tiny", "-o", "folder"], "folder --output"),
+    (["export", "empty"], "empty run"),
+    (["profile", "empty"], "empty data"),
+    (["profile", "runs/tiny"], "runs/tiny"),
+    (["profile", "data/tiny", "--batch-size", "x"], "--batch-size 'x'"),
+    (["profile", "data/tiny", "--batches", "-3"], "4096 -3 1"),
+    (["profile", "data/tiny", "-o", "folder"], "folder directory"),
+    (["plan", "r.yaml", "memory.dram=lots"], "memory.dram lots 4GiB"),
+    (["plan", "r.yaml", "memory.precision.nope=int8"], "memory.precision.nope"),
+    (["plan", "r.yaml", "-o", "."], "directory"),
+    (["plan", "r.yaml", "-o", "plan.html"], "plan.html"),
+    (["plan", "r.yaml", "--report", "plan.pdf"], "plan.pdf"),
+    (["profile", "data/tiny", "-o", "x.xlsx"], "x.xlsx"),
+    (["compare", "runs/tiny", "runs/tiny", "-o", "x.csv"], "x.csv"),
+    (["plan", "r.yaml", "--report", "file/x.html"], "file/x.html directory"),
 ]
 
 
@@ -159,7 +160,7 @@ def test_a_mistake_is_one_line_exit_code_2_and_nothing_lost(
         code = int(str(leaving.code))
     found = capsys.readouterr()
     assert (code, found.out) == (2, "")
-    assert re.fullmatch(rf"stratarec: .*{message}.*\n", found.err)
+    check_refusal(message, found.err)
     assert tree(place) == before
 
 
@@ -262,7 +263,7 @@ def test_a_defect_is_one_line_that_says_where_the_traceback_is(tmp_path: Path) -
     assert Path(found[1]).stat().st_mode & 0o077 == 0
     assert "Traceback (most recent call last)" in text
     assert 'raise KeyError("a key that' in text or "in broken" in text
-    assert "'prepare', 'r.yaml'" in text
+    assert not missing("prepare r.yaml", text)
     again = broken(environment={"TMPDIR": str(tmp_path)})
     assert found[1] not in again.stderr
     assert len(list(tmp_path.glob("stratarec-error-*.txt"))) == 2

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from errors import missing, refuses
 from recipes import tiny
 from stratarec.embedding.stores.log_layout import LogConfig
 from stratarec.errors import ConfigError
@@ -66,7 +67,7 @@ def test_a_recipe_names_the_field_that_is_no_number(tmp_path: Path, path: tuple[
         Recipe.load(tmp_path / "r.yaml", [f"{'.'.join(path)}={value}"])
     assert "\n" not in str(caught.value)
     if value.startswith((".", "-.")):
-        assert f"r.yaml: {'.'.join(path)} is {value.replace('.', '')}, expected a finite number" in str(caught.value)
+        assert not missing(f"r.yaml {'.'.join(path)} {value.replace('.', '')}", str(caught.value))
 
 
 def required(kind: Any) -> dict[str, str]:
@@ -82,5 +83,5 @@ def required(kind: Any) -> dict[str, str]:
 @pytest.mark.parametrize(("kind", "name"), CLASSES, ids=lambda part: getattr(part, "__name__", part))
 @pytest.mark.parametrize("value", BAD)
 def test_configurations_made_in_python_refuse_it_too(kind: Any, name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} is -?(nan|inf), expected"):
+    with refuses(ConfigError, name):
         kind(**{**required(kind), name: value})

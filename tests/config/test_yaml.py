@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import stratarec
+from errors import refuses
 from recipes import tiny
 from stratarec.cli import main
 from stratarec.config import yaml as limited_yaml
@@ -92,7 +93,7 @@ def test_a_text_may_stand_for_so_many_values_and_no_more(monkeypatch: pytest.Mon
     monkeypatch.setattr(limited_yaml, "_MOST_VALUES", 301)
     assert len(limited_yaml.load(wide(150))) == 150
     for text in (wide(151), "[" + "1," * 302 + "]"):
-        with pytest.raises(ValueError, match="more than 301 values"):
+        with refuses(ValueError, "values 301"):
             limited_yaml.load(text)
 
 
@@ -141,7 +142,7 @@ def test_numbers_of_many_digits_from_python_are_errors_too(tmp_path: Path, value
 )
 def test_json_that_is_none_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(DatasetError, match=r"a\.json is damaged: not JSON") as caught:
+    with refuses(DatasetError, "a.json JSON") as caught:
         read_json(tmp_path / "a.json")
     assert "\n" not in str(caught.value)
 
@@ -170,9 +171,9 @@ def test_special_files_are_refused_as_recipes(tmp_path: Path, capsys: pytest.Cap
             found = capsys.readouterr().err
             assert found == f"stratarec: cannot read the recipe {path}: it is {what}{PIPE[what]}, expected a file\n"
     assert time.monotonic() - began < LIMIT_SECONDS
-    with pytest.raises(DatasetError, match=r"cannot read /dev/zero: it is a device, expected a file"):
+    with refuses(DatasetError, "/dev/zero device"):
         read_json(Path("/dev/zero"))
-    with pytest.raises(DatasetError, match=r"it is a pipe, which can be read only once"):
+    with refuses(DatasetError, "pipe"):
         read_json(tmp_path / "pipe")
 
 
@@ -196,5 +197,5 @@ def test_a_recipe_from_a_process_is_refused_and_one_from_a_file_is_read(tmp_path
 def test_a_large_file_is_no_recipe(tmp_path: Path) -> None:
     with (tmp_path / "r.yaml").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(ConfigError, match=r"r\.yaml is no recipe: it has more than 1,048,576 bytes"):
+    with refuses(ConfigError, "r.yaml 1,048,576"):
         Recipe.load(tmp_path / "r.yaml")

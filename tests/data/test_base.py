@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 import xxhash
 
+from errors import missing, refuses
 from stratarec.cli.check.parts import check
 from stratarec.data.dataset.compatibility import check_prepared, feature_difference, input_difference
 from stratarec.data.dataset.dataset import Dataset
@@ -172,15 +173,15 @@ def test_a_base_changes_what_a_data_set_is_of(days: Path, tmp_path: Path) -> Non
     assert check_prepared(config, Dataset.open(config.path)) == ""
     assert prepare(config).path == Path(config.path)  # nothing to do
     for other in ("", "day-0"):
-        with pytest.raises(DatasetError, match=r"was prepared with another data\.vocabulary\.base"):
+        with refuses(DatasetError, "data.vocabulary.base"):
             prepare(day_config(root, 2, other))
-        with pytest.raises(ConfigError, match=r"data\.vocabulary\.base is '.*' in the recipe, but .* another data set"):
+        with refuses(ConfigError, "data.vocabulary.base"):
             check_prepared(day_config(root, 2, other), Dataset.open(config.path))
-    with pytest.raises(ConfigError, match=r"but .*day-0 was prepared on no base"):
+    with refuses(ConfigError, "day-0"):
         check_prepared(day_config(root, 0, "day-1"), Dataset.open(root / "day-0"))
     shutil.rmtree(root / "day-1")
-    assert "cannot compare data.vocabulary.base" in check_prepared(config, Dataset.open(config.path))
-    with pytest.raises(DatasetError, match=r"data\.vocabulary\.base: .*day-1 is no prepared data set"):
+    assert not missing("data.vocabulary.base", check_prepared(config, Dataset.open(config.path)))
+    with refuses(DatasetError, "data.vocabulary.base day-1"):
         prepare(config, overwrite=True)
     assert Dataset.open(config.path)
 
@@ -199,7 +200,7 @@ def test_counts_that_a_limit_on_memory_forgets_are_told(tmp_path: Path) -> None:
         rare = sorted((count, value) for value, count in every.items() if count < 3)
         kept = sorted(rest.filter(pl.col("count") < 3).select("count", "value").iter_rows())
         if limit == 2:
-            assert f"the counts of {len(rare) - 2:,} rare values are forgotten" in " ".join(lines.said)
+            assert not missing(f"counts {len(rare) - 2:,}", " ".join(lines.said))
             assert kept == sorted(sorted(rare, key=lambda pair: (-pair[0], pair[1]))[:2])
         else:
             assert kept == rare
@@ -225,15 +226,15 @@ def other_schema(**changes: Any) -> Schema:
 @pytest.mark.parametrize(
     ("schema", "vocabulary", "message"),
     [
-        (other_schema(tags={"max_length": 3}), {}, r"schema\.sparse\[1\]\.max_length is 3, and 50 in"),
-        (other_schema(age={"transform": "none"}), {}, r"schema\.dense\[0\]\.transform is 'none', and 'log1p' in"),
+        (other_schema(tags={"max_length": 3}), {}, "schema.sparse[1].max_length 3 50"),
+        (other_schema(age={"transform": "none"}), {}, "schema.dense[0].transform none log1p"),
         (
             replace(SCHEMA, sparse=SCHEMA.sparse[:2]),
             {"overrides": {}},
-            r"schema\.sparse is \[item, tags\], and \[item, tags, place\]",
+            "schema.sparse item tags place",
         ),
-        (SCHEMA, {"tail_buckets": 6}, r"data\.vocabulary\.tail_buckets of 'item' is 6, and 5 in"),
-        (SCHEMA, {"overrides": {}}, r"data\.vocabulary\.kind of 'place' is 'count', and 'hash' in"),
+        (SCHEMA, {"tail_buckets": 6}, "data.vocabulary.tail_buckets item 6 5"),
+        (SCHEMA, {"overrides": {}}, "data.vocabulary.kind place count hash"),
     ],
 )
 def test_a_base_of_other_features_or_tails_is_refused(
@@ -242,15 +243,15 @@ def test_a_base_of_other_features_or_tails_is_refused(
     config = day_config(days, 1, "day-0", **vocabulary)
     assert isinstance(config.source, ParquetConfig)
     config = replace(config, path=str(days / "never"), source=replace(config.source, schema=schema))
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         prepare(config)
     assert not list(days.glob("never*"))
 
 
 def test_a_data_set_is_not_its_own_base_and_values_keep_their_type(days: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.vocabulary\.base is data\.path itself"):
+    with refuses(ConfigError, "data.vocabulary.base data.path"):
         prepare(day_config(days, 1, "day-1"), overwrite=True)
     shutil.copytree(days / "day-0", tmp_path / "day-0")
     log(1).with_columns(pl.col("item").cast(pl.String)).write_parquet(tmp_path / "log-1.parquet")
-    with pytest.raises(DataError, match=r"vocabulary 'item' has values of type String in the log and of Int64 in"):
+    with refuses(DataError, "item Int64"):
         prepare(day_config(tmp_path, 1, "day-0"))

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+from errors import refuses
 from stratarec.data.sources import clicks
 from stratarec.data.sources.base import ChunkShare
 from stratarec.data.sources.clicks import ClicksSource
@@ -75,7 +76,7 @@ def test_a_click_whose_user_session_or_item_is_nan_is_a_bad_row(tmp_path: Path, 
     log = click_log(tmp_path / "log.parquet").with_columns(pl.col(name).cast(pl.Float64))
     log[5, name] = float("nan")
     log.write_parquet(tmp_path / "log.parquet")
-    with pytest.raises(DataError, match=rf"log\.parquet, row 6: column '{name}': got nan, expected a value"):
+    with refuses(DataError, f"log.parquet row 6 {name} nan"):
         samples(tmp_path / "log.parquet", tmp_path / "work")
 
 
@@ -87,7 +88,7 @@ def test_dense_features_can_be_chosen(tmp_path: Path) -> None:
     assert_frame_equal(
         some, everything.drop([name for name in config.countable if name not in ("moves", "popularity")])
     )
-    with pytest.raises(ConfigError, match=r"data.source.dense names 'luck'.*there are popularity, .*device_popularity"):
+    with refuses(ConfigError, "data.source.dense luck device_popularity"):
         ClicksConfig(contexts=("device",), dense=("luck",))
 
 
@@ -121,18 +122,18 @@ def test_clicks_that_nobody_follows_are_counted_and_kept_as_events(tmp_path: Pat
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ({"negatives": 0}, r"data\.source\.negatives is 0, expected at least 1"),
-        ({"contexts": ("item_id",)}, r"data\.source\.contexts names 'item_id', which is a feature already"),
-        ({"contexts": ("weekday",)}, r"data\.source\.contexts names 'weekday'"),
-        ({"contexts": ("device", "device")}, r"data\.source\.contexts names 'device'"),
-        ({"negative_window": "soon"}, r"data\.source\.negative_window is 'soon'"),
+        ({"negatives": 0}, "data.source.negatives 0 1"),
+        ({"contexts": ("item_id",)}, "data.source.contexts item_id"),
+        ({"contexts": ("weekday",)}, "data.source.contexts weekday"),
+        ({"contexts": ("device", "device")}, "data.source.contexts device"),
+        ({"negative_window": "soon"}, "data.source.negative_window soon"),
     ],
 )
 def test_what_makes_no_samples_is_refused(field: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         ClicksConfig(**field)
 
 
 def test_memory_shorter_than_the_window_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data\.source\.memory is 10m"):
+    with refuses(ConfigError, "data.source.memory 10m"):
         ClicksConfig(memory="10m")

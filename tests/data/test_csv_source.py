@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from errors import refuses
 from stratarec.data.schema import DenseFeature, LabelRule, Schema, SparseFeature
 from stratarec.data.sources.base import ChunkShare, OnBadRow
 from stratarec.data.sources.csv import CsvConfig, CsvSource
@@ -202,16 +203,16 @@ GOOD = b"u,1,5,a,,1,7,t\n"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (HEAD + GOOD + b'u,1,5,a"b,,1,7,t\n' + GOOD, r"line 3: a quote is not closed in any line that follows"),
-        (HEAD + b'u,1,5,"a\nb",,1,7,t\n' + b"u,1,5,a,,x,7,t\n", r"line 4: column 'price': got 'x', expected a fin"),
-        (HEAD + b"u,yes,5,a,,1,7,t\n", r"line 2: column 'y': got 'yes', expected 0 or 1, or true or false"),
+        (HEAD + GOOD + b'u,1,5,a"b,,1,7,t\n' + GOOD, "line 3"),
+        (HEAD + b'u,1,5,"a\nb",,1,7,t\n' + b"u,1,5,a,,x,7,t\n", "line 4 price 'x'"),
+        (HEAD + b"u,yes,5,a,,1,7,t\n", "line 2 'y' yes 0 1"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_by_file_line_and_column(tmp_path: Path, content: bytes, message: str) -> None:
     """The usual faults are in `test_malformed`, from file to exit code."""
     path = tmp_path / "log.csv"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=message) as caught:
+    with refuses(DataError, message) as caught:
         read(path, max_line_bytes=1 << 20)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
@@ -220,21 +221,21 @@ def test_what_is_wrong_is_named_by_file_line_and_column(tmp_path: Path, content:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"[1, 2]", r"line 2: got a list, expected an object with names"),
-        (b'{"y": 1', r"line 2: no JSON \(.*\)"),
-        (b'{"y": 1, "item": {"id": 3}}', r"line 2: column 'item': got an object, expected one value"),
-        (b'{"y": 1, "item": "a", "tags": "x"}', r"line 2: column 'tags': got 'x', expected a list"),
-        (b'{"y": 1, "item": "a", "tags": [[1]]}', r"line 2: column 'tags': got '\[\[1\]\]', expected a list"),
-        (b'{"y": 3, "item": "a", "tags": []}', r"line 2: column 'y': got '3', expected 0 or 1, or true or false"),
-        (b'{"y": NaN, "item": "[", "tags": []}', r"line 2: no JSON \(NaN is no JSON\)"),
-        (b'{"y": "\xff"}', r"line 2: byte 8 is 0xff, which is not UTF-8"),
+        (b"[1, 2]", "line 2"),
+        (b'{"y": 1', "line 2 JSON"),
+        (b'{"y": 1, "item": {"id": 3}}', "line 2 item"),
+        (b'{"y": 1, "item": "a", "tags": "x"}', "line 2 tags 'x'"),
+        (b'{"y": 1, "item": "a", "tags": [[1]]}', "line 2 tags [[1]]"),
+        (b'{"y": 3, "item": "a", "tags": []}', "line 2 'y' '3' 0 1"),
+        (b'{"y": NaN, "item": "[", "tags": []}', "line 2 JSON NaN"),
+        (b'{"y": "\xff"}', "line 2 byte 8 0xff UTF-8"),
     ],
 )
 def test_what_is_wrong_with_json_is_named_by_line_and_column(tmp_path: Path, line: bytes, message: str) -> None:
     schema = Schema(label="y", sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi")))
     path, good = tmp_path / "log.jsonl", b'{"y": true, "item": 5, "tags": [1, "x", null]}\n'
     path.write_bytes(good + line + b"\n\n" + good)
-    with pytest.raises(DataError, match=message):
+    with refuses(DataError, message):
         read(path, schema)
     found = list(source(path, schema, "skip").chunks(tmp_path))
     assert found[0].frame.to_dicts() == [{"y": 1, "item": "5", "tags": ["1", "x"]}] * 2
@@ -246,7 +247,7 @@ def test_what_is_wrong_with_json_is_named_by_line_and_column(tmp_path: Path, lin
 def test_a_name_that_no_json_line_has_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"y": 1}\n{"y": 0, "itme": 3}\n')
-    with pytest.raises(DataError, match=r"no column 'item'; did you mean 'itme'\?; it has y, itme"):
+    with refuses(DataError, "item itme"):
         read(path, Schema(label="y", sparse=(SparseFeature(name="item"),)))
 
 
@@ -330,26 +331,26 @@ NO_TIME = r"column 'a': got '.*', expected a time: a whole number, seconds"
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
-        ({"y": ["yes", "", "no"]}, WORDED, "column 'y': got ('', |nothing, )expected 'yes' or another text"),
+        ({"y": ["yes", "", "no"]}, WORDED, "'y' yes"),
         (
             {"a": [2020010100, 202001010, 2020010101]},
             HOURLY,
-            "column 'a': got '?202001010'?, expected a time as %Y%m%d%H",
+            "'a' 202001010",
         ),
         (
             {"a": ["31/12/2019", "31/12/19"]},
             {**TIMED, "time_format": "%d/%m/%Y"},
-            "column 'a': got '31/12/19', expected",
+            "'a' 31/12/19",
         ),
-        ({"y": [5, None, 2]}, RATED, "column 'y': got nothing, expected a number"),
-        ({"a": [12.0, 0.5, 2.0**60]}, WHOLE, r"column 'a': got '?0\.5'?, expected a whole number or nothing"),
+        ({"y": [5, None, 2]}, RATED, "'y' number"),
+        ({"a": [12.0, 0.5, 2.0**60]}, WHOLE, "'a' 0.5"),
         (
             {"a": ["1", "2"], "b": [7, 8], "c": ["1|2", "3|x"]},
             TYPED,
-            r"column 'c': got '3\|x', expected whole numbers, without leading zeros, as its type is in",
+            "'c' 3|x",
         ),
         *(
-            ({"a": ["2020-01-01", time]}, TIMED, NO_TIME)
+            ({"a": ["2020-01-01", time]}, TIMED, f"'a' {time}")
             for time in ("2020-13-01", "2020-01-01 25:00", "yesterday", "2020-01-01 00:00:00 PST", "1.5")
         ),
     ],
@@ -359,7 +360,7 @@ def test_what_is_wrong_is_the_same_in_text_and_in_parquet(
 ) -> None:
     """In the second row, and in the third of the numbers that no float holds."""
     for path in write_both(tmp_path, columns):
-        with pytest.raises(DataError, match=f"(row 2|line 3): {message}"):
+        with refuses(DataError, message):
             either(path, options)
         left = 2 if "y" in columns or options == HOURLY else 1
         assert either(path, options, "skip").height == left
@@ -382,13 +383,13 @@ def test_a_column_may_stand_in_several_places(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"delimiter": "||"}, r"data\.source\.delimiter is '\|\|', expected one ASCII character, or nothing"),
-        ({"quote": "\n"}, r"data\.source\.quote is '\\n', expected one ASCII"),
-        ({"delimiter": "'", "quote": "'"}, r"data\.source\.quote is \"'\", which is the delimiter, too"),
+        ({"delimiter": "||"}, "data.source.delimiter '||' ASCII"),
+        ({"quote": "\n"}, r"data.source.quote '\n' ASCII"),
+        ({"delimiter": "'", "quote": "'"}, "data.source.quote"),
     ],
 )
 def test_marks_are_checked(options: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         CsvConfig(**options)  # type: ignore[arg-type]
 
 
@@ -397,6 +398,6 @@ def test_a_damaged_file_is_named_behind_the_rows_before_it(tmp_path: Path) -> No
     whole = gzip.compress(HEAD + b"".join(b"u%d,1,5,a,,%d,7,t\n" % (i, i * 7919 % 10007) for i in range(20_000)))
     path.write_bytes(whole[: len(whole) // 2])
     found = []
-    with pytest.raises(DataError, match=r"log\.csv\.gz: damaged or truncated gzip"):
+    with refuses(DataError, "log.csv.gz"):
         found.extend(source(path, block_bytes=10_000).chunks(tmp_path))
     assert len(found) > 5

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from errors import refuses
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset import writer as storage
 from stratarec.data.dataset.dataset import Dataset
@@ -242,5 +243,5 @@ def test_an_empty_split_is_refused(tmp_path: Path) -> None:
         path=str(tmp_path / "d"),
         split=SplitConfig(valid=0.0, test=0.0),
     )
-    with pytest.raises(DatasetError, match="'test' has no samples"):
+    with refuses(DatasetError, "test"):
         Loader(prepare(config), "test", LoaderConfig())

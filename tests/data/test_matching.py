@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 import yaml
 
+from errors import missing, refuses
 from recipes import prepared, tiny
 from stratarec.cli import main
 from stratarec.data.dataset.compatibility import check_prepared, input_difference
@@ -106,7 +107,7 @@ def test_a_data_set_whose_ids_mean_other_values_is_refused(root: Path, capsys: p
     assert own.table_rows() == other.table_rows()
     for command in ("evaluate", "predict"):
         line = refused([command, str(root / "run"), str(root / "rising")], capsys)
-        assert "vocabulary 'item' has other values, or the same in another order" in line
+        assert not missing("item", line)
     assert not list((root / "run").glob("predictions*"))
 
 
@@ -122,11 +123,11 @@ def test_data_prepared_anew_behind_a_run_are_refused(root: Path, capsys: pytest.
     made = content(root, "rising", path=str(root / "falling"))
     prepare(Recipe.from_dict(made).data, overwrite=True)
     for command in ("evaluate", "predict", "export"):
-        assert "vocabulary 'item' has other values" in refused([command, str(root / "run")], capsys)
+        assert not missing("item", refused([command, str(root / "run")], capsys))
     (root / "r.yaml").write_text(yaml.safe_dump(made))
     before = {path: path.read_bytes() for path in (root / "run").rglob("*") if path.is_file()}
     line = refused(["train", "--resume", str(root / "r.yaml"), "train.epochs=5"], capsys)
-    assert "is not what it was trained on (vocabulary 'item' has other values" in line
+    assert not missing("item", line)
     assert {path: path.read_bytes() for path in (root / "run").rglob("*") if path.is_file()} == before
 
 
@@ -149,7 +150,7 @@ def test_other_moments_are_refused(root: Path, capsys: pytest.CaptureFixture[str
     write_log(root / "logs" / "scaled.parquet", rising=False, scale=1.5)
     prepare(Recipe.from_dict(content(root, "scaled")).data)
     line = refused(["evaluate", str(root / "run"), str(root / "scaled")], capsys)
-    assert "dense[0].mean is" in line
+    assert not missing("dense[0].mean", line)
 
 
 SCHEMAS: dict[str, tuple[dict[str, Any], str]] = {
@@ -184,7 +185,7 @@ def test_rounding_of_moments_is_no_difference(root: Path) -> None:
 
 def test_a_run_says_where_its_data_set_should_be(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "falling").rename(root / "moved")
-    assert f"{root / 'falling'}, which is not there" in refused(["evaluate", str(root / "run")], capsys)
+    assert not missing(f"{root / 'falling'}", refused(["evaluate", str(root / "run")], capsys))
     assert main(["evaluate", "-q", str(root / "run"), str(root / "moved")]) == 0
 
 
@@ -217,7 +218,7 @@ def test_a_recipe_that_asks_for_other_data_is_refused(
     for command in ("train", "plan"):
         line = refused([command, str(small / "r.yaml"), override], capsys)
         assert expected in line
-        assert "prepare it again with --overwrite" in line
+        assert not missing("--overwrite", line)
     assert not (small / "run").exists()
 
 
@@ -247,9 +248,9 @@ def test_logs_are_known_by_what_is_in_them(tmp_path: Path) -> None:
     assert prepare(config).fingerprint == dataset.fingerprint
     assert prepare(text_config(tmp_path, "b/day.tsv")).fingerprint == dataset.fingerprint
     assert not check_prepared(text_config(tmp_path, "b/day.tsv"), dataset)
-    with pytest.raises(ConfigError, match=r"data\.source\.paths is .* logs of other content"):
+    with refuses(ConfigError, "data.source.paths logs"):
         check_prepared(text_config(tmp_path, "c/day.tsv"), dataset)
-    with pytest.raises(DatasetError, match="logs of other content"):
+    with refuses(DatasetError, "logs"):
         prepare(text_config(tmp_path, "c/day.tsv"))
     assert "cannot compare" in check_prepared(text_config(tmp_path, "gone/day.tsv"), dataset)
 
@@ -263,7 +264,7 @@ def test_a_change_of_one_byte_under_the_old_time_is_another_log(tmp_path: Path) 
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(DatasetError, match="logs of other content"):
+    with refuses(DatasetError, "logs"):
         prepare(config)
 
 
@@ -302,7 +303,7 @@ def test_files_that_change_sides_are_another_data_set(tmp_path: Path) -> None:
         text_log(tmp_path / place / "day.tsv")
     split = SplitConfig(by="file", valid=str(tmp_path / "b" / "*"), test=str(tmp_path / "c" / "*"))
     prepare(text_config(tmp_path, "a/day.tsv", "b/day.tsv", "c/day.tsv", split=split))
-    with pytest.raises(DatasetError, match="--overwrite"):
+    with refuses(DatasetError, "--overwrite"):
         prepare(text_config(tmp_path, "b/day.tsv", "a/day.tsv", "c/day.tsv", split=split))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from errors import refuses
 from recipes import log_config
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
@@ -134,15 +135,15 @@ def test_names_that_cannot_be_are_refused_with_their_field(name: str, expected: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"label": ""}, r"schema\.label is '', expected a name that is not empty"),
-        ({"time": "@row"}, r"schema\.time is '@row', expected a name that is none of StrataRec's own columns"),
-        ({"user": "label"}, r"schema\.user is 'label', which is the label column"),
-        ({"session": "tags"}, r"schema\.session is 'tags', a feature of several values"),
-        ({"session": "a\x1bb"}, r"schema\.session is 'a\\x1bb', expected a name without control characters"),
+        ({"label": ""}, "schema.label ''"),
+        ({"time": "@row"}, "schema.time @row"),
+        ({"user": "label"}, "schema.user label"),
+        ({"session": "tags"}, "schema.session tags"),
+        ({"session": "a\x1bb"}, r"schema.session a\x1bb"),
     ],
 )
 def test_keys_that_cannot_be_are_refused(options: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         Schema(sparse=(SparseFeature(name="tags", kind="multi", separator="|"),), **options)  # type: ignore[arg-type]
 
 

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from errors import missing, refuses
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
 from stratarec.data.sources import parquet
 from stratarec.data.sources.base import ChunkShare, OnBadRow
@@ -259,8 +260,9 @@ def test_any_schema_reads_as_the_reference_or_names_what_is_wrong(
     write(path, log.columns, log.row_group)
     wrong = {name for name, column in log.columns.items() if not fits(name, column.type)}
     if wrong:
-        with pytest.raises(StrataError, match=f"{path}: column '({'|'.join(wrong)})' is .*, expected ") as caught:
+        with refuses(StrataError, str(path)) as caught:
             read(path, SCHEMA, "skip")
+        assert any(not missing(f"'{name}'", str(caught.value)) for name in wrong)
         assert "\n" not in str(caught.value)
         return
     cells = {
@@ -277,7 +279,7 @@ def test_any_schema_reads_as_the_reference_or_names_what_is_wrong(
     if bad:
         with pytest.raises(DataError) as caught:
             read(path, SCHEMA)
-        named = re.match(rf"{path}, row (\d+): column '(\w+)': got .*, expected ", str(caught.value))
+        named = re.match(rf"{path}, row (\d+)\b.*column '(\w+)'", str(caught.value))
         assert named, caught.value
         assert int(named[1]) == min(row for row, _ in bad)
         assert (int(named[1]), named[2]) in bad
@@ -317,7 +319,7 @@ def test_a_time_beyond_its_unit_is_a_bad_row(tmp_path: Path) -> None:
         1_577_836_800_000_000,
         16_725_225_600_000_000,
     ]
-    with pytest.raises(DataError, match=r"row 2: column 't': got .*2500.*, expected a time"):
+    with refuses(DataError, "row 2 't' 2500"):
         read(path, Schema(label="y", time="t", time_unit="ns"))
 
 
@@ -340,9 +342,9 @@ def test_timestamps_finer_than_the_unit_are_refused(tmp_path: Path, unit: TimeUn
 @pytest.mark.parametrize(
     ("times", "unit", "hint"),
     [
-        ([1_506_826_800_026, 1_507_865_792_177], "s", "are the years 49719 to 49752 .*; set time_unit to ms"),
-        ([1_506_826_800, 1_507_865_792], "ms", "are the years 1970 to 1970 .* 2017-10-13 .*; set time_unit to s"),
-        ([1_506_826_800 * 10**9], "us", "are the years 49719 to .*; set time_unit to ns"),
+        ([1_506_826_800_026, 1_507_865_792_177], "s", "49719 49752 time_unit ms"),
+        ([1_506_826_800, 1_507_865_792], "ms", "1970 2017-10-13 time_unit"),
+        ([1_506_826_800 * 10**9], "us", "49719 time_unit ns"),
         ([1_506_826_800, None], "s", ""),
         ([0, 3600, 86_400 * 365], "s", ""),
         ([-5, 5], "ms", ""),
@@ -359,7 +361,7 @@ def test_times_that_are_dates_in_another_unit_alone_are_refused(
     if not hint:
         assert read(path, schema, "skip")["t"].to_list() == [time for time in times if time is not None]
         return
-    with pytest.raises(DataError, match=rf"log\.parquet: column 't' holds .*{hint}, or convert the column"):
+    with refuses(DataError, f"log.parquet 't' {hint}"):
         read(path, schema, "skip")
 
 
@@ -371,7 +373,7 @@ def test_unsigned_ids_stay_what_they_are(tmp_path: Path) -> None:
     assert found["c"].to_list() == ids
     assert found["m"].to_list() == [[value] for value in ids]
     write(tmp_path / "zigned.parquet", {"y": pa.array([0]), "c": pa.array([-1]), "m": lists[:1]})
-    with pytest.raises(DataError, match=r"zigned\.parquet: column 'c' is int64, but uint64 in .*log\.parquet"):
+    with refuses(DataError, "'c' int64 uint64 log.parquet"):
         read(tmp_path / "*.parquet", Schema(label="y", sparse=(SparseFeature(name="c"),)))
 
 
@@ -381,7 +383,7 @@ def test_null_lists_of_a_fixed_size_are_read_or_said_to_need_another_pyarrow(tmp
     if NULL_LISTS:
         assert read(path, multi())["tags"].to_list() == cells
     else:
-        with pytest.raises(DataError, match=rf"log\.parquet, row group 0: pyarrow {pa.__version__} .* pyarrow>=26$"):
+        with refuses(DataError, f"log.parquet group 0 {pa.__version__} pyarrow>=26"):
             read(path, multi())
 
 
@@ -429,7 +431,7 @@ def test_a_column_of_nulls_takes_the_type_of_other_files_or_none(tmp_path: Path)
 def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array([0, 1]), pa.array([1, 2]), pa.array([3, 4])], names=["y", "c", "c"])
     pq.write_table(table, tmp_path / "log.parquet")
-    with pytest.raises(DataError, match=r"log\.parquet: column 'c' stands there 2 times, expected once"):
+    with refuses(DataError, "log.parquet 'c' 2"):
         read(tmp_path / "log.parquet", Schema(label="y", sparse=(SparseFeature(name="c"),)))
 
 
@@ -445,9 +447,9 @@ def test_files_must_agree_on_what_is_text(tmp_path: Path) -> None:
     write(tmp_path / "b.parquet", {"y": pa.array([0, 1]), "c": pa.array([3, 4], pa.int64())})
     assert read(tmp_path / "*.parquet", schema)["c"].to_list() == [1, 2, 3, 4]
     write(tmp_path / "c.parquet", {"y": pa.array([0, 1]), "c": pa.array(["3", "4"])})
-    with pytest.raises(DataError, match=r"c\.parquet: column 'c' is string, but int16 in .*a\.parquet"):
+    with refuses(DataError, "c.parquet 'c' string int16 a.parquet"):
         read(tmp_path / "*.parquet", schema)
-    with pytest.raises(DataError, match=r"c\.parquet: column 'c' is string, but int16 in .*a\.parquet"):
+    with refuses(DataError, "c.parquet 'c' string int16 a.parquet"):
         list(source(tmp_path / "*.parquet", schema).chunks(tmp_path, ChunkShare(done=frozenset(range(2)))))
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from errors import refuses
 from stratarec.data.column_names import weights_of
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.csv import CsvConfig, CsvSource
@@ -91,9 +92,9 @@ def test_a_list_as_text_has_the_same_values_everywhere(
 )
 def test_text_that_is_no_list_is_refused_everywhere(separator: str, text: str, tmp_path: Path) -> None:
     feature = SparseFeature(name="tags", kind="multi", separator=separator)
-    with pytest.raises(DataError, match=r"line 3: column 'tags': got .*`separator`"):
+    with refuses(DataError, "line 3 tags separator"):
         in_every_form([separator.join("ab") if separator else "[1]", text], feature, tmp_path)
-    with pytest.raises(DataError, match=r"row 1: column 'tags': got .*`separator`"):
+    with refuses(DataError, "row 1 tags separator"):
         encoder(feature, ["a"]).encode({"tags": [text]})
 
 
@@ -125,8 +126,8 @@ def test_sequences_and_weights_may_be_lists_as_text(tmp_path: Path) -> None:
         (["1700000037.0", "1700000038.0"], "ms", [1700000037000, 1700000038000]),
         (["1700000003365.5", "1700000003365.0"], "us", [1700000003365500, 1700000003365000]),
         (["1.0", "3.0"], "s", [1, 3]),
-        (["1.5", "3.0"], "s", "got .*1.5.*, expected a time: "),
-        (["1700000003.365", "1700000037.0"], "s", "finer than time_unit s, such as .*; set time_unit to ms"),
+        (["1.5", "3.0"], "s", "1"),
+        (["1700000003.365", "1700000037.0"], "s", "time_unit ms"),
     ],
 )
 def test_numbers_with_fractions_are_times(
@@ -142,7 +143,7 @@ def test_numbers_with_fractions_are_times(
         sources.append(CsvSource(CsvConfig(paths=(f"{path}.csv",), schema=schema), "error"))
     for source in sources:
         if isinstance(expected, str):
-            with pytest.raises(DataError, match=f"column 't'.* {expected}"):
+            with refuses(DataError, f"'t' column {expected}"):
                 next(iter(source.chunks(tmp_path)))
         else:
             assert next(iter(source.chunks(tmp_path))).frame["t"].to_list() == expected
@@ -163,12 +164,12 @@ def test_a_whole_number_has_no_leading_zeros(kind: Any, tmp_path: Path) -> None:
     plain = ["7", "7.0", " 0", "-5"]
     for form, values in in_every_form(plain, feature, tmp_path).items():
         assert values == ([[7], [7], [0], [-5]] if kind == "multi" else [7, 7, 0, -5]), form
-    with pytest.raises(DataError, match=r"line 5002: column 'shop': got '007', expected .* type text"):
+    with refuses(DataError, "line 5002 shop 007"):
         in_every_form(["7"] * 5000 + ["007"], feature, tmp_path)  # a head of integers
     auto = SparseFeature(name="shop", kind=kind, separator=feature.separator)
     for each in (feature, auto):  # a vocabulary of integers, as a column of integers in Parquet gives
         for rows in (1, 100):
-            with pytest.raises(DataError, match=r"column 'shop'.*'007'"):
+            with refuses(DataError, "shop 007"):
                 encoder(each, [7]).encode({"shop": ["7"] * (rows - 1) + ["007"]})
             assert encoder(each, [7]).encode({"shop": ["7"] * rows})[1].values.tolist() == [1] * rows
 
@@ -198,7 +199,7 @@ def test_decimals_that_are_no_integers_of_64_bits_are_bad_rows(cell: Decimal, tm
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
     schema = Schema(label="y", sparse=(SparseFeature(name="shop"),))
     source = ParquetSource(ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=schema), "error")
-    with pytest.raises(DataError, match=r"row 2: column 'shop': got .*, expected a whole number"):
+    with refuses(DataError, "row 2 shop"):
         next(iter(source.chunks(tmp_path)))
-    with pytest.raises(DataError, match=r"row 2: column 'shop': got .*, expected a whole number"):
+    with refuses(DataError, "row 2 shop"):
         read_frame({"shop": [Decimal(5), cell]}, schema)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from errors import missing, refuses
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.errors import DataError
@@ -43,7 +44,7 @@ def crafted(path: Path, rows: int = ROWS) -> dict[str, str]:
 
 CHILD = """
 import os, sys, pyarrow as pa
-sys.path.insert(0, sys.argv[3])
+sys.path[:0] = [sys.argv[3], sys.argv[3] + "/.."]
 from pathlib import Path
 from test_row_groups import source
 from stratarec.errors import DataError
@@ -65,10 +66,7 @@ def test_a_text_in_every_row_is_counted_before_it_is_written_out(tmp_path: Path,
     done = subprocess.run([*command, kinds[column]], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     message, peak = done.stdout.splitlines()
-    assert message.endswith(
-        "log.parquet, row group 0: takes 46.6 GiB in memory, more than 1.0 GiB; write the log with smaller row groups, "
-        "or raise data.source.max_row_group_bytes"
-    )
+    assert not missing("log.parquet row group 0 46.6 GiB 1.0 data.source.max_row_group_bytes", message)
     assert int(peak) < 200 << 20
 
 
@@ -80,7 +78,7 @@ def test_repeated_numbers_are_counted_by_the_footer(tmp_path: Path, kind: str, v
     pq.write_table(pa.table({"y": pa.array(np.zeros(ROWS, np.int8)), "c": column}), tmp_path / "log.parquet")
     assert (tmp_path / "log.parquet").stat().st_size < 50_000
     needed = 8 * ROWS * (1 + values)
-    with pytest.raises(DataError, match=r"row group 0: takes .* in memory, more than .*max_row_group_bytes"):
+    with refuses(DataError, "group 0 max_row_group_bytes"):
         list(source(tmp_path / "log.parquet", needed, c=kind).chunks(tmp_path))
     before = pa.total_allocated_bytes()
     assert sum(chunk.frame.height for chunk in source(tmp_path / "log.parquet", 2 * needed, c=kind).chunks(tmp_path))
@@ -146,10 +144,10 @@ def test_a_footer_that_counts_other_rows_is_damaged(tmp_path: Path) -> None:
     for claim in (9_000, 1_000_000):
         pq.write_table(table, tmp_path / "log.parquet", row_group_size=ROWS // 2)
         lie(tmp_path / "log.parquet", ROWS, claim)
-        with pytest.raises(DataError, match=r"damaged \(its footer counts other rows than its row groups have\)"):
+        with refuses(DataError, "damaged counts"):
             list(source(tmp_path / "log.parquet", c="single").chunks(tmp_path))
         pq.write_table(table, tmp_path / "log.parquet")
         lie(tmp_path / "log.parquet", ROWS, claim)
         if claim > ROWS:
-            with pytest.raises(DataError, match=r"row group 0: damaged \(it has 100,000 rows, and 1,000,000 by its"):
+            with refuses(DataError, "group 0 100,000 rows 1,000,000"):
                 list(source(tmp_path / "log.parquet", c="single").chunks(tmp_path))

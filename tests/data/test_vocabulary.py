@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from errors import refuses
 from recipes import log_config, tiny
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.hashing import stable_hash
@@ -45,10 +46,10 @@ def test_an_override_changes_what_it_names_alone(tmp_path: Path) -> None:
     assert infos["C1"].values == 2
 
 
-@pytest.mark.parametrize(("name", "hint"), [("colour", r"there are C1, .*"), ("C33", "did you mean C3")])
+@pytest.mark.parametrize(("name", "hint"), [("colour", "C1"), ("C33", "C3")])
 def test_an_override_of_no_vocabulary_is_refused_before_any_work(tmp_path: Path, name: str, hint: str) -> None:
     made = recipe(tmp_path, overrides={name: {"min_count": 3}})
-    with pytest.raises(ConfigError, match=rf"data\.vocabulary\.overrides\.{name}: no such vocabulary; {hint}"):
+    with refuses(ConfigError, f"data.vocabulary.overrides.{name} {hint}"):
         prepare(made.data)
     assert not list(tmp_path.glob("data*"))
 
@@ -57,20 +58,20 @@ def test_a_feature_of_another_vocabulary_is_told_so(tmp_path: Path) -> None:
     frame = pl.DataFrame({"label": [0, 1], "item": [1, 2]})
     schema = Schema(sparse=(SparseFeature(name="item", vocabulary="items"),))
     limits = VocabularyConfig(overrides={"item": VocabularyOverride(min_count=3)})
-    with pytest.raises(ConfigError, match=r"overrides\.item: no such vocabulary; the feature of that name uses items"):
+    with refuses(ConfigError, "overrides.item"):
         prepare(log_config(tmp_path, schema, frame, vocabulary=limits))
 
 
 @pytest.mark.parametrize("name", ["min_count", "tail_buckets", "max_rows"])
 def test_limits_out_of_range_name_their_field(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"data\.vocabulary\.{name} is -1, expected at least"):
+    with refuses(ConfigError, f"data.vocabulary.{name} -1"):
         VocabularyConfig(**{name: -1})
-    with pytest.raises(ConfigError, match=rf"data\.vocabulary\.overrides\.C1\.{name} is -1, expected at least"):
+    with refuses(ConfigError, f"data.vocabulary.overrides.C1.{name} -1"):
         VocabularyConfig(overrides={"C1": VocabularyOverride(**{name: -1})})
 
 
 def test_a_table_has_an_end() -> None:
-    with pytest.raises(ConfigError, match=r"data\.vocabulary\.tail_buckets is 1000000000000, expected at most"):
+    with refuses(ConfigError, "data.vocabulary.tail_buckets 1000000000000"):
         VocabularyConfig(tail_buckets=10**12)
 
 
@@ -131,17 +132,17 @@ def test_a_hash_beside_counted_ones_trains_and_scores(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("vocabulary", "message"),
     [
-        ({"buckets": 0}, r"data\.vocabulary\.buckets is 0, expected at least 1"),
-        ({"kind": "hashed"}, r"data\.vocabulary\.kind: input should be 'count' or 'hash'"),
+        ({"buckets": 0}, "data.vocabulary.buckets 0 1"),
+        ({"kind": "hashed"}, "data.vocabulary.kind count hash"),
         (
             {"overrides": {"C1": {"kind": "hash", "min_count": 3}}},
-            r"data\.vocabulary\.overrides\.C1\.min_count is 3, which kind hash makes no use of; remove it",
+            "data.vocabulary.overrides.C1.min_count 3 hash",
         ),
-        ({"overrides": {"C1": {"buckets": 3}}}, r"overrides\.C1\.buckets is 3, which kind count makes no use of"),
+        ({"overrides": {"C1": {"buckets": 3}}}, "overrides.C1.buckets 3 count"),
     ],
 )
 def test_what_a_kind_makes_no_use_of_is_refused(tmp_path: Path, vocabulary: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         recipe(tmp_path, **vocabulary)
 
 

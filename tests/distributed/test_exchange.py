@@ -12,6 +12,7 @@ import torch
 from distributed.jobs import TABLES, Setup, ahead, batch, places, sharded, single, small, together
 from distributed.ranks import Ranks
 
+from errors import refuses
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import ShardedCollection
@@ -150,5 +151,5 @@ def test_weights_of_samples_are_refused() -> None:
     features = batch(0, True)
     weighted = replace(features, weights=torch.ones(features.values.numel()))
     sharding = Sharding(TABLES, places("whole", 1), 1)
-    with pytest.raises(ConfigError, match="per-sample weights do not travel"):
+    with refuses(ConfigError, "weights"):
         ShardedCollection(sharding, Mesh.alone())(weighted)

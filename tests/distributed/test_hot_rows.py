@@ -12,6 +12,7 @@ from distributed.ranks import Ranks
 from distributed.test_exchange import compare
 from distributed.test_runs import TIERED, assert_near, content, model, recipe, train
 
+from errors import refuses
 from recipes import prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.config import DistributedConfig
@@ -117,16 +118,16 @@ def test_ranks_with_other_hot_rows_are_refused_on_all_of_them(ranks: Ranks) -> N
 @pytest.mark.parametrize(
     ("layout", "hot", "optimizer", "message"),
     [
-        ("rows", {"page": 41}, "sgd", "table 'page': 41 first rows are hot, expected 1 to 40"),
-        ("rows", {"pages": 1}, "sgd", "hot rows of table 'pages', expected one of item, user"),
-        ("whole", {"page": 1}, "sgd", "table 'page' has hot rows and is pooled by its owner"),
-        ("rows", {"page": 1}, "adam of all rows", "set it to batch, or hot.copies to null"),
+        ("rows", {"page": 41}, "sgd", "page 41 1 40"),
+        ("rows", {"pages": 1}, "sgd", "pages"),
+        ("whole", {"page": 1}, "sgd", "page"),
+        ("rows", {"page": 1}, "adam of all rows", "hot.copies"),
     ],
 )
 def test_hot_rows_that_cannot_be_trained_are_refused(
     layout: str, hot: dict[str, int], optimizer: str, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         collection_of(Mesh.alone(), layout, hot, optimizer)
 
 

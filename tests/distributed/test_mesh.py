@@ -17,6 +17,7 @@ import torch
 from distributed.ranks import Ranks
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from errors import refuses
 from stratarec.distributed.collectives import Channel, reduce_gradients
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.failures import Heartbeat, RollCall
@@ -245,10 +246,10 @@ def test_one_process_is_a_mesh_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"WORLD_SIZE": "x"}, "WORLD_SIZE is 'x', expected a whole number"),
-        ({"WORLD_SIZE": "2"}, "RANK is -1 of WORLD_SIZE 2"),
-        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR, MASTER_PORT is not set"),
-        ({"WORLD_SIZE": "4", "RANK": "0", "LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE is 3 for 4 ranks"),
+        ({"WORLD_SIZE": "x"}, "WORLD_SIZE 'x'"),
+        ({"WORLD_SIZE": "2"}, "RANK -1 WORLD_SIZE 2"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR MASTER_PORT"),
+        ({"WORLD_SIZE": "4", "RANK": "0", "LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE 3 4"),
     ],
 )
 def test_odd_environments_are_refused(
@@ -258,7 +259,7 @@ def test_odd_environments_are_refused(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=message), joined():
+    with refuses(ConfigError, message), joined():
         pass
 
 
@@ -267,7 +268,7 @@ def test_others_that_cannot_be_reached_are_an_error(address: str, monkeypatch: p
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with (
-        pytest.raises(RankError, match=f"rank 1 of 2 could not meet the others at {address}:1 within 1 s"),
+        refuses(RankError, f"rank 1 2 {address}:1"),
         joined(DistributedConfig(timeout=1)),
     ):
         pass
@@ -281,9 +282,7 @@ def test_a_port_that_is_in_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
             monkeypatch.setenv(name, value)
         with (
-            pytest.raises(
-                RankError, match=rf"rank 0 of 2 could not meet .* at 127\.0\.0\.1:{port} .*a port that is free"
-            ),
+            refuses(RankError, f"rank 0 2 127.0.0.1:{port}"),
             joined(DistributedConfig(timeout=1)),
         ):
             pass

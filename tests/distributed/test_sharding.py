@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from errors import refuses
 from stratarec.distributed.sharding import Place, Sharding, rows_key
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.errors import ConfigError
@@ -56,15 +57,15 @@ def test_what_travels_decides_what_an_owner_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("places", "message"),
     [
-        ({"t": Place(first=3)}, "table 't' is placed on ranks 3 to 3, expected 0 to 2; plan for 3 ranks"),
-        ({}, "table 't' has a place and is no table, or is one and has no place"),
+        ({"t": Place(first=3)}, "'t' ranks 3 0 2"),
+        ({}, "table 't'"),
     ],
 )
 def test_places_that_do_not_fit_are_refused(places: dict[str, Place], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         Sharding([table(4)], places, 3)
 
 
 def test_a_shared_table_cannot_pool_at_one_owner() -> None:
-    with pytest.raises(ConfigError, match="travel: rows"):
+    with refuses(ConfigError, "rows"):
         Place(first=0, ranks=2)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from errors import refuses
 from stratarec.config.units import parse_rate
 from stratarec.distributed.measure import Collective, NetworkFigures
 from stratarec.distributed.simulate import Cluster, ExchangeModel, MeasuredCosts, Workload, step_time, traffic
@@ -99,7 +100,7 @@ def test_figures_that_cannot_be_are_refused() -> None:
     for config, name, value in refused:
         with pytest.raises(ConfigError, match="expected"):
             replace(config, **{name: value})  # type: ignore[type-var]
-    with pytest.raises(ConfigError, match="wire is 'fp8', expected"):
+    with refuses(ConfigError, "fp8"):
         traffic(CLUSTER, WORK, ExchangeModel(wire="fp8"))  # type: ignore[arg-type]
 
 
@@ -120,5 +121,5 @@ def test_rates_are_bits_a_second(text: str, rate: float) -> None:
 @pytest.mark.parametrize("text", ["", "200", "200 Gbit", "200gbit", "200GB", "200Gb", "-1Gbit", "0Gbit", "1e3Gbit",
                                   "infGbit", "1Gbit/s", "٣Gbit", "9999999999Tbit"])  # fmt: skip
 def test_rates_in_other_words_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--network is .* expected a rate in bits a second such as"):
+    with refuses(ConfigError, "--network"):
         parse_rate(text, "--network")

@@ -13,6 +13,7 @@ from distributed.test_runs import TIERED, assert_near, content, model, train
 from models import test_deduplicated as dedup
 from torch.nn import functional
 
+from errors import refuses
 from recipes import prepared
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
@@ -126,10 +127,10 @@ def test_what_cannot_be_an_exchange_by_towers_is_refused() -> None:
     assert sptt.by_towers(2, 2, modules=False)
     assert not DistributedConfig(exchange="flat").by_towers(2, 2)
     for towers, hosts, message in (
-        (3, 2, "has 3 towers and there are 2 hosts"),
-        (0, 1, "no towers and there is 1 host"),
+        (3, 2, "3 towers 2"),
+        (0, 1, "towers 1"),
     ):
-        with pytest.raises(ConfigError, match=f"{message}.*: expected one tower a host"):
+        with refuses(ConfigError, message):
             sptt.by_towers(towers, hosts)
 
 
@@ -144,9 +145,9 @@ def test_the_tables_of_a_tower_are_on_its_host(home: Path, tmp_path: Path) -> No
             place = found.places[name]
             assert {rank // 2 for rank in range(place.first, place.first + place.ranks)} == {host}
     small = recipe(home, tmp_path / "run", memory={"dram": "40KiB"})
-    with pytest.raises(ConfigError, match=r"^host \d, which has the tables of tower \d: "):
+    with refuses(ConfigError, "tables tower"):
         sharding_plan(small, dataset, tables, None, 4, by_towers=True)
-    with pytest.raises(ConfigError, match="5 ranks on 2 hosts, expected as many ranks on every host"):
+    with refuses(ConfigError, "ranks 5 2"):
         sharding_plan(made, dataset, tables, None, 5, by_towers=True)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from errors import refuses
 from store_conformance import largest_file, make_failing, make_failing_array
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
@@ -119,7 +120,7 @@ def test_an_interrupt_while_rows_move_is_remembered_until_rows_are_loaded(tmp_pa
         lambda: reading(module, batch(20)),
     )
     for action in refused:
-        with pytest.raises(TrainingError, match=r"incomplete \(bringing rows into level 0 was interrupted by Keyboard"):
+        with refuses(TrainingError, "incomplete rows 0"):
             action()
     assert not (tmp_path / "b").exists()
     module.load(tmp_path / "saved", manifest)
@@ -180,7 +181,7 @@ def test_whatever_fails_in_homes_that_are_memory_leaves_right_rows_or_none(
             if module.engine.health.state == "failed":
                 refused += 1
                 for action in (lambda: module(batch(0)), lambda: module.save(tmp_path / "no"), lambda: rows_of(module)):
-                    with pytest.raises(TrainingError, match="incomplete"):
+                    with refuses(TrainingError, "incomplete"):
                         action()
                 module.load(tmp_path / f"step-{number - number % 6}", manifest)
                 train(module, number - number % 6, number)
@@ -285,10 +286,10 @@ def test_a_row_that_its_codec_cannot_hold_ends_training(tmp_path: Path, home: Ho
     """In addressable homes victims and newcomers have already changed places when it is found."""
     module = collection(home, tmp_path, "fp16")
     module(batch(0)).pooled.backward(torch.full((BATCH, 8), float("nan")))
-    with pytest.raises(TrainingError, match="is not a finite number that fp16 can hold"):
+    with refuses(TrainingError, "fp16"):
         train(module, 1, 60)
     if home == "dram":
-        with pytest.raises(TrainingError, match=r"incomplete .* is not a finite number"):
+        with refuses(TrainingError, "incomplete finite"):
             module.save(tmp_path / "saved")
     module.close()
 
@@ -296,7 +297,7 @@ def test_a_row_that_its_codec_cannot_hold_ends_training(tmp_path: Path, home: Ho
 def test_a_row_that_is_no_number_is_not_saved(tmp_path: Path) -> None:
     module = collection(None, tmp_path)
     module(batch(0)).pooled.backward(torch.full((BATCH, 8), float("nan")))
-    with pytest.raises(TrainingError, match=r"row .* is not finite"):
+    with refuses(TrainingError, "row finite"):
         module.save(tmp_path / "saved")
     module.close()
 
@@ -322,7 +323,7 @@ def test_nothing_works_after_close(tmp_path: Path, home: HomeKind | None) -> Non
         pending.backward,
     )
     for action in refused:
-        with pytest.raises(TrainingError, match="closed"):
+        with refuses(TrainingError, "closed"):
             action()
     assert "closed" in repr(module)
 
@@ -334,7 +335,7 @@ def test_a_load_that_fails_in_the_middle_leaves_a_collection_that_refuses(tmp_pa
     manifest = module.save(tmp_path / "saved")
     store = make_failing(cached(module))
     store.fail("restore", CheckpointError("damaged"))
-    with pytest.raises(CheckpointError, match="damaged"):
+    with refuses(CheckpointError, "damaged"):
         module.load(tmp_path / "saved", manifest)
     with pytest.raises(TrainingError, match=r"loading .* did not finish"):
         module(batch(0))
@@ -345,7 +346,7 @@ def test_a_load_that_fails_in_the_middle_leaves_a_collection_that_refuses(tmp_pa
 def test_a_table_with_more_rows_than_tags_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     table = EmbeddingBagConfig(name="t", num_embeddings=2**31 - 1, embedding_dim=4, feature_names=("f",))
     tiers = TierConfig(tables={"t": TableTier(home="log", cache_rows=64)}, log_path=tmp_path / "log")
-    with pytest.raises(ConfigError, match=r"table 't' has 2,147,483,647 rows; under a cache .* at most 2,147,483,646"):
+    with refuses(ConfigError, "'t' 2,147,483,647 2,147,483,646"):
         TieredEmbeddingBagCollection([table], tiers=tiers)
     assert not (tmp_path / "log").exists()
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from errors import refuses
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.codecs import CodecConfig
@@ -114,7 +115,7 @@ def test_tables_do_not_shrink(tmp_path: Path) -> None:
     large = built(LARGE, optimizer, None)
     train(large, LARGE, 1, 50)
     manifest = large.save(tmp_path / "large")
-    with pytest.raises(CheckpointError, match=r"table 'a' has 300 rows here, 450 rows there"):
+    with refuses(CheckpointError, "table rows 'a' 300 450"):
         built(SMALL, optimizer, None).engine.begin_with(tmp_path / "large", manifest, optimizer)
-    with pytest.raises(CheckpointError, match=r"table 'a' has 500 rows here, 450 rows there"):
+    with refuses(CheckpointError, "table rows 'a' 500 450"):
         built({"a": 500, "b": 26_000}, optimizer, None).load(tmp_path / "large", manifest)

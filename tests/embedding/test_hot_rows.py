@@ -10,6 +10,7 @@ import pytest
 import torch
 from embedding.test_tiers import ROWS, Model, assert_same, batches, cached_tables, everything, tiers, train
 
+from errors import refuses
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import CheckpointError, ConfigError
@@ -93,15 +94,15 @@ def test_hot_slots_of_another_row_in_a_checkpoint_are_damage() -> None:
     group = cached_tables(Model(hot(tiers(0.01)), "adagrad"))[0]
     slots = group.directory.hot_slots[:1]
     stamps, counts = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.uint32)
-    with pytest.raises(CheckpointError, match="other rows than their own"):
+    with refuses(CheckpointError, "rows"):
         group.directory.adopt(slots, np.array([7]), stamps, counts)
     group.directory.adopt(slots, np.array([0]), stamps, counts)
 
 
 def test_more_hot_rows_than_there_are_rows_are_refused() -> None:
-    with pytest.raises(ConfigError, match="20,001 rows are to be hot"):
+    with refuses(ConfigError, "20,001"):
         Model(hot(tiers(0.01), {"item": 20_001, "user": 0}), "adagrad")
-    with pytest.raises(ConfigError, match="hot_rows is -1"):
+    with refuses(ConfigError, "hot_rows -1"):
         hot(tiers(0.01), {"item": -1, "user": 0})
 
 

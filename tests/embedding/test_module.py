@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from interpreted import sized
 from torch import Tensor
 
+from errors import refuses
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.config import RowPart
@@ -79,10 +80,10 @@ def test_bags_behind_the_filled_ones_change_nothing() -> None:
     for name in "abc":
         for part, view in one.table(name).items():
             assert torch.equal(other.table(name)[part], view)
-    with pytest.raises(ConfigError, match="filled has 1 numbers, expected 5"):
+    with refuses(ConfigError, "1 5"):
         replace(plain, filled=(3,))
 
-    with pytest.raises(ConfigError, match="filled has 1 numbers, expected 5"):
+    with refuses(ConfigError, "1 5"):
         replace(plain, filled=(3,))
 
 
@@ -263,12 +264,12 @@ def test_one_id_a_bag_trains_as_bags_of_one(rows: int, batch: int, seed: int) ->
 def test_bad_batches_name_the_feature() -> None:
     module = collection(4)
     features = batch_of(np.random.default_rng(0), 3)
-    with pytest.raises(ConfigError, match="the batch lacks c1"):
+    with refuses(ConfigError, "batch c1"):
         module(features.select(["a1", "a2", "as", "b1"]))
     for bad in (50, -1, 10**12):
         values = torch.zeros(len(SIZES) * 2, dtype=torch.int64)
         values[2 * list(SIZES).index("a1") + 1] = bad
-        with pytest.raises(ConfigError, match=f"feature 'a1': id {bad} is outside table 'a', expected 0 to 49"):
+        with refuses(ConfigError, f"'a1' id {bad} 'a' 0 49"):
             module(KeyedJagged(keys=tuple(SIZES), values=values, offsets=None, batch_size=2))
 
 
@@ -279,7 +280,7 @@ def test_tables_are_state_but_no_parameters() -> None:
     other.load_state_dict(module.state_dict())
     assert other.step == 1
     assert all(torch.equal(view, dict(other.engine.named_views())[name]) for name, view in module.engine.named_views())
-    with pytest.raises(RuntimeError, match=r"tables\.a\.weight is \(50, 4\), expected \(50, 5\)"):
+    with refuses(RuntimeError, "tables.a.weight 50 4 5"):
         collection(5).load_state_dict(module.state_dict())
 
 
@@ -310,9 +311,9 @@ def test_schedules_follow_the_length_of_a_run() -> None:
     assert fixed.of_run(99) == fixed
     assert ScheduleConfig().of_run(99) == ScheduleConfig()
     assert [ScheduleConfig(warmup_share=0.1).of_run(50).factor(step) for step in (0, 4, 49)] == [0.2, 1.0, 1.0]
-    with pytest.raises(ConfigError, match=r"total_steps is 40, expected more than warmup_steps \(50\)"):
+    with refuses(ConfigError, "total_steps 40 warmup_steps 50"):
         ScheduleConfig(kind="cosine", warmup_steps=50).of_run(40)
-    with pytest.raises(ConfigError, match=r"schedule\.total_steps is 0"):
+    with refuses(ConfigError, "schedule.total_steps 0"):
         TieredEmbeddingBagCollection(
             [EmbeddingBagConfig(name="a", num_embeddings=5, embedding_dim=4, feature_names=("a",))],
             optimizer=RowOptimizerConfig(schedule=cosine),
@@ -383,7 +384,7 @@ def test_impossible_settings_are_refused(made: Any, options: dict[str, Any], mes
 
 
 def test_a_feature_of_two_tables_is_refused() -> None:
-    with pytest.raises(ConfigError, match="feature names must be distinct, repeated: x"):
+    with refuses(ConfigError, "feature"):
         TieredEmbeddingBagCollection([table(), table(name="u")])
 
 

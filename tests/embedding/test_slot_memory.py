@@ -12,6 +12,7 @@ import pytest
 import torch
 from slot_memories import WAITING, WORK
 
+from errors import refuses
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.slots import Level0
@@ -72,10 +73,10 @@ def test_ids_that_change_after_they_were_checked_are_read_by_no_kernel() -> None
     ids = torch.tensor([3, 8])
     prepared = module.prepare(KeyedJagged(keys=("x",), values=ids, offsets=None, batch_size=2))
     ids[1] = 9
-    with pytest.raises(TrainingError, match="id number 1 was changed after the batch was prepared"):
+    with refuses(TrainingError, "number 1"):
         module(prepared)
 
 
 def test_rows_of_a_device_that_nobody_wrote_slots_for_are_refused() -> None:
-    with pytest.raises(ConfigError, match="memory of meta, expected cpu"):
+    with refuses(ConfigError, "memory"):
         Level0(torch.device("meta"))

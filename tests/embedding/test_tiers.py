@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from errors import refuses
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import (
     EmbeddingBagConfig,
@@ -163,7 +164,7 @@ def test_a_bad_id_in_one_table_leaves_every_row_as_it_was(in_memory):
     first = list(KEYS).index("friend") * SAMPLES
     wrong.values[wrong.bag_offsets()[first] : wrong.bag_offsets()[first + SAMPLES]] += ROWS["user"]
     for _ in range(2):
-        with pytest.raises(ConfigError, match="is outside table"):
+        with refuses(ConfigError, "table"):
             model(wrong)
     train(model, data[40:], 0)
     assert_same(in_memory["rowwise_adagrad"], everything(model))
@@ -224,7 +225,7 @@ def test_reading_many_rows_takes_no_memory_for_good(tmp_path):
 
 def test_a_batch_that_exceeds_the_cache_names_the_table_and_what_would_do():
     model = Model(TierConfig(tables={"item": TableTier(cache_rows=16)}, ways=8), "sgd")
-    with pytest.raises(TrainingError, match=r"table 'item'.*48 distinct rows.*16 slots"):
+    with refuses(TrainingError, "item table 48 rows 16"):
         model(singles(torch.arange(5 * SAMPLES, dtype=torch.int32)))
 
 
@@ -278,7 +279,7 @@ def test_an_error_while_staging_ahead_is_raised_where_the_batch_is_asked_for():
     model = Model(tiers(0.01), "sgd")
     data = batches(4)
     data[2].values[0] = ROWS["item"]
-    with pytest.raises(ConfigError, match="feature 'item': id 20000 is outside table 'item'"):
+    with refuses(ConfigError, "item id 20000"):
         train(model, data, 1)
     assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
 

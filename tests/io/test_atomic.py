@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from errors import refuses
 from stratarec.config.validate import check_directory
 from stratarec.errors import ConfigError, StorageError
 from stratarec.io.atomic import check_output, write_json, write_text
@@ -14,7 +15,7 @@ from stratarec.io.atomic import check_output, write_json, write_text
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"a": [1.0, float("-inf")]}])
 def test_json_without_a_number_is_refused_and_nothing_is_written(tmp_path: Path, value: object) -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with refuses(ValueError, "JSON"):
         write_json(tmp_path / "a.json", value)
     assert not list(tmp_path.iterdir())
     write_json(tmp_path / "a.json", {"a": None})
@@ -26,7 +27,7 @@ def test_a_directory_is_refused_as_a_file(tmp_path: Path, name: str, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     for check in (check_output, lambda path: write_text(path, "x")):
-        with pytest.raises(StorageError, match=r"it is a directory; name a file, such as"):
+        with refuses(StorageError, "directory"):
             check(Path(name))
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
@@ -34,14 +35,14 @@ def test_a_directory_is_refused_as_a_file(tmp_path: Path, name: str, monkeypatch
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("file/below/a", r"file is a file, expected a directory"),
-        ("a" * 300, r"File name too long"),
-        ("a\0b", r"embedded null"),
+        ("file/below/a", "directory"),
+        ("a" * 300, "name"),
+        ("a\0b", "null"),
     ],
 )
 def test_an_impossible_path_is_refused_before_the_work(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=message):
+    with refuses(StorageError, message):
         check_output(tmp_path / name)
 
 
@@ -52,5 +53,5 @@ def test_a_new_file_in_new_directories_is_fine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", [".", "./", "..", "a/..", "/", "//", "a\0b"])
 def test_a_directory_that_is_not_our_own_is_refused(path: str) -> None:
-    with pytest.raises(ConfigError, match=r"^data\.path is .*, expected the name of a directory of its own$"):
+    with refuses(ConfigError, "data.path directory"):
         check_directory(path, "data.path")

@@ -10,6 +10,7 @@ import torch
 from models.test_models import CONFIGS, HISTORIES, ROWS, batch_of, schema
 from torch import Tensor, nn
 
+from errors import refuses
 from stratarec.data.schema import LabelRule, Schema
 from stratarec.errors import ConfigError
 from stratarec.models import HeadsConfig, ModelConfig, build_model
@@ -111,16 +112,16 @@ def test_the_loss_is_the_weighted_sum_of_masked_means() -> None:
 @pytest.mark.parametrize(
     ("labels", "others", "message"),
     [
-        (("click",), {}, r"schema\.labels has one entry"),
-        (("click", "click"), {}, "column 'click' stands there twice"),
-        (("rating", LabelRule(column="rating", at_least=3)), {}, "column 'rating' stands there twice"),
-        (("click", "item"), {}, "the label column 'item' is also a feature"),
-        (("click", "u"), {}, r"schema\.user is 'u', which is the label column"),
-        (("click", "like"), {"label": "other"}, r"schema\.label is 'other', and schema\.labels names others"),
-        (("click", "like"), {"weight": "like"}, r"schema\.weight is 'like', which is the label"),
-        (("click", "@label/1"), {}, r"schema\.labels is '@label/1'"),
+        (("click",), {}, "schema.labels"),
+        (("click", "click"), {}, "click"),
+        (("rating", LabelRule(column="rating", at_least=3)), {}, "rating"),
+        (("click", "item"), {}, "item"),
+        (("click", "u"), {}, "schema.user 'u'"),
+        (("click", "like"), {"label": "other"}, "schema.label other schema.labels"),
+        (("click", "like"), {"weight": "like"}, "schema.weight like"),
+        (("click", "@label/1"), {}, "schema.labels @label/1"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(labels: Any, others: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         Schema(**{**vars(schema()), "label": "label", "labels": labels, **others})

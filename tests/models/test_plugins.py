@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from errors import refuses
 from recipes import prepared, tiny
 from stratarec import Scorer
 from stratarec.errors import ConfigError
@@ -105,27 +106,27 @@ def test_a_model_of_a_package_is_trained_by_the_command_line_and_exported(site: 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"deep_mpl": [8]}, r"r\.yaml: model\.deep_mpl: unknown field; did you mean deep_mlp\?"),
-        ({"deep_mlp": 8}, r"r\.yaml: model\.deep_mlp: expected a list, got 8"),
-        ({"embedding_dim": 0}, r"r\.yaml: model\.embedding_dim is 0, expected at least 1"),
-        ({"kind": "nfn"}, r"r\.yaml: model\.kind is 'nfn', expected one of dlrm, .*, nfm"),
+        ({"deep_mpl": [8]}, "r.yaml model.deep_mpl deep_mlp"),
+        ({"deep_mlp": 8}, "r.yaml model.deep_mlp 8"),
+        ({"embedding_dim": 0}, "r.yaml model.embedding_dim 0 1"),
+        ({"kind": "nfn"}, "r.yaml model.kind nfn"),
     ],
 )
 def test_mistakes_in_its_section_are_named(site: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
     install_example(site)
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         Recipe.from_dict(content(tmp_path, **change), "r.yaml")
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("broken", r"broken.*, which lame offers as lame:Model, and that does not load: ValueError: no luck"),
-        ("absent", r"absent.*, which empty offers as empty:Absent, and that does not load: AttributeError"),
-        ("number", r"number.*, which number offers as number:Model, which is no Score with a config"),
-        ("other", r"other.*, whose config has the kind 'nfm', expected the same"),
-        ("twice", r"twice.*, which (one and two|two and one) offer: uninstall all but one"),
-        ("dlrm", r"dlrm.*, which StrataRec has itself, and shadow offers a model of that name"),
+        ("broken", "lame lame:Model ValueError"),
+        ("absent", "empty empty:Absent AttributeError"),
+        ("number", "number number:Model Score"),
+        ("other", "nfm"),
+        ("twice", "one two"),
+        ("dlrm", "StrataRec shadow"),
     ],
 )
 def test_packages_that_offer_no_model_are_refused(site: Path, tmp_path: Path, kind: str, message: str) -> None:
@@ -137,7 +138,7 @@ def test_packages_that_offer_no_model_are_refused(site: Path, tmp_path: Path, ki
     install(site, "one", {"twice": "one:NFMScore"}, "from stratarec_nfm import NFMScore\n")
     install(site, "two", {"twice": "two:NFMScore"}, "from stratarec_nfm import NFMScore\n")
     install(site, "shadow", {"dlrm": "shadow:NFMScore"}, "from stratarec_nfm import NFMScore\n")
-    with pytest.raises(ConfigError, match=rf"^r\.yaml: model\.kind is '{message}"):
+    with refuses(ConfigError, f"r.yaml model.kind {kind} {message}"):
         Recipe.from_dict(content(tmp_path, kind=kind), "r.yaml")
     # Whoever names another model is not troubled.
     Recipe.from_dict(content(tmp_path, kind="dcnv2"))

@@ -10,6 +10,7 @@ import torch
 from models.test_models import HISTORIES, ROWS, batch_of, schema
 from torch.nn import functional
 
+from errors import refuses
 from stratarec.data.schema import SparseFeature
 from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, TowersConfig, build_model
@@ -114,23 +115,23 @@ def test_padded_is_the_same_function(config: ModelConfig, pooling: Any) -> None:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ((("item", "history", "tags"), ("place", "item")), "'item' is in tower 0 and in tower 1"),
-        ((("item", "history"), ("place",)), "'tags' is in no tower"),
-        ((("item", "history", "tag"), ("place",)), "no sparse feature 'tag'; it has history, item, place, tags"),
-        ((("item", "tags"), ("place", "history")), "'history' in tower 1, but they share the table 'item'"),
-        ((("item", "history", "tags", "place"),), "has 1 towers, expected at least two"),
-        ((("item", "history", "tags", "place"), ()), "tower 1 has no features"),
+        ((("item", "history", "tags"), ("place", "item")), "item tower 0 1"),
+        ((("item", "history"), ("place",)), "tags"),
+        ((("item", "history", "tag"), ("place",)), "feature tag"),
+        ((("item", "tags"), ("place", "history")), "history tower 1 item"),
+        ((("item", "history", "tags", "place"),), "towers 1"),
+        ((("item", "history", "tags", "place"), ()), "tower 1"),
     ],
 )
 def test_plans_that_are_not_the_features_are_refused(plan: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         build_model(towers(CONFIGS[0], 2.0, "mean", plan), schema(), ROWS)
 
 
 def test_a_history_of_its_own_table_stays_with_its_feature() -> None:
     sparse = [replace(f, vocabulary="seen") if f.kind == "history" else f for f in schema().sparse]
     apart = replace(schema(), sparse=tuple(sparse))
-    with pytest.raises(ConfigError, match="is a history of the other"):
+    with refuses(ConfigError, "history"):
         build_model(
             towers(CONFIGS[0], 2.0, "mean", (("item", "tags"), ("place", "history"))), apart, {**ROWS, "seen": 9}
         )
@@ -138,7 +139,7 @@ def test_a_history_of_its_own_table_stays_with_its_feature() -> None:
 
 
 def test_a_ratio_that_leaves_a_tower_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="1 vectors of 8 that leaves less than one column; expected 8 at most"):
+    with refuses(ConfigError, "1 8 column"):
         build_model(towers(CONFIGS[0], 9.0), schema(), ROWS)
 
 
@@ -148,13 +149,13 @@ def test_towers_give_logits_of_several_labels_and_refuse_what_they_do_not_take()
     several = replace(schema(), label="label", labels=("click", "like"))
     model = build_model(config, several, ROWS, click_rates=[0.2, 0.4])
     assert model(batch_of(HISTORIES)).shape == (len(HISTORIES), 2)
-    with pytest.raises(ConfigError, match=r"model\.embedding_dims is of models without model\.towers"):
+    with refuses(ConfigError, "model.embedding_dims model.towers"):
         build_model(replace(config, embedding_dims={"place": 2}), schema(), ROWS)
     last = SparseFeature(name="last", kind="sequence", of="item")
     with_last = replace(schema(), sparse=(*schema().sparse, last))
     wide = replace(config, towers=TowersConfig(plan=(("item", "history", "last"), ("tags", "place"))))
     attentive = replace(wide, history=HistoryConfig(pooling="transformer"))
-    with pytest.raises(ConfigError, match=r"model\.towers takes sequences such as 'last' with model\.history\.pooling"):
+    with refuses(ConfigError, "model.towers last model.history.pooling"):
         build_model(attentive, with_last, ROWS)
     assert build_model(wide, with_last, ROWS).network is not None
 
@@ -174,5 +175,5 @@ def test_towers_are_exported_for_any_batch(config: ModelConfig, compression: flo
 
 
 def test_a_dlrm_that_concatenates_has_no_towers() -> None:
-    with pytest.raises(ConfigError, match=r"model\.towers is of a dlrm with model\.interaction dot"):
+    with refuses(ConfigError, "model.towers model.interaction"):
         DLRMConfig(interaction="cat", towers=TowersConfig(plan=(("item",), ("place",))))

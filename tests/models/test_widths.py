@@ -12,6 +12,7 @@ import torch
 import yaml
 from models.test_deduplicated import KEYS, ROWS, batch, numbered, schema
 
+from errors import refuses
 from recipes import tiny
 from stratarec.cli import main
 from stratarec.embedding import RowOptimizerConfig
@@ -95,7 +96,7 @@ def test_a_run_with_tiers_predicts_what_its_export_scores(tmp_path: Path) -> Non
     scores = Scorer.open(tmp_path / "e").score(log[found["row"].to_numpy() - 1])
     np.testing.assert_allclose(found["score"], scores, rtol=1e-5)
     wrong = {**made, "model": made["model"] | {"embedding_dims": {"oz": 2}}}
-    with pytest.raises(ConfigError, match=r"model\.embedding_dims\.oz: no such vocabulary; there are item, os"):
+    with refuses(ConfigError, "model.embedding_dims.oz"):
         Recipe.from_dict(wrong)
-    with pytest.raises(ConfigError, match=r"model\.embedding_dims\.os is 0, expected at least 1"):
+    with refuses(ConfigError, "model.embedding_dims.os 0 1"):
         Recipe.from_dict({**made, "model": made["model"] | {"embedding_dims": {"os": 0}}})

@@ -17,6 +17,7 @@ from models.test_models import HISTORIES, ROWS, batch_of, schema
 from torch import Tensor, nn
 from torch.nn import functional
 
+from errors import refuses
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.errors import ConfigError
 from stratarec.models import HistoryConfig, ModelConfig, TowersConfig, build_model, build_network
@@ -291,26 +292,26 @@ def test_towers_without_modules_are_the_model_without_towers() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LRConfig(embedding_dim=8), "embedding_dim is 8, expected 1"),
-        (lambda: WideDeepConfig(deep_mlp=()), "deep_mlp is"),
-        (lambda: AutoIntConfig(attention_dim=6, attention_heads=4), "attention_heads is 4, which does not divide"),
-        (lambda: AutoIntConfig(attention_layers=0), "attention_layers is 0"),
-        (lambda: MaskNetConfig(blocks=0), "blocks is 0"),
-        (lambda: MaskNetConfig(reduction=0), "reduction is 0"),
-        (lambda: FinalMLPConfig(first_mlp=(9,), fusion_heads=2), "fusion_heads is 2, expected a divisor"),
-        (lambda: FinalMLPConfig(gate_features=(("a",),)), r"gate_features is \[\['a'\]\], expected two lists"),
+        (lambda: LRConfig(embedding_dim=8), "embedding_dim 8 1"),
+        (lambda: WideDeepConfig(deep_mlp=()), "deep_mlp"),
+        (lambda: AutoIntConfig(attention_dim=6, attention_heads=4), "attention_heads 4"),
+        (lambda: AutoIntConfig(attention_layers=0), "attention_layers 0"),
+        (lambda: MaskNetConfig(blocks=0), "blocks 0"),
+        (lambda: MaskNetConfig(reduction=0), "reduction 0"),
+        (lambda: FinalMLPConfig(first_mlp=(9,), fusion_heads=2), "fusion_heads 2"),
+        (lambda: FinalMLPConfig(gate_features=(("a",),)), "gate_features [['a']]"),
         (
             lambda: build_model(FinalMLPConfig(gate_features=(("item",), ("when",))), schema(), ROWS),
-            "gate_features names 'when'; the features with vectors are item, history, tags, place",
+            "gate_features when",
         ),
         (
             lambda: build_model(
                 FMConfig(towers=TowersConfig(plan=(("item", "history"), ("tags", "place")))), schema(), ROWS
             ),
-            "model.kind fm has no tower modules",
+            "model.kind",
         ),
     ],
 )
 def test_impossible_models_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         make()

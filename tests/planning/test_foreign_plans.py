@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fuzzing.artefacts import TIERS, make_log, place_tables, recipe
 
+from errors import refuses
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import DatasetError
 from stratarec.io.sealed import write_sealed
@@ -29,7 +30,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_plan_of_more_processes_than_there_can_be_is_none(content: dict[str, Any], tmp_path: Path) -> None:
     """Logs and workspace are counted for each of them."""
     write_sealed(tmp_path / "plan.json", {**content, "ranks": 2**48 - 1})
-    with pytest.raises(DatasetError, match="ranks is 281474976710655, expected 1 to 65536"):
+    with refuses(DatasetError, "ranks 281474976710655 1 65536"):
         Plan.load(tmp_path / "plan.json")
 
 
@@ -51,5 +52,5 @@ def test_numbers_that_no_plan_has_are_named(content: dict[str, Any], tmp_path: P
         (tmp_path / "plan.json").write_text(json.dumps(made))
     else:
         write_sealed(tmp_path / "plan.json", made)
-    with pytest.raises(DatasetError, match=f"{field}|NaN"):
+    with refuses(DatasetError, "NaN" if value != value else field):
         Plan.load(tmp_path / "plan.json").summary  # noqa: B018

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from errors import missing, refuses
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Memory, RowShape, in_memory
 from stratarec.planning.candidates import PIN_MARGIN, TableSpec, cache_sizes, candidates
@@ -219,18 +220,18 @@ def least(message: str, field: str) -> int:
 
 @pytest.mark.parametrize("precision", ["auto", "fp32", "int8"])
 def test_too_little_dram_names_the_table_and_the_least_budget(precision: str) -> None:
-    with pytest.raises(ConfigError, match=r"table 'large' alone needs at least \d+ bytes") as error:
+    with refuses(ConfigError, "large") as error:
         plan(dram=MIB, precision=precision)
     needed = least(str(error.value), "memory.dram")
     assert plan(dram=needed, precision=precision).used("dram") <= needed
     with pytest.raises(ConfigError):
         plan(dram=int(needed * 0.999), precision=precision)
     assert ("allow a lower memory.precision" in str(error.value)) == (precision != "auto")
-    assert "name a block device in memory.block" in str(error.value)
+    assert not missing("device memory.block", str(error.value))
 
 
 def test_what_several_processes_need_is_named_for_each_of_them() -> None:
-    with pytest.raises(ConfigError, match=r"; it is 1\.0 MiB\) for each of 4 processes") as error:
+    with refuses(ConfigError, "processes 1.0 4") as error:
         place(TABLES, MemoryConfig(dram=MIB), TIERS, batch_size=BATCH, ranks=4)
     needed = least(str(error.value), "memory.dram")
     assert place(TABLES, MemoryConfig(dram=needed), TIERS, batch_size=BATCH, ranks=4).used("dram") <= 4 * needed
@@ -242,10 +243,10 @@ def test_what_several_processes_need_is_named_for_each_of_them() -> None:
 
 def test_a_budget_that_the_update_alone_exceeds_names_no_table() -> None:
     tables = [table("small", 100, lookups=100_000)]
-    with pytest.raises(ConfigError, match=r"do not fit: the update of a batch alone needs \d+") as error:
+    with refuses(ConfigError, "fit batch") as error:
         plan(tables, dram=MIB)
     assert "table 'small'" not in str(error.value)
-    assert "lower train.batch_size" in str(error.value)
+    assert not missing("train.batch_size", str(error.value))
     needed = least(str(error.value), "memory.dram")
     assert plan(tables, dram=needed).used("dram") <= needed
 
@@ -263,18 +264,18 @@ def test_too_small_a_device_names_either_budget() -> None:
 
 def test_pinned_rows_that_need_more_than_the_budget_are_named() -> None:
     wide = [table("wide", 1_000_000, lookups=200_000, width=128)]
-    with pytest.raises(ConfigError, match=r"cache rows, of which the batches in flight pin up to [\d,]+"):
+    with refuses(ConfigError, "rows"):
         plan(wide, dram=10 * MIB, block=BlockConfig(path="rows"))
 
 
 def test_an_unknown_table_in_precision_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"memory\.precision\.larg: no such table; did you mean large\?"):
+    with refuses(ConfigError, "memory.precision.larg"):
         plan(precision={"larg": "int8"})
 
 
 def test_a_path_that_was_not_measured_is_refused() -> None:
     tiers = Tiers(dram=TIERS.dram, threads=2)
-    with pytest.raises(ConfigError, match=r"memory\.block is set, but its path was not measured"):
+    with refuses(ConfigError, "memory.block"):
         place(TABLES, MemoryConfig(block=BlockConfig(path="rows")), tiers, batch_size=BATCH)
 
 
@@ -312,13 +313,13 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Any) -> None:
     plan().save(path)
     assert Plan.load(path) == plan()
     content = json.loads(path.read_text())
-    with pytest.raises(DatasetError, match="format 99, expected 1"):
+    with refuses(DatasetError, "99 1"):
         Plan.from_dict({**content, "format": 99})
     del content["tables"][0]["rows"]
-    with pytest.raises(DatasetError, match=r"tables\.0\.rows"):
+    with refuses(DatasetError, "tables.0.rows"):
         Plan.from_dict(content)
     path.write_text("[]")
-    with pytest.raises(DatasetError, match="expected an object, got"):
+    with refuses(DatasetError, "object"):
         Plan.load(path)
 
 

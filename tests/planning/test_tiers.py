@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from errors import refuses
 from stratarec.errors import StorageError
 from stratarec.planning import memories
 from stratarec.planning.config import BlockConfig, MappedConfig, MemoryConfig
@@ -97,7 +98,7 @@ def test_a_damaged_cache_is_replaced(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     section = MemoryConfig(block=BlockConfig(path=str(tmp_path / "file" / "rows")))
-    with pytest.raises(StorageError, match=r"cannot write .*file/rows"):
+    with refuses(StorageError, "file/rows"):
         measure_tiers(section, cache=tmp_path / "tiers.json")
 
 

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from errors import refuses
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.data.prepare.prepare import prepare
@@ -190,7 +191,7 @@ def test_towers_keep_their_bounds_or_say_what_stands_in_the_way(
     except ConfigError as error:
         refusal = str(error)
     if refusal:
-        assert re.search(r"\b[ft][0-9]|as many towers", refusal)
+        assert re.search(r"\b[ft][0-9]|towers", refusal)
         return
     fewest, most = bounds.features(count)
     assert sorted(name for tower in plan.plan for name in tower) == sorted(n for item in items for n in item.features)
@@ -219,7 +220,7 @@ def test_features_of_a_table_and_histories_are_one_item() -> None:
     assert [item.features for item in items] == [("a", "e"), ("b", "c", "d", "f")]
     assert [item.bytes for item in items] == [10 * 20, 50 * 20]
     assert [item.lookups for item in items] == [8.0, 16.0]
-    with pytest.raises(ConfigError, match="3 towers, but only 2 sets of features can be apart: b, c, d, f share"):
+    with refuses(ConfigError, "3 towers 2"):
         partition(items, np.zeros((6, 6)), TowerBounds(towers=3), batch_size=1)
 
 
@@ -227,19 +228,18 @@ def test_what_cannot_be_is_refused_by_name() -> None:
     items = [Item(features=(f"f{n}",), tables=(f"t{n}",), bytes=100 if n else 2 << 20, lookups=1.0) for n in range(5)]
     matrix = np.zeros((5, 5))
 
-    def refused(bounds: TowerBounds, match: str, given: list[Item] = items) -> None:
-        with pytest.raises(ConfigError, match=match):
+    def refused(bounds: TowerBounds, words: str, given: list[Item] = items) -> None:
+        with refuses(ConfigError, words):
             partition(given, matrix, bounds, batch_size=1)
 
-    refused(TowerBounds(towers=2, dram=1 << 20), r"table 't0' of f0 takes 2.0 MiB .* memory\.dram .* is 1.0 MiB: ")
-    each = r"memory\.dram .* is 512.0 KiB in each of 2 processes"
-    refused(TowerBounds(towers=2, dram=512 << 10, ranks=2), f"table 't0' of f0 takes 2.0 MiB .* {each}")
+    refused(TowerBounds(towers=2, dram=1 << 20), "t0 f0 2.0 MiB memory.dram 1.0")
+    refused(TowerBounds(towers=2, dram=512 << 10, ranks=2), "t0 f0 2.0 MiB memory.dram 512.0 KiB 2")
     assert TowerBounds(towers=2, dram=512 << 10, ranks=2).bytes == 1 << 20
     even = [Item(features=(f"f{n}",), tables=(f"t{n}",), bytes=1 << 20, lookups=1.0) for n in range(5)]
-    refused(TowerBounds(towers=2, dram=1 << 20, ranks=2), r"take 5.0 MiB .* is 1.0 MiB in each of 2 processes", even)
-    refused(TowerBounds(towers=6), "6 towers of 5 sparse features")
+    refused(TowerBounds(towers=2, dram=1 << 20, ranks=2), "5.0 MiB 1.0 2", even)
+    refused(TowerBounds(towers=6), "6 towers 5")
     wide = [Item(features=("p", "q", "r", "s"), tables=("t",), bytes=1, lookups=1.0), items[1]]
-    refused(TowerBounds(towers=2, ratio=1.0), "p, q, r, s must be in one tower .* at most 3 of the 5", wide)
+    refused(TowerBounds(towers=2, ratio=1.0), "p q r s 3 5", wide)
     for bounds in ({"towers": 1}, {"towers": 0}, {"towers": 2, "ratio": 0.5}, {"towers": 2, "ratio": float("nan")}):
         with pytest.raises(ConfigError, match="expected"):
             TowerBounds(**bounds)  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from serving.stranger import Stranger
 
+from errors import missing, refuses
 from recipes import tiny
 from stratarec import Scorer
 from stratarec.batch.jagged import KeyedJagged
@@ -349,7 +350,7 @@ def test_frames_that_are_no_log_are_refused(scorer: Scorer, log: pl.DataFrame, c
 def test_bytes_that_are_no_text_are_refused(scorer: Scorer, log: pl.DataFrame) -> None:
     table = log[:1].to_arrow()
     bad = pa.Array.from_buffers(pa.large_string(), 1, pa.array([b"\xff"], pa.large_binary()).buffers())
-    with pytest.raises(DataError, match=r"column 'city' cannot be read: .*Invalid UTF8"):
+    with refuses(DataError, "city UTF8"):
         scorer.score(table.set_column(table.column_names.index("city"), "city", bad))
 
 
@@ -482,7 +483,7 @@ def test_python_objects_are_what_they_say_or_refused(
         return
     found = features_or_fault(scorer, given)
     if isinstance(found, str):
-        assert f"column {name!r}" in found
+        assert not missing(f"column {name!r}", found)
         assert "\n" not in found
         return
     # Where text is divided by a separator, there may be lists instead.
@@ -508,7 +509,7 @@ def test_lists_in_lists_are_refused_whatever_their_depth(
     cell: Any = 1
     for _ in range(depth):
         cell = [cell]
-    with pytest.raises(DataError, match=f"column '{name}'"):
+    with refuses(DataError, name):
         scorer.score(log[:2].to_dict(as_series=False) | {name: [cell, None]})
 
 
@@ -551,7 +552,7 @@ def test_columns_of_any_kind_are_read_or_refused(
 ) -> None:
     frame = log[:2].to_dict(as_series=False)
     if expected is None:
-        with pytest.raises(DataError, match=f"column '{name}'"):
+        with refuses(DataError, name):
             scorer.score(frame | {name: column})
     else:
         np.testing.assert_array_equal(scorer.score(frame | {name: column}), scorer.score(frame | {name: expected}))

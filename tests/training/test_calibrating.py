@@ -14,6 +14,7 @@ import torch
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
+from errors import refuses
 from recipes import prepared, tiny
 from stratarec import Scorer
 from stratarec.data.dataset.dataset import Dataset
@@ -192,7 +193,7 @@ def test_an_ended_run_takes_no_other_correction(run: tuple[Recipe, dict[str, Any
     recipe, _ = run
     content = recipe.to_dict()
     content["train"]["calibration"] = "none"
-    with pytest.raises(CheckpointError, match=r"train\.calibration = 'none' asks for no more"):
+    with refuses(CheckpointError, "train.calibration = none"):
         Trainer(Recipe.from_dict(content), home[1]).train(resume=True)
 
 
@@ -201,5 +202,5 @@ def test_it_needs_a_validation_split(tmp_path: Path) -> None:
     content["data"]["split"]["valid"] = 0.0
     content["data"]["source"]["samples"] = 500
     recipe = Recipe.from_dict(content)
-    with pytest.raises(ConfigError, match=r"train\.calibration is platt, .* has no validation split: set data\.split"):
+    with refuses(ConfigError, "train.calibration platt data.split"):
         Trainer(recipe, prepare(recipe.data))

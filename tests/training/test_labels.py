@@ -12,6 +12,7 @@ import pytest
 import yaml
 from sklearn.metrics import roc_auc_score
 
+from errors import missing, refuses
 from recipes import tiny
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
@@ -153,7 +154,7 @@ def test_each_label_has_its_metrics_and_its_scores(
     lines = capsys.readouterr().out
     assert all(text in lines for text in ("log, click: 1,500 samples", "log, like:", "item (stars)"))
     assert main(["evaluate", str(place / "run"), str(place / "bare.parquet"), "-q"]) == 2
-    assert "no column 'like'" in capsys.readouterr().err
+    assert not missing("like", capsys.readouterr().err)
     assert main(["evaluate", str(place / "run"), "--split", "test", "-q"]) == 0
     assert "test, like:" in capsys.readouterr().out
 
@@ -200,30 +201,28 @@ def test_a_row_without_any_label_is_bad_and_so_is_a_word(tmp_path: Path, kind: s
         pl.when(pl.col("index") != 40).then(pl.col(name)).alias(name) for name in ("click", "like", "stars")
     )
     getattr(other, f"write_{ending}")(tmp_path / f"log.{ending}")
-    with pytest.raises(
-        DataError, match=f" {40 + first}: column 'click': got nothing, expected a label here or in like"
-    ):
+    with refuses(DataError, f"{40 + first} click"):
         prepare(Recipe.from_dict(made).data)
     other = frame.with_row_index().with_columns(like=pl.when(pl.col("index") == 7).then(2).otherwise(pl.col("like")))
     getattr(other, f"write_{ending}")(tmp_path / f"log.{ending}")
-    with pytest.raises(DataError, match=f" {7 + first}: column 'like': got .*2.*, expected 0 or 1"):
+    with refuses(DataError, f"{7 + first} like 2 0 1"):
         prepare(Recipe.from_dict(made).data)
 
 
 def test_a_label_of_one_class_is_refused(tmp_path: Path) -> None:
     write_log(tmp_path).with_columns(like=pl.lit(0)).write_parquet(tmp_path / "log.parquet")
-    with pytest.raises(DataError, match="samples with the label 'like', 0 of them positive; expected both classes"):
+    with refuses(DataError, "like 0"):
         prepare(Recipe.from_dict(content(tmp_path)).data)
 
 
 def test_recipes_that_do_not_fit_their_labels_are_refused(tmp_path: Path) -> None:
     made = content(tmp_path)
-    with pytest.raises(ConfigError, match=r"train\.loss_weights\.buy: no such label; there are click, like, stars"):
+    with refuses(ConfigError, "train.loss_weights.buy"):
         Recipe.from_dict({**made, "train": {"loss_weights": {"buy": 1.0}}})
-    with pytest.raises(ConfigError, match=r"train\.loss_weights\.like is -1\.0, expected 0 or more"):
+    with refuses(ConfigError, "train.loss_weights.like -1.0 0"):
         Recipe.from_dict({**made, "train": {"loss_weights": {"like": -1.0}}})
-    with pytest.raises(ConfigError, match="every label has a factor of 0"):
+    with refuses(ConfigError, "label 0"):
         Recipe.from_dict({**made, "train": {"loss_weights": dict.fromkeys(("click", "like", "stars"), 0.0)}})
     made["data"]["split"]["negatives"] = 0.5
-    with pytest.raises(ConfigError, match=r"data\.split\.negatives is 0\.5: of samples with several labels none can"):
+    with refuses(ConfigError, "data.split.negatives 0.5"):
         Recipe.from_dict(made)

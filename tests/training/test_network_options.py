@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from training.test_resumed import AVERAGED
 
+from errors import refuses
 from recipes import assert_same_model, last, tiny, train
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import CheckpointError, ConfigError
@@ -131,7 +132,7 @@ def test_a_schedule_that_follows_the_run_is_written_down_in_its_steps(home: Path
     fixed = {"kind": "cosine", "warmup_steps": steps // 10, "total_steps": steps}
     run(home, tmp_path / "fixed", {}, epochs=1, dense={"schedule": fixed}, embedding={"schedule": fixed})
     assert_same_model(last(tmp_path / "whole"), last(tmp_path / "fixed"))
-    with pytest.raises(CheckpointError, match=rf"schedule\.warmup_steps is {steps // 10} there and {steps // 5} here"):
+    with refuses(CheckpointError, f"schedule.warmup_steps {steps // 10} {steps // 5}"):
         run(home, tmp_path / "whole", {}, resume=True, **{**options, "epochs": 2})
     with open_run(tmp_path / "whole") as trained:
         assert trained.recipe.train == whole.config
@@ -175,12 +176,12 @@ def test_the_average_is_what_is_evaluated_and_kept_for_use(home: Path, tmp_path:
 
 def test_a_checkpoint_that_lacks_an_averaged_weight_is_refused() -> None:
     average = WeightAverage(torch.nn.Linear(2, 1), AverageConfig(decay=0.9))
-    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors has none for bias, expected float32\[1\]"):
+    with refuses(CheckpointError, "optimizer.safetensors float32[1]"):
         restore_average(Path("x"), average, {"weights/weight": torch.zeros(1, 2), "random": torch.zeros(3)})
 
 
 def test_towers_on_hosts_of_their_own_have_no_average() -> None:
     mesh: Any = SimpleNamespace(between=object())
     check_average(TrainConfig(), mesh)
-    with pytest.raises(ConfigError, match=r"train\.average\.decay is 0\.9, but each host trains a tower of its own"):
+    with refuses(ConfigError, "train.average.decay 0.9"):
         check_average(TrainConfig(average=AverageConfig(decay=0.9)), mesh)

@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 import yaml
 
+from errors import missing
 from recipes import last, tiny
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
@@ -106,7 +107,7 @@ def test_a_run_without_users_cannot_go_by_ranks(days: tuple[Path, str], capsys: 
     asked = ["train.early_stopping={patience: 1, metric: mrr}", f"train.run={root / 'other'}"]
     assert main(["train", "-q", str(root / "recipe.yaml"), *asked]) == 2
     said = capsys.readouterr().err
-    assert "train.early_stopping.metric is mrr, which is of each user's samples, but" in said
+    assert not missing("train.early_stopping.metric mrr", said)
     assert not (root / "other").exists()
 
 
@@ -114,7 +115,7 @@ def test_what_is_not_defined_is_not_printed_as_a_number(days: tuple[Path, str]) 
     root, printed = days
     assert "nan" not in printed.lower()
     assert "grouped AUC" not in printed
-    assert "validation AUC -, log loss 0." in printed
+    assert not missing("AUC loss 0", printed)
     assert "<td>nan" not in (root / "run" / "report.html").read_text()
 
 

@@ -15,6 +15,7 @@ import torch
 import yaml
 from torch.nn import functional
 
+from errors import check_refusal, refuses
 from recipes import assert_same_model, last, tiny
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
@@ -194,19 +195,19 @@ def _counts(root: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        (["train.loss.by=price"], "train.loss.by is price, and samples are kept together by schema.session"),
-        (["train.loss.by=''"], "train.loss.kind is softmax, which is of slates: say what they are"),
-        (["train.loss.kind=log_loss"], "train.loss.by is slate, and kind log_loss is of single samples"),
+        (["train.loss.by=price"], "train.loss.by price schema.session"),
+        (["train.loss.by=''"], "train.loss.kind softmax"),
+        (["train.loss.kind=log_loss"], "train.loss.by slate log_loss"),
         (
             ["train.loss.kind=listnet"],
-            "train.loss.kind: input should be 'log_loss', 'softmax' or 'pairwise', got 'listnet'",
+            "train.loss.kind log_loss softmax pairwise listnet",
         ),
-        (["train.batch_size=8"], "train.batch_size is 8, and a slate (train.loss.by slate) has 11 samples"),
-        (["train.portions=2"], "train.portions is 2, and train.loss.kind softmax keeps slates whole"),
-        (["train.shuffle=sample"], "train.shuffle is sample, and train.loss.kind softmax keeps slates whole"),
+        (["train.batch_size=8"], "train.batch_size 8 train.loss.by 11"),
+        (["train.portions=2"], "train.portions 2 train.loss.kind softmax"),
+        (["train.shuffle=sample"], "train.shuffle sample train.loss.kind softmax"),
         (
             ["hot.budget=1KiB", "hot.batches=proportional", "memory.dram=16KiB"],
-            "train.loss.kind is softmax, which needs whole slates in a batch, and hot.batches deals samples",
+            "train.loss.kind softmax hot.batches",
         ),
     ],
 )
@@ -216,19 +217,18 @@ def test_what_cannot_be_trained_by_slates_is_one_line(
     run = recipe.parent / "none"
     assert main(["train", str(recipe), f"train.run={run}", *fields, "-q"]) == 2
     error = capsys.readouterr().err
-    assert said in error
-    assert error.count("\n") == 1
+    check_refusal(said, error)
     assert not run.exists()
 
 
 def test_ranks_and_users_that_are_apart_have_no_slates(recipe: Path) -> None:
     made, dataset = Recipe.load(recipe), Dataset.open(recipe.parent / "data")
-    with pytest.raises(ConfigError, match="ranks share batches: train in one process"):
+    with refuses(ConfigError, "ranks train"):
         find_slates(made, dataset, 2)
     schema = dataset.schema
     dataset.schema = replace(schema, sparse=schema.sparse[:2])  # no history, so stored by session
     by_user = replace(made, train=replace(made.train, loss=replace(made.train.loss, by="user")))
-    with pytest.raises(ConfigError, match=r"without histories samples are kept together by schema\.session, slate"):
+    with refuses(ConfigError, "schema.session"):
         find_slates(by_user, dataset, 1)
 
 
@@ -238,5 +238,5 @@ def test_several_labels_have_no_slates(tmp_path: Path) -> None:
     log = pl.read_parquet(tmp_path / "log.parquet")
     log.with_columns(city=pl.col("city") % 2).write_parquet(tmp_path / "log.parquet")
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(found))
-    with pytest.raises(ConfigError, match=r"train\.loss\.kind is softmax, which supports one label; got label, city"):
+    with refuses(ConfigError, "train.loss.kind softmax label"):
         Recipe.load(tmp_path / "r.yaml")

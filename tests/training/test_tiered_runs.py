@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import yaml
 
+from errors import missing, refuses
 from recipes import assert_same_model, fill_disk, last, prepared, start, table_values, tiny, train
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
@@ -163,7 +164,7 @@ def test_other_tiers_take_up_a_checkpoint_only_before_they_train(home: Path, tmp
     trained = Trainer(made, Dataset.open(made.data.path))
     for item in itertools.islice(trained.pipeline.items(0), 5):
         trained.step(*item)
-    with pytest.raises(CheckpointError, match="has other tiers than these tables, which were trained"):
+    with refuses(CheckpointError, "tiers tables"):
         trained.restore(last(tmp_path / "a"))
 
 
@@ -244,7 +245,7 @@ def test_a_disk_that_fills_in_mid_run_ends_it_at_its_last_checkpoint(
     line = errors.decode().splitlines()[-1]
     assert process.returncode == 2, errors.decode()
     assert str(small_disk / "rows") in line
-    assert "No space left on device" in line
+    assert not missing("device", line)
     assert "Traceback" not in errors.decode()
     (small_disk / "filler").unlink()
     with pytest.warns(RuntimeWarning, match="takes no hard links from"):  # its rows are on another disk

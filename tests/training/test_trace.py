@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from errors import missing, refuses
 from recipes import assert_same_model, last, prepared, tiny, train
 from stratarec.cli import main
 from stratarec.errors import ConfigError
@@ -60,7 +61,7 @@ def test_a_run_that_goes_on_among_the_steps_is_traced_from_there(tmp_path: Path)
 
 @pytest.mark.parametrize("steps", ["5", "8-5", "-1-5", "a-b", "0-20000", "steps 5-8"])
 def test_what_is_no_range_of_steps_is_refused(steps: str) -> None:
-    with pytest.raises(ConfigError, match=r"train\.trace is .*, expected a first and a last step"):
+    with refuses(ConfigError, "train.trace"):
         TrainConfig(trace=steps)
 
 
@@ -75,4 +76,4 @@ def test_steps_that_a_run_has_not_are_told(tmp_path: Path) -> None:
             return lambda *_args, **_named: None
 
     train(made(tmp_path, "short", trace="5000-5001"), progress=Heard())  # type: ignore[arg-type]
-    assert "no trace: none of the steps 5000-5001 was trained" in said
+    assert not missing("5000-5001", said)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from errors import refuses
 from recipes import agreeing_scores, assert_same_model, last, tiny
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import InverseJagged, JaggedTensor, KeyedJagged, offsets_of
@@ -236,11 +237,9 @@ def test_fresh_logs_and_exports_score_as_the_data_set(tmp_path: Path, groups: st
     share = pl.col("share").list.eval(pl.element().fill_null(2.0)).list.reverse()
     assert not np.allclose(scorer.score(frame.with_columns(share=share)), exported, rtol=1e-5)
     pair = {"item": [1, 2], "city": ["c1", "c2"], "words": [[], []], "tags": [[3], [4, 5]], "share": [[1], [2]]}
-    with pytest.raises(
-        DataError, match=r"row 2: column 'share': got a list of 1, expected 2 values, as many as 'tags'"
-    ):
+    with refuses(DataError, "row 2 share 1 tags"):
         scorer.score(pair)
-    with pytest.raises(DataError, match="no column 'share'"):
+    with refuses(DataError, "share"):
         scorer.score({name: pair[name] for name in pair if name != "share"})
 
 
@@ -261,13 +260,13 @@ def test_weights_of_1_train_the_bits_of_none(tmp_path: Path) -> None:
         (
             "parquet",
             [1.0, 2.0, 3.0],
-            "got a list of 3, expected 2 values, as many as 'tags' has, whose weights they are",
+            "3 2 tags",
         ),
-        ("parquet", [1.0, -2.0], "got -2.0, expected finite numbers of 0 or more, one for each value"),
-        ("parquet", [float("nan"), 1.0], "got nan, expected finite numbers of 0 or more, one for each value"),
-        ("parquet", None, "got a list of 0, expected 2 values, as many as 'tags' has, whose weights they are"),
-        ("csv", "1|x", "got no number, expected finite numbers of 0 or more, one for each value"),
-        ("csv", "1|inf", "got inf, expected finite numbers of 0 or more, one for each value"),
+        ("parquet", [1.0, -2.0], "-2.0"),
+        ("parquet", [float("nan"), 1.0], "nan"),
+        ("parquet", None, "0 2 tags"),
+        ("csv", "1|x", "number"),
+        ("csv", "1|inf", "inf"),
     ],
 )
 def test_values_without_a_usable_weight_are_bad_rows(tmp_path: Path, log: str, wrong: Any, message: str) -> None:
@@ -280,10 +279,9 @@ def test_values_without_a_usable_weight_are_bad_rows(tmp_path: Path, log: str, w
     raw = raw.with_columns(pl.Series("share", share, raw["share"].dtype))
     raw.write_parquet(path) if log == "parquet" else raw.write_csv(path)
     made = recipe(tmp_path, path.name)
-    with pytest.raises(DataError) as error:
-        prepare(made.data)
     where = f"row {place + 1}" if log == "parquet" else f"line {place + 2}"
-    assert str(error.value).startswith(f"{path}, {where}: column 'share': {message}; ")
+    with refuses(DataError, f"{path} {where} share {message}"):
+        prepare(made.data)
     skipping = Recipe.from_dict(made.to_dict() | {"data": made.to_dict()["data"] | {"on_bad_row": "skip"}})
     found = stored(dataset := prepare(skipping.data))
     assert dataset.about.bad_rows == 1
@@ -322,21 +320,21 @@ def test_stored_weights_that_are_none_are_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("feature", "more", "message"),
     [
-        ({"weights": "w"}, {}, "`weights` is for kind multi, and this is a single"),
-        ({"weights": "w", "kind": "sequence"}, {}, "`weights` is for kind multi, and this is a sequence"),
-        ({"weights": "w", "kind": "multi", "group": "g"}, {}, "is stored with its samples, not in group 'g'"),
-        ({"weights": "click", "kind": "multi"}, {"label": "click"}, "weights is 'click', which is a label"),
-        ({"weights": "tags", "kind": "multi"}, {}, "weights is 'tags', which is a label, a key, a feature"),
-        ({"weights": "@row", "kind": "multi"}, {}, "weights is '@row', expected a name that is none of"),
+        ({"weights": "w"}, {}, "multi"),
+        ({"weights": "w", "kind": "sequence"}, {}, "multi"),
+        ({"weights": "w", "kind": "multi", "group": "g"}, {}, "samples 'g'"),
+        ({"weights": "click", "kind": "multi"}, {"label": "click"}, "weights click"),
+        ({"weights": "tags", "kind": "multi"}, {}, "weights tags"),
+        ({"weights": "@row", "kind": "multi"}, {}, "weights @row"),
     ],
 )
 def test_weights_that_cannot_be_are_refused(feature: dict[str, Any], more: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         Schema(sparse=(SparseFeature(name="tags", **feature),), **more)
 
 
 def test_ranks_refuse_weights_before_anything_is_built() -> None:
     schema = Schema(sparse=(SparseFeature(name="tags", kind="multi", weights="share"),))
     nothing: Any = None
-    with pytest.raises(ConfigError, match="'tags' has weights: per-sample weights do not travel between ranks"):
+    with refuses(ConfigError, "tags"):
         shared_collection(nothing, SimpleNamespace(schema=schema), None, "", nothing, ())  # type: ignore[arg-type]

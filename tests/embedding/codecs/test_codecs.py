@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from codec_conformance import NearestFloatTests, QuantisedTests, StochasticTests
+from errors import refuses
 from stratarec.embedding.codecs import CodecConfig, FloatRows, RecordCodec
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.errors import CheckpointError, ConfigError
@@ -102,19 +103,19 @@ def level_of_four() -> FloatRows:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"kind": "int3"}, rf"codec.kind is 'int3', expected one of {', '.join(KINDS)}"),
-        ({"rounding": "up"}, r"codec.rounding is 'up', expected one of nearest, stochastic"),
-        ({"parameters": "bf16"}, r"codec.parameters is 'bf16', expected one of fp16, fp32"),
-        ({"state": "fp16"}, r"codec.state is 'fp16', expected one of fp32, bf16"),
+        ({"kind": "int3"}, f"codec.kind int3 {' '.join(KINDS)}"),
+        ({"rounding": "up"}, "codec.rounding 'up'"),
+        ({"parameters": "bf16"}, "codec.parameters bf16 fp16 fp32"),
+        ({"state": "fp16"}, "codec.state fp16 fp32 bf16"),
     ],
 )
 def test_unknown_choices_are_refused(fields: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         codec_of(**fields)
 
 
 def test_a_row_without_width_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a record of width 0: expected at least 1"):
+    with refuses(ConfigError, "width 0 1"):
         RecordCodec(CodecConfig(), width=0, row_state=False, full_state=0)
 
 
@@ -149,22 +150,22 @@ def test_indices_and_arrays_that_do_not_fit_are_refused() -> None:
     codec, level = codec_of(kind="int8"), level_of_four()
     records, keys = np.zeros((5, codec.record_bytes), np.uint8), np.zeros(2, np.uint64)
     good, high, low = np.array([0, 2]), np.array([0, 5]), np.array([-1, 0])
-    with pytest.raises(ConfigError, match="slots from 0 to 5, expected 0 to 2"):
+    with refuses(ConfigError, "slots 0 5 2"):
         codec.encode(level, high, records, good, keys, 0)
-    with pytest.raises(ConfigError, match="places from 0 to 5, expected 0 to 4"):
+    with refuses(ConfigError, "places 0 5 4"):
         codec.encode(level, good, records, high, keys, 0)
-    with pytest.raises(ConfigError, match="slots from -1 to 0"):
+    with refuses(ConfigError, "slots -1 0"):
         codec.decode(records, good, level, low)
-    with pytest.raises(ConfigError, match="places are int32"):
+    with refuses(ConfigError, "int32"):
         codec.decode(records, good.astype(np.int32), level, good)
-    with pytest.raises(ConfigError, match=r"keys are uint64 of shape \(1,\)"):
+    with refuses(ConfigError, "uint64 1"):
         codec.encode(level, good, records, good, keys[:1], 0)
-    with pytest.raises(ConfigError, match="records of 9 bytes, expected 4 and 12"):
+    with refuses(ConfigError, "9 bytes 4 12"):
         codec.decode(records[:, :9].copy(), good, level, good)
-    with pytest.raises(ConfigError, match="expected contiguous uint8"):
+    with refuses(ConfigError, "uint8"):
         codec.decode(records[:, ::2], good, level, good)
     stateful = RecordCodec(CodecConfig(), width=4, row_state=True, full_state=1)
-    with pytest.raises(ConfigError, match="lacks the optimizer state of its 3 slots"):
+    with refuses(ConfigError, "optimizer 3 slots"):
         stateful.decode(np.zeros((3, stateful.record_bytes), np.uint8), good, level, good)
 
 
@@ -178,14 +179,14 @@ def test_no_entries_are_no_work() -> None:
 @pytest.mark.parametrize(
     ("weights", "width", "message"),
     [
-        (np.zeros(12), 4, "weights is float64"),
-        (np.zeros((3, 4), np.float32), 4, r"weights is float32 of shape \(3, 4\)"),
-        (np.zeros(10, np.float32), 4, "10 weights are not a whole number of rows of 4"),
+        (np.zeros(12), 4, "float64"),
+        (np.zeros((3, 4), np.float32), 4, "float32 3 4"),
+        (np.zeros(10, np.float32), 4, "10 rows 4"),
     ],
 )
 def test_level_0_refuses_other_arrays(weights: np.ndarray, width: int, message: str) -> None:
     one = np.zeros(1, dtype=np.float32)
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, message):
         FloatRows(weights=weights, row_state=one, full_state=one, clock=one.astype(np.int32), width=width)
 
 

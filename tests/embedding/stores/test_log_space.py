@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from errors import refuses
 from store_conformance import assert_same_contents, new_directory, random_records, read_all
 from stratarec.embedding.stores.arrays import MappedRecords
 from stratarec.embedding.stores.log import LogRecords
@@ -91,9 +92,7 @@ def test_a_spent_budget_is_an_error_that_leaves_the_store_and_its_checkpoint_who
     write(store, np.arange(1000), 1)
     manifest = store.checkpoint(new_directory(tmp_path / "checkpoint"), None)
     contents = read_all(store)
-    with pytest.raises(
-        StorageError, match=rf"{tmp_path}/store is full \(its share of memory.block.budget is {budget}\): 16384 more"
-    ):
+    with refuses(StorageError, f"{tmp_path}/store memory.block.budget {budget} 16384"):
         write(store, np.arange(500, ROWS), 2)
     assert store.segments.file_bytes <= budget
     found, records = read_all(store)
@@ -156,16 +155,14 @@ def test_a_budget_too_small_for_the_segments_of_a_checkpoint_is_named(tmp_path: 
     manifest = large.checkpoint(new_directory(tmp_path / "a"), None)
     config = LogConfig(buffer_bytes=4096, budget_bytes=1 << 20)
     small = LogRecords(tmp_path / "other", rows=len(rows), record_bytes=20, config=config)
-    with pytest.raises(
-        CheckpointError, match=r"memory.block.budget is 1048576, and this checkpoint needs three segments"
-    ):
+    with refuses(CheckpointError, "memory.block.budget 1048576"):
         small.restore(tmp_path / "a", manifest)
     for each in (large, small):
         each.close()
 
 
 def test_a_budget_smaller_than_three_segments_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="at least three segments of 65536 bytes"):
+    with refuses(ConfigError, "65536"):
         open_store(tmp_path, budget_bytes=100_000)
 
 
@@ -175,7 +172,7 @@ def test_a_full_disk_is_an_error_that_leaves_the_store_whole(mounted: Path) -> N
     write(store, np.arange(1000), 1)
     manifest = store.checkpoint(new_directory(mounted / "checkpoint"), None)
     contents = read_all(store)
-    with pytest.raises(StorageError, match=f"{mounted}/store is full \\(No space left on device\\)"):
+    with refuses(StorageError, f"{mounted}/store"):
         write(store, np.arange(500, ROWS), 2)
     found, records = read_all(store)
     assert found[:1000].all()
@@ -195,7 +192,7 @@ def test_a_checkpoint_on_a_full_disk_is_an_error_and_the_one_before_stays(mounte
     contents = read_all(store)
     write(store, np.arange(ROWS), 2)
     later = read_all(store)
-    with pytest.raises(StorageError, match=f"cannot write {mounted}/second"):
+    with refuses(StorageError, f"{mounted}/second"):
         store.checkpoint(new_directory(mounted / "second"), mounted / "first")
     assert_same_contents(store, *later)
     store.restore(mounted / "first", manifest)
@@ -205,7 +202,7 @@ def test_a_checkpoint_on_a_full_disk_is_an_error_and_the_one_before_stays(mounte
 
 @small_disk
 def test_a_mapped_file_that_does_not_fit_is_refused_when_it_is_made(mounted: Path) -> None:
-    with pytest.raises(StorageError, match=rf"{mounted}/records.map needs 2600000 bytes and .* has \d+ free"):
+    with refuses(StorageError, f"{mounted}/records.map 2600000"):
         MappedRecords(mounted, rows=10_000, record_bytes=RECORD_BYTES)
     assert not list(mounted.iterdir())
     store = MappedRecords(mounted, rows=10_000, record_bytes=RECORD_BYTES, sparse=True)
@@ -250,7 +247,7 @@ def test_a_directory_belongs_to_one_store_and_its_leftovers_go(tmp_path: Path) -
     (tmp_path / "segment-0000000007.log").write_bytes(b"left behind")
     store = open_store(tmp_path)
     assert not list(tmp_path.glob("segment-*"))
-    with pytest.raises(StorageError, match=f"{tmp_path} is in use by another store"):
+    with refuses(StorageError, f"{tmp_path}"):
         open_store(tmp_path)
     store.close()
     open_store(tmp_path).close()

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import pytest
 
+from errors import refuses
 from stratarec.embedding.stores.row_files import link_or_copy
 from stratarec.errors import StorageError
 
@@ -23,7 +24,7 @@ def test_nothing_that_is_there_is_written_over(tmp_path: Path, monkeypatch: pyte
     target.write_bytes(b"mine")
     if not links:
         monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(StorageError, match=f"cannot write {target}"):
+    with refuses(StorageError, f"{target}"):
         link_or_copy(source, target)
     assert target.read_bytes() == b"mine"
 
@@ -35,7 +36,7 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path, monkeypatch: pyte
     target.symlink_to(elsewhere)
     if not links:
         monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(StorageError, match=f"cannot write {target}"):
+    with refuses(StorageError, f"{target}"):
         link_or_copy(source, target)
     assert not elsewhere.exists()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from errors import refuses
 from store_conformance import RecordStoreMachine, RecordStoreTests, random_records, read_all
 from stratarec.embedding.stores.arrays import DramRecords
 from stratarec.embedding.stores.base import RecordStore
@@ -101,7 +101,7 @@ def test_a_refused_eviction_loses_nothing(tmp_path: Path) -> None:
             store.write(rows, random_records(rows, 500, 1))
             done.extend(rows.tolist())
 
-    with pytest.raises(StorageError, match="budget"):
+    with refuses(StorageError, "budget"):
         write_until_refused()
     assert 16 < len(done) < 400
     found, records = read_all(store)
@@ -111,5 +111,5 @@ def test_a_refused_eviction_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_needs_a_capacity() -> None:
-    with pytest.raises(ConfigError, match="capacity_rows is 0"):
+    with refuses(ConfigError, "capacity_rows 0"):
         VictimCache(DramRecords(rows=1, record_bytes=1), capacity_rows=0)
