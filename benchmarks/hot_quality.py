@@ -25,14 +25,13 @@ import polars as pl
 from benchmarks.sessions import recipe as shipped
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.loading.loader import Loader
-from stratarec.data.loading.portions import BatchShare
+from stratarec.data.loading.loader import BatchShare, Loader
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.hot.calibrator import calibrate
 from stratarec.hot.hot_loader import HotLoader, classify, rate_after, validation_losses
 from stratarec.hot.selection import parts_of, row_bytes_of

@@ -23,7 +23,7 @@ from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.models.base import build_tables
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.hot_rows import make_hot_plan

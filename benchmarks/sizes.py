@@ -31,7 +31,7 @@ from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError
 from stratarec.models.metrics import evaluate_logits
 from stratarec.recipe import Recipe, read_content

@@ -27,7 +27,7 @@ from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.synthetic import SyntheticConfig
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConfig
 from stratarec.embedding.tiers import TierConfig
 from stratarec.models import CTRModel, DLRMConfig, build_model

@@ -25,7 +25,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary_limits import VocabularyConfig, VocabularyOverride
+from stratarec.data.vocabulary import VocabularyConfig, VocabularyOverride
 from stratarec.errors import ConfigError, DataError, DatasetError
 from stratarec.progress import SilentProgress
 

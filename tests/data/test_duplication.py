@@ -15,7 +15,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.duplication import profile
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError
 
 SIZE = 12

@@ -15,11 +15,10 @@ import pytest
 
 from errors import missing
 from stratarec.data.prepare.config import PrepareConfig
-from stratarec.data.prepare.deal import shares_of
-from stratarec.data.prepare.executor import Stage
+from stratarec.data.prepare.executor import LEASE, Stage, grant, leased, revoke, revoke_leases
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.prepare.ray import lease
-from stratarec.data.prepare.ray.lease import LEASE, end_leases, grant, leased, revoke
+from stratarec.data.prepare.workspace import log_shares
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.sources.csv import CsvConfig, CsvSource
@@ -138,7 +137,7 @@ def test_shares_are_all_of_a_log_once(tmp_path: Path, files: int, readers: int) 
     parquet = ParquetSource(ParquetConfig(paths=(f"{tmp_path}/*.parquet",), schema=SCHEMA), "error")
     for source in (text, parquet):
         whole = list(source.chunks(tmp_path))
-        shares = shares_of(source, readers)
+        shares = log_shares(source, readers)
         found = sorted(
             (chunk for share in shares for chunk in source.chunks(tmp_path, share)), key=lambda chunk: chunk.index
         )
@@ -169,13 +168,13 @@ def test_of_several_bad_rows_the_first_of_the_log_is_named(tmp_path: Path) -> No
 
 
 def test_a_task_of_an_earlier_call_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    end_leases(tmp_path)
+    revoke_leases(tmp_path)
     assert not (tmp_path / LEASE).exists()
     token = grant(tmp_path)
     with leased(tmp_path, token) as check, leased(tmp_path, token):
         check()
         monkeypatch.setattr(lease, "_PATIENCE_SECONDS", 0.0)
-        for begin in (end_leases, grant):
+        for begin in (revoke_leases, grant):
             with pytest.raises(StorageError, match="in use by tasks of an earlier call"):
                 begin(tmp_path)
         check()
@@ -188,7 +187,7 @@ def test_a_task_of_an_earlier_call_cannot_write(tmp_path: Path, monkeypatch: pyt
             pytest.fail("worked without a lease")
     with leased(tmp_path, again):
         pass
-    end_leases(tmp_path)
+    revoke_leases(tmp_path)
     for place in (tmp_path, tmp_path / "elsewhere"):
         with pytest.raises(StorageError, match="is not there, or no work"), leased(place, again):
             pytest.fail("worked without a lease")
@@ -198,7 +197,7 @@ def test_a_call_waits_for_the_tasks_of_an_earlier_one(tmp_path: Path) -> None:
     token = grant(tmp_path)
     with (tmp_path / LEASE).open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
-        waiting = threading.Thread(target=end_leases, args=(tmp_path,))
+        waiting = threading.Thread(target=revoke_leases, args=(tmp_path,))
         waiting.start()
         waiting.join(0.15)
         assert waiting.is_alive()

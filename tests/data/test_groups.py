@@ -28,7 +28,7 @@ from stratarec.data.prepare.partition import Partition
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError, DataError
 from stratarec.kernels.runs import find_runs
 from stratarec.progress import SilentProgress

@@ -12,8 +12,8 @@ import yaml
 
 from recipes import log_config, tiny
 from stratarec.cli import main
+from stratarec.data.data_quality import SAMPLE_ROWS, sample_rows
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.leaks import SAMPLE_ROWS, sample_rows
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.splits import SplitConfig

@@ -19,8 +19,7 @@ from stratarec.data.dataset import writer as storage
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import RowGroup
 from stratarec.data.dataset.row_group_reader import RowGroupReader
-from stratarec.data.loading.loader import Loader, LoaderConfig
-from stratarec.data.loading.portions import BatchShare
+from stratarec.data.loading.loader import BatchShare, Loader, LoaderConfig
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature

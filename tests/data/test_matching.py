@@ -24,8 +24,7 @@ from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.presets import CriteoConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary import Vocabulary
-from stratarec.data.vocabulary_limits import VocabularyConfig, VocabularyLimits
+from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.sealed import write_sealed
 from stratarec.progress import SilentProgress

@@ -20,7 +20,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError
 
 ODD = [

@@ -26,7 +26,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig
 
 NAMES = [
     "label", "count", "value", "id", "row", "start", "__row", "__file", "__split", "__group", "__time", "__session",

@@ -22,7 +22,7 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError, DataError, DatasetError, StorageError
 from stratarec.progress import SilentProgress
 

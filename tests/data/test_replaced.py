@@ -44,7 +44,7 @@ def test_the_same_data_set_prepared_anew_is_read(tmp_path: Path) -> None:
 
 def test_what_is_held_is_not_replaced(tmp_path: Path) -> None:
     dataset = prepare(made(tmp_path, 1).data)
-    with dataset.held(), dataset.held(), pytest.raises(StorageError, match="is in use by"):
+    with dataset.locked(), dataset.locked(), pytest.raises(StorageError, match="is in use by"):
         prepare(made(tmp_path, 2).data, overwrite=True)
 
 

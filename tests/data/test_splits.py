@@ -18,7 +18,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature, TimeUnit
 from stratarec.data.sources.presets import CriteoConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError, DataError
 
 HOUR = 3600

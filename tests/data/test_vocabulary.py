@@ -17,9 +17,7 @@ from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.synthetic import SyntheticConfig
-from stratarec.data.value_counts import bounded
-from stratarec.data.vocabulary import Vocabulary
-from stratarec.data.vocabulary_limits import VocabularyConfig, VocabularyLimits, VocabularyOverride
+from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits, VocabularyOverride, bounded
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer

@@ -13,7 +13,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig
 
 SAMPLES = 12_000
 ROW_BYTES = 68

@@ -14,7 +14,7 @@ from stratarec.data.column_names import TIME
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.hot import reuse
 from stratarec.hot.reuse import measure_drift
 from stratarec.reporting.duplication_page import drift_charts, drift_tables

@@ -11,7 +11,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.tables.directory import Directory
 from stratarec.embedding.tiers import TableTier

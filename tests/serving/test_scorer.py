@@ -31,8 +31,7 @@ from recipes import tiny
 from stratarec import Scorer
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.vocabulary import Vocabulary
-from stratarec.data.vocabulary_limits import VocabularyLimits
+from stratarec.data.vocabulary import Vocabulary, VocabularyLimits
 from stratarec.errors import DataError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe

@@ -361,7 +361,7 @@ def test_the_last_period_is_taken_back_and_made_again_with_the_same_bits(
     before = files_of(run)
     go_on(run, home / "day-2.parquet")
     made = Path(shutil.copytree(periods.paths(run)[-1], tmp_path / "period-00002"))
-    with Dataset.open(periods.paths(run)[-1] / "data").held():
+    with Dataset.open(periods.paths(run)[-1] / "data").locked():
         assert main(["revert", "-q", str(run)]) == 2
     assert len(periods.paths(run)) == 2
     assert main(["revert", "-q", str(run)]) == 0

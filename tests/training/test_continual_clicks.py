@@ -20,7 +20,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.clicks import ClicksSource
 from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError
 from stratarec.io.atomic import write_atomic
 from stratarec.models.metrics import figures

@@ -18,7 +18,7 @@ from errors import refuses
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.vocabulary_limits import Eviction, VocabularyConfig
+from stratarec.data.vocabulary import Eviction, VocabularyConfig
 from stratarec.errors import ConfigError, ExportError
 from stratarec.io.sealed import unsealed, write_sealed
 from stratarec.recipe import Recipe

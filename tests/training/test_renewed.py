@@ -262,7 +262,7 @@ def test_data_that_another_process_reads_is_reported_and_removed_later(
     pl.DataFrame({"user": last(run).vocabulary("user").values[:1]}).write_csv(tmp_path / "file.csv")
     data = periods.paths(run)[-1] / "data"
     capsys.readouterr()
-    with last(run).held():
+    with last(run).locked():
         assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
     assert str(data) in capsys.readouterr().out
     assert data.exists()

@@ -15,7 +15,7 @@ from errors import missing, refuses
 from recipes import agreeing_scores, tiny
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import RowGroup
-from stratarec.data.dataset.stored_columns import ShardLayout
+from stratarec.data.dataset.row_group_reader import ShardLayout
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.vocabulary import read_vocabulary
 from stratarec.errors import DataError

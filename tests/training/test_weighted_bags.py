@@ -22,7 +22,7 @@ from stratarec.batch.jagged import InverseJagged, JaggedTensor, KeyedJagged, off
 from stratarec.data.column_names import weights_of
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import RowGroup
-from stratarec.data.dataset.stored_columns import ShardLayout
+from stratarec.data.dataset.row_group_reader import ShardLayout
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature

@@ -184,7 +184,7 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
         hosts=hosts, ranks=ranks, between_bytes_per_second=between,
         inside_bytes_per_second=inside or inside_rate(recipe, ranks),
     )  # fmt: skip
-    with dataset.held():
+    with dataset.locked():
         calibration = calibrate(recipe, dataset, network or ASSUMED, network or ASSUMED)
         found = predictions(recipe, dataset, cluster, calibration)
     lines = assumptions(recipe, dataset, cluster, calibration, measured=network is not None)
@@ -209,7 +209,7 @@ def _plan_hosts(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, netw
 
     between, batch = parse_rate(args.network, "--network"), recipe.train.batch_size
     tiers = measure_tiers(recipe.memory, again=args.measure)
-    with dataset.held():
+    with dataset.locked():
         tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
         specs = describe_tables(tables, dataset, recipe.train.embedding, batch_size=batch)
         beside = beside_tables(
@@ -248,7 +248,7 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     given = {name: value for name, value in options.items() if value is not None}
     request = TowerRequest(towers=args.towers, ranks=ranks, **given)
     request = request.on(recipe, dataset)
-    with dataset.held():
+    with dataset.locked():
         made = make_towers(recipe, dataset, request, progress_of(args))
     if args.json:
         say_json(made.to_dict())
@@ -279,7 +279,7 @@ def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     if ranks > 1:
         raise ConfigError(f"--device is of one process, and there are {ranks}")
     measure_tiers(recipe.memory, again=args.measure)
-    with dataset.held():
+    with dataset.locked():
         steps, lines = device_steps(recipe, dataset, figures)
     if args.json:
         say_json({"steps": steps, "said": lines})
@@ -305,7 +305,7 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
         bare_network(recipe.model, dataset)  # refused here, not by the run that is planned for
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
-    with dataset.held():
+    with dataset.locked():
         made = make_hot_plan(
             tables, dataset, config.embedding, recipe.memory, recipe.hot, batch_size=config.batch_size, tiers=tiers,
             ranks=ranks,

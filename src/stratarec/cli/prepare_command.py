@@ -77,7 +77,7 @@ def _executor(address: str | None) -> AbstractContextManager[Executor | None]:
     """Who does the pieces of `prepare`."""
     if address is None:
         return nullcontext()
-    from stratarec.data.prepare.ray.tasks import on_ray
+    from stratarec.data.prepare.ray_executor import on_ray
 
     return on_ray(address)
 

@@ -56,7 +56,7 @@ def profile(args: argparse.Namespace) -> None:
     if args.classify and args.hot is None:
         raise ConfigError("--classify counts inputs that need hot rows alone: say how many bytes these have by --hot")
     # Threads of torch wait for each other longer than they work at batches that are only counted.
-    with dataset.held(), torch_settings(threads=1):
+    with dataset.locked(), torch_settings(threads=1):
         row_bytes = row_bytes_of(dataset, args.dim, RowOptimizerConfig(kind=args.optimizer))
         hot = None if args.hot is None else _profile_hot(args, dataset, row_bytes, output.with_suffix(".hot.json"))
         counted = _classify(args, dataset, hot, output) if hot is not None and args.classify else []

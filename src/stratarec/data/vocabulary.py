@@ -1,17 +1,23 @@
-"""Which id a value has: by frequency, the most frequent value of a feature first, or by its hash alone.
+"""Vocabularies: which id each value has, when it gets a row or loses it, and the counts behind that.
 
-A vocabulary with a base begins with the values of an earlier one, whose ids they keep; those that are new follow by
-frequency. A value that is evicted leaves a hole: its id is nobody's from then on, until `stratarec rebase` ranks all
-anew. So only the ids behind the base's are ranked, and counts rise where a value of the base is rare by now.
-Counts are lookups of the training split, those by histories included; ties go by value. Rare and unseen values share
-the rows of the tail, which are the first ones, so that no row moves when there are more values; and a missing value is
-an empty bag.
+Ids follow frequency, the most frequent value first, or the value's hash alone (kind ``hash``). Rare and unseen values
+share the tail buckets, which are the first rows, so that no row moves when there are more values. A missing value is an
+empty bag. Counts are lookups of the training split, those by histories included; ties are broken by value.
+
+A vocabulary with a base begins with the values of an earlier data set, whose ids they keep; new values follow by
+frequency. An evicted value leaves a hole: its id is not used again until `stratarec rebase` ranks all values. So only
+ids after the base's are ranked, and counts of base values may rise.
+
+A data set also stores the counts of values without a row, so that a data set based on it can give them one when they
+are frequent enough in all logs together. `count` is over all logs, `recent` weights older lookups less, and `last` is
+the time of the last row with the value. Counts dropped by a memory limit are reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,10 +29,155 @@ import pydantic
 import xxhash
 from numpy.typing import NDArray
 
+from stratarec.data.durations import in_unit
 from stratarec.data.hashing import HashRule, stable_hash
-from stratarec.data.vocabulary_limits import VocabularyKind, VocabularyLimits
+from stratarec.data.schema import Schema
+from stratarec.errors import ConfigError
 from stratarec.io.atomic import reading
 from stratarec.io.sealed import Hash, Model
+
+# Ids have 31 bits, and a table has a row for each bucket whether or not a value falls into it.
+_RANGES = {
+    "min_count": (1, 1 << 62), "tail_buckets": (1, 10**8), "max_rows": (0, 1 << 31), "candidates": (0, 1 << 40),
+    "buckets": (1, 10**8),
+}  # fmt: skip
+
+VocabularyKind = Literal["count", "hash"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyOverride:
+    """Limits of one vocabulary; null leaves the one that holds for all."""
+
+    min_count: int | None = None
+    """Rarer values share the tail buckets."""
+    tail_buckets: int | None = None
+    """Rows shared by rare and unseen values."""
+    max_rows: int | None = None
+    """Keep at most this many values; 0 for no limit."""
+    candidates: int | None = None
+    """Values without a row whose counts are kept."""
+    kind: VocabularyKind | None = None
+    """``count`` or ``hash``."""
+    buckets: int | None = None
+    """Rows of a ``hash``."""
+
+    def check_kind(self, where: str, kind: VocabularyKind) -> None:
+        """Refuse what vocabularies of `kind` make no use of."""
+        for name in ("min_count", "tail_buckets", "max_rows", "candidates") if kind == "hash" else ("buckets",):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{where}.{name} is {getattr(self, name)}, which kind {kind} makes no use of; remove it"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyLimits:
+    """Which values get a row of their own."""
+
+    min_count: int = 2
+    """Rarer values share the tail buckets."""
+    tail_buckets: int = 16
+    """Rows shared by rare and unseen values, by a hash of the value."""
+    max_rows: int = 0
+    """Keep at most this many values; 0 for no limit."""
+    candidates: int = 10_000_000
+    """Keep the counts of at most this many values that have no row, for a data set that goes on from this one and may
+    give them one; the rarest are forgotten."""
+    kind: VocabularyKind = "count"
+    """``count`` gives frequent values rows of their own; ``hash`` gives every value one of `buckets` rows by its hash
+    alone, so that memory does not grow with the values and new ones are like old ones."""
+    buckets: int = 1 << 18
+    """Rows of a ``hash``: values that share one cannot be told apart."""
+
+    def __post_init__(self) -> None:
+        _check_limits(self, "data.vocabulary")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eviction:
+    """When a value loses its row, in a data set that goes on from another; only as its first log ranks them, all stay.
+
+    What is evicted is looked up as rare values are, and its row is not used again. A value that comes back gets a new
+    one.
+    """
+
+    idle: str = ""
+    """Such as ``3d``: where no row of the logs had it for so long, histories and lists aside."""
+    keep: int = 0
+    """All but so many values, by `half_life` counted; 0 for no limit."""
+
+    def __post_init__(self) -> None:
+        if not self.idle and not self.keep:
+            raise ConfigError("data.vocabulary.evict: set idle, such as 3d, or keep, a number of values")
+        if self.keep < 0:
+            raise ConfigError(f"data.vocabulary.evict: keep is {self.keep}, expected at least 1")
+        if self.idle:
+            in_unit(self.idle, "s", "data.vocabulary.evict: idle")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyConfig(VocabularyLimits):
+    """Limits for all vocabularies, and others for some."""
+
+    overrides: Mapping[str, VocabularyOverride] = field(default_factory=dict)
+    """Vocabulary name -> what is different for it."""
+    evict: Mapping[str, Eviction] = field(default_factory=dict)
+    """Vocabulary name -> when values lose their rows; none by default."""
+    half_life: str = "7d"
+    """By so much of the log's time ago a lookup counts half where values are ranked by what they are worth now: by
+    ``keep``, and by `stratarec rebase`."""
+    base: str = ""
+    """An earlier data set of the same features: its values keep their ids, whatever their counts are now, new ones
+    follow, and numbers are standardised by its moments. So `train --from` goes on with a run on it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        in_unit(self.half_life, "s", "data.vocabulary.half_life")
+        for name, override in self.overrides.items():
+            where = f"data.vocabulary.overrides.{name}"
+            _check_limits(override, where)
+            override.check_kind(where, override.kind or self.kind)
+
+    def limits(self, name: str) -> VocabularyLimits:
+        """What holds for the vocabulary `name`."""
+        common = {entry.name: getattr(self, entry.name) for entry in fields(VocabularyLimits)}
+        override = self.overrides.get(name, VocabularyOverride())
+        return VocabularyLimits(**{**common, **{k: v for k, v in asdict(override).items() if v is not None}})
+
+    def check(self, schema: Schema) -> None:
+        """Refuse what is said of vocabularies that do not exist, and evictions that cannot be."""
+        known = schema.vocabularies()
+        users = {feature.name: feature.vocabulary for feature in schema.sparse}
+        for part, name in (
+            *(("overrides", name) for name in self.overrides),
+            *(("evict", name) for name in self.evict),
+        ):
+            if name in known:
+                continue
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or 'none'}"
+            hint = f"the feature of that name uses {users[name]}" if name in users else hint
+            raise ConfigError(f"data.vocabulary.{part}.{name}: no such vocabulary; {hint}")
+        for name, rule in self.evict.items():
+            if self.limits(name).kind == "hash":
+                raise ConfigError(
+                    f"data.vocabulary.evict.{name}: values of kind hash have no rows of their own; remove it"
+                )
+            if rule.idle and not schema.time:
+                raise ConfigError(
+                    f"data.vocabulary.evict.{name}.idle is {rule.idle!r}, and schema.time is not set: set it"
+                )
+
+
+def _check_limits(limits: VocabularyLimits | VocabularyOverride, where: str) -> None:
+    for name, (least, most) in _RANGES.items():
+        value = getattr(limits, name)
+        if value is not None and value < least:
+            raise ConfigError(f"{where}.{name} is {value}, expected at least {least}")
+        if value is not None and value > most:
+            raise ConfigError(f"{where}.{name} is {value}, expected at most {most}")
+
 
 MISSING = -1
 # Values that are hashed at a time.
@@ -90,7 +241,7 @@ class Ids(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gone:
+class EvictionFilter:
     """Which values have no row any more: see `Eviction`."""
 
     before: int | None = None
@@ -134,19 +285,23 @@ class Vocabulary:
 
     @classmethod
     def rank(
-        cls, counted: pl.DataFrame, limits: VocabularyLimits, base: Vocabulary | None = None, gone: Gone | None = None
-    ) -> Vocabulary:  # fmt: skip
+        cls,
+        counted: pl.DataFrame,
+        limits: VocabularyLimits,
+        base: Vocabulary | None = None,
+        eviction: EvictionFilter | None = None,
+    ) -> Vocabulary:
         """From the columns `value` and `count`: the values of `base` first, then by falling count, ties by value.
 
-        Of a base, what `gone` says by `recent` and `last` loses its row, or gets none.
+        Of a base, what `eviction` says by `recent` and `last` loses its row, or gets none.
         """
         known = counted["value"].clear() if base is None else base.values
         old = known.to_frame("value").join(counted, on="value", how="left", maintain_order="left")
         more = counted.join(known.to_frame("value"), on="value", how="anti")
         more = more.sort(["count", "value"], descending=[True, False])
         kept, few = more.filter(pl.col("count") >= limits.min_count), more.filter(pl.col("count") < limits.min_count)
-        if gone is not None and base is not None:
-            alive = gone.alive(pl.concat([old, kept]))
+        if eviction is not None and base is not None:
+            alive = eviction.alive(pl.concat([old, kept]))
             stay, there = alive[: len(old)], alive[len(old) :]
             few = pl.concat([old.filter(~stay & old["count"].is_not_null()), kept.filter(~there), few])
             few = few.sort(["count", "value"], descending=[True, False])
@@ -176,12 +331,16 @@ class Vocabulary:
 
     @classmethod
     def of(
-        cls, counted: pl.DataFrame, limits: VocabularyLimits, base: Vocabulary | None = None, gone: Gone | None = None
-    ) -> Vocabulary:  # fmt: skip
+        cls,
+        counted: pl.DataFrame,
+        limits: VocabularyLimits,
+        base: Vocabulary | None = None,
+        eviction: EvictionFilter | None = None,
+    ) -> Vocabulary:
         """By the kind that `limits` ask for; the values of `base` keep their ids."""
         if limits.kind == "hash":
             return cls.hashed(counted, limits.buckets, base)
-        return cls.rank(counted, limits, base, gone)
+        return cls.rank(counted, limits, base, eviction)
 
     @property
     def digest(self) -> str:
@@ -345,3 +504,57 @@ def buckets_of(values: pl.Series, buckets: int) -> NDArray[np.int64]:
     if not len(values):
         return np.zeros(0, dtype=np.int64)
     return (stable_hash(values) % np.uint64(buckets)).astype(np.int64)
+
+
+_BUCKET = "@bucket"
+
+
+def merge_counts(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Columns `value` and `count`, and `recent` and `last` where there are, of all parts, a value once, in ascending
+    order.
+
+    Values of unlike types (text and numbers, numbers with a sign and without, which no integer type holds) become text.
+    """
+    kinds = {part["value"].dtype for part in parts}
+    common = kinds.pop() if len(kinds) == 1 else pl.String()
+    alike = [part.lazy().with_columns(pl.col("value").cast(common), pl.col("count").cast(pl.Int64)) for part in parts]
+    sums = [pl.col(name).max() if name == "last" else pl.col(name).sum() for name in parts[0].columns[1:]]
+    return pl.concat(alike).group_by("value").agg(sums).sort("value").collect()
+
+
+def bounded(counted: pl.DataFrame, limits: VocabularyLimits) -> pl.DataFrame:
+    """Reduce counts to what a vocabulary of `limits` needs: for kind ``hash`` one value a bucket, with the sum of the
+    counts of its values."""
+    if limits.kind == "count":
+        return counted
+    last = [pl.col("last").max()] if "last" in counted.columns else []
+    bucket = pl.Series(_BUCKET, buckets_of(counted["value"], limits.buckets))
+    found = counted.with_columns(bucket).group_by(_BUCKET).agg(pl.col("value").min(), pl.col("count").sum(), *last)
+    return found.drop(_BUCKET).sort("value")
+
+
+def read_counts(path: Path, expected: StoredType) -> pl.DataFrame:
+    """Columns `value`, `count`, `recent` and `last` in a Parquet file that may be anybody's; `DatasetError` where it is
+    another one."""
+    with reading(path):
+        kinds = {name: str(kind) for name, kind in zip(*_columns(path), strict=True)}
+        value = {"String": "large_string"}.get(expected, expected.lower())
+        if kinds != {"value": value, "count": "int64", "recent": "double", "last": "int64"}:
+            raise ValueError(f"its columns are {kinds}, expected value: {expected}, count, recent and last")
+        table = pq.read_table(path, use_threads=False)
+        for column in table.columns:
+            column.validate(full=True)
+        found = pl.from_arrow(table)
+        assert isinstance(found, pl.DataFrame)
+        if found.drop("last").null_count().sum_horizontal().item() or (found["count"] < 1).any():
+            raise ValueError("a value is missing, or a count is below 1")
+        if not (found["recent"].is_finite() & (found["recent"] >= 0)).all():
+            raise ValueError("a recent count is no number, or below 0")
+        if found["value"].n_unique() != len(found):
+            raise ValueError("its values are not distinct")
+    return found
+
+
+def _columns(path: Path) -> tuple[list[str], list[object]]:
+    schema = pq.ParquetFile(path).schema_arrow
+    return list(schema.names), list(schema.types)

@@ -32,8 +32,7 @@ from stratarec.data.column_names import events
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import RowGroup
 from stratarec.data.dataset.row_group_reader import RowGroupReader
-from stratarec.data.loading.loader import Loader, LoaderConfig
-from stratarec.data.loading.portions import Rows, count, take
+from stratarec.data.loading.loader import Loader, LoaderConfig, Rows, count, take
 from stratarec.data.loading.shuffle_buffer import ShuffleBuffer
 from stratarec.errors import ConfigError
 from stratarec.hot.selection import Counts, Needs, RowRange

@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.loading.loader import LoaderConfig
-from stratarec.data.loading.portions import batches
+from stratarec.data.loading.loader import LoaderConfig, batches
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import ShardedCollection
 from stratarec.distributed.sharding import Sharding

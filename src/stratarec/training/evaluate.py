@@ -35,8 +35,7 @@ from numpy.typing import NDArray
 
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.loading.loader import Loader, LoaderConfig
-from stratarec.data.loading.portions import BatchShare
+from stratarec.data.loading.loader import BatchShare, Loader, LoaderConfig
 from stratarec.data.schema import Schema
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import ConfigError, DatasetError, TrainingError

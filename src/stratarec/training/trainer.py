@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.loading.loader import Loader
-from stratarec.data.loading.portions import BatchShare
+from stratarec.data.loading.loader import BatchShare, Loader
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import SharedEngine
 from stratarec.distributed.towers.tower_model import DisaggregatedModel
@@ -273,7 +272,7 @@ class Trainer:
         try:
             with (
                 torch_settings(threads=self.threads.threads, seed=self.config.seed),
-                self.dataset.held(),
+                self.dataset.locked(),
                 self._beginning(earlier, resume=resume) as first,
                 opened(self._directory, self.mesh, resume=resume, overwrite=overwrite) as found,
             ):

@@ -19,8 +19,8 @@ from stratarec.cli.init.guess import guess
 from stratarec.cli.init.numbers import amounts, typed
 from stratarec.cli.init.sample import read_sample
 from stratarec.cli.init.times import as_times
+from stratarec.data.data_quality import find_leak
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.leaks import find_leak
 from stratarec.data.schema import LabelRule
 from stratarec.errors import DataError
 

@@ -14,8 +14,8 @@ import yaml
 from errors import missing
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.data.prepare.ray.lease import grant
-from stratarec.data.prepare.ray.tasks import Order, work
+from stratarec.data.prepare.executor import grant
+from stratarec.data.prepare.ray_executor import TaskRequirements, work
 from stratarec.errors import StrataError
 
 
@@ -64,11 +64,11 @@ def test_ray_that_is_not_installed_is_one_line(
     assert main(["prepare", "-q", str(recipe)]) == 0
 
 
-def of_another_library(order: Order) -> Order:
+def of_another_library(order: TaskRequirements) -> TaskRequirements:
     return replace(order, versions=(*order.versions[:-2], ("xxhash", "0.1"), order.versions[-1]))
 
 
-WRONG: dict[str, tuple[Callable[[Order], Order], str]] = {
+WRONG: dict[str, tuple[Callable[[TaskRequirements], TaskRequirements], str]] = {
     "library": (of_another_library, "0.1"),
     "log": (
         lambda order: replace(order, logs=(("/nowhere/log.csv", 1, 1),)),
@@ -87,9 +87,9 @@ WRONG: dict[str, tuple[Callable[[Order], Order], str]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_machine_that_cannot_do_the_work_is_named(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stratarec.data.prepare.ray.tasks._stage", lambda stage: stage)
+    monkeypatch.setattr("stratarec.data.prepare.ray_executor._stage", lambda stage: stage)
     change, message = WRONG[what]
-    order = Order.of(tmp_path, grant(tmp_path), [__file__, "memory://x"])
+    order = TaskRequirements.of(tmp_path, grant(tmp_path), [__file__, "memory://x"])
     stage = [lambda number: iter([number, 1])]
     assert work(stage, order, 3).advance == 4
     error = work(stage, change(order), 3).error

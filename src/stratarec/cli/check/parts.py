@@ -108,7 +108,7 @@ def _data_set(path: Path, read: set[Path]) -> Iterator[str]:
     dataset = Dataset.open(path, verify="full")
     check_marker(path, DATASET)
     read |= {path / MARKER, path / MANIFEST, *(path / file.path for file in dataset.manifest.files())}
-    with dataset.held():
+    with dataset.locked():
         yield f"files: {len(dataset.manifest.files())} have the hashes that {MANIFEST} names"
         yield from _content(path, dataset)
         beside = read_baselines(dataset)

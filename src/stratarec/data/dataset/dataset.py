@@ -1,6 +1,6 @@
 """A prepared data set on disk: it describes itself, and is checked when it is opened and read.
 
-    stratarec.json                      says that this is a data set of StrataRec's making
+    stratarec.json                      says that this is a data set of StrataRec's pipeline
     dataset.json                        what `manifest` says
     vocabulary/0000-<name>.parquet      value, id, count
     carried/0000-<name>.parquet         value, count, recent, last: of all values, with an id of their own or not
@@ -12,7 +12,7 @@
                                         column ``<table>/<column>`` holding the whole column as one list
 
 Without groups there are no tables: histories are lists, and @user and @session columns of the samples. Only `writer`,
-`stored_columns`, `row_group_reader` and `row_group` know the layout of files. What begins with @ is in `column_names`.
+`row_group_reader` and `row_group` know the layout of files. What begins with @ is in `column_names`.
 """
 
 from __future__ import annotations
@@ -41,12 +41,10 @@ from stratarec.data.dataset.manifest import (
     VocabularyInfo,
 )
 from stratarec.data.dataset.row_group import RowGroup, SlateKey
-from stratarec.data.dataset.row_group_reader import RowGroupReader
-from stratarec.data.dataset.stored_columns import ShardLayout
+from stratarec.data.dataset.row_group_reader import RowGroupReader, ShardLayout
 from stratarec.data.splits import SPLITS
 from stratarec.data.user_history import read_events
-from stratarec.data.value_counts import read_counts
-from stratarec.data.vocabulary import Vocabulary, read_vocabulary
+from stratarec.data.vocabulary import Vocabulary, read_counts, read_vocabulary
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import reading
 from stratarec.io.hashes import file_hashes
@@ -139,7 +137,7 @@ class Dataset:
         ]
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keep the data set from being replaced while it is read.
 
         Raises
@@ -216,7 +214,7 @@ class Dataset:
         return sum(shard.samples for shard in self.shards(split))
 
     def shards(self, split: str) -> tuple[Shard, ...]:
-        """Shards of a split."""
+        """ShardWriter of a split."""
         for name, shards in self.splits.items():
             if name == split:
                 return shards
@@ -243,7 +241,7 @@ class Dataset:
         return read_vocabulary(self.path / info.path, info, str(self.path / info.path))
 
     def carried_counts(self, name: str) -> pl.DataFrame:
-        """What was counted of all values of a vocabulary by count: see `value_counts`."""
+        """What was counted of all values of a vocabulary by count: see `vocabulary.read_counts`."""
         stored, info = self.manifest.carried.counts[name], self.vocabularies[name]
         self._require([stored])
         return read_counts(self.path / stored.path, info.type)

@@ -2,7 +2,7 @@
 
 A data set may come from somebody else, so every field is checked before anything relies on it: here seal, fields, sums
 and names when it is opened; sizes then, hashes then or when a file is first used (`dataset.py`); the values of each row
-group when it is read (`stored_columns.py`). Whether the log said so, nothing can tell.
+group when it is read (`row_group_reader.py`). Whether the log said so, nothing can tell.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pydantic
 
 from stratarec.data.click_memory import PARTS
 from stratarec.data.column_names import SESSIONS, events, pointer
-from stratarec.data.repeated_rows import HeldOut
+from stratarec.data.data_quality import HeldOut
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
@@ -182,7 +182,7 @@ class Carried(Model):
     """What a data set that goes on from this one needs of its log, and those before it, beside the samples."""
 
     counts: dict[str, CarriedFile]
-    """Vocabulary -> all its values with their counts, those that have no row of their own too; see `value_counts`."""
+    """Vocabulary -> all its values with their counts, those that have no row of their own too."""
     events: tuple[CarriedFile, ...]
     """The last positive events of each user, as many as histories hold: user, time and what histories are of."""
     samples: Count

@@ -1,8 +1,8 @@
 """The earlier data set that a new one is based on: it keeps its ids and moments, so that a model goes on with it.
 
 A data set and its base differ in their samples alone: features, kinds and tail buckets are the same. A base may have a
-base of its own; nothing but the last one is needed. No id moves: new values follow the earlier ones. Counts are of all
-logs so far, those of values that have no row yet, too, and a user's history goes on where the base's log ends.
+base of its own; nothing but the last one is needed. No id moves: new values follow the earlier ones. Counts cover all
+logs so far, also of values without a row, and a user's history continues from the events of the base's log.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from stratarec.data.dataset.manifest import Carried
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.schema import Schema
 from stratarec.data.transforms import Moments
-from stratarec.data.value_counts import merge_counts
-from stratarec.data.vocabulary import Vocabulary
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, merge_counts
 from stratarec.errors import ConfigError, DataError, DatasetError
 
 _FIELD = "data.vocabulary.base"
@@ -30,10 +28,10 @@ _FIELD = "data.vocabulary.base"
 _MOST_NAMES = 5
 
 
-class Base:
+class BaseDataset:
     """An earlier data set, found to be one that data of a recipe can be based on.
 
-    Use `Base.of`.
+    Use `BaseDataset.of`.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -41,7 +39,7 @@ class Base:
         self.fingerprint = dataset.fingerprint
 
     @classmethod
-    def of(cls, config: PrepareConfig, schema: Schema) -> Base | None:
+    def of(cls, config: PrepareConfig, schema: Schema) -> BaseDataset | None:
         """The base that a recipe names; None where it names none.
 
         Raises
@@ -65,9 +63,9 @@ class Base:
             raise ConfigError(f"{fault}; a data set keeps the ids of one with the same features and tails alone")
         return cls(dataset)
 
-    def held(self) -> AbstractContextManager[None]:
-        """See `Dataset.held`."""
-        return self._dataset.held()
+    def locked(self) -> AbstractContextManager[None]:
+        """See `Dataset.locked`."""
+        return self._dataset.locked()
 
     def vocabulary(self, name: str, counted: pl.DataFrame, faded: float) -> tuple[Vocabulary, pl.DataFrame]:
         """A vocabulary, and the counts of this log, those of the earlier ones added where values are counted; what was

@@ -8,7 +8,7 @@ from stratarec.config.validate import check_directory
 from stratarec.data.dedup_groups import GroupMode
 from stratarec.data.sources import OnBadRow, SourceConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError
 
 

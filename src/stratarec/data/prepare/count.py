@@ -1,7 +1,7 @@
 """The second stage of `prepare`: what is counted in each partition, and the sums of it.
 
-Counts are of training rows alone. Partitions are added in order of their numbers, so that sums of floating-point
-numbers are the same however often work was interrupted.
+Only training rows are counted. Partitions are added by number, so that sums of floating-point numbers are the same
+however often work was interrupted.
 """
 
 from __future__ import annotations
@@ -15,24 +15,21 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from stratarec.data.data_quality import HeldOut, Leak, find_leaks, looked_at, repeated_shares, sample_rows
 from stratarec.data.dataset.manifest import LabelCount
 from stratarec.data.dedup_groups import Repeats
-from stratarec.data.leaks import Leak, find_leaks, looked_at, sample_rows
 from stratarec.data.prepare.executor import Executor
-from stratarec.data.prepare.partition import Partition
-from stratarec.data.prepare.partitions import EachPartition, Partitions, note_of
-from stratarec.data.repeated_rows import HeldOut, repeated_shares
+from stratarec.data.prepare.partition import Partition, Partitions, PerPartitionStage, note_path
 from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
-from stratarec.data.value_counts import bounded, merge_counts
-from stratarec.data.vocabulary_limits import VocabularyConfig
+from stratarec.data.vocabulary import VocabularyConfig, bounded, merge_counts
 from stratarec.io.atomic import read_frame, read_json, reading, write_atomic
 from stratarec.io.names import file_name
 from stratarec.progress import Progress
 
 
-class Counts:
+class PartitionCounts:
     """Notes of the partitions in `folder`.
 
     Parameters
@@ -57,7 +54,7 @@ class Counts:
     def count(self, partitions: Partitions, executor: Executor, progress: Progress) -> None:
         """Count what is not counted yet."""
         self._shards = len(partitions)
-        stage = EachPartition(partitions=partitions, notes=self._folder, make=self._count)
+        stage = PerPartitionStage(partitions=partitions, notes=self._folder, make=self._count)
         stage.run("count", executor, progress)
 
     def _count(self, number: int, part: Partition) -> dict[str, Any]:
@@ -162,4 +159,4 @@ class Counts:
         return sum(float(read_json(path)["weight"]) for path in self._notes())
 
     def _notes(self) -> Iterator[Path]:
-        return (note_of(self._folder, number) for number in range(self._shards))
+        return (note_path(self._folder, number) for number in range(self._shards))

@@ -1,9 +1,9 @@
 """Raw logs -> a prepared data set, in three stages that each resume where they stopped.
 
-1. *spill*: source chunks, checked and typed, are dealt to partitions by the hash of their user or session (`spill.py`);
+1. *spill*: source chunks, checked and typed, are partitioned by the hash of their user or session (`workspace.py`);
 2. *count*: values and dense moments of the training rows, and how features repeat within sessions, partition by
    partition, then added in a fixed order (`count.py`); groups are chosen here;
-3. *encode*: each partition becomes one shard of each split (`encode.py`).
+3. *encode*: each partition becomes one shard of each split (`pipeline.py`).
 
 Memory holds one chunk, or one partition, and the vocabularies. Everything happens in ``<path>.preparing``
 (`workspace.py`); the last act renames its output to `path`. An earlier data set stays there until then.
@@ -24,11 +24,10 @@ from stratarec.data.dataset.manifest import (
     DatasetManifest,
     Origin,
 )
-from stratarec.data.prepare.base_dataset import Base
+from stratarec.data.prepare.base_dataset import BaseDataset
 from stratarec.data.prepare.config import PrepareConfig
-from stratarec.data.prepare.executor import Executor, SerialExecutor
-from stratarec.data.prepare.ray.lease import end_leases
-from stratarec.data.prepare.stages import Making
+from stratarec.data.prepare.executor import Executor, SerialExecutor, revoke_leases
+from stratarec.data.prepare.pipeline import PreparePipeline
 from stratarec.data.prepare.workspace import WORK, Workspace
 from stratarec.data.sources import Source, open_source
 from stratarec.data.sources.clicks import ClicksSource
@@ -65,7 +64,7 @@ def prepare(
         Whether a data set of other logs or settings is replaced.
     progress : Progress, optional
     executor : Executor, optional
-        Who does the pieces of each stage, such as `data.prepare.ray.tasks.on_ray`; by default this process alone.
+        Runs the pieces of each stage, such as `ray_executor.on_ray`; by default this process alone.
 
     Raises
     ------
@@ -102,7 +101,7 @@ class _Run:
         self.source: Source = open_source(config.source, on_bad_row=config.on_bad_row, split=config.split)
         self.schema = self.source.schema
         config.vocabulary.check(self.schema)
-        self.base = Base.of(config, self.schema)
+        self.base = BaseDataset.of(config, self.schema)
         if self.base is not None and isinstance(self.source, ClicksSource):
             self.source.go_on(self.base.clicks())
         self.splitter = Splitter(config.split, self.schema, self.source.files)
@@ -114,11 +113,11 @@ class _Run:
         if there and not overwrite:
             return self._finished()
         claim(self.work, WORK)
-        with held(self.work), nullcontext() if self.base is None else self.base.held():
+        with held(self.work), nullcontext() if self.base is None else self.base.locked():
             if not overwrite and self.final.exists():  # another process has just finished it
                 remove(self.work)
                 return self._finished()
-            end_leases(self.work)
+            revoke_leases(self.work)
             remove_leftovers(self.work)
             self._work()
         return Dataset.open(self.final, verify="used")
@@ -187,10 +186,10 @@ class _Run:
             self._write()
 
     def _write(self) -> None:
-        making = Making(
+        pipeline = PreparePipeline(
             self.workspace, self.source, self.splitter, self.config, self.base, self.executor, self.progress
         )  # fmt: skip
-        self._publish(making.manifest(self.name, self.origin))
+        self._publish(pipeline.manifest(self.name, self.origin))
 
     def _estimate_partitions(self) -> int:
         return max(round(self.source.estimate_rows() / self.config.shard_samples), 1)

@@ -42,7 +42,7 @@ def fit_methods(
     check_installed()
     _check(dataset)
     check_output(Path(dataset.path) / BASELINE)
-    with dataset.held():
+    with dataset.locked():
         train = read(dataset, "train", most_values, seed, progress)
         valid = read(dataset, "valid", most_values // 4, seed, progress)
         for split, part in (("train", train), ("valid", valid)):

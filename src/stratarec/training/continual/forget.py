@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from stratarec.data.click_memory import ITEM, ClickMemory, item_keys
-from stratarec.data.dataset.renewed import Carrying, write_without_samples
+from stratarec.data.dataset.writer import CarriedTables, write_without_samples
 from stratarec.data.schema import Schema
 from stratarec.data.sources.blocks import BadRows
 from stratarec.data.sources.parse import from_text
@@ -58,7 +58,7 @@ def forget(run: Path, file: str) -> Forgotten:
     unknown: dict[str, pl.Series] = {}
 
     def change(trained: TrainedModel, before: Before, work: Path) -> Plan | None:
-        carried = Carrying.of(trained.dataset)
+        carried = CarriedTables.of(trained.dataset)
         named = _read_values(file, trained.dataset.schema, carried)
         left, rows, strange = _without(carried, named, trained.dataset.schema)
         unknown.update(strange)
@@ -78,7 +78,7 @@ def forget(run: Path, file: str) -> Forgotten:
     return Forgotten(period=period, known=known, unknown=unknown, remaining=remaining)
 
 
-def _read_values(file: str, schema: Schema, carried: Carrying) -> dict[str, pl.Series]:
+def _read_values(file: str, schema: Schema, carried: CarriedTables) -> dict[str, pl.Series]:
     """Return the distinct values of each column, read as `prepare` reads them from a log, in the type that is stored.
 
     A column has the name of a vocabulary, of a feature that uses one, or of the users' column.
@@ -121,7 +121,7 @@ def _read_values(file: str, schema: Schema, carried: Carrying) -> dict[str, pl.S
     return values
 
 
-def _known(column: str, vocabulary: str, carried: Carrying, schema: Schema) -> Iterator[pl.Series]:
+def _known(column: str, vocabulary: str, carried: CarriedTables, schema: Schema) -> Iterator[pl.Series]:
     """Yield all values that a run stores of a column: with and without rows, in events and in clicks."""
     if vocabulary in carried.counts:
         yield carried.vocabularies[vocabulary].values
@@ -139,8 +139,8 @@ def _known(column: str, vocabulary: str, carried: Carrying, schema: Schema) -> I
 
 
 def _without(
-    carried: Carrying, named: Mapping[str, pl.Series], schema: Schema
-) -> tuple[Carrying, dict[str, Ids], dict[str, pl.Series]]:
+    carried: CarriedTables, named: Mapping[str, pl.Series], schema: Schema
+) -> tuple[CarriedTables, dict[str, Ids], dict[str, pl.Series]]:
     """Remove values from everything that is carried on.
 
     Returns what remains, the rows of each table that belong to no value now, and the unknown values of each column.
@@ -165,7 +165,7 @@ def _without(
             events = _events_without(events, items, values, schema)
         if clicks is not None:
             clicks = _clicks_without(clicks, column if column == schema.user else name, values, schema)
-    return Carrying(vocabularies=vocabularies, counts=counts, events=events, clicks=clicks), rows, unknown
+    return CarriedTables(vocabularies=vocabularies, counts=counts, events=events, clicks=clicks), rows, unknown
 
 
 def _clicks_without(clicks: ClickMemory, name: str, values: pl.Series, schema: Schema) -> ClickMemory:

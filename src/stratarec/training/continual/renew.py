@@ -23,7 +23,7 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import MANIFEST
-from stratarec.data.dataset.renewed import Carrying, write_without_samples
+from stratarec.data.dataset.writer import CarriedTables, write_without_samples
 from stratarec.data.vocabulary import Vocabulary
 from stratarec.embedding.codecs import FloatRows
 from stratarec.embedding.tables.base import TableGroup
@@ -66,7 +66,7 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
     rounded: list[int] = []
 
     def change(trained: TrainedModel, before: Before, work: Path) -> Plan | None:
-        carried = Carrying.of(trained.dataset)
+        carried = CarriedTables.of(trained.dataset)
         ranked = {name: _ranked(carried.vocabularies[name], found) for name, found in carried.counts.items()}
         vocabularies = carried.vocabularies | {name: vocabulary for name, (vocabulary, _) in ranked.items()}
         sizes.update({name: (carried.vocabularies[name].rows, vocabularies[name].rows) for name in ranked})

@@ -76,7 +76,7 @@ def train_period(
     # threads wait.
     threads = share_of(train.threads, torch.get_num_threads())
     tuner = ThreadTuner(threads, 1, lambda step, reason: None)
-    with torch_settings(threads=threads, seed=train.seed), dataset.held(), tuner:
+    with torch_settings(threads=threads, seed=train.seed), dataset.locked(), tuner:
         plan = new_plan(recipe, dataset)
         with temporary_model(recipe, dataset, plan) as model:
             optimizer = build_optimizer(train.dense, model.network)

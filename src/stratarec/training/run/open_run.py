@@ -213,7 +213,7 @@ def _open(
             f"name it: {path} {own.path}"
         )
     with ExitStack() as stack:
-        stack.enter_context(own.held())
+        stack.enter_context(own.locked())
         # A run may come from somebody else: nothing is made where it says that rows are to lie.
         reading = stack.enter_context(_in_scratch(recipe))
         plan = read_plan(path, recipe, own) or new_plan(reading, own)

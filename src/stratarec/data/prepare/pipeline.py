@@ -1,12 +1,16 @@
-"""The stages of `prepare` in order, from a source to the files of a data set and what is to be said of them."""
+"""The stages of `prepare` in order: from a source to the files of a data set and its manifest."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 
+from stratarec.data.data_quality import hashed_share
 from stratarec.data.dataset.manifest import (
     Carried,
     CarriedClicks,
@@ -21,29 +25,67 @@ from stratarec.data.dataset.manifest import (
     Shard,
     VocabularyInfo,
 )
-from stratarec.data.dataset.writer import write_clicks, write_counts, write_events, write_vocabulary
+from stratarec.data.dataset.writer import write_clicks, write_counts, write_events, write_shard, write_vocabulary
 from stratarec.data.dedup_groups import Repeats, choose_groups, describe
 from stratarec.data.durations import in_unit
-from stratarec.data.prepare.base_dataset import Base
+from stratarec.data.prepare.base_dataset import BaseDataset
 from stratarec.data.prepare.config import PrepareConfig
-from stratarec.data.prepare.count import Counts
-from stratarec.data.prepare.deal import Dealing, shares_of
-from stratarec.data.prepare.encode import Shards, encode_shards
+from stratarec.data.prepare.count import PartitionCounts
 from stratarec.data.prepare.executor import Executor
-from stratarec.data.prepare.partitions import Partitions
-from stratarec.data.prepare.spill import SpilledChunk
-from stratarec.data.prepare.workspace import Workspace
-from stratarec.data.repeated_rows import hashed_share
+from stratarec.data.prepare.partition import Partition, Partitions, PerPartitionStage, note_path
+from stratarec.data.prepare.workspace import PartitionStage, SpilledChunk, Workspace, log_shares
 from stratarec.data.sources import Source
 from stratarec.data.sources.clicks import ClicksSource
-from stratarec.data.splits import Splitter
+from stratarec.data.splits import SPLITS, Splitter
 from stratarec.data.transforms import Moments
-from stratarec.data.vocabulary import Gone, Vocabulary
+from stratarec.data.vocabulary import EvictionFilter, Vocabulary
 from stratarec.errors import DataError
+from stratarec.io.atomic import read_json, reading
 from stratarec.progress import Progress
 
 
-class Making:
+@dataclass(frozen=True, kw_only=True)
+class ShardWriter:
+    """What shards hold, and where they are written."""
+
+    output: Path
+    """Directory of the data set."""
+    vocabularies: Mapping[str, Vocabulary]
+    moments: Mapping[str, Moments]
+    groups: Mapping[str, Sequence[str]] | None
+    keep_rows: bool
+
+    def write(self, number: int, part: Partition) -> dict[str, Any]:
+        """Write the shards of a partition, and say of each split that has samples what they are."""
+        written = {}
+        for split, name in enumerate(SPLITS):
+            encoded = part.encode(split, self.vocabularies, self.moments, self.groups, keep_rows=self.keep_rows)
+            if encoded.samples.num_rows:
+                written[name] = write_shard(self.output, name, number, encoded).to_dict()
+            del encoded
+        return written
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the vocabularies."""
+        return sum(int(known.values.estimated_size()) + known.counts.nbytes for known in self.vocabularies.values())
+
+
+def encode_shards(
+    folder: Path, partitions: Partitions, shards: ShardWriter, executor: Executor, progress: Progress
+) -> dict[str, tuple[Shard, ...]]:
+    """The shards of each split, of which those without a note in `folder` are written first."""
+    stage = PerPartitionStage(partitions=partitions, notes=folder, make=shards.write, held=shards.bytes)
+    stage.run("encode", executor, progress)
+    splits: dict[str, list[Shard]] = {name: [] for name in SPLITS}
+    for path in (note_path(folder, number) for number in range(len(partitions))):
+        with reading(path):
+            for name, shard in read_json(path).items():
+                splits[name].append(Shard.model_validate_json(json.dumps(shard)))
+    return {name: tuple(found) for name, found in splits.items()}
+
+
+class PreparePipeline:
     """One pass through all stages.
 
     Parameters
@@ -53,7 +95,7 @@ class Making:
     source : Source
     splitter : Splitter
     config : PrepareConfig
-    base : Base or None
+    base : BaseDataset or None
         Whose ids and moments are kept.
     executor : Executor
     progress : Progress
@@ -65,7 +107,7 @@ class Making:
         source: Source,
         splitter: Splitter,
         config: PrepareConfig,
-        base: Base | None,
+        base: BaseDataset | None,
         executor: Executor,
         progress: Progress,
     ) -> None:
@@ -80,7 +122,7 @@ class Making:
         partitions = self._partitions()
         by_session = config.groups != "none" and bool(self._schema.session_keys)
         hashed = hashed_share(self._schema, config.split, sum(chunk.samples for chunk in partitions.chunks))
-        counts = Counts(
+        counts = PartitionCounts(
             workspace.folder("counts"), self._schema, config.vocabulary, repeats=by_session, hashed=hashed
         )  # fmt: skip
         counts.count(partitions, self._executor, self._progress)
@@ -91,7 +133,7 @@ class Making:
         groups = choose_groups(config.groups, self._schema, repeats)
         for line in describe(groups or {}, self._schema, repeats):
             self._progress.say(line)
-        wanted = Shards(
+        wanted = ShardWriter(
             output=workspace.output,
             vocabularies=vocabularies,
             moments=moments,
@@ -122,7 +164,7 @@ class Making:
         chunks: Sequence[SpilledChunk],
         moments: Sequence[Mapping[str, Moments]],
         repeats: Repeats,
-        counts: Counts,
+        counts: PartitionCounts,
     ) -> Provenance:
         used, observed = ({name: MomentsInfo.of(found) for name, found in each.items()} for each in moments)
         return Provenance(
@@ -155,8 +197,8 @@ class Making:
         finished = self._workspace.spilled()
         if finished is not None:
             return finished
-        shares = shares_of(self._source, self._executor.readers)
-        dealing = Dealing(
+        shares = log_shares(self._source, self._executor.readers)
+        dealing = PartitionStage(
             source=self._source, folder=self._workspace.source, spill=self._workspace.spill, shares=shares
         )
         done = dealing.run(self._executor, self._progress)
@@ -183,17 +225,17 @@ class Making:
             2.0 ** ((earlier[1] - now) / in_unit(self._config.vocabulary.half_life, self._schema.time_unit, field))
         )
 
-    def _gone(self, name: str, now: int) -> Gone | None:
+    def _eviction_filter(self, name: str, now: int) -> EvictionFilter | None:
         rule = self._config.vocabulary.evict.get(name)
         if rule is None:
             return None
         idle = in_unit(rule.idle, self._schema.time_unit, f"data.vocabulary.evict.{name}.idle") if rule.idle else None
-        return Gone(before=None if idle is None else now - idle, keep=rule.keep)
+        return EvictionFilter(before=None if idle is None else now - idle, keep=rule.keep)
 
     def _vocabularies(
-        self, counts: Counts, partitions: Partitions
+        self, counts: PartitionCounts, partitions: Partitions
     ) -> tuple[dict[str, Vocabulary], dict[str, VocabularyInfo]]:  # fmt: skip
-        """Counts of all partitions added and ranked behind the base, one vocabulary after another."""
+        """Rank the counts of all partitions, after the values of the base."""
         ranked, infos, times = {}, {}, self._times(partitions)
         now = 0 if times is None else times[1]
         for place, name in enumerate(self._schema.vocabularies()):
@@ -202,13 +244,13 @@ class Making:
             known = None
             if self._base is not None:
                 known, counted = self._base.vocabulary(name, counted, self._faded(now))
-            vocabulary = Vocabulary.of(counted, limits, known, self._gone(name, now))
+            vocabulary = Vocabulary.of(counted, limits, known, self._eviction_filter(name, now))
             ranked[name] = vocabulary
             infos[name] = write_vocabulary(self._workspace.output, place, name, vocabulary)
         return ranked, infos
 
     def _carried(
-        self, vocabularies: Mapping[str, Vocabulary], counts: Counts, partitions: Partitions, samples: int
+        self, vocabularies: Mapping[str, Vocabulary], counts: PartitionCounts, partitions: Partitions, samples: int
     ) -> Carried:
         """Write what a data set that goes on from this one needs beside the samples."""
         output, found = self._workspace.output, {}

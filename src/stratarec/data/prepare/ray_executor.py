@@ -1,43 +1,174 @@
-"""The pieces of `prepare` as Ray tasks: where `prepare` runs, and on the machines of a cluster.
+"""`prepare` on a Ray cluster: joining or starting one, and running the pieces of each stage as Ray tasks.
 
-A worker that dies costs its piece, which Ray begins again. A task asks for one processor and the memory of its piece,
-so that a machine gets as many as fit; and before it works, whether this machine sees the same logs, directory, versions
-and code, on which the bytes of Parquet files depend. What it raises travels back as a value.
+Ray is an optional dependency (``stratarec[ray]``), imported on first use. A worker that dies costs its piece, which Ray
+runs again. A task asks for one processor and the memory of its piece, so that each machine gets as many tasks as fit.
+Before it works, a task checks that its machine has the same logs, directory, versions and code, because the bytes of
+Parquet files depend on them. Errors of a task travel back as values.
 """
 
 from __future__ import annotations
 
+import importlib
+import logging
 import os
 import pickle
+import secrets
+import shutil
 import socket
+import tempfile
+import time
 import traceback
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from stratarec.data.prepare.executor import Stage
-from stratarec.data.prepare.ray.connect import joined
-from stratarec.data.prepare.ray.lease import grant, leased, revoke
-from stratarec.errors import ClusterError, StrataError
+from stratarec.data.prepare.executor import Stage, grant, leased, revoke
+from stratarec.errors import ClusterError, ConfigError, StrataError
+from stratarec.io.scratch import ScratchDirectory
 from stratarec.io.versions import PYTHON, versions
+from stratarec.kernels.runtime.cores import cores
 from stratarec.progress import Progress
+
+_LOCAL, _PREFIX, _TOKEN_BYTES = "local", "stratarec-ray-", 4
+# Ray's sockets lie some 60 characters below its directory, and the path of a socket has at most 107.
+_LONGEST_FOLDER = 43
+_CONNECT_SECONDS, _REMOVAL_SECONDS, _TASK_END_SECONDS = 10.0, 5.0, 30.0
+# No statistics are sent anywhere; what Ray says of workers that died, it says on standard output.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+    "RAY_SCHEDULER_EVENTS": "0",
+}
+# A task is reckoned with one processor; several tasks share a machine.
+_ALONE = dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+
+
+def import_ray() -> Any:
+    """The library; `ClusterError` where it is not installed."""
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise ClusterError(
+            f"--ray needs Ray, which is not installed ({error}): pip install 'stratarec[ray]'"
+        ) from error
+
+
+@contextmanager
+def connect(address: str) -> Iterator[Any]:
+    """The library `ray`, joined to a cluster for as long as this lasts.
+
+    Parameters
+    ----------
+    address : str
+        ``auto`` for the cluster that this machine is of, the address of a cluster's head as ``HOST:PORT``, or
+        ``local`` and ``local:N`` for a cluster of this machine and N processors (default: all that this process may
+        use) that ends with this.
+
+    Raises
+    ------
+    ClusterError
+        When there is no such cluster, or no Ray.
+    """
+    processors = _processors(address)
+    scratch = ScratchDirectory(Path(_parent()), _PREFIX, secrets.token_hex(_TOKEN_BYTES)) if processors else None
+    before, own = dict(os.environ), {}
+    os.environ.update(_QUIET)
+    if scratch is not None:
+        own = {"num_cpus": processors, "include_dashboard": False, "_temp_dir": str(scratch.path)}
+        # Whoever reaches a cluster can run anything in it, and Ray listens on all interfaces.
+        os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    try:
+        ray = import_ray()  # it reads the environment when it is loaded
+        try:
+            _init(ray, address, own)
+            yield ray
+        finally:
+            with suppress(Exception):  # what went wrong before is what matters
+                ray.shutdown()
+    finally:
+        # Another cluster that this process joins later has another token, or none.
+        os.environ.clear()
+        os.environ.update(before)
+        if scratch is not None:
+            _remove(scratch.path)
+            scratch.close()
+
+
+def _processors(address: str) -> int:
+    """Of a cluster on this machine; 0 for one that is there already."""
+    kind, _, count = address.partition(":")
+    if kind != _LOCAL:
+        if not address or "://" in address:
+            raise ConfigError(
+                f"--ray is {address!r}, expected auto, HOST:PORT, local or local:N, on a machine of the cluster"
+            )
+        return 0
+    most = cores()
+    if not count:
+        return most
+    if not count.isdecimal() or not 1 <= int(count) <= most:
+        raise ConfigError(f"--ray is {address!r}, expected local:N with N from 1 to {most}, the processors there are")
+    return int(count)
+
+
+def _init(ray: Any, address: str, own: dict[str, Any]) -> None:
+    try:
+        if not own:
+            _reach(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
+        ray.init(
+            _LOCAL if own else address,
+            runtime_env={"env_vars": _ALONE},
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **own,
+        )
+    except Exception as error:  # of many kinds, by what is missing
+        said = " ".join(str(error).split())[:200]
+        if own:
+            raise ClusterError(f"cannot start a Ray cluster on this machine ({said})") from error
+        raise ClusterError(
+            f"no Ray cluster at {address} ({said}): `ray start --head` starts one, and --ray local needs none"
+        ) from error
+
+
+def _reach(address: str) -> None:
+    """Connect once: where nothing answers, Ray itself tries for four minutes, and says every few seconds that it
+    does."""
+    host, _, port = address.rpartition(":")
+    if address:  # else `ray start` left it where Ray finds it
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+
+
+def _parent() -> str:
+    """Where a cluster of this machine has its files: with other temporary files, where their names are short enough."""
+    usual = tempfile.gettempdir()
+    return usual if len(usual) + len(_PREFIX) + 2 * _TOKEN_BYTES + 1 <= _LONGEST_FOLDER else "/tmp"
+
+
+def _remove(folder: Path) -> None:
+    """Remove what a cluster left; some of its processes write a little longer than `ray.shutdown` takes."""
+    limit = time.monotonic() + _REMOVAL_SECONDS
+    while folder.exists() and time.monotonic() < limit:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.05)
+
 
 # How often a task is begun again whose worker or machine has died.
 _RETRIES = 3
 # Tasks that are handed out for each processor: one runs, one waits.
 _AHEAD = 2
-_ENDING_SECONDS = 30.0
 # What decides about the bytes of a data set, beside the code.
 _DECISIVE = (PYTHON, "stratarec", "numpy", "polars", "pyarrow", "xxhash")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class TaskRequirements:
     """What tasks must find where they run."""
 
     work: Path
@@ -52,7 +183,7 @@ class Order:
     """Of whatever decides about the bytes of a data set."""
 
     @classmethod
-    def of(cls, work: Path, token: str, logs: Sequence[str]) -> Order:
+    def of(cls, work: Path, token: str, logs: Sequence[str]) -> TaskRequirements:
         """By what is here."""
         local = [path for path in logs if "://" not in path]
         stamps = tuple((path, *_stamp(path)) for path in local)
@@ -99,7 +230,7 @@ def _refusal(reason: str) -> ClusterError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class TaskResult:
     """What became of a piece."""
 
     advance: int = 0
@@ -110,7 +241,7 @@ class Ended:
     warned: tuple[str, ...] = ()
 
 
-def work(shared: list[Any], order: Order, number: int) -> Ended:
+def work(shared: list[Any], order: TaskRequirements, number: int) -> TaskResult:
     """Do a piece of the stage that the first reference leads to; whatever it raises is in what this gives."""
     with warnings.catch_warnings(record=True) as heard:
         try:
@@ -121,13 +252,13 @@ def work(shared: list[Any], order: Order, number: int) -> Ended:
                     advance += amount
                     check_lease()
         except Exception as error:
-            return Ended(error=_portable(error), trace=traceback.format_exc())
-    return Ended(advance=advance, warned=tuple(str(each.message) for each in heard))
+            return TaskResult(error=_portable(error), trace=traceback.format_exc())
+    return TaskResult(advance=advance, warned=tuple(str(each.message) for each in heard))
 
 
 # A worker is a process that does many pieces, of one stage after another.
 @lru_cache(1)
-def _check(order: Order) -> None:
+def _check(order: TaskRequirements) -> None:
     order.check()
 
 
@@ -150,8 +281,8 @@ def _portable(error: Exception) -> Exception:
 
 @contextmanager
 def on_ray(address: str) -> Iterator[RayExecutor]:
-    """An `Executor` whose pieces are tasks of a Ray cluster; see `connect.joined`."""
-    with joined(address) as ray:
+    """An `Executor` whose pieces are tasks of a Ray cluster; see `connect`."""
+    with connect(address) as ray:
         yield RayExecutor(ray)
 
 
@@ -175,7 +306,7 @@ class RayExecutor:
     def begin(self, work: Path, logs: Sequence[str]) -> None:
         if not self._ray.cluster_resources().get("CPU"):
             raise ClusterError("the Ray cluster has no machine with a processor for tasks")
-        self._order = Order.of(work, grant(work), logs)
+        self._order = TaskRequirements.of(work, grant(work), logs)
 
     def run(self, stage: Stage, numbers: Sequence[int], progress: Progress) -> None:
         order = replace(self._order, token=grant(self._order.work))
@@ -201,9 +332,9 @@ class RayExecutor:
         # Not by `ray.cancel`: when a task ends meanwhile, Ray 2.60 ends this process.
         revoke(self._order.work)
         if running:
-            self._ray.wait(running, num_returns=len(running), timeout=_ENDING_SECONDS)
+            self._ray.wait(running, num_returns=len(running), timeout=_TASK_END_SECONDS)
 
-    def _take(self, ended: Ended, progress: Progress) -> None:
+    def _take(self, ended: TaskResult, progress: Progress) -> None:
         for message in ended.warned:
             warnings.warn(message, stacklevel=2)
         if isinstance(ended.error, self._ray.exceptions.RayError):  # a worker that could not get its stage
