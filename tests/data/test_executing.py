@@ -17,7 +17,6 @@ from errors import missing
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.executor import LEASE, Stage, grant, leased, revoke, revoke_leases
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.prepare.ray import lease
 from stratarec.data.prepare.workspace import log_shares
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks_config import ClicksConfig
@@ -173,7 +172,7 @@ def test_a_task_of_an_earlier_call_cannot_write(tmp_path: Path, monkeypatch: pyt
     token = grant(tmp_path)
     with leased(tmp_path, token) as check, leased(tmp_path, token):
         check()
-        monkeypatch.setattr(lease, "_PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr(executor, "_PATIENCE_SECONDS", 0.0)
         for begin in (revoke_leases, grant):
             with pytest.raises(StorageError, match="in use by tasks of an earlier call"):
                 begin(tmp_path)
