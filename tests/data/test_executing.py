@@ -172,7 +172,7 @@ def test_a_task_of_an_earlier_call_cannot_write(tmp_path: Path, monkeypatch: pyt
     token = grant(tmp_path)
     with leased(tmp_path, token) as check, leased(tmp_path, token):
         check()
-        monkeypatch.setattr(executor, "_PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr(executors, "_PATIENCE_SECONDS", 0.0)
         for begin in (revoke_leases, grant):
             with pytest.raises(StorageError, match="in use by tasks of an earlier call"):
                 begin(tmp_path)

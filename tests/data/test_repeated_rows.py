@@ -12,7 +12,7 @@ import pytest
 
 from recipes import log_config
 from stratarec.cli import main
-from stratarec.data import repeated_rows
+from stratarec.data import data_quality
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
@@ -127,7 +127,7 @@ def test_a_sample_of_a_large_log_has_about_the_same_share(tmp_path: Path, monkey
     for name in ("whole", "sampled"):
         (tmp_path / name).mkdir()
     whole = shares(tmp_path / "whole", frame)
-    monkeypatch.setattr(repeated_rows, "_MOST_ROWS", len(frame) // 4)
+    monkeypatch.setattr(data_quality, "_MOST_ROWS", len(frame) // 4)
     sampled = shares(tmp_path / "sampled", frame)
     assert sampled["test"] != whole["test"]
     assert sampled["test"] == pytest.approx(whole["test"], abs=0.1)
