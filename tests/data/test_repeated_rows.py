@@ -108,8 +108,8 @@ def test_copies_that_a_split_keeps_together_are_not_looked_for() -> None:
         (keyed, file, 1),
         (SCHEMA, SplitConfig(), 1),
     ):
-        assert repeated_rows.hashed_share(schema, split, 1000) == expected
-    assert repeated_rows.hashed_share(SCHEMA, SplitConfig(), 2_000_001) == 2
+        assert data_quality.hashed_share(schema, split, 1000) == expected
+    assert data_quality.hashed_share(SCHEMA, SplitConfig(), 2_000_001) == 2
 
 
 def test_overlapping_files_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
