@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 
 from errors import missing
+from stratarec.data.prepare import executor as executors
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.executor import LEASE, Stage, grant, leased, revoke, revoke_leases
 from stratarec.data.prepare.prepare import prepare
