@@ -1,4 +1,4 @@
-"""The predicted steps of `stratarec.distributed.simulate` beside the steps that the benchmark `towers` measured.
+"""The predicted steps of `stratarec.planning.step_model` compared with steps that the benchmark `towers` measured.
 
 Four ranks share two processors, so nothing that one rank takes alone says what it takes beside the others. What a rank
 computes is therefore found from steps of all ranks together, on the network that is not shaped, and what networks take
@@ -28,17 +28,10 @@ from benchmarks.towers_ranks import DENSE, PROBED, loads_of, plan
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.synthetic import CRITEO_ROWS
 from stratarec.distributed.measure import Collective
-from stratarec.distributed.simulate import (
-    Cluster,
-    ExchangeModel,
-    MeasuredCosts,
-    Workload,
-    packed_bytes,
-    step_time,
-    trained_parameters,
-)
 from stratarec.distributed.table_placement import rows_sent
 from stratarec.models import DLRMConfig, TowersConfig, build_network
+from stratarec.planning.machine import Cluster, DramTier, Machine, NetworkRates, Tiers
+from stratarec.planning.step_model import ExchangeModel, StepWork, packed_bytes, step_time, trained_parameters
 
 RESULT = Path(__file__).with_name("results") / "towers.json"
 ONE = "exchange-bound"
@@ -74,7 +67,7 @@ class Cell:
         return cls(exchange=exchange, compression=ratio, distinct=flat and "bags" not in more)
 
 
-def workload_of(model: dict[str, Any], cell: Cell, rows: float = 0.0) -> Workload:
+def workload_of(model: dict[str, Any], cell: Cell, rows: float = 0.0) -> StepWork:
     """What a rank of the benchmark does in a step; `rows` a sample travel where distinct ones do."""
     names = tuple(f"f{place}" for place in range(_FEATURES))
     schema = Schema(
@@ -91,7 +84,7 @@ def workload_of(model: dict[str, Any], cell: Cell, rows: float = 0.0) -> Workloa
     vectors = 1 + _FEATURES / cell.compression
     # By the flat exchange all ranks add the gradients of all modules.
     shared, own = (behind, modules) if cell.exchange.kind == "sptt" else (behind + modules, 0)
-    return Workload(
+    return StepWork(
         batch=BATCH, features=_FEATURES, width=model["width"], lookups=float(_FEATURES * model["ids"]),
         flops=6.0 * behind + 3.0 * vectors**2 * model["width"], parameters=shared,
         # A module is applied to all columns of its tower.
@@ -119,8 +112,6 @@ class Network:
     def __init__(self, probes: dict[str, Any]) -> None:
         small, large = ({name: probes[name][place] for name in ("all", "inside", "between")} for place in (0, 1))
         more = max(small["all"] - small["between"], 0.0) / (HOSTS * RANKS_A_HOST - HOSTS)
-        self.between = Collective(alpha=max(small["between"] - more, 0.0), alpha_peer=more)
-        self.inside = Collective(alpha=small["inside"], alpha_peer=0.0)
         # What a large one takes more is its bytes; ranks of a host share its link.
         sent = PROBED[1] * (RANKS_A_HOST - 1), PROBED[1] * RANKS_A_HOST * (HOSTS - 1)
         inside, between = (
@@ -128,20 +119,23 @@ class Network:
             for size, name in zip(sent, ("inside", "between"), strict=True)
         )  # fmt: skip
         self.cluster = Cluster(
-            hosts=HOSTS, ranks=RANKS_A_HOST, inside_bytes_per_second=inside, between_bytes_per_second=between
+            hosts=HOSTS, ranks=RANKS_A_HOST, inside_bytes_per_second=inside, between_bytes_per_second=between,
+            inside=Collective(alpha=small["inside"], alpha_peer=0.0),
+            between=Collective(alpha=max(small["between"] - more, 0.0), alpha_peer=more),
         )  # fmt: skip
 
-    def costs(self, **computed: float) -> MeasuredCosts:
-        """With what ranks compute."""
-        known = {"row_bytes_per_second": _ROWS_A_SECOND, "inside": self.inside, "between": self.between}
-        return MeasuredCosts(**{"flops_per_second": 1e18, **known, **computed})  # type: ignore[arg-type]
+    def machine(self, **computed: float) -> Machine:
+        """Return a rank of this network, with fitted rates of what it computes."""
+        network = NetworkRates(**{"flops_per_second": 1e18, **computed})
+        tiers = Tiers(dram=DramTier(row_bytes_per_second=_ROWS_A_SECOND))
+        return Machine(tiers=tiers, network=network, cluster=self.cluster)
 
 
-def computed(cells: Sequence[tuple[Network, Workload, ExchangeModel, float]]) -> dict[str, float]:
-    """Fields of `MeasuredCosts` by which predicted steps are nearest to the measured seconds of cells."""
+def computed(cells: Sequence[tuple[Network, StepWork, ExchangeModel, float]]) -> dict[str, float]:
+    """Return the fields of `NetworkRates` with which predicted steps come nearest to the measured seconds of cells."""
     lines, left = [], []
     for network, workload, exchange, seconds in cells:
-        bare = step_time(network.cluster, workload, exchange, network.costs()).total
+        bare = step_time(workload, network.machine(), exchange=exchange).total
         flops = workload.batch * (workload.flops + workload.tower_flops)
         trained = trained_parameters(network.cluster, workload)
         lines.append([1.0, float(exchange.kind == "sptt"), flops, packed_bytes(workload, exchange), trained])
@@ -163,7 +157,7 @@ def held(result: Path = RESULT, one: str = ONE) -> tuple[dict[str, float], list[
     networks = {(each["model"], each["network"]): Network(each) for each in known["samples"]["probes"]}
     rows = {name: distinct_rows(model, config["most_rows_a_table"]) for name, model in config["models"].items()}
 
-    def known_of(row: dict[str, Any]) -> tuple[Network, Workload, ExchangeModel, float]:
+    def known_of(row: dict[str, Any]) -> tuple[Network, StepWork, ExchangeModel, float]:
         cell = Cell.of(row["contender"])
         workload = workload_of(config["models"][row["model"]], cell, rows[row["model"]])
         return networks[row["model"], row["network"]], workload, cell.exchange, row["step_ms"] / 1e3
@@ -181,7 +175,7 @@ def held(result: Path = RESULT, one: str = ONE) -> tuple[dict[str, float], list[
         for way, model in (("one model", one), ("each model", row["model"])):
             if calibrates(row, model):
                 continue
-            step = step_time(network.cluster, workload, exchange, network.costs(**(found[model] or found[one] or {})))
+            step = step_time(workload, network.machine(**(found[model] or found[one] or {})), exchange=exchange)
             lines.append({
                 "calibrated": way, **{key: row[key] for key in ("model", "network", "contender")},
                 "measured_ms": 1e3 * seconds, "predicted_ms": 1e3 * step.total, "error": step.total / seconds - 1,

@@ -22,14 +22,14 @@ import torch
 from benchmarks.kept import FOLDER
 from stratarec.data.sources.synthetic import CRITEO_ROWS, EXPONENT
 from stratarec.distributed.measure import Collective
-from stratarec.distributed.simulate import Cluster, ExchangeModel, MeasuredCosts, Workload, step_time
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.planning.bytes import RowShape
 from stratarec.planning.candidates import TableSpec
 from stratarec.planning.config import BlockConfig, MemoryConfig
 from stratarec.planning.host_count import fewest_hosts
-from stratarec.planning.memories import Tiers, measure_tiers
+from stratarec.planning.machine import Cluster, Machine, NetworkRates, Tiers, measure_tiers
 from stratarec.planning.popularity import Popularity
+from stratarec.planning.step_model import StepWork
 
 TERABYTES = (0.5, 1.0, 2.0, 4.0, 8.0)
 SHARES = (1.0, 0.25)
@@ -59,11 +59,11 @@ def specs(nbytes: float) -> list[TableSpec]:
     return found
 
 
-def host(measured: Tiers) -> Tiers:
-    """What a host has, at the rates that were measured."""
+def host(measured: Tiers) -> Machine:
+    """Return the rates of a host, from the measured ones."""
     assert measured.block is not None
     dram, block, drives = measured.dram, measured.block, HOST["drives"]
-    return replace(
+    tiers = replace(
         measured, threads=HOST["cores"],
         dram=replace(dram, row_bytes_per_second=dram.row_bytes_per_second * HOST["memory_times"]),
         block=replace(
@@ -71,27 +71,20 @@ def host(measured: Tiers) -> Tiers:
             write_bytes_per_second=block.write_bytes_per_second * drives,
         ),
     )  # fmt: skip
+    latency = Collective(alpha=5e-5, alpha_peer=5e-6)
+    cluster = Cluster(inside=latency, between=latency, between_bytes_per_second=HOST["network_gbit"] * 1e9 / 8)
+    return Machine(tiers=tiers, network=NetworkRates(flops_per_second=_flops() * HOST["cores"]), cluster=cluster)
 
 
-def beside(hosts: int) -> float:
-    """Seconds of network and exchange of a DLRM (bottom 512-256, top 512-256), a process a host."""
+def dlrm() -> StepWork:
+    """Describe a step of all hosts of a DLRM (bottom 512-256, top 512-256)."""
     features = len(CRITEO_ROWS)
     pairs = (features + 1) * features // 2
     weights = 13 * 512 + 512 * 256 + 256 * WIDTH + (WIDTH + pairs) * 512 + 512 * 256 + 256
-    workload = Workload(
-        batch=max(BATCH // hosts, 1), features=features, width=WIDTH, lookups=float(features),
+    return StepWork(
+        batch=BATCH, features=features, width=WIDTH, lookups=float(features),
         flops=6.0 * weights + 3.0 * features**2 * WIDTH, parameters=weights,
     )  # fmt: skip
-    alpha = Collective(alpha=5e-5, alpha_peer=5e-6)
-    costs = MeasuredCosts(
-        flops_per_second=_flops() * HOST["cores"], row_bytes_per_second=1e15, inside=alpha, between=alpha
-    )  # fmt: skip
-    cluster = Cluster(
-        hosts=hosts, ranks=1, inside_bytes_per_second=1e15, between_bytes_per_second=HOST["network_gbit"] * 1e9 / 8
-    )  # fmt: skip
-    if hosts == 1:
-        return workload.batch * workload.flops / costs.flops_per_second
-    return step_time(cluster, workload, ExchangeModel(), costs).total
 
 
 @cache
@@ -116,14 +109,14 @@ def run(quick: bool) -> dict[str, Any]:
         block = BlockConfig(path=str(Path(folder)), budget=HOST["ssd_gb"] * 10**9)
         memory = MemoryConfig(dram=HOST["dram_gb"] * 10**9, block=block, precision="fp32")
         measured = measure_tiers(memory)
-        tiers = host(measured)
+        machine, work = host(measured), dlrm()
         for size in TERABYTES[:2] if quick else TERABYTES:
             tables = specs(size * 1e12)
             alone = replace(memory, block=None)
-            dram = fewest_hosts(tables, alone, tiers, batch_size=BATCH, rate=0.0, beside=beside)
+            dram = fewest_hosts(tables, alone, machine, work, rate=0.0)
             for share in SHARES:
                 rate = share * dram.samples_per_second
-                found = fewest_hosts(tables, memory, tiers, batch_size=BATCH, rate=rate, beside=beside)
+                found = fewest_hosts(tables, memory, machine, work, rate=rate)
                 rows.append({
                     "terabytes": size, "share_of_speed": share, "samples_s": rate, "hosts_dram": dram.hosts,
                     "hosts_ssd": found.hosts, "hosts_ssd_for_bytes": found.for_bytes,

@@ -34,7 +34,7 @@ from stratarec.hot.selection import parts_of, row_bytes_of
 from stratarec.models import CTRModel, DLRMConfig, build_model
 from stratarec.models.base import build_tables
 from stratarec.planning.config import BlockConfig, MemoryConfig
-from stratarec.planning.hot_rows import hot_rows, make_hot_plan
+from stratarec.planning.placement import hot_rows, make_hot_plan
 from stratarec.planning.plan import tier_config
 
 SHARES_WIDTH = 16

@@ -26,11 +26,11 @@ from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.models.base import build_tables
 from stratarec.planning.config import MemoryConfig
-from stratarec.planning.hot_rows import make_hot_plan
-from stratarec.planning.memories import measure_tiers
+from stratarec.planning.machine import measure_tiers
+from stratarec.planning.placement import make_hot_plan
 from stratarec.recipe import Recipe
 from stratarec.reporting.step_time import StepTime
-from stratarec.training.run.forecast import forecast
+from stratarec.training.forecast import forecast_step
 from stratarec.training.trainer import Trainer
 
 TIME, BYTES = 0.15, 0.05
@@ -129,12 +129,12 @@ def cell(name: str, config: PrepareConfig, folder: Path, shorter: int) -> dict[s
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     batch = recipe.train.batch_size
     plan = make_hot_plan(tables, dataset, recipe.train.embedding, recipe.memory, recipe.hot, batch_size=batch)
-    planned = forecast(recipe, dataset, plan)
+    planned = forecast_step(recipe, dataset, plan)
     trainer = Trainer(recipe, dataset, plan=plan)
     result = trainer.train()
     # The machine's own speed changes by a fifth within minutes: planned before and after, it is that of the training.
-    later = forecast(recipe, dataset, plan)
-    planned_step, drift = (planned.step + later.step) / 2, later.network / planned.network
+    later = forecast_step(recipe, dataset, plan)
+    planned_step, drift = (planned.total + later.total) / 2, later.network / planned.network
     took = StepTime.of(asdict(trainer.state))
     assert took is not None
     stages = {stage.name: stage.seconds for stage in (*took.stages, *took.ahead)}

@@ -1,6 +1,6 @@
 """Steps that nobody here can take: towers over the flat exchange on 16 to 1,024 GPUs of three generations, predicted.
 
-The model, `stratarec.distributed.simulate`, is first held against steps that were measured on emulated hosts
+The model, `stratarec.planning.step_model`, is first held against steps that were measured on emulated hosts
 (`benchmarks.held`). Of GPUs nothing is measured: it is given public figures of machines and assumptions about what is
 reached of them (`Generation`), and a made-up model (`Model`), and gives the parts of a step by the flat exchange and by
 SPTT with towers of one host each. The paper (arXiv 2403.00877) reports up to 1.9 times the speed of the best flat
@@ -16,8 +16,9 @@ from typing import Any
 
 from benchmarks.held import held
 from stratarec.distributed.measure import Collective
-from stratarec.distributed.simulate import Cluster, ExchangeModel, MeasuredCosts, Workload, step_time
 from stratarec.distributed.wire import WireKind
+from stratarec.planning.machine import Cluster, DramTier, Machine, NetworkRates, Tiers
+from stratarec.planning.step_model import ExchangeModel, StepWork, step_time
 
 GPUS = (16, 32, 64, 128, 256, 512, 1024)
 OF_A_HOST = 8
@@ -54,16 +55,16 @@ class Generation:
             ranks=OF_A_HOST,
             inside_bytes_per_second=self.nvlink_gb_s * 1e9 * self.reached_links,
             between_bytes_per_second=self.network_gb_s * 1e9 * self.reached_links,
-        )
-
-    @property
-    def calibration(self) -> MeasuredCosts:
-        """What a GPU reaches."""
-        return MeasuredCosts(
-            flops_per_second=self.teraflops * 1e12 * self.reached_flops,
-            row_bytes_per_second=self.memory_gb_s * 1e9 * self.reached_memory,
             inside=self.latency,
             between=self.latency,
+        )
+
+    def machine(self, gpus: int) -> Machine:
+        """Return the rates that one of so many GPUs reaches."""
+        return Machine(
+            tiers=Tiers(dram=DramTier(row_bytes_per_second=self.memory_gb_s * 1e9 * self.reached_memory)),
+            network=NetworkRates(flops_per_second=self.teraflops * 1e12 * self.reached_flops),
+            cluster=self.cluster(gpus),
         )
 
 
@@ -88,7 +89,7 @@ class Model:
     top: tuple[int, ...] = (1024, 512)
     """Hidden sizes over the products of pairs."""
 
-    def workload(self, compression: float) -> Workload:
+    def workload(self, compression: float) -> StepWork:
         """What a GPU does in a step.
 
         A tower of a DLRM tells F / c vectors, mixtures of its F / T (a layer a tower: F F / (T c) weights in all, taken
@@ -98,7 +99,7 @@ class Model:
         sizes = (vectors * (vectors + 1) // 2, *self.top, 1)
         network = sum(before * after for before, after in pairwise(sizes))
         modules = self.features * vectors // 2 if compression > 1 else 0
-        return Workload(
+        return StepWork(
             batch=self.batch, features=self.features, width=self.width, lookups=self.lookups,
             flops=6.0 * network + 3.0 * vectors**2 * self.width, parameters=network,
             tower_flops=6.0 * modules * self.width, tower_parameters=modules,
@@ -107,11 +108,11 @@ class Model:
 
 def line(model: Model, generation: Generation, gpus: int, compression: float, wire: WireKind) -> dict[str, Any]:
     """Parts of a step with towers, beside the flat exchange on the same wire."""
-    cluster, calibration = generation.cluster(gpus), generation.calibration
-    flat = step_time(cluster, model.workload(1.0), ExchangeModel(wire=wire), calibration)
-    alone = step_time(cluster, model.workload(1.0), ExchangeModel(kind="sptt", wire=wire), calibration)
+    machine = generation.machine(gpus)
+    flat = step_time(model.workload(1.0), machine, exchange=ExchangeModel(wire=wire))
+    alone = step_time(model.workload(1.0), machine, exchange=ExchangeModel(kind="sptt", wire=wire))
     exchange = ExchangeModel(kind="sptt", wire=wire, compression=compression)
-    towers = step_time(cluster, model.workload(compression), exchange, calibration)
+    towers = step_time(model.workload(compression), machine, exchange=exchange)
     return {
         "gpu": generation.name, "gpus": gpus, "wire": wire, "ratio": compression,
         "flat_ms": 1e3 * flat.total, "flat_between_ms": 1e3 * flat.between,

@@ -37,8 +37,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.models.towers.network import TowerNetwork
-from stratarec.planning.towers.bounds import tightest
-from stratarec.planning.towers.clustering import assign
+from stratarec.planning.towers import assign, tightest
 from stratarec.recipe import Recipe
 from stratarec.training.build import temporary_model
 from stratarec.training.tower_partition import TowerRequest, bounds_of, items_of, make_towers

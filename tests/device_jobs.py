@@ -35,7 +35,7 @@ from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import AverageConfig, DenseOptimizerConfig, LossConfig, TrainConfig
 from stratarec.training.evaluate import score_split
-from stratarec.training.run.device_step import figures_of
+from stratarec.training.forecast import device_rates
 from stratarec.training.run.open_run import open_run
 from stratarec.training.steps.loss import Objective
 from stratarec.training.steps.step import Stages
@@ -347,7 +347,7 @@ def verified() -> None:
             found.append([each for each, _ in findings if each.change])
             figures |= {name: figure for _, more in findings for name, figure in more.items()}
     record(open_device("lazy"), figures)
-    assert figures_of("lazy").up_bytes == figures["up_bytes"]
+    assert device_rates("lazy").up_bytes == figures["up_bytes"]
     print(json.dumps(found))
 
 

@@ -23,7 +23,7 @@ from recipes import tiny
 from stratarec.cli import main
 from stratarec.io.atomic import write_atomic, write_json, write_text
 from stratarec.io.opening import SpecialFileError, create, is_leftover, open_regular, remove_leftovers, temporary_name
-from stratarec.planning import memories
+from stratarec.planning import machine
 
 TOKEN = "0123456789abcdef"
 
@@ -161,14 +161,14 @@ def test_sigterm_ends_a_command_in_one_line_and_leaves_nothing_hidden(
 
 def test_a_file_that_measured_the_disk_when_its_process_was_killed_is_removed_by_the_next(tmp_path: Path) -> None:
     path = tmp_path / "disk"
-    code = "import sys, pathlib; from stratarec.planning.memories import _measure_block as measure"
+    code = "import sys, pathlib; from stratarec.planning.machine import _measure_block as measure"
     code += "; measure(pathlib.Path(sys.argv[1]))"
     with subprocess.Popen([sys.executable, "-c", code, str(path)]) as process:
         while not list(path.glob(".tiers.*")):
             assert process.poll() is None
         process.kill()
     assert len(list(path.glob(".tiers.*"))) == 1
-    memories._measure_block(path)
+    machine._measure_block(path)
     assert not list(path.iterdir())
 
 

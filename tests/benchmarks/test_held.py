@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.held import CALIBRATING, Cell, Network, distinct_rows, held, workload_of
 from benchmarks.towers_ranks import PROBED
-from stratarec.distributed.simulate import step_time
+from stratarec.planning.step_model import step_time
 
 MODEL: dict[str, Any] = {"width": 64, "ids": 1, "bottom_mlp": (32,), "top_mlp": (64,)}
 TRUTH = {
@@ -36,7 +36,7 @@ def test_other_cells_follow_from_those_that_calibrate(tmp_path: Path) -> None:
         for contender in (*CALIBRATING, *OTHERS):
             cell, network = Cell.of(contender), Network(probes(rate))
             workload = workload_of(MODEL, cell, distinct)
-            step = step_time(network.cluster, workload, cell.exchange, network.costs(**TRUTH))
+            step = step_time(workload, network.machine(**TRUTH), exchange=cell.exchange)
             rows.append({"model": "m", "network": name, "contender": contender, "step_ms": 1e3 * step.total})
     given = [{"model": "m", "network": name, **probes(rate)} for name, rate in RATES.items()]
     path = tmp_path / "towers.json"

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from errors import refuses
 from stratarec.errors import ConfigError
-from stratarec.planning.hit_rates import CacheDemand, expected_misses, expected_second_misses
-from stratarec.planning.popularity import Popularity
+from stratarec.planning.popularity import CacheDemand, Popularity, expected_misses, expected_second_misses
 
 
 def misses(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from stratarec.planning.candidates import cold_popularity
 from stratarec.planning.popularity import Popularity
-from stratarec.planning.table_load import cold_popularity
 
 COUNTS = np.array([400, 200, 100, 50, 20, 10, 10, 10, 0, 30], dtype=np.int64)
 

@@ -20,12 +20,11 @@ from errors import missing, refuses
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Memory, RowShape, in_memory
 from stratarec.planning.candidates import PIN_MARGIN, TableSpec, cache_sizes, candidates
-from stratarec.planning.comparison import compare, compare_totals
 from stratarec.planning.config import BlockConfig, CacheConfig, MappedConfig, MemoryConfig
 from stratarec.planning.cost import PENALTY
-from stratarec.planning.memories import BlockTier, DramTier, MappedTier, Tiers
+from stratarec.planning.machine import BlockTier, DramTier, MappedTier, Tiers
 from stratarec.planning.placement import place
-from stratarec.planning.plan import Plan
+from stratarec.planning.plan import Plan, compare, compare_totals
 from stratarec.planning.popularity import Popularity
 from stratarec.planning.solve import GAP
 

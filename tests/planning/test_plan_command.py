@@ -16,9 +16,9 @@ from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.models.base import build_tables
-from stratarec.planning import memories
+from stratarec.planning import machine
+from stratarec.planning.candidates import describe_tables
 from stratarec.planning.plan import Plan
-from stratarec.planning.table_load import describe_tables
 from stratarec.recipe import Recipe
 from stratarec.reporting.plan_page import print_comparison
 
@@ -40,9 +40,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache of our own, and measurements of moments."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(memories, "_SECONDS", 0.02)
-    monkeypatch.setattr(memories, "_FILE_BYTES", 8 << 20)
-    monkeypatch.setattr(memories, "_DRAM_BYTES", 16 << 20)
+    monkeypatch.setattr(machine, "_SECONDS", 0.02)
+    monkeypatch.setattr(machine, "_FILE_BYTES", 8 << 20)
+    monkeypatch.setattr(machine, "_DRAM_BYTES", 16 << 20)
 
 
 def as_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> Plan:

@@ -12,17 +12,17 @@ import pytest
 
 from errors import refuses
 from stratarec.errors import StorageError
-from stratarec.planning import memories
+from stratarec.planning import machine
 from stratarec.planning.config import BlockConfig, MappedConfig, MemoryConfig
-from stratarec.planning.memories import Tiers, cache_file, measure_tiers
+from stratarec.planning.machine import Tiers, cache_file, measure_tiers
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements of moments, on small files."""
-    monkeypatch.setattr(memories, "_SECONDS", 0.02)
-    monkeypatch.setattr(memories, "_FILE_BYTES", 8 << 20)
-    monkeypatch.setattr(memories, "_DRAM_BYTES", 16 << 20)
+    monkeypatch.setattr(machine, "_SECONDS", 0.02)
+    monkeypatch.setattr(machine, "_FILE_BYTES", 8 << 20)
+    monkeypatch.setattr(machine, "_DRAM_BYTES", 16 << 20)
 
 
 def memory(root: Path) -> MemoryConfig:

@@ -14,7 +14,7 @@ from stratarec.cli import main
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
 from stratarec.models.towers.tower_config import check_plan
-from stratarec.planning import memories
+from stratarec.planning import machine
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
@@ -42,8 +42,8 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache of our own, and measurements of moments."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(memories, "_SECONDS", 0.02)
-    monkeypatch.setattr(memories, "_DRAM_BYTES", 16 << 20)
+    monkeypatch.setattr(machine, "_SECONDS", 0.02)
+    monkeypatch.setattr(machine, "_DRAM_BYTES", 16 << 20)
 
 
 def plan(home: Path, *arguments: str) -> int:

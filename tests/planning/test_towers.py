@@ -24,11 +24,20 @@ from stratarec.models import build_model
 from stratarec.models.zoo.dcn import DCNv2Config
 from stratarec.planning.bytes import RowShape
 from stratarec.planning.candidates import TableSpec
+from stratarec.planning.interaction import _inputs, _mixed, feature_keys, measure, normalized
 from stratarec.planning.popularity import Popularity
-from stratarec.planning.towers.bounds import Item, TowerBounds, tied_items
-from stratarec.planning.towers.clustering import Limits, assign, balanced_clusters, embed, spread
-from stratarec.planning.towers.interaction import _inputs, _mixed, feature_keys, measure, normalized
-from stratarec.planning.towers.partitioner import TowerPlan, partition
+from stratarec.planning.towers import (
+    Item,
+    Limits,
+    TowerBounds,
+    TowerPlan,
+    assign,
+    balanced_clusters,
+    embed,
+    partition,
+    spread,
+    tied_items,
+)
 from stratarec.recipe import Recipe
 from stratarec.training.tower_partition import TowerRequest, make_towers
 

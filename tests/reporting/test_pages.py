@@ -21,7 +21,7 @@ import yaml
 from errors import missing
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.planning import memories
+from stratarec.planning import machine
 
 NAME = 'a <b>run & "more"'
 FEATURE = "<u>item"
@@ -39,7 +39,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
         for name, value in (("_SECONDS", 0.02), ("_FILE_BYTES", 8 << 20), ("_DRAM_BYTES", 16 << 20)):
-            patch.setattr(memories, name, value)
+            patch.setattr(machine, name, value)
         recipe = str(write(root / "recipe.yaml", {**tiny(root, max_steps=40, report=True), "name": NAME}))
         short = str(write(root / "short.yaml", few(root)))
         for command in (

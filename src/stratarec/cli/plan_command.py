@@ -161,74 +161,52 @@ def _check_kind(args: argparse.Namespace) -> None:
 
 
 def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None) -> None:
-    """Steps on a cluster that is not here."""
+    """Predict steps on a cluster."""
     from stratarec.config.units import parse_rate
-    from stratarec.distributed.simulate import Cluster
-    from stratarec.planning.memories import measure_tiers
+    from stratarec.planning.machine import measure_tiers
     from stratarec.reporting.plan_page import print_steps
-    from stratarec.training.cluster_steps import (
-        ASSUMED,
-        assumptions,
-        calibrate,
-        fastest,
-        inside_rate,
-        predictions,
-        verdict,
-    )
+    from stratarec.training import forecast
 
-    hosts, ranks = args.hosts
-    between = parse_rate(args.network, "--network")
-    inside = parse_rate(args.inside, "--inside") if args.inside else None
     measure_tiers(recipe.memory, again=args.measure)
-    cluster = Cluster(
-        hosts=hosts, ranks=ranks, between_bytes_per_second=between,
-        inside_bytes_per_second=inside or inside_rate(recipe, ranks),
-    )  # fmt: skip
     with dataset.locked():
-        calibration = calibrate(recipe, dataset, network or ASSUMED, network or ASSUMED)
-        found = predictions(recipe, dataset, cluster, calibration)
-    lines = assumptions(recipe, dataset, cluster, calibration, measured=network is not None)
-    rows, best = [each.to_dict() for each in found], {kind: each.name for kind, each in fastest(found).items()}
-    said = verdict(found)
+        machine = forecast.cluster_machine(
+            recipe, dataset, *args.hosts, between=parse_rate(args.network, "--network"),
+            inside=parse_rate(args.inside, "--inside") if args.inside else None, latency=network or forecast.ASSUMED,
+        )  # fmt: skip
+        predictions = forecast.predict_exchanges(recipe, dataset, machine)
+    lines = forecast.assumptions(recipe, dataset, machine, measured=network is not None)
+    rows = [each.to_dict() for each in predictions]
+    best = {kind: each.name for kind, each in forecast.fastest(predictions).items()}
+    towers = forecast.verdict(predictions)
     if args.json:
-        say_json({"steps": rows, "fastest": best, "assumed": lines, "towers": said})
+        say_json({"steps": rows, "fastest": best, "assumed": lines, "towers": towers})
     else:
-        print_steps(rows, best, lines, said)
+        print_steps(rows, best, lines, towers)
 
 
 def _plan_hosts(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None) -> None:
-    """The fewest hosts that do."""
-    from dataclasses import asdict, replace
+    """Find the fewest hosts that hold and train the model."""
+    from dataclasses import asdict
 
     from stratarec.config.units import parse_rate
-    from stratarec.models.base import build_tables
-    from stratarec.planning.host_count import fewest_hosts
-    from stratarec.planning.memories import measure_tiers
-    from stratarec.planning.table_load import describe_tables
-    from stratarec.training.cluster_steps import ASSUMED, beside_tables, calibrate
+    from stratarec.planning.machine import measure_tiers
+    from stratarec.training.forecast import ASSUMED, count_hosts
 
-    between, batch = parse_rate(args.network, "--network"), recipe.train.batch_size
-    tiers = measure_tiers(recipe.memory, again=args.measure)
+    measure_tiers(recipe.memory, again=args.measure)
     with dataset.locked():
-        tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
-        specs = describe_tables(tables, dataset, recipe.train.embedding, batch_size=batch)
-        beside = beside_tables(
-            recipe, dataset, calibrate(recipe, dataset, network or ASSUMED, network or ASSUMED), between
-        )
-        alone = replace(recipe.memory, block=None, mapped=None)
-        found = [
-            fewest_hosts(specs, memory, tiers, batch_size=batch, rate=args.samples or 0.0, beside=beside)
-            for memory in ([alone] if alone == recipe.memory else [alone, recipe.memory])
-        ]
+        counts = count_hosts(
+            recipe, dataset, between=parse_rate(args.network, "--network"), latency=network or ASSUMED,
+            rate=args.samples or 0.0,
+        )  # fmt: skip
     if args.json:
-        say_json({"hosts": [asdict(each) for each in found]})
+        say_json({"hosts": [asdict(each) for each in counts]})
         return
-    for each in found:
+    for each in counts:
         say(
             f"{each.memories}: {each.hosts:,} host{'s'[: each.hosts != 1]} ({each.for_bytes:,} for the bytes), "
             f"{each.samples_per_second:,.0f} samples/s predicted; most of a step is {each.waits_for}"
         )
-    say("hosts as this machine, whose memories and network were measured here; even loads")
+    say("assumed: every host is like this machine, whose memories and network were measured; even loads")
 
 
 def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
@@ -271,16 +249,16 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
 
 def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
     """Steps with the network on a GPU."""
-    from stratarec.planning.memories import measure_tiers
+    from stratarec.planning.machine import measure_tiers
     from stratarec.reporting.plan_page import print_parts
-    from stratarec.training.run.device_step import device_steps, figures_of
+    from stratarec.training.forecast import device_rates, device_steps
 
-    figures = figures_of(args.device)
+    rates = device_rates(args.device)
     if ranks > 1:
         raise ConfigError(f"--device is of one process, and there are {ranks}")
     measure_tiers(recipe.memory, again=args.measure)
     with dataset.locked():
-        steps, lines = device_steps(recipe, dataset, figures)
+        steps, lines = device_steps(recipe, dataset, rates)
     if args.json:
         say_json({"steps": steps, "said": lines})
     else:
@@ -290,12 +268,11 @@ def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
 def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
     from stratarec.io.atomic import check_output
     from stratarec.models.base import build_tables
-    from stratarec.planning.hot_rows import make_hot_plan
-    from stratarec.planning.memories import measure_tiers
+    from stratarec.planning.machine import measure_tiers
+    from stratarec.planning.placement import make_hot_plan
     from stratarec.reporting.plan_page import print_plan, write_plan_report
     from stratarec.training.build import sharding_plan
-    from stratarec.training.cluster_steps import bare_network
-    from stratarec.training.run.forecast import forecast
+    from stratarec.training.forecast import bare_network, forecast_step
 
     for path, ending in ((args.output, ".json"), (args.report, ".html")):
         if path:
@@ -313,7 +290,7 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
         # What several ranks or a device take is of `--hosts` and `--device`.
         alone = ranks == 1 and config.device == "cpu"
         content = made.to_dict()
-        content["predicted"]["forecast"] = forecast(recipe, dataset, made).to_dict() if alone else None
+        content["predicted"]["forecast"] = forecast_step(recipe, dataset, made).to_dict() if alone else None
         by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts, modules=recipe.modules)
         sharding = sharding_plan(recipe, dataset, tables, made, ranks, by_towers=by_towers)
     if args.json:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.schema import SparseFeature
 from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import slots_for_batch
 from stratarec.kernels.codec.kinds import KINDS
 from stratarec.planning.bytes import MEMORIES, BatchDemand, Home, RowShape, SlotSplit, cached_bytes, in_memory
 from stratarec.planning.bytes import level0_bytes as whole_bytes
 from stratarec.planning.config import MemoryConfig
-from stratarec.planning.cost import PENALTY, Demand, cached_seconds, level0_seconds
-from stratarec.planning.hit_rates import CacheDemand, expected_misses, expected_second_misses
-from stratarec.planning.memories import Tiers
+from stratarec.planning.machine import Tiers
 from stratarec.planning.plan import Log, TablePlacement
-from stratarec.planning.popularity import Popularity
+from stratarec.planning.popularity import CacheDemand, Popularity, expected_misses, expected_second_misses
+from stratarec.planning.step_model import PENALTY, TableWork, table_seconds
 
 PIN_MARGIN = 1.25
 """Slots over the rows that the batches in flight are expected to pin.
@@ -55,14 +59,19 @@ class TableSpec:
     """float32 values that a batch's look-up gives: pooled ones and those of histories."""
 
     @property
-    def demand(self) -> Demand:
-        """What a batch asks of it."""
-        return Demand(lookups=self.lookups, distinct=self.popularity.distinct(self.lookups))
+    def distinct(self) -> float:
+        """Expected distinct rows of a batch."""
+        return self.popularity.distinct(self.lookups)
+
+    @property
+    def work(self) -> TableWork:
+        """Work of a batch on the table where all of it is in level 0."""
+        return TableWork(shape=self.shape, lookups=self.lookups, distinct=self.distinct)
 
     @property
     def largest_batch(self) -> int:
         """Distinct rows that hardly any batch exceeds: their variance is at most their mean."""
-        mean = self.demand.distinct
+        mean = self.distinct
         return min(self.rows, math.ceil(mean + _DEVIATIONS * math.sqrt(mean)))
 
     def pinned(self, lookahead: int) -> int:
@@ -171,11 +180,11 @@ def _second_levels(table: TableSpec, sizes: list[SlotSplit]) -> Iterator[tuple[S
 
 
 def _whole(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> Candidate:
-    seconds = level0_seconds(table.shape, table.demand, tiers)
+    seconds = table_seconds(table.work, tiers)
     placement = TablePlacement(
         table=table.name, rows=table.rows, width=table.shape.width, tier="level0", codec=CodecConfig(),
         cache_rows=table.rows, ways=0, level1_rows=0, bytes=whole_bytes(table.shape, table.rows),
-        lookups=table.lookups, distinct=table.demand.distinct, pinned=table.pinned(memory.lookahead), misses=0.0,
+        lookups=table.lookups, distinct=table.distinct, pinned=table.pinned(memory.lookahead), misses=0.0,
         home_reads=0.0, seconds=seconds,
     )  # fmt: skip
     return Candidate(placement=placement, cost=seconds.total)
@@ -190,13 +199,13 @@ def _cached(
     slots: SlotSplit,
     misses: _Misses,
 ) -> Candidate:
-    seconds = cached_seconds(
-        table.shape, table.demand, tiers,
-        home=home, codec=codec, ways=slots.ways, misses=misses.level0, device_misses=misses.device,
+    work = replace(
+        table.work, home=home, codec=codec, ways=slots.ways, misses=misses.level0, home_reads=misses.device
     )  # fmt: skip
+    seconds = table_seconds(work, tiers)
     traffic = BatchDemand(
         lookups=table.lookups,
-        distinct=min(table.rows, PIN_MARGIN * table.demand.distinct),
+        distinct=min(table.rows, PIN_MARGIN * table.distinct),
         batches=memory.lookahead + 1,
     )
     parts = cached_bytes(
@@ -206,7 +215,7 @@ def _cached(
     placement = TablePlacement(
         table=table.name, rows=table.rows, width=table.shape.width, tier=home, codec=codec,
         cache_rows=slots.total, ways=slots.ways, level1_rows=misses.level1, bytes=parts,
-        lookups=table.lookups, distinct=table.demand.distinct, pinned=table.pinned(memory.lookahead),
+        lookups=table.lookups, distinct=table.distinct, pinned=table.pinned(memory.lookahead),
         misses=misses.level0, home_reads=misses.device, seconds=seconds,
     )  # fmt: skip
     return Candidate(placement=placement, cost=seconds.total + PENALTY[codec.kind] * seconds.compute)
@@ -226,3 +235,53 @@ def _undominated(found: list[Candidate]) -> list[Candidate]:
         if not rivals or not (points[rivals] <= points[index]).all(axis=1).any():
             kept[log].append(int(index))
     return sorted((found[index] for each in kept.values() for index in each), key=lambda each: each.cost)
+
+
+def describe_tables(
+    tables: Sequence[EmbeddingBagConfig],
+    dataset: Dataset,
+    optimizer: RowOptimizerConfig,
+    *,
+    batch_size: int,
+    hot: Mapping[str, int] | None = None,
+) -> list[TableSpec]:
+    """The tables of a model on `dataset`, with the counts of its training split, and of those that it goes on from.
+
+    `hot` are tables whose so many first rows no cache is asked for.
+
+    A table's name is its vocabulary's. Where a vocabulary has no counts (ids that came from outside), every row is
+    taken to be as popular as the next, and a bag to be as long as it may be.
+    """
+    samples = dataset.manifest.carried.samples
+    features = dataset.schema.vocabularies()
+    found = []
+    for table in tables:
+        counts = dataset.access_counts(table.name)
+        total = int(counts.sum())
+        each = total / samples if total else float(sum(_longest(feature) for feature in features[table.name]))
+        # Counts do not tell histories from the other features of their vocabulary: at most, all are of histories.
+        unpooled = batch_size * each if table.sequence_features else 0.0
+        found.append(
+            TableSpec(
+                name=table.name,
+                rows=table.num_embeddings,
+                shape=RowShape.of(table.embedding_dim, optimizer),
+                lookups=batch_size * each,
+                popularity=cold_popularity(counts, (hot or {}).get(table.name, 0)),
+                outputs=table.embedding_dim * (batch_size * len(table.feature_names) + unpooled),
+            )
+        )
+    return found
+
+
+def cold_popularity(counts: NDArray[np.int64], hot: int) -> Popularity:
+    """Of the rows behind the first, as shares of all lookups."""
+    if not hot:
+        return Popularity.from_counts(counts)
+    cold = counts.copy()
+    cold[:hot] = 0
+    return Popularity.from_counts(cold).times(float(cold.sum() / max(counts.sum(), 1)))
+
+
+def _longest(feature: SparseFeature) -> int:
+    return 1 if feature.kind == "single" else feature.max_length

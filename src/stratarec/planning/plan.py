@@ -16,43 +16,25 @@ from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.names import as_html
 from stratarec.io.sealed import Count, describe, unsealed, write_sealed
-from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Home, Memory, Parts, SlotSplit, add_parts, in_memory
+from stratarec.planning.bytes import (
+    MEMORIES,
+    RESERVES,
+    SHARED_BYTES,
+    Home,
+    Memory,
+    Parts,
+    SlotSplit,
+    add_parts,
+    in_memory,
+)
 from stratarec.planning.config import MOST_AHEAD, MemoryConfig, Policy
+from stratarec.planning.step_model import Nonnegative, StepTime, TableSeconds
 
 FORMAT = 1
 _Rows = Annotated[int, pydantic.Field(ge=0, lt=1 << 48)]
-_Most = Annotated[float, pydantic.Field(ge=0, lt=1 << 62)]
 _ADVICE = "plan again"
 # As many as parts of a table may be, which checkpoints say.
 _MOST_RANKS = 1 << 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seconds:
-    """Predicted time of a step's embedding work."""
-
-    compute: _Most = 0.0
-    """Pooling, gradients by row and the update, in level 0."""
-    staging: _Most = 0.0
-    """Tags, and rows that move between level 0 and their home: memory traffic, encoding, decoding."""
-    device: _Most = 0.0
-    """Block reads and writes."""
-
-    def __add__(self, other: Seconds) -> Seconds:
-        return Seconds(
-            compute=self.compute + other.compute,
-            staging=self.staging + other.staging,
-            device=self.device + other.device,
-        )
-
-    @property
-    def total(self) -> float:
-        """One after the other, as without lookahead."""
-        return self.compute + self.staging + self.device
-
-    def step(self, lookahead: int) -> float:
-        """With lookahead the device works beside the processor; staging and training share the processor's cores."""
-        return max(self.compute + self.staging, self.device) if lookahead else self.total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +64,17 @@ class TablePlacement:
     """Records in a second, encoded cache in DRAM over a log; 0 for none."""
     bytes: Mapping[Memory, Mapping[str, Count]]
     """``memory -> part -> bytes``, as `planning.bytes` says."""
-    lookups: _Most
+    lookups: Nonnegative
     """Ids of a batch."""
-    distinct: _Most
+    distinct: Nonnegative
     """Distinct rows of a batch."""
     pinned: Count
     """Rows that the batches in flight may pin at once, with margin."""
-    misses: _Most
+    misses: Nonnegative
     """Distinct rows of a batch that are not in level 0 when it is staged."""
-    home_reads: _Most
+    home_reads: Nonnegative
     """Those of them that no second level holds either: rows that are read from home."""
-    seconds: Seconds
+    seconds: TableSeconds
     """Of a step."""
     hot_rows: _Rows = 0
     """First rows that have slots of their own beside the cache's."""
@@ -158,7 +140,7 @@ class Plan:
     """What the update of each process works in, of all tables together, in DRAM."""
     output_bytes: Count
     """What a batch's look-up gives, and its gradient: activations in DRAM, which no budget is of."""
-    fixed: Seconds = field(default_factory=Seconds)
+    fixed: TableSeconds = field(default_factory=TableSeconds)
     """Of a step, whatever its batch: of each group of tables that are looked up together."""
     ranks: Count = 1
     """Processes that share the tables: budgets and bytes are of all together."""
@@ -208,14 +190,14 @@ class Plan:
         )
 
     @property
-    def seconds(self) -> Seconds:
+    def seconds(self) -> TableSeconds:
         """Of a step, all tables."""
         return sum((placement.seconds for placement in self.tables), self.fixed)
 
     @property
     def step_seconds(self) -> float:
         """Embedding part of a step."""
-        return self.seconds.step(self.lookahead)
+        return StepTime(samples=self.batch_size, tables=self.seconds, lookahead=self.lookahead).total
 
     @property
     def hit_rate(self) -> float:
@@ -317,3 +299,66 @@ def tier_config(plan: Plan, memory: MemoryConfig, name: str) -> TierConfig:
         log_path=Path(memory.block.path) / name if memory.block else None,
         log_budget_bytes=memory.block.budget if memory.block else None,
     )
+
+
+TOLERANCE = 0.05
+"""A part whose used bytes are further than this from its predicted ones is a defect of the plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One part: what was planned and what a run used."""
+
+    memory: Memory
+    part: str
+    predicted: int
+    """Bytes."""
+    used: int
+    """Bytes."""
+    reserve: int = 0
+    """Bytes of the predicted ones that are upper bounds: leaving them unused is no defect."""
+
+    @property
+    def off(self) -> float:
+        """Used over predicted, less one; infinite where nothing was predicted."""
+        if not self.predicted:
+            return float("inf") if self.used else 0.0
+        return self.used / self.predicted - 1
+
+    @property
+    def defect(self) -> bool:
+        """Whether the plan was wrong by more than `TOLERANCE`."""
+        return self.off > TOLERANCE or self.used < (1 - TOLERANCE) * (self.predicted - self.reserve)
+
+
+def compare(plan: Plan, measured: Parts) -> list[Comparison]:
+    """Predicted and used bytes of every part that either names, in the order of the plan.
+
+    Parameters
+    ----------
+    measured : mapping
+        ``memory -> part -> bytes`` over all tables, with the part names of `planning.bytes`.
+    """
+    found = []
+    for memory in MEMORIES:
+        planned, used = plan.bytes.get(memory, {}), measured.get(memory, {})
+        for part in dict.fromkeys((*planned, *used)):
+            size = planned.get(part, 0)
+            reserve = size if part in RESERVES else 0
+            found.append(Comparison(memory=memory, part=part, predicted=size, used=used.get(part, 0), reserve=reserve))
+    return found
+
+
+def compare_totals(plan: Plan, measured: Mapping[Memory, int]) -> list[Comparison]:
+    """As `compare`, for the sum of each memory that the plan may use; `measured` is ``memory -> bytes``."""
+    parts = plan.bytes
+    return [
+        Comparison(
+            memory=memory,
+            part="total",
+            predicted=plan.used(memory),
+            used=measured.get(memory, 0),
+            reserve=sum(size for part, size in parts.get(memory, {}).items() if part in RESERVES),
+        )
+        for memory in plan.budgets
+    ]

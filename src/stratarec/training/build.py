@@ -34,9 +34,9 @@ from stratarec.models.base import Network, build_tables
 from stratarec.models.towers.tower_config import check_plan
 from stratarec.models.zoo.ensemble import EnsembleScore
 from stratarec.planning.bytes import in_memory
-from stratarec.planning.hot_rows import hot_rows, make_hot_plan
+from stratarec.planning.candidates import describe_tables
+from stratarec.planning.placement import hot_rows, make_hot_plan
 from stratarec.planning.plan import Plan, TablePlacement, tier_config
-from stratarec.planning.table_load import describe_tables
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import TrainConfig

@@ -25,8 +25,7 @@ from stratarec.models import CTRModel
 from stratarec.models.calibration import Calibration, LogitMap
 from stratarec.models.metrics import METRICS, figures
 from stratarec.planning.bytes import MEMORIES, Memory
-from stratarec.planning.comparison import compare_totals
-from stratarec.planning.plan import Plan
+from stratarec.planning.plan import Plan, compare_totals
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.reporting.metric_names import show

@@ -19,10 +19,9 @@ from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError
 from stratarec.models import CTRModel
 from stratarec.models.base import build_tables
-from stratarec.planning.table_load import describe_tables
-from stratarec.planning.towers.bounds import Item, TowerBounds, check_bounds, tied_items
-from stratarec.planning.towers.interaction import feature_keys, measure
-from stratarec.planning.towers.partitioner import TowerPlan, partition
+from stratarec.planning.candidates import describe_tables
+from stratarec.planning.interaction import feature_keys, measure
+from stratarec.planning.towers import Item, TowerBounds, TowerPlan, check_bounds, partition, tied_items
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.build import new_plan, of_data, run_steps, temporary_model

@@ -19,7 +19,7 @@ from stratarec.errors import StrataError
 from stratarec.kernels.runtime.accelerator import open_device
 from stratarec.kernels.runtime.cores import cores, quota
 from stratarec.planning.config import BlockConfig, MemoryConfig
-from stratarec.planning.memories import measure_tiers
+from stratarec.planning.machine import measure_tiers
 from stratarec.training.torch_setup import about, verified
 
 _LEAST_MEMORY, _LEAST_DISK, _LEAST_FILES = 2 << 30, 1 << 30, 1024

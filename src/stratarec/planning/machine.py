@@ -1,0 +1,594 @@
+"""Rates of a machine: measured here once and cached, taken from a data sheet, or assumed for a cluster.
+
+`measure_tiers` measures the memories: DRAM by sequential and random-row bandwidth, the engine's own costs on top of
+that, and of a path sequential writes and random direct reads by 64 threads. Measurements are cached in
+``$XDG_CACHE_HOME/stratarec/tiers.json`` (``~/.cache`` by default), by host, device and mount point.
+
+The engine's costs are a time for a step, a table, an id and a row. Tables of a few shapes are trained for some steps,
+whole in level 0 and under a cache. Least squares of relative errors divide what bytes over bandwidth leave of their
+seconds among these counts. With batches of a few hundred samples they are most of the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stratarec.batch.jagged import KeyedJagged
+from stratarec.distributed.measure import Collective
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.engine import Engine
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.errors import ConfigError, DatasetError
+from stratarec.io.atomic import cache_directory, make_directory, read_json, storage_error, write_json
+from stratarec.io.opening import create, remove_leftovers_of, temporary_name
+from stratarec.kernels.bandwidth import read_blocks, sum_parts, sum_rows
+from stratarec.kernels.runtime.memory import allocate
+from stratarec.kernels.runtime.threads import use_torch_threads
+from stratarec.planning.bytes import STAMP_BYTES, TAG_BYTES, RowShape
+from stratarec.planning.config import MemoryConfig
+
+READ_BYTES = 4096
+PARALLEL_READS = 64
+_ROW_FLOATS = 64
+_DRAM_BYTES = 256 << 20
+_FILE_BYTES = 256 << 20
+_WRITE_BYTES = 4 << 20
+_SECONDS = 0.5
+_READS_A_CALL = 32
+
+SHAPES = (
+    (3, 12, 320, 4), (3, 12, 3000, 12), (3, 48, 320, 12), (3, 48, 3000, 4), (30, 12, 320, 12), (30, 12, 3000, 4),
+    (30, 48, 320, 4), (30, 48, 3000, 12), (12, 24, 1200, 2), (12, 24, 1200, 12), (30, 12, 3000, 12),
+)  # fmt: skip
+"""Tables, floats of a row, samples of a batch, and skew: the row of table size R is ``R * u ** skew``, u uniform."""
+_TABLE_BYTES, _CACHE_SHARE, _WAYS = 96 << 20, 0.2, 32
+_WARM_SAMPLES, _STEPS, _BATCHES = 40_000, 6, 6
+_SWEPT_BYTES = 24 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkCosts:
+    """Seconds of one kind of table work: a factor on its bytes, and a time for each thing."""
+
+    bytes_factor: float = 1.0
+    """Factor on the seconds of bytes over the bandwidth of memory by rows."""
+    step: float = 0.0
+    """Seconds of a step, for each group of tables of the same shape."""
+    table: float = 0.0
+    lookup: float = 0.0
+    row: float = 0.0
+    """Seconds of a distinct row, or of a fetched one."""
+
+    def seconds(self, moved: float, lookups: float, rows: float) -> float:
+        """Return the seconds of one table whose bytes take `moved` seconds; `step` is not included."""
+        return self.bytes_factor * moved + self.table + self.lookup * lookups + self.row * rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineCosts:
+    """Costs of both kinds of table work. By default only bytes count."""
+
+    compute: WorkCosts = field(default_factory=WorkCosts)
+    """Looking up and updating rows of level 0."""
+    staging: WorkCosts = field(default_factory=WorkCosts)
+    """Fetching rows into level 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DramTier:
+    """Bandwidth and size of a memory, all threads together."""
+
+    sequential_bytes_per_second: float = math.inf
+    row_bytes_per_second: float
+    """Random rows of 256 bytes."""
+    bytes: int = 0
+    """Size of the memory."""
+
+    def lookup_seconds(self, shape: RowShape, lookups: float, distinct: float) -> float:
+        """Return the seconds of the bytes that pooling and the update of a table move.
+
+        Pooled vectors and their gradients pass by; the weights of each distinct row are read, and its slot is read
+        and written.
+        """
+        passing = 2 * lookups * 4 * shape.width / self.sequential_bytes_per_second
+        return passing + distinct * (4 * shape.width + 2 * shape.slot_bytes) / self.row_bytes_per_second
+
+    def staging_seconds(self, shape: RowShape, record: int, ways: int, distinct: float, misses: float) -> float:
+        """Return the seconds of the bytes that staging moves.
+
+        For each distinct row the tags of a set; for a missing row and its victim, slot and record.
+        """
+        moved = distinct * ways * (TAG_BYTES + STAMP_BYTES) + 2 * misses * (shape.slot_bytes + record)
+        return moved / self.row_bytes_per_second
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockTier:
+    """A directory on a block device."""
+
+    path: str
+    write_bytes_per_second: float
+    """Sequential, synced at the end."""
+    reads_per_second: float
+    """Random reads of `read_bytes`."""
+    read_bytes: int
+    parallel: int
+    """Reads in flight."""
+    direct: bool
+    """Whether reads went around the page cache; where the file system has no direct reads they may be cached ones."""
+    free_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappedTier:
+    """A directory whose files are mapped into memory."""
+
+    path: str
+    write_bytes_per_second: float
+    """Sequential, synced at the end."""
+    row_bytes_per_second: float
+    """Of random rows of 256 bytes through a mapping whose pages are there. A path on a disk is so measured from the
+    page cache, which is where its rows come from only as long as it fits there."""
+    free_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiers:
+    """Memory tiers of a machine, and what work on tables costs there."""
+
+    dram: DramTier
+    threads: int = 1
+    """Threads of the kernels."""
+    engine: EngineCosts = field(default_factory=EngineCosts)
+    block: BlockTier | None = None
+    mapped: MappedTier | None = None
+    age_seconds: float = 0.0
+    """Age of the oldest measurement."""
+
+
+def check_positive(config: object, *, may_be_zero: tuple[str, ...] = ()) -> None:
+    """Refuse fields that are not more than 0, or 0 for those in `may_be_zero`; infinity is allowed."""
+    name = type(config).__name__.lower()
+    for each in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, each.name)
+        if isinstance(value, int | float) and not (value > 0 or (value == 0 and each.name in may_be_zero)):
+            least = "0 or more" if each.name in may_be_zero else "more than 0"
+            raise ConfigError(f"{name}.{each.name} is {value:g}, expected {least}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkRates:
+    """Rates of the device that runs the dense network of a rank, and of what a rank does around an exchange."""
+
+    flops_per_second: float = math.inf
+    """Floating-point operations in the layers of a network."""
+    fixed_seconds: float = 0.0
+    """Seconds of a step whatever its batch: an interpreter and many small operations."""
+    up_bytes_per_second: float = math.inf
+    """From the host's memory to the device."""
+    down_bytes_per_second: float = math.inf
+    sptt_seconds: float = 0.0
+    """Additional seconds of a step with SPTT, which asks peers and joins their requests."""
+    packed_seconds: float = 0.0
+    """Seconds for each byte that a rank packs or unpacks, in float32 whatever the wire format."""
+    parameter_seconds: float = 0.0
+    """Seconds for each dense parameter: gradients are flattened, added and spread, and the optimizer runs."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, may_be_zero=("fixed_seconds", "sptt_seconds", "packed_seconds", "parameter_seconds"))
+
+
+FREE = Collective(alpha=0.0, alpha_peer=0.0)
+"""A collective without latency."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Number of machines, and what connects them. By default one rank on one host."""
+
+    hosts: int = 1
+    ranks: int = 1
+    """Ranks of a host."""
+    inside_bytes_per_second: float = math.inf
+    """From a rank to the others of its host, one direction."""
+    between_bytes_per_second: float = math.inf
+    """From a host to the others, one direction; its ranks share it."""
+    inside: Collective = FREE
+    """Latency among the ranks of a host."""
+    between: Collective = FREE
+    """Latency among ranks of several hosts."""
+    adds_by_host: bool = False
+    """Whether gradients of dense parameters are added inside hosts first, as collectives of GPUs do. `Channel.sum`
+    does not."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, may_be_zero=("adds_by_host",))
+
+    @property
+    def all_ranks(self) -> int:
+        """G, the ranks of all hosts."""
+        return self.hosts * self.ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Rates of one rank: its memory, its network device and its cluster."""
+
+    tiers: Tiers
+    network: NetworkRates = field(default_factory=NetworkRates)
+    cluster: Cluster = field(default_factory=Cluster)
+    busy_share: float = 1.0
+    """Share of the cores that the threads of a step occupy; work ahead of training uses the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRates:
+    """Rates and memory of a GPU, per second."""
+
+    float32_flops: float
+    bf16_flops: float
+    up_bytes: float
+    """From pinned host memory."""
+    down_bytes: float
+    row_bytes: float
+    """Rows of the device's memory, read at random."""
+    memory_bytes: float
+    origin: str
+    """Where the figures come from, in words."""
+
+    def network(self, *, bf16: bool) -> NetworkRates:
+        """Return the rates of a network on this device. Launches are left out."""
+        return NetworkRates(
+            flops_per_second=self.bf16_flops if bf16 else self.float32_flops,
+            up_bytes_per_second=self.up_bytes,
+            down_bytes_per_second=self.down_bytes,
+        )
+
+    @property
+    def tiers(self) -> Tiers:
+        """Return the device's memory as the only tier."""
+        dram = DramTier(
+            sequential_bytes_per_second=self.row_bytes,
+            row_bytes_per_second=self.row_bytes,
+            bytes=round(self.memory_bytes),
+        )
+        return Tiers(dram=dram)
+
+
+CARDS = {
+    "t4": (8.1e12, 65e12, 16e9, 320e9, 16e9),
+    "a10": (31.2e12, 125e12, 32e9, 600e9, 24e9),
+    "l4": (30.3e12, 121e12, 32e9, 300e9, 24e9),
+    "rtx4090": (82.6e12, 165e12, 32e9, 1008e9, 24e9),
+    "a100": (19.5e12, 312e12, 32e9, 2039e9, 80e9),
+    "h100": (67e12, 989e12, 64e9, 3350e9, 80e9),
+    "h200": (67e12, 989e12, 64e9, 4800e9, 141e9),
+}
+"""Card -> peak float32 and 16-bit operations, bytes each way of its PCIe link and of its memory, all per second; bytes
+of its memory."""
+_REACHED_FLOPS, _REACHED_LINK, _REACHED_MEMORY = 0.4, 0.8, 0.5
+"""Assumed shares of the peaks; reports name them."""
+
+
+def card_rates(name: str) -> DeviceRates:
+    """Return the rates of a card of `CARDS`: assumed shares of its data sheet."""
+    float32, bf16, link, memory, size = CARDS[name.lower()]
+    return DeviceRates(
+        float32_flops=_REACHED_FLOPS * float32, bf16_flops=_REACHED_FLOPS * bf16, up_bytes=_REACHED_LINK * link,
+        down_bytes=_REACHED_LINK * link, row_bytes=_REACHED_MEMORY * memory, memory_bytes=size,
+        origin=f"{name}: {_REACHED_FLOPS:.0%} of the operations of its data sheet, {_REACHED_LINK:.0%} of its PCIe "
+        f"link, {_REACHED_MEMORY:.0%} of its memory's bandwidth; nothing was measured",
+    )  # fmt: skip
+
+
+def measure_tiers(memory: MemoryConfig, *, again: bool = False, cache: Path | None = None) -> Tiers:
+    """The tiers that `memory` names, from the cache or measured now.
+
+    Takes a few seconds a tier when measured, and 256 MiB of DRAM or of the path. Free bytes are always those of now.
+
+    Parameters
+    ----------
+    again : bool
+        Measure even what is in the cache.
+    cache : Path
+        File of measurements; the user's own by default.
+
+    Raises
+    ------
+    StorageError
+        When a path cannot be written.
+    """
+    store = _Cache(cache or cache_file(), again)
+    threads = use_torch_threads()
+    dram = DramTier(**store.get(f"dram|{threads}", _measure_dram), bytes=_physical_bytes())
+    engine = store.get(f"engine|{threads}", lambda: measure_engine(dram))
+    block = mapped = None
+    if memory.block is not None:
+        found = store.get(_key("block", memory.block.path), lambda: _measure_block(Path(memory.block.path)))  # type: ignore[union-attr]
+        block = BlockTier(path=memory.block.path, free_bytes=_free_bytes(memory.block.path), **found)
+    if memory.mapped is not None:
+        found = store.get(_key("mapped", memory.mapped.path), lambda: _measure_mapped(Path(memory.mapped.path)))  # type: ignore[union-attr]
+        mapped = MappedTier(path=memory.mapped.path, free_bytes=_free_bytes(memory.mapped.path), **found)
+    costs = EngineCosts(**{name: WorkCosts(**each) for name, each in engine.items()})
+    return Tiers(dram=dram, threads=threads, engine=costs, block=block, mapped=mapped, age_seconds=store.age)
+
+
+def cache_file() -> Path:
+    """Where measurements are kept."""
+    return cache_directory() / "tiers.json"
+
+
+class _Cache:
+    """Measurements by key, each with the time it was taken."""
+
+    def __init__(self, path: Path, again: bool) -> None:
+        self._path, self._again = path, again
+        self.age = 0.0
+
+    def get(self, key: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        key = f"{socket.gethostname()}|{key}"
+        entries = self._read()
+        if self._again or key not in entries:
+            entries = {**entries, key: {"created": time.time(), "measured": measure()}}
+            write_json(self._path, entries)
+        self.age = max(self.age, time.time() - entries[key]["created"])
+        measured: dict[str, Any] = entries[key]["measured"]
+        return measured
+
+    def _read(self) -> dict[str, Any]:
+        # A cache that is missing or damaged is measured anew.
+        with contextlib.suppress(DatasetError):
+            content = read_json(self._path)
+            if isinstance(content, dict):
+                return content
+        return {}
+
+
+def _key(kind: str, path: str) -> str:
+    """Return the key of the file system that a directory is on: all of its directories share a measurement."""
+    make_directory(Path(path))
+    mount = Path(path).resolve()
+    while not mount.is_mount():
+        mount = mount.parent
+    return f"{kind}|{mount.stat().st_dev}|{mount}"
+
+
+def _free_bytes(path: str) -> int:
+    state = os.statvfs(path)
+    return state.f_bavail * state.f_frsize
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _rate(work: Callable[[], object], amount: int, seconds: float = _SECONDS) -> float:
+    """`amount`, which one call of `work` does, over the shortest call: others who use the machine do not count."""
+    work()
+    shortest, began = float("inf"), time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        work()
+        shortest = min(shortest, time.perf_counter() - start)
+    return amount / shortest
+
+
+def _row_rate(values: NDArray[np.float32]) -> float:
+    """Bytes a second of random rows."""
+    rows = np.random.default_rng(0).integers(0, len(values) // _ROW_FLOATS, 1 << 18, dtype=np.uint64)
+    return _rate(lambda: sum_rows(values, rows, width=_ROW_FLOATS), rows.size * _ROW_FLOATS * values.itemsize)
+
+
+def _measure_dram() -> dict[str, Any]:
+    values = allocate(_DRAM_BYTES // 4)
+    values.fill(1.0)
+    return {
+        "sequential_bytes_per_second": _rate(lambda: sum_parts(values), values.nbytes),
+        "row_bytes_per_second": _row_rate(values),
+    }
+
+
+def _measure_block(path: Path) -> dict[str, Any]:
+    with _scratch(path) as (file, written):
+        reads, direct = _read_rate(file)
+    return {
+        "write_bytes_per_second": written,
+        "reads_per_second": reads,
+        "read_bytes": READ_BYTES,
+        "parallel": PARALLEL_READS,
+        "direct": direct,
+    }
+
+
+def _measure_mapped(path: Path) -> dict[str, Any]:
+    with _scratch(path) as (file, written):
+        values = np.memmap(file, dtype=np.float32, mode="r")
+        sum_parts(values)  # Maps every page: rows of a mapped table are touched again and again.
+        by_row = _row_rate(values)
+        del values
+    return {"write_bytes_per_second": written, "row_bytes_per_second": by_row}
+
+
+@contextlib.contextmanager
+def _scratch(path: Path) -> Iterator[tuple[Path, float]]:
+    """Write a file of random bytes in `path`; yield it and the bytes a second at which it was written.
+
+    The file is removed afterwards, or by the next measurement there if this process is killed: it is locked until then.
+    """
+    make_directory(path)
+    remove_leftovers_of(path / "tiers")
+    file = temporary_name(path / "tiers")
+    # Not zeros: a file system or a device that compresses would flatter itself.
+    block = np.random.default_rng(1).bytes(_WRITE_BYTES)
+    try:
+        with create(file) as out:
+            began = time.perf_counter()
+            for _ in range(_FILE_BYTES // _WRITE_BYTES):
+                out.write(block)
+            out.flush()
+            os.fsync(out.fileno())
+            yield file, _FILE_BYTES / (time.perf_counter() - began)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _forget(file: Path) -> None:
+    """Drop a file's pages from the page cache, where the system can."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _read_rate(file: Path) -> tuple[float, bool]:
+    """Random reads a second with `PARALLEL_READS` threads, and whether they were direct."""
+    _forget(file)
+    descriptor, direct = _open_direct(file)
+    buffers = np.frombuffer(mmap.mmap(-1, PARALLEL_READS * READ_BYTES), dtype=np.uint8).reshape(PARALLEL_READS, -1)
+    deadline = [0.0]
+
+    def read(thread: int) -> int:
+        noise = np.random.default_rng(thread)
+        done = 0
+        while time.perf_counter() < deadline[0]:
+            offsets = noise.integers(0, _FILE_BYTES // READ_BYTES, _READS_A_CALL) * READ_BYTES
+            done += read_blocks(descriptor, buffers[thread], offsets)
+        return done
+
+    try:
+        read_blocks(descriptor, buffers[0], np.zeros(1, dtype=np.int64))  # compiles
+        with ThreadPoolExecutor(PARALLEL_READS) as pool:
+            began = time.perf_counter()
+            deadline[0] = began + 2 * _SECONDS
+            done = sum(pool.map(read, range(PARALLEL_READS)))
+            return done / (time.perf_counter() - began), direct
+    finally:
+        os.close(descriptor)
+
+
+def _open_direct(file: Path) -> tuple[int, bool]:
+    flags = os.O_RDONLY | getattr(os, "O_DIRECT", 0)
+    with contextlib.suppress(OSError):
+        descriptor = os.open(file, flags)
+        # Some file systems open a file directly and refuse the first read.
+        with contextlib.suppress(OSError):
+            buffer = mmap.mmap(-1, READ_BYTES)
+            if os.preadv(descriptor, [buffer], 0) == READ_BYTES:
+                return descriptor, flags != os.O_RDONLY
+        os.close(descriptor)
+    return os.open(file, os.O_RDONLY), False
+
+
+def measure_engine(dram: DramTier) -> dict[str, Any]:
+    """The fields of `EngineCosts`, measured in a few seconds on tables of 96 MiB."""
+    found: dict[str, list[tuple[float, ...]]] = {"compute": [], "staging": []}
+    for tables, width, batch, skew in SHAPES:
+        for name, line in _lines(tables, width, batch, skew, dram):
+            found[name].append(line)
+    return {name: _fitted(np.array(lines)) for name, lines in found.items()}
+
+
+def _lines(
+    tables: int, width: int, batch: int, skew: float, dram: DramTier
+) -> Iterator[tuple[str, tuple[float, ...]]]:  # fmt: skip
+    """Of both kinds of work: seconds of bytes, groups, tables, lookups, rows; and seconds of a step."""
+    optimizer = RowOptimizerConfig()
+    shape, names = RowShape.of(width, optimizer), tuple(f"t{number}" for number in range(tables))
+    rows = max(_TABLE_BYTES // (tables * shape.slot_bytes), 1)
+    configs = [
+        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=width, feature_names=(name,)) for name in names
+    ]
+    slots = max(int(_CACHE_SHARE * rows), 2 * _WAYS)
+    draws, lookups = np.random.default_rng(0), tables * batch
+
+    def draw(count: int) -> NDArray[np.int64]:
+        """Ids of so many batches, a row each."""
+        ids: NDArray[np.int64] = (rows * draws.random((count, lookups)) ** skew).astype(np.int64)
+        return ids
+
+    def batches(ids: NDArray[np.int64]) -> list[KeyedJagged]:
+        values = map(torch.from_numpy, ids)
+        return [KeyedJagged(keys=names, values=each, offsets=None, batch_size=batch) for each in values]
+
+    trained = draw(_BATCHES)
+    distinct = sum(len(np.unique(ids)) for ids in trained.reshape(-1, batch)) / _BATCHES
+    gradient = torch.full((batch, tables * width), 1e-3)
+    with torch.no_grad():
+        engine = Engine(configs, optimizer, 0, TierConfig())
+
+        def train(features: KeyedJagged) -> None:
+            prepared = engine.prepare(features)
+            engine.look_up(prepared)
+            engine.update(prepared, gradient, (), None)
+
+        def seconds(work: Callable[[KeyedJagged], None], batches: Sequence[KeyedJagged]) -> float:
+            left = cycle(batches)
+            return cold_seconds(lambda: work(next(left)), _STEPS)
+
+        moved = dram.lookup_seconds(shape, lookups, distinct)
+        yield "compute", (moved, 1, tables, lookups, distinct, seconds(train, batches(trained)))
+        engine.close()
+        cached = {name: TableTier(cache_rows=slots) for name in names}
+        engine = Engine(configs, optimizer, 0, TierConfig(tables=cached, ways=_WAYS))
+        for features in batches(draw(max(_WARM_SAMPLES // batch, 2))):
+            engine.prepare(features).release()
+        (group,), fresh = engine.tables, batches(draw(_STEPS + 1))
+        before = group.traffic.rows_in
+        took = seconds(lambda features: engine.prepare(features).release(), fresh)
+        misses = (group.traffic.rows_in - before) / len(fresh)
+        moved = dram.staging_seconds(shape, shape.slot_bytes, _WAYS, distinct, misses)
+        yield "staging", (moved, 1, tables, lookups, misses, took)
+        engine.close()
+
+
+def cold_seconds(work: Callable[[], object], rounds: int, seconds: float = 0.0) -> float:
+    """The median of so many times, and of more until `seconds` have passed, after a first one.
+
+    Other memory is walked through in between: where a network trains between two look-ups, or tables between two passes
+    of a network, neither finds its rows and code in the caches.
+    """
+    between = np.zeros(_SWEPT_BYTES, np.uint8)
+    work()
+    found, first = list[float](), time.perf_counter()
+    while len(found) < rounds or time.perf_counter() - first < seconds:
+        between += 1
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return median(found)
+
+
+def _fitted(lines: NDArray[np.float64]) -> dict[str, float]:
+    """Costs of at least nothing whose seconds are nearest to those of `lines`, by relative error.
+
+    Noise must not decide that bytes cost nothing: that they take what the bandwidth says counts as a line, too.
+    """
+    from scipy.optimize import nnls  # loaded here: what measures nothing would wait for it
+
+    counts, seconds = lines[:, :-1] / lines[:, -1:], np.ones(len(lines))
+    counts = np.vstack([counts, np.eye(1, counts.shape[1])])
+    scale = counts.max(axis=0)
+    costs, _ = nnls(counts / scale, np.append(seconds, 1.0))
+    names = ("bytes_factor", "step", "table", "lookup", "row")
+    return dict(zip(names, (costs / scale).tolist(), strict=True))

@@ -1,1 +1,0 @@
-"""Which feature in which tower."""
