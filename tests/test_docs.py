@@ -8,11 +8,9 @@ service. A `yaml` block that begins with the name of a file is that file.
 from __future__ import annotations
 
 import ast
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -133,22 +131,6 @@ def test_every_command_of_a_page_runs_on_a_drafted_recipe(
     execute(PAGES[name], folder, RUN if rows == ROWS[0] else RUN - {"python"})
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_a_budget_that_a_page_names_fits_the_log_of_the_tutorial(tmp_path: Path) -> None:
-    """At its full size, and with more than the one thread of other tests: each thread needs memory of its own."""
-    ran("from make_log import make_log\nfrom pathlib import Path\nmake_log(Path())", tmp_path)
-    page = PAGES["docs/how-to/larger-than-memory.md"]
-    (plan, *_), *_ = [commands(text) for language, text in blocks(page) if language == "shell"]
-    assert "memory.dram=" in plan
-    for line in ("stratarec init clicks.csv --label clicked", "stratarec prepare -q clicks.yaml", plan):
-        command = [sys.executable, "-m", *shlex.split(line)]
-        done = subprocess.run(  # noqa: PLW1510
-            command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-
-
 def test_pages_are_found_and_their_python_is_python() -> None:
     assert {"README.md", "docs/tutorial.md", "docs/how-to/serving.md"} < PAGES.keys()
     for page in PAGES.values():
@@ -178,20 +160,6 @@ def test_no_page_speaks_of_a_field_that_there_is_not() -> None:
 @pytest.mark.slow
 def test_a_model_of_ones_own_trains(tmp_path: Path) -> None:
     assert ran("import own_model\nown_model.main()", tmp_path)
-
-
-def test_logs_are_made_where_one_says(tmp_path: Path) -> None:
-    made = "import runpy\nrunpy.run_path('make_log.py', run_name='__main__')"
-    shutil.copy(EXAMPLES / "make_log.py", tmp_path)
-    told = forked.python(made, ["--help"], cwd=tmp_path)
-    assert (told.returncode, told.stderr) == (0, "")
-    assert "news.parquet" in told.stdout
-    assert not list(tmp_path.glob("*.csv"))
-    assert forked.python(made, ["--news"], cwd=tmp_path).returncode == 0
-    assert {path.name for path in tmp_path.iterdir()} >= {"clicks.csv", "tomorrow.csv", "news.parquet"}
-    refused = forked.python(made, ["nowhere"], cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "nowhere is no folder" in refused.stderr
 
 
 @pytest.mark.slow

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 import pytest
 import yaml
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import Pipeline
@@ -97,14 +95,6 @@ def test_labels_may_be_any_two_values(frame: pl.DataFrame) -> None:
         model.score(frame, np.where(words == words[0], "maybe", words))
 
 
-def test_no_signal_is_a_half(frame: pl.DataFrame) -> None:
-    draws = np.random.default_rng(1)
-    model = ClickModel(**SMALL).fit(frame.drop("click"), draws.integers(0, 2, len(frame)))
-    other = frame.with_columns(price=pl.Series(draws.normal(size=len(frame))))
-    found = model.evaluate(other.drop("click"), draws.integers(0, 2, len(frame)))
-    assert abs(found["auc"] - 0.5) < 0.04
-
-
 def test_it_is_kept_whole_and_checked(fitted: ClickModel, frame: pl.DataFrame, tmp_path: Path) -> None:
     expected = fitted.predict_proba(frame)
     saved = fitted.save(tmp_path / "model")
@@ -171,14 +161,6 @@ def test_a_row_that_cannot_be_used_is_named_by_its_place_in_the_frame(frame: pl.
         ClickModel(**SMALL).fit(frame, label="click").score(frame, sample_weight=["a"] * len(frame))
 
 
-def test_columns_of_one_name_are_refused(fitted: ClickModel, frame: pl.DataFrame) -> None:
-    table = frame.to_arrow()
-    twice = pa.Table.from_arrays([*table.columns, table["price"]], names=[*table.column_names, "price"])
-    for use in (lambda: ClickModel(**SMALL).fit(twice, label="click"), lambda: fitted.predict_proba(twice)):
-        with refuses(DataError, "2 price"):
-            use()
-
-
 def test_a_loaded_model_fits_by_the_recipe_that_it_was_given(frame: pl.DataFrame, tmp_path: Path) -> None:
     schema = {"label": "click", "dense": [{"name": "price"}]}
     given = {
@@ -216,14 +198,6 @@ def test_a_recipe_of_ones_own_and_files(frame: pl.DataFrame, tmp_path: Path) -> 
     by_file = model.fit(path).evaluate(frame)["auc"]
     assert Recipe.from_dict(model.recipe_).model.kind == "lr"
     assert by_frame == pytest.approx(by_file, abs=0.02)
-
-
-def test_what_is_not_fitted_says_so(frame: pl.DataFrame, tmp_path: Path) -> None:
-    for use in (ClickModel().predict_proba, ClickModel().evaluate):
-        with refuses(NotFittedError, "fit"):
-            use(frame)
-    with pytest.raises(NotFittedError):
-        ClickModel().save(tmp_path / "none")
 
 
 @pytest.mark.slow

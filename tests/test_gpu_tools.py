@@ -45,20 +45,3 @@ def test_slots_of_the_prototype_agree_with_those_of_the_cpu() -> None:
     lines = run(sys.executable, str(TOOLS / "slots.py")).splitlines()
     # Interpreted kernels have the CPU's bits; torch sums the gradients of per-sample weights, of workload 0 alone.
     assert [line.split(": ")[1].split()[0] for line in lines] == ["12", "0", "0"], lines
-
-
-@pytest.mark.slow
-def test_every_phase_of_the_speed_checks_succeeds(tmp_path: Path) -> None:
-    run("bash", str(TOOLS / "check.sh"), "kernels", "steps", "cached", OUT=str(tmp_path))
-    phases = (tmp_path / "summary.txt").read_text()
-    assert "kernels: exit 0" in phases
-    assert "steps: exit 0" in phases
-    assert "cached: exit 0" in phases
-    assert (tmp_path / "bench.jsonl").read_text().count('"cell": "step"') == 14
-
-
-@pytest.mark.slow
-def test_the_demo_trains_and_is_evaluated_on_each_device(tmp_path: Path) -> None:
-    shown = run("bash", str(TOOLS / "demo.sh"), DEVICES="cpu", SAMPLES="6000", STEPS="3", FOLDER=str(tmp_path))
-    assert "run on cpu, evaluated on cpu" in shown
-    assert (tmp_path / "cpu-bf16" / "checkpoints").is_dir()

@@ -61,13 +61,6 @@ def test_files_have_the_mode_that_the_umask_leaves(tmp_path: Path, umask: int, m
     assert (tmp_path / "a").stat().st_mode & 0o777 == mode
 
 
-def test_names_of_any_length_and_script_have_temporary_names(tmp_path: Path) -> None:
-    for name in ("x" * 255, "é" * 127, "汉" * 85, "a\nb"):
-        write_text(tmp_path / name, "x")
-        assert is_leftover(temporary_name(tmp_path / name).name)
-    assert len({temporary_name(tmp_path / "a") for _ in range(100)}) == 100
-
-
 @pytest.mark.parametrize("error", [ValueError("no"), pa.ArrowInvalid("no"), KeyboardInterrupt()])
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
     (tmp_path / "a").write_text("before")

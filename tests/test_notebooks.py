@@ -23,10 +23,6 @@ def cells(path: Path, kind: str = "code") -> list[dict[str, Any]]:
     return [each for each in json.loads(path.read_text())["cells"] if each["cell_type"] == kind]
 
 
-def test_there_is_one_for_each_beginning() -> None:
-    assert {path.stem for path in NOTEBOOKS} == {"click_log", "csv_log", "service", "torchrec_model"}
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_nothing_that_changes_is_committed(path: Path) -> None:
     assert all(not each["outputs"] and each["execution_count"] is None for each in cells(path))

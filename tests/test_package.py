@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import stratarec
@@ -54,12 +52,6 @@ def test_importing_and_help_do_not_load_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="one process runs all tests")
-def test_a_file_of_tests_is_one_workers(request: pytest.FixtureRequest) -> None:
-    """Else fixtures of modules are made by every worker: xdist goes by the end of an id, not by the mark."""
-    assert request.node.nodeid.endswith("@test_package")
-
-
 @pytest.mark.parametrize("requirement", [*NEEDED, *OTHERS], ids=str)
 def test_every_requirement_has_a_lowest_and_a_highest_version(requirement: Requirement) -> None:
     """`make test-versions` tests both; only the project's own extras name none."""
@@ -78,15 +70,6 @@ def test_everything_that_is_imported_is_asked_for() -> None:
     foreign = imported - sys.stdlib_module_names - OPTIONAL - {"stratarec"}
     assert {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in foreign} <= {
         each.name for each in (*NEEDED, *OWN)
-    }
-
-
-def test_the_documentation_gives_the_range_of_every_requirement() -> None:
-    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Dependencies")[2]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "|" in line]
-    documented = {row[0]: row[2].strip("`") for row in rows[2:]}
-    assert {name: SpecifierSet(text) for name, text in documented.items()} == {
-        each.name: each.specifier for each in (*NEEDED, *OWN)
     }
 
 

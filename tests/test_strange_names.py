@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -205,23 +201,6 @@ def test_whatever_is_printed_is_shown(capsys: pytest.CaptureFixture[str]) -> Non
     assert not CONTROL.search(found)
     assert found.count("owned") == 5 + 1
     assert "\nnext" not in found
-
-
-SAY = """
-from argparse import Namespace
-from stratarec.cli.arguments import progress_of
-progress = progress_of(Namespace(quiet=False))
-progress.say("[/x] \\x1b]0;owned\\x07 :smile: \\u202e")
-"""
-
-
-def test_what_is_said_on_a_terminal_is_text() -> None:
-    leader, follower = pty.openpty()
-    subprocess.run([sys.executable, "-c", SAY], stderr=follower, check=True, env={**os.environ, "COLUMNS": "200"})
-    os.close(follower)
-    said = os.read(leader, 10_000).decode()
-    os.close(leader)
-    assert said.strip() == r"[/x] \x1b]0;owned\x07 :smile: \u202e"
 
 
 def test_a_warning_is_a_line_without_control_characters(tmp_path: Path) -> None:

@@ -116,17 +116,6 @@ def test_merged_groups_hold_each_combination_once(data: st.DataObject, size: int
     assert merged.unique.batch_size == len({tuple(int(part.inverse[b]) for part in parts) for b in range(size)})
 
 
-def test_groups_without_offsets_stay_without() -> None:
-    unique = KeyedJagged(keys=("a", "b"), values=torch.tensor([1, 2, 3, 4]), offsets=None, batch_size=2)
-    group = InverseJagged(unique=unique, inverse=torch.tensor([1, 1, 0], dtype=torch.int32))
-    assert group.expand().offsets is None
-    assert group.expand().values.tolist() == [2, 2, 1, 4, 4, 3]
-    joined = KeyedJagged.concatenate([unique, unique])
-    assert joined.offsets is None
-    assert joined.values.tolist() == [1, 2, 1, 2, 3, 4, 3, 4]
-    assert group.factor == 1.5
-
-
 def test_a_batch_expands_in_the_order_that_is_asked_for() -> None:
     group = InverseJagged(unique=keyed([[[1]], [[2, 3]]], ("h",)), inverse=torch.tensor([1, 0, 1], dtype=torch.int32))
     sparse = keyed([[[5]], [[6]], [[]]], ("item",))
@@ -168,11 +157,6 @@ def test_checks_of_places_agree_with_plain_torch(places: list[int], lengths: lis
         torch.tensor(each[: min(len(places), len(lengths))], dtype=torch.int64) for each in (places, lengths)
     )
     assert outside_windows(start, length, 6) == reference.outside_windows(start, length, 6)
-
-
-def test_windows_that_wrap_around_are_outside() -> None:
-    start, length = torch.tensor([2**63 - 1]), torch.tensor([2**63 - 1])
-    assert outside_windows(start, length, 6) == reference.outside_windows(start, length, 6) == 0
 
 
 def test_a_batch_moves_with_all_that_it_holds() -> None:

@@ -35,18 +35,6 @@ def test_a_slice_of_a_longer_feature_keeps_its_own_weights() -> None:
     assert joined.weights.tolist() == pytest.approx([0.3, 0.4, 0.5])  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("offsets", [None, torch.zeros(1, dtype=torch.int64)])
-def test_batches_without_features_or_samples_join(offsets: torch.Tensor | None) -> None:
-    none = torch.zeros(0, dtype=torch.int32)
-    parts = [KeyedJagged(keys=(), values=none, offsets=offsets, batch_size=size) for size in (3, 0, 4)]
-    joined = KeyedJagged.concatenate(parts)
-    assert (joined.keys, joined.batch_size, joined.values.tolist()) == ((), 7, [])
-    empty = KeyedJagged(keys=("a", "b"), values=none, offsets=None, batch_size=0)
-    one = KeyedJagged(keys=("a", "b"), values=torch.tensor([5, 6], dtype=torch.int32), offsets=None, batch_size=1)
-    assert KeyedJagged.concatenate([empty, empty]).values.tolist() == []
-    assert KeyedJagged.concatenate([empty, one, empty]).values.tolist() == [5, 6]
-
-
 def test_impossible_batches_are_refused() -> None:
     with refuses(ConfigError, "batch sizes"):
         KeyedJagged.from_features({"a": feature([[1]]), "b": feature([[1], [2]])})

@@ -10,8 +10,6 @@ import polars as pl
 import pytest
 
 from benchmarks import globo, sessions
-from errors import refuses
-from stratarec.errors import ConfigError
 
 CONTEXTS = (
     "click_environment", "click_deviceGroup", "click_os", "click_country", "click_region", "click_referrer_type",
@@ -55,16 +53,6 @@ def test_contenders_are_scored_on_the_last_day_once(log: Path, monkeypatch: Any)
     ]
 
 
-def test_later_seeds_take_the_settings_that_the_first_chose(log: Path, monkeypatch: Any) -> None:
-    pytest.importorskip("lightgbm")
-    made, asked = globo.Log(0, 1, quick=True), []
-    grow = globo.trees.grow
-    monkeypatch.setattr(globo.trees, "grow", lambda *args, **more: asked.append(more["grid"]) or grow(*args, **more))
-    found = globo.contend(made, "lightgbm", 2)
-    assert asked == [globo.TREES, [globo.TREES[0]]]
-    assert found["settings"] == globo.TREES[0]
-
-
 def row(model: str, auc: float) -> dict[str, Any]:
     fitted = {f"{figure}_{kind}": 1.0 for kind in globo.CORRECTIONS for figure in ("calibration", "log_loss")}
     return {"model": model, "auc": auc, "log_loss": 0.4, "calibration": 1.1, **fitted}
@@ -77,8 +65,3 @@ def test_the_best_is_compared_with_the_best_peer_and_low_precision_with_its_own_
     assert found["auc_delta_peers"] == pytest.approx(0.01)
     assert found["auc_delta_int8_globo"] == pytest.approx(-0.005)
     assert "auc_delta_int4_globo" not in found
-
-
-def test_contenders_that_are_not_there_are_named() -> None:
-    with refuses(ConfigError, "xgboost"):
-        globo.run(quick=True, models=["xgboost"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hosts import Hosts, HostsMissing, clean, missing
+from benchmarks.hosts import Hosts, HostsMissing, clean
 
 ROOT = Path(__file__).parents[2]
 TALK = """
@@ -67,18 +67,3 @@ def test_what_a_killed_start_left_is_removed_by_the_next(tmp_path: Path) -> None
     clean()  # or a start of another process, since then
     assert not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text()
     assert namespace not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-
-
-def test_an_error_of_tc_is_one_line_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.hosts._BURST", "none")
-    with pytest.raises(HostsMissing, match="cannot be emulated here: 'tc -n") as caught, Hosts(1, mbit=10):
-        pass
-    assert "\n" not in str(caught.value)
-    assert not left()
-
-
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    assert missing() == "ip and tc not found: apt-get install iproute2"
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert "by root alone" in missing()

@@ -55,16 +55,3 @@ def test_results_fit_80_columns_with_whole_words(printed: dict[Path, str], path:
             # Neither a word of a head nor a cell is broken.
             assert set(re.findall(r"[a-z]+", name.replace("_", " "))) <= set(words)
             assert not isinstance(value, str) or value in text
-
-
-def test_a_result_that_is_not_there_is_one_line() -> None:
-    done = bench("-m", "benchmarks", "show", "nothing")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "benchmarks: cannot read nothing: No such file or directory\n"
-
-
-def test_a_benchmark_that_is_not_there_is_one_line() -> None:
-    done = bench("-m", "benchmarks", "run", "nothing", "--out", "x.json")
-    assert done.returncode == 2
-    assert done.stderr.startswith("benchmarks: no benchmark 'nothing'; there are blockstore, clicks,")
-    assert done.stderr.count("\n") == 1

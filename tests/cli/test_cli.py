@@ -18,9 +18,6 @@ import yaml
 from errors import check_refusal, missing
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.cli.main import EXIT_CODES, make_parser
-
-COMMANDS = ("init", "prepare", "plan", "profile", "train", "evaluate", "predict", "export", "tune", "compare")
 
 
 @pytest.fixture(scope="module")
@@ -209,11 +206,6 @@ compare_command.COMMAND = compare_command.COMMAND._replace(run=lambda args: warn
     assert (told["event"], told["text"]) == ("warning", "UserWarning: from\nthere")
 
 
-def test_exit_codes_are_few_and_distinct() -> None:
-    """Each is met in a test: 2, 70 and 141 here, 3 in `test_continual`, 130 in `test_control`."""
-    assert list(EXIT_CODES) == [0, 2, 3, 70, 130, 141, 143]
-
-
 @pytest.mark.parametrize(
     ("line", "offered"),
     [("stratarec tr", {"train"}), ("stratarec train --res", {"--resume"}), ("stratarec evaluate --split v", {"valid"})],
@@ -229,14 +221,6 @@ def test_a_shell_completes_commands_options_and_choices(tmp_path: Path, line: st
     done = forked.run([], cwd=tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr
     assert {each.strip() for each in (tmp_path / "found").read_text().split("\n")} == offered
-
-
-def test_who_asks_for_no_completion_does_not_load_it() -> None:
-    code = (
-        "import sys; from stratarec.cli.main import parse; parse(['compare', 'x']); print('argcomplete' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 DEFECT = """
@@ -329,32 +313,3 @@ def test_a_full_output_is_one_line(place: Path) -> None:
         done = forked.run(["evaluate", "-q", "runs/tiny"], stdout=full, cwd=place)
     assert done.returncode == 2
     assert done.stderr == "stratarec: cannot write: [Errno 28] No space left on device\n"
-
-
-def test_names_beyond_the_terminals_encoding_do_not_end_a_run(place: Path) -> None:
-    ascii_alone = "import sys; [stream.reconfigure(encoding='ascii') for stream in (sys.stdout, sys.stderr)]"
-    done = forked.run(["train", "café.yaml"], before=ascii_alone, cwd=place)
-    assert done.returncode == 2
-    assert done.stderr.startswith("stratarec: caf\\xe9.yaml is not valid YAML")
-
-
-def test_a_data_set_is_profiled_from_within(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place / "data" / "tiny")
-    report = place / "data" / "tiny-profile.html"
-    try:
-        assert main(["profile", "."]) == 0
-        assert report.is_file()
-    finally:
-        report.unlink(missing_ok=True)
-
-
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_fits_80_columns(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        make_parser().parse_args([command, "--help"] if command else ["--help"])
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80
-    assert "example:\n  stratarec " in text or not command

@@ -16,9 +16,9 @@ import polars as pl
 import pytest
 import xxhash
 
-from errors import missing, refuses
+from errors import refuses
 from stratarec.cli.check.parts import check
-from stratarec.data.dataset.compatibility import check_prepared, feature_difference, input_difference
+from stratarec.data.dataset.compatibility import feature_difference, input_difference
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
@@ -26,8 +26,7 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig, VocabularyOverride
-from stratarec.errors import ConfigError, DataError, DatasetError
-from stratarec.progress import SilentProgress
+from stratarec.errors import ConfigError, DataError
 
 SCHEMA = Schema(
     sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi"), SparseFeature(name="place")),
@@ -166,55 +165,10 @@ def test_ids_follow_from_the_manifest_alone(days: Path, name: str) -> None:
     assert (found.explode() if lists else found).to_list() == expected
 
 
-def test_a_base_changes_what_a_data_set_is_of(days: Path, tmp_path: Path) -> None:
-    root = tmp_path / "days"
-    shutil.copytree(days, root)
-    config = day_config(root, 2, "day-1")
-    assert check_prepared(config, Dataset.open(config.path)) == ""
-    assert prepare(config).path == Path(config.path)  # nothing to do
-    for other in ("", "day-0"):
-        with refuses(DatasetError, "data.vocabulary.base"):
-            prepare(day_config(root, 2, other))
-        with refuses(ConfigError, "data.vocabulary.base"):
-            check_prepared(day_config(root, 2, other), Dataset.open(config.path))
-    with refuses(ConfigError, "day-0"):
-        check_prepared(day_config(root, 0, "day-1"), Dataset.open(root / "day-0"))
-    shutil.rmtree(root / "day-1")
-    assert not missing("data.vocabulary.base", check_prepared(config, Dataset.open(config.path)))
-    with refuses(DatasetError, "data.vocabulary.base day-1"):
-        prepare(config, overwrite=True)
-    assert Dataset.open(config.path)
-
-
 def test_max_rows_leaves_the_values_of_the_base(days: Path, tmp_path: Path) -> None:
     shutil.copytree(days / "day-0", tmp_path / "day-0")
     made = prepare(day_config(tmp_path, 1, "day-0", max_rows=2))
     assert values_of(made, "item") == values_of(Dataset.open(days / "day-0"), "item")
-
-
-def test_counts_that_a_limit_on_memory_forgets_are_told(tmp_path: Path) -> None:
-    for limit in (10_000, 2):
-        lines = Lines()
-        made = prepare(day_config(tmp_path, 0, candidates=limit), overwrite=True, progress=lines)
-        rest, every = made.carried_counts("item"), training(tmp_path, 0, "item")
-        rare = sorted((count, value) for value, count in every.items() if count < 3)
-        kept = sorted(rest.filter(pl.col("count") < 3).select("count", "value").iter_rows())
-        if limit == 2:
-            assert not missing(f"counts {len(rare) - 2:,}", " ".join(lines.said))
-            assert kept == sorted(sorted(rare, key=lambda pair: (-pair[0], pair[1]))[:2])
-        else:
-            assert kept == rare
-            assert not any("forgotten" in line for line in lines.said)
-
-
-class Lines(SilentProgress):
-    """Keeps what people are told."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, message: str) -> None:
-        self.said.append(message)
 
 
 def other_schema(**changes: Any) -> Schema:

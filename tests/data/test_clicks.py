@@ -80,18 +80,6 @@ def test_a_click_whose_user_session_or_item_is_nan_is_a_bad_row(tmp_path: Path, 
         samples(tmp_path / "log.parquet", tmp_path / "work")
 
 
-def test_dense_features_can_be_chosen(tmp_path: Path) -> None:
-    click_log(tmp_path / "log.parquet")
-    everything = pl.concat(samples(tmp_path / "log.parquet", tmp_path / "all"))
-    some = pl.concat(samples(tmp_path / "log.parquet", tmp_path / "some", dense=("moves", "popularity")))
-    config = ClicksConfig(contexts=("device",))
-    assert_frame_equal(
-        some, everything.drop([name for name in config.countable if name not in ("moves", "popularity")])
-    )
-    with refuses(ConfigError, "data.source.dense luck device_popularity"):
-        ClicksConfig(contexts=("device",), dense=("luck",))
-
-
 def test_chunks_may_have_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     click_log(tmp_path / "log.parquet")
     whole = samples(tmp_path / "log.parquet", tmp_path / "one")
@@ -132,8 +120,3 @@ def test_clicks_that_nobody_follows_are_counted_and_kept_as_events(tmp_path: Pat
 def test_what_makes_no_samples_is_refused(field: dict[str, Any], message: str) -> None:
     with refuses(ConfigError, message):
         ClicksConfig(**field)
-
-
-def test_memory_shorter_than_the_window_is_refused() -> None:
-    with refuses(ConfigError, "data.source.memory 10m"):
-        ClicksConfig(memory="10m")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from errors import refuses
-from stratarec.data.click_memory import ClickMemory, item_keys
+from stratarec.data.click_memory import ClickMemory
 from stratarec.data.sources.clicks import ClicksSource
 from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.splits import SplitConfig
@@ -115,12 +115,3 @@ def test_what_does_not_follow_is_refused(tmp_path: Path) -> None:
     source = ClicksSource(ClicksConfig(paths=(str(tmp_path / "first" / "log.parquet"),)), "error", SplitConfig())
     with refuses(ConfigError, "data.source device data.vocabulary.base"):
         source.go_on(before)
-
-
-def test_items_are_called_by_what_the_kernel_calls_them(tmp_path: Path) -> None:
-    log = click_log()
-    _, kept = take(log, tmp_path / "log")
-    sampled = log.filter(pl.col("timestamp") < log["timestamp"][-1] - HOUR)
-    firsts = sampled.group_by("item_id").agg(pl.col("timestamp").min())
-    expected = pl.DataFrame({"item": item_keys(firsts["item_id"]), "time": firsts["timestamp"]}).sort("item")
-    assert_frame_equal(kept.first, expected)

@@ -244,13 +244,6 @@ def test_what_is_wrong_with_json_is_named_by_line_and_column(tmp_path: Path, lin
     assert found[0].bad_rows == 1
 
 
-def test_a_name_that_no_json_line_has_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    path.write_bytes(b'{"y": 1}\n{"y": 0, "itme": 3}\n')
-    with refuses(DataError, "item itme"):
-        read(path, Schema(label="y", sparse=(SparseFeature(name="item"),)))
-
-
 def write_both(root: Path, columns: dict[str, list[Any]]) -> list[Path]:
     """A CSV and a Parquet file of `columns`, with labels and another column where there are none."""
     rows = len(next(iter(columns.values())))
@@ -323,9 +316,6 @@ def test_values_mean_the_same_in_text_and_in_parquet(
         found = either(path, options)
         assert {name: found[name].to_list() for name in expected} == expected
         assert found["y"].dtype == pl.UInt8
-
-
-NO_TIME = r"column 'a': got '.*', expected a time: a whole number, seconds"
 
 
 @pytest.mark.parametrize(

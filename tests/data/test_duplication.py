@@ -8,15 +8,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from errors import missing
 from recipes import log_config
-from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.duplication import profile
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.vocabulary import VocabularyConfig
-from stratarec.errors import ConfigError
 
 SIZE = 12
 
@@ -62,26 +59,3 @@ def test_factors_are_those_of_the_data(tmp_path: Path) -> None:
     assert not rows["item",].grouped
     assert rows["city", "tags"].shuffled_factor < 2
     assert found.lookups_saved == pytest.approx((3 * rows["city", "tags"].saved + 2 / 3) / 5)
-
-
-def test_a_data_set_without_groups_says_what_they_would_bring(tmp_path: Path) -> None:
-    found = profile(made(tmp_path, "none"), batch_size=20 * SIZE, batches=2)
-    rows = {row.name: row for row in found.rows}
-    assert rows["city"].session_factor == rows["tags"].session_factor == SIZE
-    assert rows["city"].batch_factor < 2
-    assert found.lookups_saved == 0
-
-
-def test_the_command_prints_a_table_and_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dataset = made(tmp_path, "auto")
-    assert main(["profile", str(dataset.path), "--batch-size", "120", "-o", str(tmp_path / "p.html")]) == 0
-    printed = capsys.readouterr().out
-    assert not missing("12.0", printed)
-    assert "of the lookups of a batch are saved" in " ".join(printed.split())
-    report = (tmp_path / "p.html").read_text()
-    assert "city, tags" in report
-    assert report.count("<script") == 1  # of its charts
-    assert main(["profile", str(dataset.path), "--batch-size", "0"]) == 2
-    assert "batch size and batches are 0" in capsys.readouterr().err
-    with pytest.raises(ConfigError):
-        profile(dataset, batches=0)

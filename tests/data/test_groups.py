@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -258,14 +257,6 @@ def test_declared_groups_are_kept_and_named_when_they_do_not_repeat(tmp_path: Pa
     assert rows_of(dataset, "train") == rows_of(plain, "train")
 
 
-def test_groups_without_users_or_times(tmp_path: Path) -> None:
-    write_log(tmp_path / "log.parquet")
-    grouped = prepare(config(tmp_path, "grouped", schema(user=False)))
-    plain = prepare(config(tmp_path, "plain", schema(user=False), groups="none"))
-    assert grouped.groups
-    assert rows_of(grouped, "train") == rows_of(plain, "train")
-
-
 def test_a_session_without_a_name_is_a_bad_row(tmp_path: Path) -> None:
     frame = write_log(tmp_path / "log.parquet")
     frame[5, "session"] = None
@@ -275,25 +266,6 @@ def test_a_session_without_a_name_is_a_bad_row(tmp_path: Path) -> None:
     skipped = prepare(config(tmp_path, "skipping", schema(), on_bad_row="skip"))
     assert skipped.about.bad_rows == 1
     assert sum(skipped.samples(split) for split in skipped.splits) == len(frame) - 1
-
-
-def test_a_session_larger_than_a_shard_stays_in_one(tmp_path: Path) -> None:
-    frame = write_log(tmp_path / "log.parquet")
-    frame.with_columns(session=pl.lit(1), user=pl.lit(1)).write_parquet(tmp_path / "log.parquet")
-    dataset = prepare(config(tmp_path, "one", schema(), shard_samples=50, split=SplitConfig(valid=0.0, test=0.0)))
-    assert [shard.samples for shard in dataset.shards("train")] == [len(frame)]
-    (table,) = (
-        dataset.read_row_group("train", 0, group) for group in range(len(dataset.shards("train")[0].row_groups))
-    )
-    assert max(len(history) for history in table["history"].to_pylist()) == 4
-
-
-def test_data_without_sessions_is_stored_as_before(tmp_path: Path) -> None:
-    write_log(tmp_path / "log.parquet")
-    made = dataclasses.replace(schema(user=False), session="")
-    auto, none = (prepare(config(tmp_path, mode, made, groups=mode)) for mode in ("auto", "none"))
-    assert not auto.deduplicated
-    assert [shard.hash for shard in auto.shards("train")] == [shard.hash for shard in none.shards("train")]
 
 
 def test_impossible_groups_are_refused() -> None:

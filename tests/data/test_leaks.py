@@ -13,12 +13,9 @@ import yaml
 from recipes import log_config, tiny
 from stratarec.cli import main
 from stratarec.data.data_quality import SAMPLE_ROWS, sample_rows
-from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.splits import SplitConfig
-from stratarec.errors import DatasetError
-from stratarec.io.sealed import read_object, write_sealed
 
 ROWS = 3000
 KNOWS = {
@@ -95,25 +92,9 @@ def test_they_are_looked_for_in_all_parts_of_a_log_and_for_every_label(tmp_path:
     assert [leak.feature for leak in prepare(config).about.leaks] == ["dwell"]
 
 
-def test_a_log_without_them_is_not_suspected(tmp_path: Path) -> None:
-    schema = Schema(label="click", dense=(DenseFeature(name="price"),), sparse=(SparseFeature(name="item"),))
-    assert prepare(log_config(tmp_path, schema, frame())).suspicions == []
-
-
 def test_what_is_looked_at_is_bounded(tmp_path: Path) -> None:
     def of(features: int) -> int:
         return sample_rows(Schema(sparse=tuple(SparseFeature(name=f"f{each}") for each in range(features))))
 
     assert of(3) == SAMPLE_ROWS
     assert 400 * of(400) == 40 * of(40) == 2_000_000
-
-
-def test_a_manifest_that_suspects_what_is_no_feature_is_refused(home: Path, tmp_path: Path) -> None:
-    schema = Schema(label="click", dense=(DenseFeature(name="dwell"),), sparse=(SparseFeature(name="item"),))
-    dataset = prepare(log_config(tmp_path, schema, frame()))
-    content = read_object(dataset.path / "dataset.json", "")
-    content["about"]["leaks"][0]["feature"] = "other"
-    del content["hash"]
-    write_sealed(dataset.path / "dataset.json", content)
-    with pytest.raises(DatasetError, match="leaks of"):
-        Dataset.open(dataset.path)

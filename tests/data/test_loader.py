@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from errors import refuses
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset import writer as storage
 from stratarec.data.dataset.dataset import Dataset
@@ -160,14 +159,6 @@ def test_dense_values_begin_where_those_of_torch_do(data: Dataset, rank: int) ->
         assert batch.dense.data_ptr() % 64 == 0
 
 
-def test_missing_values_are_empty_bags(data: Dataset) -> None:
-    batch = next(Loader(data, "train", LoaderConfig(batch_size=2000)).epoch(0)).expanded()
-    lengths = batch.sparse["C3"].lengths()
-    assert set(lengths.tolist()) == {0, 1}
-    assert batch.sparse["C1"].lengths().eq(1).all()
-    assert batch.sparse.values.dtype == torch.int32
-
-
 @pytest.mark.parametrize("weights", ["", "share"])
 def test_features_come_in_the_order_of_the_schema(tmp_path: Path, weights: str) -> None:
     """Whatever their kinds; those of a log are told apart by how many values they have."""
@@ -234,13 +225,3 @@ def test_a_shard_damaged_after_opening_is_named(data: Dataset, tmp_path: Path) -
             list(loader.epoch(0))
     finally:
         path.write_bytes(content)
-
-
-def test_an_empty_split_is_refused(tmp_path: Path) -> None:
-    config = PrepareConfig(
-        source=SyntheticConfig(samples=300, scale=0.0005),
-        path=str(tmp_path / "d"),
-        split=SplitConfig(valid=0.0, test=0.0),
-    )
-    with refuses(DatasetError, "test"):
-        Loader(prepare(config), "test", LoaderConfig())

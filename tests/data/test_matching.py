@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,11 @@ import yaml
 from errors import missing, refuses
 from recipes import prepared, tiny
 from stratarec.cli import main
-from stratarec.data.dataset.compatibility import check_prepared, input_difference
+from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.presets import CriteoConfig
-from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.sealed import write_sealed
@@ -145,49 +143,6 @@ def test_other_samples_of_the_same_values_are_used_only_when_they_are_named(
     assert "it holds other samples" in refused(["train", "--resume", str(root / "r.yaml")], capsys)
 
 
-def test_other_moments_are_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_log(root / "logs" / "scaled.parquet", rising=False, scale=1.5)
-    prepare(Recipe.from_dict(content(root, "scaled")).data)
-    line = refused(["evaluate", str(root / "run"), str(root / "scaled")], capsys)
-    assert not missing("dense[0].mean", line)
-
-
-SCHEMAS: dict[str, tuple[dict[str, Any], str]] = {
-    "another length": ({"sparse": [{"name": "item"}, {"name": "text", "max_length": 6}]}, r"sparse[1].max_length is 6"),
-    "another order": ({"sparse": [{"name": "text", "max_length": 7}, {"name": "item"}]}, "sparse[0].name is 'text'"),
-    "one feature less": ({"sparse": [{"name": "item"}]}, "sparse is"),
-    "another transform": ({"dense": [{"name": "d"}]}, "dense[0].transform is 'log1p', and was 'none'"),
-    "not standardised": (
-        {"dense": [{"name": "d", "transform": "none", "standardize": False}]},
-        "dense[0].standardize is False, and was True",
-    ),
-}
-
-
-@pytest.mark.parametrize("how", SCHEMAS)
-def test_other_features_are_refused(root: Path, how: str, capsys: pytest.CaptureFixture[str]) -> None:
-    change, message = SCHEMAS[how]
-    made = content(root, "falling", path=str(root / "other"))
-    made["data"]["source"]["schema"].update(change)
-    prepare(Recipe.from_dict(made).data)
-    assert message in refused(["evaluate", str(root / "run"), str(root / "other")], capsys)
-
-
-def test_rounding_of_moments_is_no_difference(root: Path) -> None:
-    dataset = Dataset.open(root / "falling")
-    known = json.loads(json.dumps(dataset.inputs()))
-    known["dense"][0]["mean"] *= 1 + 1e-12
-    assert not input_difference(dataset, known)
-    known["dense"][0]["mean"] *= 1 + 1e-4
-    assert "dense[0].mean" in input_difference(dataset, known)
-
-
-def test_a_run_says_where_its_data_set_should_be(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (root / "falling").rename(root / "moved")
-    assert not missing(f"{root / 'falling'}", refused(["evaluate", str(root / "run")], capsys))
-    assert main(["evaluate", "-q", str(root / "run"), str(root / "moved")]) == 0
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recipe, ``r.yaml``, and its data set."""
@@ -219,12 +174,6 @@ def test_a_recipe_that_asks_for_other_data_is_refused(
         assert expected in line
         assert not missing("--overwrite", line)
     assert not (small / "run").exists()
-
-
-def test_what_changes_no_sample_does_not_matter(tmp_path: Path) -> None:
-    config = Recipe.from_dict(tiny(tmp_path)).data
-    changed = replace(config, on_bad_row="skip", shard_samples=7, keep_rows=False, path="elsewhere")
-    assert not check_prepared(changed, prepared(config))
 
 
 def text_log(path: Path, first: int = 0) -> None:
@@ -297,28 +246,7 @@ def test_an_interrupted_prepare_goes_on_with_copied_and_touched_logs(tmp_path: P
     assert prepare(text_config(tmp_path, "a/day.tsv", shard_samples=100)).samples("train")
 
 
-def test_files_that_change_sides_are_another_data_set(tmp_path: Path) -> None:
-    for place in ("a", "b", "c"):
-        text_log(tmp_path / place / "day.tsv")
-    split = SplitConfig(by="file", valid=str(tmp_path / "b" / "*"), test=str(tmp_path / "c" / "*"))
-    prepare(text_config(tmp_path, "a/day.tsv", "b/day.tsv", "c/day.tsv", split=split))
-    with refuses(DatasetError, "--overwrite"):
-        prepare(text_config(tmp_path, "b/day.tsv", "a/day.tsv", "c/day.tsv", split=split))
-
-
 def vocabulary(values: Sequence[Any], counts: Sequence[int] | None = None) -> Vocabulary:
     column = pl.Series(values, dtype=pl.Int64 if isinstance(values[0], int) else pl.String)
     counted = pl.DataFrame({"value": column, "count": counts or range(len(values), 0, -1)})
     return Vocabulary.rank(counted, VocabularyLimits(min_count=1, tail_buckets=3))
-
-
-def test_the_digest_is_of_values_in_order() -> None:
-    assert vocabulary([1, 2, 3]).digest == vocabulary([1, 2, 3], [90, 8, 1]).digest
-    different = [
-        [1, 2, 3], [2, 1, 3], [1, 2], ["1", "2", "3"], ["12", "3"], ["1", "23"], ["a\0", "b"], ["a", "\0b"], ["é"]
-    ]  # fmt: skip
-    digests = [vocabulary(values).digest for values in different]
-    assert len(set(digests)) == len(digests)
-    many = [f"value {i}" for i in range(200_000)]
-    assert vocabulary(many).digest == vocabulary(many).digest
-    assert vocabulary(many).digest != vocabulary([*many[:150_000], *many[150_001:], many[150_000]]).digest

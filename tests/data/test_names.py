@@ -84,22 +84,6 @@ def test_a_feature_may_have_any_ordinary_name(tmp_path: Path, groups: str) -> No
     check_samples(prepared(tmp_path, dict.fromkeys(names, ""), groups=groups), frame, names)
 
 
-def test_a_group_may_have_any_ordinary_name(tmp_path: Path) -> None:
-    groups = ["history.events", "sessions", "events", "found_1", "pointers", "*", "a/b", "..", "[/x]", "number/x"]
-    names = {f"item {place}": group for place, group in enumerate(groups)}
-    frame = log(tmp_path / "log.parquet", *names)
-    dataset = prepared(tmp_path, names)
-    assert {name: group for group, (name,) in dataset.groups.items()} == {**names, "number": "found_2"}
-    check_samples(dataset, frame, list(names))
-
-
-def test_key_columns_may_have_names_that_features_may_not(tmp_path: Path) -> None:
-    frame = log(tmp_path / "log.parquet", "item").rename({"time": "@timestamp", "who": "user/id", "click": "@version"})
-    schema = Schema(label="@version", sparse=(SparseFeature(name="item"),), time="@timestamp", user="user/id")
-    dataset = prepare(log_config(tmp_path, schema, frame))
-    assert dataset.samples("train") == len(frame)
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -185,22 +169,6 @@ def test_names_are_no_patterns_over_other_names(tmp_path: Path) -> None:
             ["-C", "-C1", "-C-1", "-C", "", "-C-1", "-C-2F1", "", "-C-1", "-C-1", "-e", "-E", "-C-1", "-C"]
         )
     )
-
-
-@pytest.mark.parametrize("times", ["*", "[", "a/b"])
-def test_keys_are_no_patterns_either(tmp_path: Path, times: str) -> None:
-    frame = log(tmp_path / "log.parquet", "item").rename({"time": times, "who": f"{times}w", "visit": f"{times}v"})
-    history = SparseFeature(name="history", kind="history", of="item", max_length=50)
-    schema = Schema(
-        label="click", sparse=(SparseFeature(name="item"), history), time=times, user=f"{times}w", session=f"{times}v"
-    )
-    dataset = prepare(log_config(tmp_path, schema, frame.sample(fraction=1.0, shuffle=True, seed=1)))
-    table = dataset.read_row_group("train", 0, 0)
-    seconds = table["@time"].to_pylist()
-    positives = {second: second % 2 for second in range(60)}
-    assert sorted(seconds) == list(range(60))
-    for second, items in zip(seconds, table["history"].to_pylist(), strict=True):
-        assert len(items) == sum(positives[each] for each in range(second // 12 * 12, second))
 
 
 def test_a_click_log_may_have_columns_of_any_name(tmp_path: Path) -> None:

@@ -71,24 +71,6 @@ def test_part_files_without_rows_change_nothing(
     assert positives == log()["label"].sum()
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_a_log_without_any_row_is_refused(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "parts").mkdir()
-    WRITERS[kind](log(), tmp_path / "parts" / f"0.{kind}")
-    assert main(["init", "parts"]) == 0
-    for day in range(2):
-        WRITERS[kind](log()[:0], tmp_path / "parts" / f"{day}.{kind}")
-    capsys.readouterr()
-    for command in (["prepare", "-q", "parts.yaml"], ["init", "parts", "-o", "again.yaml"]):
-        assert main(command) == 2
-        assert "parts" in capsys.readouterr().err
-    assert not (tmp_path / "data" / "parts").exists()
-    assert not (tmp_path / "again.yaml").exists()
-
-
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("odd", [0, 1, 2])
 def test_columns_that_not_every_file_has_are_left_out(

@@ -26,11 +26,6 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_globs_and_names_come_in_the_order_they_are_given(logs: Path) -> None:
-    found = expand((str(logs / "b.tsv"), "file://" + str(logs / "[a].tsv")))
-    assert [file.path for file in found] == [str(logs / "b.tsv"), str(logs / "a.tsv")]
-
-
 @pytest.mark.parametrize("first", ["a.tsv", "*.tsv"])
 @pytest.mark.parametrize("again", ["a.tsv", "./a.tsv", "folder/a.tsv", "link", "hard", "[a].tsv", "?.tsv", "file://{}"])
 def test_a_file_that_is_named_twice_is_refused(logs: Path, first: str, again: str) -> None:
@@ -119,19 +114,3 @@ def test_a_directory_stands_for_the_files_below_it(tmp_path: Path) -> None:
     for pattern, message in (("empty", "no file matches"), ("_log/.x/dt=3", "the file is empty")):
         with pytest.raises(DataError, match=message):
             expand((str(tmp_path / pattern),))
-
-
-def test_a_directory_and_a_file_in_it_are_one_file_twice(logs: Path) -> None:
-    (logs / "sub").mkdir()
-    (logs / "sub" / "c.tsv").write_text("c")
-    with refuses(DataError, "twice"):
-        expand((str(logs / "sub"), str(logs / "sub" / "c.tsv")))
-    assert [file.path for file in expand((f"{logs}/**/c.tsv",))] == [str(logs / "sub" / "c.tsv")]
-
-
-def test_a_file_that_is_gone_when_it_is_opened_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b"x")
-    (file,) = expand((str(tmp_path / "log"),))
-    (tmp_path / "log").unlink()
-    with refuses(DataError, "log file"):
-        file.open()

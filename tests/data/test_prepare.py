@@ -20,7 +20,7 @@ from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks_config import ClicksConfig
-from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
+from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError, DataError, DatasetError, StorageError
@@ -141,16 +141,6 @@ def test_clicks_of_one_moment_keep_the_order_of_the_log(tmp_path: Path) -> None:
     assert Counter((r["item_id"], r[TIME], *r["history"]) for r in samples.rows(named=True)) == expected
 
 
-def test_splits_by_time_are_in_order_of_time(tmp_path: Path) -> None:
-    log = click_log(tmp_path / "log.parquet")
-    dataset = prepare(clicks_config(tmp_path))
-    last = int(log["timestamp"].max())  # type: ignore[arg-type]
-    times = {split: decoded(dataset, split)[TIME] for split in dataset.splits}
-    assert times["test"].min() > last - 4 * HOUR  # type: ignore[operator]
-    assert times["valid"].max() <= last - 4 * HOUR  # type: ignore[operator]
-    assert times["train"].max() <= last - 8 * HOUR  # type: ignore[operator]
-
-
 def test_ids_are_ranked_by_training_lookups(tmp_path: Path) -> None:
     click_log(tmp_path / "log.parquet")
     dataset = prepare(clicks_config(tmp_path))
@@ -192,14 +182,6 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path: Path, steps: int
     dataset = prepare(config)
     same_tree(tmp_path / "whole", dataset.path)
     assert not (tmp_path / "a" / "data.preparing").exists()
-
-
-def test_the_order_of_the_log_does_not_matter_to_the_number_of_samples(tmp_path: Path) -> None:
-    log = click_log(tmp_path / "log.parquet")
-    first = prepare(clicks_config(tmp_path))
-    log.sample(fraction=1, shuffle=True, seed=1).write_parquet(tmp_path / "log.parquet", row_group_size=100)
-    second = prepare(clicks_config(tmp_path), overwrite=True)
-    assert {s: first.positives[s] for s in first.splits} == {s: second.positives[s] for s in second.splits}
 
 
 def test_a_finished_data_set_is_kept_or_refused(tmp_path: Path) -> None:
@@ -260,12 +242,3 @@ def test_the_split_by_fraction_keeps_sessions_whole(tmp_path: Path) -> None:
     frame, schema = pl.DataFrame({"label": [0, 1], "c": [1, 2]}), Schema(sparse=(SparseFeature(name="c"),))
     with refuses(ConfigError, "data.split.by time"):
         prepare(log_config(tmp_path, schema, frame, split=SplitConfig(by="time", valid="1h", test="1h")))
-
-
-def test_synthetic_skew_and_truth_are_as_promised() -> None:
-    config = SyntheticConfig(samples=200_000, scale=1.0, missing=0.0)
-    frame = SyntheticSource(config).truth(0, 100_000)
-    counts = frame["C19"].value_counts()["count"].sort(descending=True).to_numpy()
-    hot = int(0.068 * config.table_rows()[18])
-    assert counts[:hot].sum() / counts.sum() == pytest.approx(0.76, abs=0.02)
-    assert frame["label"].mean() == pytest.approx(0.25, abs=0.02)

@@ -149,15 +149,6 @@ def test_numbers_with_fractions_are_times(
             assert next(iter(source.chunks(tmp_path))).frame["t"].to_list() == expected
 
 
-def test_text_with_leading_zeros_is_another_value_than_without(tmp_path: Path) -> None:
-    texts = ["123", "00123", "0", "-5"]
-    for form, values in in_every_form(texts, SparseFeature(name="shop"), tmp_path).items():
-        assert values == texts, form
-    shops = encoder(SparseFeature(name="shop"), texts)
-    for rows in (1, 100):
-        assert shops.encode({"shop": texts * rows})[1].values.tolist() == [1, 2, 3, 4] * rows
-
-
 @pytest.mark.parametrize("kind", ["single", "multi"])
 def test_a_whole_number_has_no_leading_zeros(kind: Any, tmp_path: Path) -> None:
     feature = SparseFeature(name="shop", type="integer", kind=kind, separator="|" if kind == "multi" else "")

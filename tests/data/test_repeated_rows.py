@@ -12,7 +12,6 @@ import pytest
 
 from recipes import log_config
 from stratarec.cli import main
-from stratarec.data import data_quality
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
@@ -99,19 +98,6 @@ def test_copies_are_told_from_chance(
     assert set(shares(tmp_path, frame(), schema, split=split)) == reported
 
 
-def test_copies_that_a_split_keeps_together_are_not_looked_for() -> None:
-    keyed = Schema(label="click", sparse=(SparseFeature(name="a"),), user="u", time="t")
-    file = SplitConfig(by="file", valid="a", test="b")
-    for schema, split, expected in (
-        (keyed, SplitConfig(), 0),
-        (keyed, SplitConfig(by="time", valid="1d", test="1d"), 0),
-        (keyed, file, 1),
-        (SCHEMA, SplitConfig(), 1),
-    ):
-        assert data_quality.hashed_share(schema, split, 1000) == expected
-    assert data_quality.hashed_share(SCHEMA, SplitConfig(), 2_000_001) == 2
-
-
 def test_overlapping_files_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     day = rows(2000).drop("tags").with_columns(user=pl.int_range(2000) % 90, time=pl.int_range(2000) + 1_700_000_000)
@@ -120,30 +106,3 @@ def test_overlapping_files_are_reported(tmp_path: Path, monkeypatch: pytest.Monk
     assert main(["init", "1.parquet", "2.parquet", "--label", "click", "-o", "r.yaml"]) == 0
     assert main(["prepare", "-q", "r.yaml", "data.path=d", "data.split={by: file, test: 2.parquet, valid: []}"]) == 0
     assert dict(Dataset.open("d").about.repeated) == {"test": pytest.approx(0.2, abs=1e-4)}
-
-
-def test_a_sample_of_a_large_log_has_about_the_same_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    frame = copied(rows(4000), 2)
-    for name in ("whole", "sampled"):
-        (tmp_path / name).mkdir()
-    whole = shares(tmp_path / "whole", frame)
-    monkeypatch.setattr(data_quality, "_MOST_ROWS", len(frame) // 4)
-    sampled = shares(tmp_path / "sampled", frame)
-    assert sampled["test"] != whole["test"]
-    assert sampled["test"] == pytest.approx(whole["test"], abs=0.1)
-
-
-def test_every_report_names_copies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    copied(rows(500, values=60).drop("tags"), 4).write_csv("log.csv")
-    assert main(["init", "log.csv", "--label", "click"]) == 0
-    small = ["train.run=run", "train.max_steps=4", "train.epochs=1", "model.members=1"]
-    for command in (["prepare", "log.yaml"], ["train", "log.yaml", *small], ["evaluate", "run"]):
-        capsys.readouterr()
-        assert main(command) == 0
-        said = capsys.readouterr().out
-        assert "duplicates? " in said, command
-        assert "known only afterwards" not in said
-    assert "duplicates? " in Path("run/report.html").read_text()

@@ -63,20 +63,6 @@ def test_by_file_every_row_goes_with_its_file(tmp_path: Path) -> None:
     assert min(column(dataset, "test", "C1")) > 0
 
 
-def test_by_file_users_do_not_drag_their_rows_along(tmp_path: Path) -> None:
-    draws = np.random.default_rng(0)
-    for name in ("a", "b", "c"):
-        frame = pl.DataFrame({"label": draws.integers(0, 2, 60), "user": draws.integers(0, 9, 60), "c": [name] * 60})
-        frame.write_parquet(tmp_path / f"{name}.parquet")
-    schema = Schema(sparse=(SparseFeature(name="c"),), user="user")
-    split = SplitConfig(by="file", valid="b.parquet", test="c.parquet")
-    dataset = prepare(log_config(tmp_path, schema, split=split, shard_samples=50))
-    assert len(dataset.shards("train")) > 1
-    assert {name: dataset.samples(name) for name in dataset.splits} == {"train": 60, "valid": 60, "test": 60}
-    assert values(dataset, "train", "c") == ["a"] * 60
-    assert 0 not in column(dataset, "test", "c")
-
-
 @pytest.mark.parametrize(
     ("valid", "test", "message"),
     [
@@ -96,23 +82,6 @@ def test_patterns_that_leave_a_split_empty_are_refused_before_any_work(
     assert not list(tmp_path.glob("data*"))
 
 
-@pytest.mark.parametrize(
-    ("split", "expected"),
-    [
-        (SplitConfig(by="file", valid=(), test="c.parquet"), {"train": 200, "valid": 0, "test": 100}),
-        (SplitConfig(by="file", valid="b.parquet", test=0), {"train": 200, "valid": 100, "test": 0}),
-        (SplitConfig(by="time", valid=0, test="1m"), {"train": 240, "valid": 0, "test": 60}),
-        (SplitConfig(by="time", valid="1m", test=0), {"train": 240, "valid": 60, "test": 0}),
-    ],
-)
-def test_a_split_that_is_not_asked_for_is_empty(tmp_path: Path, split: SplitConfig, expected: dict[str, int]) -> None:
-    for place, name in enumerate("abc"):
-        times = np.arange(100 * place, 100 * place + 100)
-        pl.DataFrame({"label": times % 2, "c": times % 7, "t": times}).write_parquet(tmp_path / f"{name}.parquet")
-    dataset = prepare(log_config(tmp_path, Schema(time="t", sparse=(SparseFeature(name="c"),)), split=split))
-    assert {name: dataset.samples(name) for name in dataset.splits} == expected
-
-
 @pytest.mark.parametrize(("unit", "scale"), [("s", 1), ("ms", 1000)])
 def test_by_time_the_borders_are_exact(tmp_path: Path, unit: TimeUnit, scale: int) -> None:
     hours = np.random.default_rng(0).permutation(100).tolist()
@@ -120,12 +89,6 @@ def test_by_time_the_borders_are_exact(tmp_path: Path, unit: TimeUnit, scale: in
     dataset = prepare(timed(tmp_path, [hour * HOUR * scale for hour in hours], split, unit))
     found = {name: sorted(time // HOUR // scale for time in column(dataset, name, TIME)) for name in dataset.splits}
     assert found == {"train": list(range(85)), "valid": list(range(85, 95)), "test": list(range(95, 100))}
-
-
-def test_times_before_1970_are_times(tmp_path: Path) -> None:
-    times = [-hour * HOUR for hour in range(1, 51)]
-    dataset = prepare(timed(tmp_path, times, SplitConfig(by="time", valid="5h", test="5h")))
-    assert {name: dataset.samples(name) for name in dataset.splits} == {"train": 40, "valid": 5, "test": 5}
 
 
 @pytest.mark.parametrize(

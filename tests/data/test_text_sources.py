@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -29,8 +28,6 @@ from stratarec.data.sources.csv import CsvSource
 from stratarec.data.sources.files import expand
 from stratarec.data.sources.presets import (
     CATEGORIES,
-    DENSE,
-    SPARSE,
     AvazuConfig,
     AvazuSource,
     CriteoConfig,
@@ -72,12 +69,6 @@ def test_a_bad_row_is_named_or_left_out(tmp_path: Path, bad: bytes, message: str
     assert chunk.frame["label"].to_list() == [1, 0, 1]
     assert chunk.bad_rows == 1
     assert not missing(message, chunk.bad_examples[0])
-
-
-def test_a_compressed_file_of_nothing_is_empty(tmp_path: Path) -> None:
-    (tmp_path / "empty.gz").write_bytes(gzip.compress(b""))
-    with refuses(DataError, "empty.gz"):
-        read(source(tmp_path / "empty.gz", "skip"))
 
 
 @settings(deadline=None, max_examples=75)
@@ -141,14 +132,6 @@ def test_compressed_logs_resume_at_any_chunk(tmp_path: Path, ending: str) -> Non
 
 
 @pytest.mark.parametrize("ending", PACKED)
-def test_members_joined_end_to_end_are_one_log(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"log.csv.{ending}"
-    half = LONG.index(b"\n", len(LONG) // 2) + 1
-    path.write_bytes(PACKED[ending](LONG[:half]) + PACKED[ending](LONG[half:]))
-    assert read(avazu(path)).height == 400
-
-
-@pytest.mark.parametrize("ending", PACKED)
 def test_a_stream_cut_anywhere_is_refused(tmp_path: Path, ending: str) -> None:
     whole = PACKED[ending](LONG)
     path = tmp_path / f"log.csv.{ending}"
@@ -170,33 +153,6 @@ def test_a_flipped_byte_in_a_compressed_log_is_rows_or_a_data_error(
     # A flip in a header field that says nothing of the content is no damage; any other kind of error fails the test.
     with contextlib.suppress(DataError):
         assert read(avazu(path, "skip", block_bytes=3000)).height <= 400
-
-
-def test_avazu_derives_time_and_checks_its_header(tmp_path: Path) -> None:
-    header = ",".join(["id", "click", "hour", *CATEGORIES])
-    row = ",".join(["1", "0", "14102113", *["x"] * len(CATEGORIES)])
-    path = tmp_path / "train.csv"
-    path.write_text(f"{header}\n{row}\n{row.replace('14102113', '14109913')}\n")
-    found = AvazuSource(AvazuConfig(paths=(str(path),)), "skip")
-    (chunk,) = found.chunks(Path())
-    assert chunk.frame.select("hour_of_day", "weekday", "time").row(0) == (13, 2, 1413896400)
-    assert not missing("line 3 hour 14109913", chunk.bad_examples[0])
-    path.write_text(header.replace("app_id", "appid") + f"\n{row}\n")
-    with refuses(DataError, "train.csv app_id appid"):
-        read(AvazuSource(AvazuConfig(paths=(str(path),)), "error"))
-
-
-def test_the_real_criteo_sample_reads_whole(real_data: Path) -> None:
-    frame = read(source(real_data / "criteo_sample.tsv", block_bytes=4096))
-    assert frame.height == 1000
-    plain = [text.split("\t") for text in (real_data / "criteo_sample.tsv").read_text().rstrip("\n").split("\n")]
-    assert {len(row) for row in plain} == {40}
-    assert frame["label"].to_list() == [int(row[0]) for row in plain]
-    for place, name in enumerate(DENSE, 1):
-        expected = np.array([float(row[place]) if row[place] else np.nan for row in plain])
-        np.testing.assert_array_equal(frame[name].fill_null(np.nan).to_numpy(), expected)
-    for place, name in enumerate(SPARSE, 14):
-        assert frame[name].to_list() == [row[place] or None for row in plain]
 
 
 def test_the_first_bad_line_is_named_whatever_is_wrong_with_it(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.synthetic import SyntheticConfig
-from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits, VocabularyOverride, bounded
+from stratarec.data.vocabulary import VocabularyConfig, VocabularyLimits, VocabularyOverride
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
@@ -52,25 +52,12 @@ def test_an_override_of_no_vocabulary_is_refused_before_any_work(tmp_path: Path,
     assert not list(tmp_path.glob("data*"))
 
 
-def test_a_feature_of_another_vocabulary_is_told_so(tmp_path: Path) -> None:
-    frame = pl.DataFrame({"label": [0, 1], "item": [1, 2]})
-    schema = Schema(sparse=(SparseFeature(name="item", vocabulary="items"),))
-    limits = VocabularyConfig(overrides={"item": VocabularyOverride(min_count=3)})
-    with refuses(ConfigError, "overrides.item"):
-        prepare(log_config(tmp_path, schema, frame, vocabulary=limits))
-
-
 @pytest.mark.parametrize("name", ["min_count", "tail_buckets", "max_rows"])
 def test_limits_out_of_range_name_their_field(name: str) -> None:
     with refuses(ConfigError, f"data.vocabulary.{name} -1"):
         VocabularyConfig(**{name: -1})
     with refuses(ConfigError, f"data.vocabulary.overrides.C1.{name} -1"):
         VocabularyConfig(overrides={"C1": VocabularyOverride(**{name: -1})})
-
-
-def test_a_table_has_an_end() -> None:
-    with refuses(ConfigError, "data.vocabulary.tail_buckets 1000000000000"):
-        VocabularyConfig(tail_buckets=10**12)
 
 
 def test_ids_of_64_bits_without_a_sign_share_a_vocabulary_with_others_as_text(tmp_path: Path) -> None:
@@ -103,15 +90,6 @@ def test_a_hash_gives_every_value_a_row_by_its_hash_alone(tmp_path: Path, items:
     again = prepared(tmp_path, [*items[:10], *items[:10][::-1]], kind="hash", buckets=64)
     ids = pl.concat([pl.from_arrow(again.read_row_group("train", 0, 0))])["item"].to_list()  # type: ignore[list-item]
     assert ids[:10] == expected[:10].tolist()
-
-
-def test_counts_of_a_hash_do_not_grow_with_the_values() -> None:
-    limits = VocabularyLimits(kind="hash", buckets=32)
-    counted = pl.DataFrame({"value": range(10_000), "count": [1] * 10_000})
-    small = bounded(counted, limits)
-    assert len(small) <= 32
-    np.testing.assert_array_equal(Vocabulary.of(small, limits).counts, Vocabulary.of(counted, limits).counts)
-    assert bounded(counted, VocabularyLimits()) is counted
 
 
 def test_a_hash_beside_counted_ones_trains_and_scores(tmp_path: Path) -> None:

@@ -86,19 +86,6 @@ def test_one_rank_has_the_bits_of_no_exchange(layout: str, optimizer: str, tmp_p
     compare(together([sharded(Mesh.alone(), setup, tmp_path)]), single(setup, tmp_path), 0)
 
 
-@pytest.mark.parametrize(("layout", "tolerance"), [("whole", 0), ("rows", 1e-4)])
-def test_rows_that_a_batch_lacks_change_on_their_owner(
-    ranks: Ranks, layout: str, tolerance: float, tmp_path: Path
-) -> None:
-    setup = Setup(layout, optimizer="adam of all rows", home="dram", steps=30)
-    compare(together(ranks.run(2, sharded, setup, tmp_path)), single(setup, tmp_path), tolerance)
-
-
-def test_ranks_may_have_no_tables(ranks: Ranks, tmp_path: Path) -> None:
-    setup = Setup("one", home="dram", codec="int8", steps=30)
-    compare(together(ranks.run(2, ahead, setup, tmp_path, 1)), ahead(Mesh.alone(), setup, tmp_path, 1), 0)
-
-
 @pytest.mark.parametrize(("count", "layout", "tolerance"), [(2, "whole", 0), (4, "mixed", 1e-6)])
 def test_ranks_may_have_few_samples_or_none(
     ranks: Ranks, count: int, layout: str, tolerance: float, tmp_path: Path
@@ -153,3 +140,11 @@ def test_weights_of_samples_are_refused() -> None:
     sharding = Sharding(TABLES, places("whole", 1), 1)
     with refuses(ConfigError, "weights"):
         ShardedCollection(sharding, Mesh.alone())(weighted)
+
+
+@pytest.mark.parametrize(("layout", "tolerance"), [("whole", 0), ("rows", 1e-4)])
+def test_rows_that_a_batch_lacks_change_on_their_owner(
+    ranks: Ranks, layout: str, tolerance: float, tmp_path: Path
+) -> None:
+    setup = Setup(layout, optimizer="adam of all rows", home="dram", steps=30)
+    compare(together(ranks.run(2, sharded, setup, tmp_path)), single(setup, tmp_path), tolerance)

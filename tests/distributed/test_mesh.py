@@ -18,7 +18,7 @@ from distributed.ranks import Ranks
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from errors import refuses
-from stratarec.distributed.collectives import Channel, reduce_gradients
+from stratarec.distributed.collectives import reduce_gradients
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.failures import Heartbeat, RollCall
 from stratarec.distributed.mesh import Mesh, difference, joined
@@ -110,11 +110,6 @@ def test_gradients_are_reduced_in_their_shapes(ranks: Ranks) -> None:
 def shape(mesh: Mesh) -> tuple[int, Any]:
     assert mesh.devices is not None
     return mesh.hosts, mesh.devices.mesh.tolist()
-
-
-def test_the_mesh_is_of_hosts_and_their_ranks(ranks: Ranks) -> None:
-    assert ranks.run(4, shape, local=2)[3] == (2, [[0, 1], [2, 3]])
-    assert ranks.run(4, shape)[0] == (1, [[0, 1, 2, 3]])
 
 
 def differ(mesh: Mesh) -> None:
@@ -233,16 +228,6 @@ def test_a_rank_that_is_told_to_end_says_so_and_the_others_repeat_it(ranks: Rank
     assert [str(error) for error in ranks.end(2)] == ["rank 1 was told to end (SIGTERM)"] * 2
 
 
-def test_one_process_is_a_mesh_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with joined() as mesh:
-        assert (mesh.rank, mesh.ranks, mesh.hosts, mesh.is_first) == (0, 1, 1, True)
-        assert torch.equal(mesh.rows.sum(values(0)), values(0))
-        mesh.check_same({"a": 1})
-        with pytest.raises(DataError, match="as it is"):
-            mesh.rows.agree(DataError("as it is"))
-
-
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
@@ -286,19 +271,3 @@ def test_a_port_that_is_in_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
             joined(DistributedConfig(timeout=1)),
         ):
             pass
-
-
-def interface(mesh: Mesh) -> str:
-    return os.environ["GLOO_SOCKET_IFNAME"]
-
-
-def test_ranks_listen_on_the_interface_of_the_rendezvous(ranks: Ranks) -> None:
-    assert set(ranks.run(2, interface)) == {"lo"}
-
-
-def test_channels_of_one_rank_are_the_identity() -> None:
-    alone = Channel(0, 1)
-    given = torch.arange(3)
-    assert alone.exchange(given, [3], [3]) is given
-    assert alone.gather(b"x") == [b"x"]
-    assert alone.everyones([4, 5]) == [[4, 5]]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from distributed.ranks import Ranks
 
 from errors import missing
@@ -194,13 +191,6 @@ def test_a_run_goes_on_with_fewer_ranks(ranks: Ranks, home: Path, tmp_path: Path
     assert_near(model(tmp_path / "many"), model(tmp_path / "one"), 1e-4)
 
 
-def test_a_batch_may_have_fewer_samples_than_there_are_ranks(ranks: Ranks, home: Path, tmp_path: Path) -> None:
-    few = {"batch_size": 3, "max_steps": 10, "eval_every": 0}
-    train(Mesh.alone(), recipe(home, tmp_path / "one", **few))
-    ranks.run(4, train, recipe(home, tmp_path / "many", **few))
-    assert_near(model(tmp_path / "many"), model(tmp_path / "one"), 1e-5)
-
-
 def otherwise(mesh: Mesh, made: Recipe, other: Recipe) -> None:
     train(mesh, other if mesh.rank == 1 else made)
 
@@ -220,12 +210,6 @@ def test_a_missing_part_of_a_checkpoint_is_an_error_on_all_ranks(ranks: Ranks, h
     (message,) = ranks.refused(2, train, recipe(home, tmp_path / "run", sharding="row", max_steps=20), True)
     assert message.startswith("rank 1: ")
     assert str(lost) in message
-
-
-def test_a_run_that_is_there_is_refused_on_all_ranks(ranks: Ranks, home: Path, tmp_path: Path) -> None:
-    made = recipe(home, tmp_path / "run", max_steps=5)
-    ranks.run(2, train, made)
-    assert all("pass --resume to go on" in message for message in ranks.refused(2, train, made))
 
 
 def scored(mesh: Mesh, run: Path, output: Path) -> dict[str, Any]:
@@ -257,20 +241,6 @@ def test_ranks_evaluate_and_predict_what_one_process_does(ranks: Ranks, home: Pa
         mine, whole = (pq.read_table(tmp_path / f"{name}.parquet") for name in (count, "one"))
         assert mine.drop_columns("score").equals(whole.drop_columns("score"))
         np.testing.assert_allclose(mine["score"].to_numpy(), whole["score"].to_numpy(), rtol=1e-5)
-
-
-def planned(mesh: Mesh, made: Path, output: Path) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stratarec.distributed.mesh.joined", lambda *_, **__: nullcontext(mesh))
-        return main(["plan", str(made), "-o", str(output)])
-
-
-def test_ranks_plan_for_as_many_as_they_are(ranks: Ranks, home: Path, tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump({**content(home), "memory": TIERED}))
-    assert main(["plan", str(tmp_path / "r.yaml"), "--ranks", "2", "-o", str(tmp_path / "one.json")]) == 0
-    assert ranks.run(2, planned, tmp_path / "r.yaml", tmp_path / "two.json") == [0, 0]
-    one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two"))
-    assert [table["bytes"] for table in two["tables"]] == [table["bytes"] for table in one["tables"]]
 
 
 @pytest.mark.parametrize("command", ["export", "prepare"])

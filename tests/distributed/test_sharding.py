@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from errors import refuses
-from stratarec.distributed.sharding import Place, Sharding, rows_key
+from stratarec.distributed.sharding import Place, Sharding
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.errors import ConfigError
 
@@ -42,16 +42,6 @@ def test_popular_rows_are_dealt_out_evenly() -> None:
     owners, _ = sharding.owner("t", np.arange(10_000))
     shares = np.bincount(owners, weights=weight) / weight.sum()
     assert abs(shares - 0.25).max() < 0.01
-
-
-def test_what_travels_decides_what_an_owner_is_asked_for() -> None:
-    places = {"a": Place(first=1), "b": Place(first=0, ranks=2, travel="rows"), "c": Place(first=1, travel="rows")}
-    sharding = Sharding([table(9, "a"), table(9, "b"), table(9, "c")], places, 2)
-    assert [stream.key for stream in sharding.streams(0)] == [rows_key("b")]
-    assert [(stream.key, stream.kind) for stream in sharding.streams(1)] == [
-        ("a1", "pooled"), ("as", "sequence"), (rows_key("b"), "rows"), (rows_key("c"), "rows"),
-    ]  # fmt: skip
-    assert [config.name for config in sharding.configs(1)] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

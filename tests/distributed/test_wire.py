@@ -9,7 +9,7 @@ import torch
 
 from errors import refuses
 from stratarec.distributed.wire import Wire, merged
-from stratarec.errors import ConfigError, TrainingError
+from stratarec.errors import TrainingError
 
 SPANS = [(5, 8), (3, 8), (0, 4), (7, 3)]
 FLOATS = sum(rows * width for rows, width in SPANS)
@@ -63,11 +63,6 @@ def test_what_does_not_fit_is_refused(kind: Any, bad: float) -> None:
     rows[11] = bad
     with refuses(TrainingError, f"step 9 {kind}"):
         Wire(kind, 1, 0).encode(rows, SPANS, "gradients", 9)
-
-
-def test_other_wires_are_refused() -> None:
-    with refuses(ConfigError, "telegraph fp32 fp16 bf16 int8"):
-        Wire("telegraph", 0, 0)  # type: ignore[arg-type]
 
 
 def test_neighbouring_spans_are_one() -> None:

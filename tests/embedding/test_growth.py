@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from errors import refuses
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.errors import CheckpointError
 
 WIDTH = 8
 SMALL, LARGE = {"a": 300, "b": 20_000}, {"a": 450, "b": 26_000}
@@ -108,14 +106,3 @@ def test_what_is_written_of_a_table_that_grew_is_the_rows_that_were_trained(tmp_
         for name in rows:
             for part, value in grown.rows(name, 0, rows[name]).items():
                 assert torch.equal(value, again.rows(name, 0, rows[name])[part])
-
-
-def test_tables_do_not_shrink(tmp_path: Path) -> None:
-    optimizer = OPTIMIZERS["adam"]
-    large = built(LARGE, optimizer, None)
-    train(large, LARGE, 1, 50)
-    manifest = large.save(tmp_path / "large")
-    with refuses(CheckpointError, "table rows 'a' 300 450"):
-        built(SMALL, optimizer, None).engine.begin_with(tmp_path / "large", manifest, optimizer)
-    with refuses(CheckpointError, "table rows 'a' 500 450"):
-        built({"a": 500, "b": 26_000}, optimizer, None).load(tmp_path / "large", manifest)

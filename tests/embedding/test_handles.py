@@ -60,14 +60,6 @@ def within(seconds: float, action: Callable[[], Any]) -> Any:
     return found[0]
 
 
-def test_two_steps_are_the_short_form() -> None:
-    one, other = collection(), collection()
-    for number in range(20):
-        one(batch(number)).pooled.sum().backward()
-        other(other.prepare(batch(number))).pooled.sum().backward()
-    assert all(torch.equal(rows, rows_of(other)[name]) for name, rows in rows_of(one).items())
-
-
 def test_a_handle_is_looked_up_once_and_trained_once() -> None:
     module = collection()
     prepared = module.prepare(batch(0))
@@ -186,16 +178,6 @@ def test_stopping_while_a_batch_waits_for_room_ends() -> None:
     assert stopped
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_who_leaves_gives_up_what_he_dropped(depth: int) -> None:
-    """The next pass over batches was once refused for a handle that an earlier one had handed out."""
-    module = collection(cache_rows=ROWS * 2, lookahead=depth)
-    with Prefetcher(module.engine, iter([batch(0), batch(1)]), lambda item, _: item, depth=depth) as source:
-        next(source)
-    module(batch(2)).pooled.sum().backward()
-    assert module.step == 1
-
-
 def test_leaving_early_and_beginning_again_goes_on() -> None:
     plain, module = collection(cache_rows=ROWS * 2), collection(cache_rows=64, lookahead=2)
     data = [batch(number) for number in range(30)]
@@ -212,19 +194,6 @@ def test_leaving_early_and_beginning_again_goes_on() -> None:
     for features in data:
         plain(features).pooled.sum().backward()
     assert all(torch.equal(rows, rows_of(plain)[name]) for name, rows in rows_of(module).items())
-    assert not len(module.engine.in_flight)
-
-
-def test_asking_for_more_than_can_be_prepared_is_an_error() -> None:
-    module = collection(cache_rows=ROWS, lookahead=1)
-
-    def take() -> list[Any]:
-        data = iter([batch(number) for number in range(9)])
-        with Prefetcher(module.engine, data, lambda item, _: item, depth=1) as source:
-            return list(source)
-
-    with refuses(TrainingError, "batch 0"):
-        within(60, take)
     assert not len(module.engine.in_flight)
 
 

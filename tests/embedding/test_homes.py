@@ -43,16 +43,6 @@ def test_tables_of_a_billion_rows_take_the_locations_that_were_planned(tmp_path:
     module.close()
 
 
-def test_small_tables_still_share_a_log(tmp_path: Path) -> None:
-    configs = [
-        EmbeddingBagConfig(name=name, num_embeddings=1000, embedding_dim=4, feature_names=(name,)) for name in "abcd"
-    ]
-    tiers = TierConfig(tables={name: TableTier(home="log", cache_rows=64) for name in "abcd"}, log_path=tmp_path)
-    module = TieredEmbeddingBagCollection(configs, tiers=tiers)
-    assert [store.rows for store in logs_of(module)] == [4000]
-    module.close()
-
-
 def test_logs_share_their_budget_as_it_is_planned(tmp_path: Path) -> None:
     """Records of 2,100 bytes lie alone in blocks of 4,096, those of 20 bytes hardly lose any; a log of 50 rows needs as
     much beside them as the others do."""

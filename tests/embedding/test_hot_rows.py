@@ -13,7 +13,7 @@ from embedding.test_tiers import ROWS, Model, assert_same, batches, cached_table
 from errors import refuses
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import TierConfig
-from stratarec.errors import CheckpointError, ConfigError
+from stratarec.errors import CheckpointError
 from stratarec.kernels.cache import HotSlots
 
 STEPS = 120
@@ -45,12 +45,6 @@ def test_weights_and_state_are_those_of_tables_in_memory(tmp_path: Path, kind: s
         assert 0 < moved(model) < 0.9 * moved(plain)
         model.tables.close()
         plain.tables.close()
-
-
-def test_a_table_whose_every_row_is_hot_moves_none() -> None:
-    model = Model(hot(tiers(0.01), dict(ROWS)), "adagrad")
-    train(model, batches(10), 1)
-    assert moved(model) == 0
 
 
 @pytest.mark.parametrize(("before", "after"), [(HOT, HOT), (HOT, {}), ({}, HOT), (HOT, {"item": 9, "user": 701})])
@@ -97,13 +91,6 @@ def test_hot_slots_of_another_row_in_a_checkpoint_are_damage() -> None:
     with refuses(CheckpointError, "rows"):
         group.directory.adopt(slots, np.array([7]), stamps, counts)
     group.directory.adopt(slots, np.array([0]), stamps, counts)
-
-
-def test_more_hot_rows_than_there_are_rows_are_refused() -> None:
-    with refuses(ConfigError, "20,001"):
-        Model(hot(tiers(0.01), {"item": 20_001, "user": 0}), "adagrad")
-    with refuses(ConfigError, "hot_rows -1"):
-        hot(tiers(0.01), {"item": -1, "user": 0})
 
 
 def test_places_of_hot_rows_are_told_beyond_two_to_the_24() -> None:

@@ -273,17 +273,6 @@ def test_bad_batches_name_the_feature() -> None:
             module(KeyedJagged(keys=tuple(SIZES), values=values, offsets=None, batch_size=2))
 
 
-def test_tables_are_state_but_no_parameters() -> None:
-    module, other = collection(4), collection(4)
-    assert not list(module.parameters())
-    module(batch_of(np.random.default_rng(0), 5)).pooled.sum().backward()
-    other.load_state_dict(module.state_dict())
-    assert other.step == 1
-    assert all(torch.equal(view, dict(other.engine.named_views())[name]) for name, view in module.engine.named_views())
-    with refuses(RuntimeError, "tables.a.weight 50 4 5"):
-        collection(5).load_state_dict(module.state_dict())
-
-
 def test_two_backwards_are_two_steps_and_no_grad_is_none() -> None:
     module = collection(4)
     features = batch_of(np.random.default_rng(0), 5)
@@ -292,16 +281,6 @@ def test_two_backwards_are_two_steps_and_no_grad_is_none() -> None:
     first, second = module(features), module(features)
     (first.pooled.sum() + second.pooled.sum()).backward()
     assert module.step == 2
-
-
-def test_schedules_warm_up_and_decay() -> None:
-    cosine = ScheduleConfig(kind="cosine", warmup_steps=4, total_steps=14, final_factor=0.1)
-    assert [cosine.factor(step) for step in (0, 3, 4)] == [0.25, 1.0, 1.0]
-    assert cosine.factor(9) == pytest.approx(0.55)
-    assert cosine.factor(99) == pytest.approx(0.1)
-    square = ScheduleConfig(kind="polynomial", total_steps=10, power=2.0)
-    assert square.factor(5) == pytest.approx(0.25)
-    assert ScheduleConfig().factor(10**6) == 1.0
 
 
 def test_schedules_follow_the_length_of_a_run() -> None:
@@ -383,11 +362,6 @@ def test_impossible_settings_are_refused(made: Any, options: dict[str, Any], mes
         made(**options)
 
 
-def test_a_feature_of_two_tables_is_refused() -> None:
-    with refuses(ConfigError, "feature"):
-        TieredEmbeddingBagCollection([table(), table(name="u")])
-
-
 @pytest.mark.interpreted
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_small_table_is_summed_as_a_large_one(kind: Any) -> None:
@@ -406,18 +380,3 @@ def test_a_small_table_is_summed_as_a_large_one(kind: Any) -> None:
             pooled.backward(torch.randn(count, 16, generator=torch.Generator().manual_seed(step)))
         found.append({name: view[:40].clone() for name, view in module.table("t").items()})
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-
-
-def test_a_large_output_has_the_rows_of_its_bags() -> None:
-    """Large outputs are written past the caches."""
-    module = TieredEmbeddingBagCollection(
-        [
-            EmbeddingBagConfig(name=name, num_embeddings=50, embedding_dim=16, feature_names=(name,))
-            for name in ("a", "b")
-        ]
-    )
-    ids = torch.from_numpy(np.random.default_rng(6).integers(0, 50, 2 * 40_000))
-    found = module(KeyedJagged(keys=("a", "b"), values=ids, offsets=None, batch_size=40_000))
-    assert found.pooled.nbytes > 4 << 20
-    assert torch.equal(found["a"], module.table("a")["weight"][ids[:40_000]])
-    assert torch.equal(found["b"], module.table("b")["weight"][ids[40_000:]])

@@ -14,8 +14,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.optimizers import ROW_OPTIMIZERS
-from stratarec.errors import ConfigError, TrainingError
-from stratarec.kernels.update import rules
+from stratarec.errors import TrainingError
 
 ROWS, WIDTH, STEPS = 12, 4, 60
 
@@ -127,10 +126,6 @@ def test_who_looks_at_rows_in_between_changes_no_bit(kind: str, decay: str) -> N
         assert all(torch.equal(found[0][name], other[name]) for name in other)
 
 
-def test_every_kind_has_a_rule() -> None:
-    assert ROW_OPTIMIZERS.keys() == rules.KINDS.keys()
-
-
 def test_rows_that_a_second_batch_lacks_take_the_step_of_the_first() -> None:
     """Two look-ups before two backwards: the second's gradient is of rows that the first did not change yet."""
     module = made(kind="sgd", weight_decay=0.5, rows="all")
@@ -154,14 +149,6 @@ def test_state_of_all_rows_goes_on_elsewhere() -> None:
         elif step > 4:
             other(looked_up(rare(step))).pooled.square().sum().backward()
     assert all(torch.equal(view, other.table("t")[name]) for name, view in one.table("t").items())
-
-
-def test_all_rows_without_anything_to_change_them_are_refused() -> None:
-    with refuses(ConfigError, "all optimizer.weight_decay"):
-        RowOptimizerConfig(kind="adagrad", rows="all")
-    with refuses(ConfigError, "table"):
-        RowOptimizerConfig(rows="table")  # type: ignore[arg-type]
-    assert RowOptimizerConfig(kind="adam", rows="all").clocked
 
 
 # Gradients that are scaled before they are applied

@@ -147,14 +147,6 @@ def test_same_bits_as_in_memory(in_memory, tmp_path, home, share, lookahead):
     assert share == 1.0 or all(traffic.rows_out > 0 for traffic in moved), "nothing was evicted: no test of eviction"
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adam", "adam", "adam of all rows"])
-@pytest.mark.parametrize("policy", ["lfu", "rank"])
-def test_same_bits_with_every_optimizer_and_policy(in_memory, kind, policy):
-    model = Model(tiers(0.01, policy=policy), kind)
-    train(model, batches(), 1)
-    assert_same(in_memory[kind], everything(model))
-
-
 def test_a_bad_id_in_one_table_leaves_every_row_as_it_was(in_memory):
     model = Model(tiers(0.01), "rowwise_adagrad")
     data = batches()
@@ -212,15 +204,6 @@ def test_records_of_rows_that_missed_steps_are_not_exported_as_they_are():
         assert (there & ~home).any()
     # Whoever reads them sees the steps that they missed.
     assert (model.tables.rows("item", 0, ROWS["item"])["clock"] == 40).all()
-
-
-def test_reading_many_rows_takes_no_memory_for_good(tmp_path):
-    model = Model(tiers(0.01, home="log", log_path=tmp_path), "sgd")
-    train(model, batches(20), 0)
-    before = model.tables.engine.bytes_by_part()["staging"]
-    model.tables.rows("item", 0, ROWS["item"])
-    assert model.tables.engine.bytes_by_part()["staging"] == before
-    model.tables.close()
 
 
 def test_a_batch_that_exceeds_the_cache_names_the_table_and_what_would_do():
@@ -299,3 +282,11 @@ def test_draining_stops_preparing_and_the_next_item_resumes_it():
                 break
         rest = [features for features, prepared in source if model(prepared).sum().backward() is None]
     assert [id(features) for features in seen + rest] == [id(features) for features in data]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adam", "adam", "adam of all rows"])
+@pytest.mark.parametrize("policy", ["lfu", "rank"])
+def test_same_bits_with_every_optimizer_and_policy(in_memory, kind, policy):
+    model = Model(tiers(0.01, policy=policy), kind)
+    train(model, batches(), 1)
+    assert_same(in_memory[kind], everything(model))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from errors import missing, refuses
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError
-from stratarec.hot.calibrator import HotProfile, calibrate, estimate, passed_over, without_skew
+from stratarec.hot.calibrator import HotProfile, calibrate, estimate, without_skew
 from stratarec.hot.hot_loader import Classification, are_hot, classify
 from stratarec.hot.selection import RowRange, hottest_rows, most_inputs, parts_of, used_bytes
 from stratarec.io.sealed import write_sealed
@@ -122,28 +121,6 @@ def test_a_profile_is_of_one_data_set(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "hot.json").write_text((tmp_path / "hot.json").read_text().replace('"hot": ', '"hot": 1'))
     with pytest.raises(ConfigError, match="was changed after it was written"):
         HotProfile.read(tmp_path / "hot.json")
-
-
-def test_ids_that_keep_an_earlier_order_are_told_of(dataset: Dataset) -> None:
-    assert not passed_over(dataset)
-    kinds = {"item": (100, 40), "shop": (50, 50), "place": (50, 0)}
-    tables = {name: SimpleNamespace(values=values, inherited=kept) for name, (values, kept) in kinds.items()}
-    found = passed_over(SimpleNamespace(vocabularies=tables))  # type: ignore[arg-type]
-    assert "ids of item go on" in found
-
-
-@pytest.mark.parametrize(("budget", "said"), [(1, "row"), (1 << 40, "row")])
-def test_budgets_of_no_row_and_of_all_are_refused(dataset: Dataset, budget: int, said: str) -> None:
-    with refuses(ConfigError, said):
-        calibrate(dataset, bytes_of(dataset), budget)
-
-
-def test_a_table_by_hash_is_hot_whole_or_not_at_all(tmp_path: Path) -> None:
-    dataset = prepared(tmp_path, "auto", kind="hash", buckets=300)
-    profile = calibrate(dataset, bytes_of(dataset), total(dataset) // 2, curve=())
-    assert {table.hot for table in profile.tables} <= {0, 300}
-    assert profile.chosen.inputs.share == 0
-    assert "too few" in without_skew(profile) or "little skew" in without_skew(profile)
 
 
 def test_the_command_prints_tables_and_writes_profile_and_report(

@@ -17,7 +17,6 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.hot import reuse
 from stratarec.hot.reuse import measure_drift
-from stratarec.reporting.duplication_page import drift_charts, drift_tables
 
 DAY, FIRST = 86_400, 19_000
 
@@ -86,29 +85,3 @@ def test_few_followed_rows_stand_for_all(dataset: Dataset, monkeypatch: pytest.M
     found = measure_drift(dataset)
     assert found is not None
     np.testing.assert_allclose(found.unseen["item"][1:], by_hand(dataset)[1], atol=0.08)
-
-
-def test_long_logs_are_cut_into_periods(tmp_path: Path) -> None:
-    found = measure_drift(made(tmp_path, np.arange(3000) % 70))
-    assert found is not None
-    assert found.days == 3
-    assert len(found.starts) <= 32
-    assert "3 days" in drift_tables(found)[0][1]
-
-
-def test_a_day_alone_tells_nothing(tmp_path: Path) -> None:
-    found = measure_drift(made(tmp_path, np.zeros(400, np.int64)))
-    assert found is None
-    assert not drift_tables(found)
-    assert not drift_charts(found)
-
-
-def test_what_is_shown_begins_with_what_changes_most(dataset: Dataset) -> None:
-    found = measure_drift(dataset)
-    (tables, words), (numbers, _) = drift_tables(found)
-    assert [row[0] for row in tables.rows] == ["item", "one"]
-    assert tables.rows[1][1:] == ("0.0%", "0.0%", "-")
-    assert numbers.rows[0][2] == "2022-01-11"
-    assert "5 of them" in words
-    (chart,) = drift_charts(found)
-    assert [name for _, name in chart.legend] == ["item", "one"]

@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
-from stratarec.errors import ConfigError
 from stratarec.hot.hot_loader import (
     HotLoader,
     batches_of,
     classify,
-    evenly,
-    in_turns,
     kinds_of,
     rate_after,
     validation_losses,
@@ -107,19 +104,6 @@ def test_buffers_before_the_first_batch_are_not_read(dataset, rows, monkeypatch)
     assert read == [5]
 
 
-def test_no_input_or_every_input_hot_leaves_one_kind(dataset, rows) -> None:
-    parts, _ = rows
-    for hot in (np.zeros(len(parts), dtype=np.int64), np.array([part.rows for part in parts])):
-        made = loader(dataset, (parts, hot))
-        assert made.hot_samples in (0, made.samples)
-        assert sum(batch.size for batch in made.batches(0)) == made.samples
-
-
-def test_portions_are_refused(dataset, rows) -> None:
-    with pytest.raises(ConfigError, match="portions"):
-        loader(dataset, rows, portions=2)
-
-
 @settings(max_examples=30, deadline=None)
 @given(samples=st.lists(st.integers(0, 50), max_size=8), size=st.integers(1, 20))
 def test_batches_are_filled_when_there_are_samples_for_them(samples: list[int], size: int) -> None:
@@ -145,22 +129,6 @@ def test_what_is_left_of_both_kinds_is_one_batch_where_it_fits_into_one() -> Non
     assert kinds_of([8], [8], 5, None).astype(int).tolist() == [0, 1, 0, 1]
     assert kinds_of([2], [3], 5, None).astype(int).tolist() == [0]
     assert kinds_of([2], [0], 5, None).astype(int).tolist() == [1]
-
-
-@settings(max_examples=30, deadline=None)
-@given(hot=st.integers(0, 40), mixed=st.integers(0, 40), rate=st.floats(1, 100))
-def test_kinds_alternate(hot: int, mixed: int, rate: float) -> None:
-    for kinds in (evenly(hot, mixed), in_turns(hot, mixed, rate)):
-        assert len(kinds) == hot + mixed
-        assert kinds.sum() == hot
-    even = evenly(hot, mixed)
-    expected = np.arange(1, hot + mixed + 1) * hot / max(hot + mixed, 1)
-    assert not len(even) or np.abs(even.cumsum() - expected).max() <= 1
-
-
-def test_turns_are_as_long_as_the_rate_says() -> None:
-    assert in_turns(4, 8, 50).astype(int).tolist() == [1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0]
-    assert in_turns(2, 3, 100).astype(int).tolist() == [1, 1, 0, 0, 0]
 
 
 def test_the_rate_halves_when_the_loss_rises_and_doubles_after_four_falls() -> None:

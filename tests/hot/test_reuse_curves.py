@@ -86,11 +86,3 @@ def test_what_stands_for_others_gives_the_same_within_one_per_cent(
         np.testing.assert_allclose(part.hits[policy], whole.hits[policy], atol=0.01)
     assert part.again == pytest.approx(whole.again, abs=0.01)
     assert part.top == pytest.approx(whole.top, abs=0.01)
-
-
-def test_a_constant_is_one_row_that_every_batch_has_again(dataset: Dataset, measured: dict[str, TableReuse]) -> None:
-    found = measured["one"]
-    batches = -(-dataset.samples("train") // BATCH)
-    assert (found.used, found.uses) == (1, batches)
-    assert found.hits["lru"][-1] == found.again == pytest.approx(1 - 1 / batches)
-    assert found.distance <= 1

@@ -46,11 +46,6 @@ def test_an_impossible_path_is_refused_before_the_work(tmp_path: Path, name: str
         check_output(tmp_path / name)
 
 
-def test_a_new_file_in_new_directories_is_fine(tmp_path: Path) -> None:
-    check_output(tmp_path / "a" / "b" / "c.html")
-    assert not (tmp_path / "a").exists()
-
-
 @pytest.mark.parametrize("path", [".", "./", "..", "a/..", "/", "//", "a\0b"])
 def test_a_directory_that_is_not_our_own_is_refused(path: str) -> None:
     with refuses(ConfigError, "data.path directory"):

@@ -106,17 +106,6 @@ def test_a_damaged_cache_is_made_anew(files: list[Path], text: str) -> None:
     assert kept.read_text() == whole
 
 
-def test_without_a_cache_every_file_is_read(files: list[Path], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.write_text("a file where the cache should be")
-    assert file_hashes(files) == [file_hash(path) for path in files]
-    assert bytes_read(lambda: file_hashes(files)) >= 2 * SIZE
-
-
-def test_an_unread_file_is_the_error_of_the_system(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        file_hashes([tmp_path / "none"])
-
-
 def test_a_data_set_is_hashed_once_and_damage_is_seen_all_the_same(tmp_path: Path) -> None:
     source = SyntheticConfig(samples=20_000, scale=0.001)
     dataset = prepare(PrepareConfig(source=source, path=str(tmp_path / "d")))

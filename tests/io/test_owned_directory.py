@@ -18,13 +18,12 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import DATASET
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.prepare.workspace import WORK
-from stratarec.errors import ConfigError, StorageError, TrainingError
+from stratarec.errors import StorageError, TrainingError
 from stratarec.io.lock import held
 from stratarec.io.opening import temporary_name
-from stratarec.io.owned_directory import MARKER, claim, kind_of, state
+from stratarec.io.owned_directory import claim
 from stratarec.io.replace import aside, set_aside
 from stratarec.recipe import Recipe
-from stratarec.training.run.run_directory import RUN
 from stratarec.training.trainer import Trainer
 
 
@@ -105,14 +104,6 @@ def test_other_places_are_refused_and_left_as_they_are(
         assert contents(home) == before, place
 
 
-def test_the_home_directory_is_refused_even_when_it_is_empty(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (home / "user" / "letter.txt").unlink()
-    for arguments in (["prepare", "data.path=user"], ["train", "train.run=user"]):
-        assert main([arguments[0], "-q", "--overwrite", "r.yaml", arguments[1]]) == 2
-        assert not missing("directory", capsys.readouterr().err)
-        assert not list((home / "user").iterdir())
-
-
 @pytest.mark.parametrize(("command", "place"), [("prepare", "data"), ("train", "runs/a")])
 def test_what_a_user_put_into_ours_stops_the_replacement(
     home: Path, command: str, place: str, capsys: pytest.CaptureFixture[str]
@@ -137,15 +128,6 @@ def test_a_work_directory_of_somebody_else_is_left_alone(home: Path, capsys: pyt
     assert contents(home) == before
 
 
-def test_empty_directories_are_free(home: Path) -> None:
-    for name in ("one", "two"):
-        (home / name).mkdir()
-    assert main(["train", "-q", "r.yaml", "train.run=one"]) == 0
-    assert main(["prepare", "-q", "--overwrite", "r.yaml", "data.path=two"]) == 0
-    assert kind_of(home / "one") == "run"
-    assert kind_of(home / "two") == "data set"
-
-
 def test_a_working_directory_that_is_gone_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Recipe.load("r.yaml")
     (home / "gone").mkdir()
@@ -166,23 +148,6 @@ def test_links_are_followed_and_kept(home: Path) -> None:
     assert (home / "linked-data").is_symlink()
     assert (home / "linked-run").is_symlink()
     assert Dataset.open("linked-data").fingerprint == Dataset.open("data").fingerprint
-
-
-def test_a_marker_that_says_nothing_is_none(home: Path) -> None:
-    for text in ("", "[]", '{"kind": "run"}', '{"kind": "run", "format": 99}', "\x00\xff"):
-        (home / "precious" / MARKER).write_bytes(text.encode("latin-1"))
-        with refuses(StorageError, "run"):
-            state(home / "precious", RUN)
-
-
-def test_resume_and_overwrite_together_are_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = contents(home)
-    with pytest.raises(SystemExit):
-        main(["train", "-q", "--resume", "--overwrite", "r.yaml"])
-    assert "not allowed with argument" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="pass one of them"):
-        trainer(home).train(resume=True, overwrite=True)
-    assert contents(home) == before
 
 
 def trainer(home: Path, *overrides: str) -> Trainer:

@@ -75,13 +75,6 @@ def test_every_task_is_done_once_whoever_comes(threads: int) -> None:
         counted(own(threads))
 
 
-def test_helpers_do_come() -> None:
-    until = time.monotonic() + 60
-    while counted(own(2), 100_000)[1] == 0:
-        time.sleep(0.001)
-        assert time.monotonic() < until, "no helper ever came"
-
-
 def test_nobody_waits_for_a_helper_that_does_not_come() -> None:
     """The leader rings for one that never wakes; under OpenMP it would wait for ever."""
     board = np.zeros(workers.WORDS, dtype=np.int64)
@@ -203,8 +196,3 @@ helpers_of_two = min(len(os.sched_getaffinity(0)) - 1, 1)
 print(os.read(reading, 200).decode() == f"{before} {helpers_of_two}", train() == before)
 """)
     assert found == "True True"
-
-
-@pytest.mark.parametrize("rest", [0, pytest.param(0.2, marks=pytest.mark.slow)])
-def test_an_interpreter_ends_whether_its_helpers_spin_or_sleep(rest: float) -> None:
-    assert script(f"train(); time.sleep({rest}); print('done')") == "done"

@@ -10,13 +10,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import forked
 import numpy as np
 import pytest
 import torch
 
 from stratarec.kernels.runtime import waiting
-from stratarec.kernels.runtime.cores import quota, within
+from stratarec.kernels.runtime.cores import quota
 from stratarec.kernels.runtime.outline import members
 from stratarec.kernels.runtime.team import DEFECT, team_of
 
@@ -65,18 +64,6 @@ def test_a_quota_is_the_least_of_a_groups_and_those_above(tmp_path: Path, system
     assert quota(tmp_path) == expected
 
 
-def test_a_system_without_such_files_has_no_quota(tmp_path: Path) -> None:
-    assert quota(tmp_path) == math.inf
-
-
-THREADS = [(2, math.inf, 2), (2, 1.5, 2), (64, 4.0, 4), (64, 4.04, 4), (2, 0.2, 1), (1, 8.0, 1)]
-
-
-@pytest.mark.parametrize(("processors", "share", "threads"), THREADS)
-def test_threads_of_a_quota(processors: int, share: float, threads: int) -> None:
-    assert within(processors, share) == threads
-
-
 def test_a_command_in_a_control_group_takes_no_more_threads_than_its_quota() -> None:
     """The system's own files, where it lets us make a group: torch and kernels as a command loads them."""
     group = Path("/sys/fs/cgroup/cpu/stratarec-test")
@@ -98,16 +85,6 @@ def test_a_command_in_a_control_group_takes_no_more_threads_than_its_quota() -> 
     finally:
         group.rmdir()
     assert done.stdout.split() == ["1", "1"]
-
-
-def test_numba_leaves_torch_its_threads_when_it_starts_its_own() -> None:
-    code = (
-        "import torch; torch.set_num_threads(1)\n"
-        "from stratarec.kernels.runtime.threads import use_torch_threads\n"
-        "print(use_torch_threads(), torch.get_num_threads())"
-    )
-    done = forked.python(code)
-    assert (done.returncode, done.stdout) == (0, "1 1\n"), done.stderr
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -13,7 +12,6 @@ from typing import Any
 import numba
 import pytest
 
-import stratarec
 from errors import missing
 from stratarec.kernels.runtime import helpers, openmp, outline, team
 
@@ -97,11 +95,3 @@ def test_a_numba_that_cannot_run_teams_is_seen_and_told_of(change: str, tmp_path
     assert not missing(f"{numba.__version__}", warning)
     assert found["defect"] in warning
     assert "\n" not in warning
-
-
-def test_tuples_that_hold_constants_are_short_enough_for_every_numba() -> None:
-    """Python builds those of more than 30 by appending, and Numba before 0.68 then forgets what is constant."""
-    for path in sorted((Path(stratarec.__file__).parent / "kernels").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Tuple) and "lanes" in [each.id for each in node.elts if isinstance(each, ast.Name)]:
-                assert len(node.elts) <= 30, f"{path}, line {node.lineno}: {len(node.elts)} elements"

@@ -24,7 +24,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
 from stratarec.models import build_model, build_network
 from stratarec.models.runs import Runs
-from stratarec.models.zoo.ensemble import EnsembleConfig, PiecewiseLinear
+from stratarec.models.zoo.ensemble import EnsembleConfig
 from stratarec.recipe import Recipe
 from stratarec.serving.exported_model import ExportedModel
 from stratarec.serving.scorer import Scorer
@@ -102,20 +102,6 @@ def test_vectors_that_samples_share_score_as_if_each_had_its_own() -> None:
     torch.testing.assert_close(made(torch.ones(6, 1), rows, runs), made(torch.ones(6, 1), own))
 
 
-def test_bins_that_have_no_width_tell_nothing() -> None:
-    encode = PiecewiseLinear(1, 3)
-    encode.edges.copy_(torch.tensor([[1.0, 1.0, 1.0, 1.0]]))
-    assert encode(torch.tensor([[-5.0], [1.0], [9.0]])).eq(0).all()
-
-
-def test_the_largest_numbers_have_bins() -> None:
-    encode, most = PiecewiseLinear(1, 2), torch.finfo(torch.float32).max
-    encode.edges.copy_(torch.tensor([[-most, 0.0, most]]))
-    torch.testing.assert_close(
-        encode(torch.tensor([[-most], [0.0], [most]])), torch.tensor([[[0.0, 0]], [[1, 0]], [[1, 1]]])
-    )
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_loss_is_the_mean_of_those_of_members(weighted: bool) -> None:
     logits, label = torch.randn(6, K), torch.tensor([0.0, 1, 1, 0, 0, 1])
@@ -136,11 +122,6 @@ def test_half_of_the_members_begin_as_their_first_order_weights_alone() -> None:
     weight = network.numbers.weight
     assert weight[..., : K // 2 * D].std(1).max() == 0
     assert weight[..., K // 2 * D :].std(1).min() > 0
-
-
-def test_several_labels_are_refused() -> None:
-    with refuses(ConfigError, "label click like"):
-        build_network(CONFIG, replace(schema(1, history=False), label="label", labels=("click", "like")), NAMES)
 
 
 MISTAKES = {"members": 0, "bins": 0, "member_mlp": (), "batch_norm": True, "embedding_dim": 0}
@@ -202,8 +183,3 @@ def test_it_learns_a_bend_from_numbers_alone_and_its_export_scores_as_it_does(tm
     assert (np.asarray(scorer.score(frame.drop("click").to_arrow())) == scores).all()
     assert main(["profile", "-q", recipe.data.path, "-o", str(tmp_path / "p.html")]) == 0
     assert "Reuse" not in (tmp_path / "p.html").read_text()
-
-
-def test_where_there_is_nothing_to_learn_it_learns_nothing(tmp_path: Path) -> None:
-    recipe = numbers_alone(tmp_path, signal=False)
-    assert abs(Trainer(recipe, Dataset.open(recipe.data.path)).train()["test"]["auc"] - 0.5) < 0.08

@@ -14,7 +14,7 @@ from errors import refuses
 from stratarec.data.schema import LabelRule, Schema
 from stratarec.errors import ConfigError
 from stratarec.models import HeadsConfig, ModelConfig, build_model
-from stratarec.models.heads import MMoE, SharedBottom
+from stratarec.models.heads import MMoE
 from stratarec.models.layers import MLP
 from stratarec.training.steps.loss import Objective
 
@@ -47,15 +47,6 @@ def test_a_mixture_of_experts_is_the_formula() -> None:
             gate = torch.exp(heads.gates[k].weight @ x)  # type: ignore[operator]
             mixed = sum(share * expert for share, expert in zip(gate / gate.sum(), experts, strict=True))
             torch.testing.assert_close(logits[k], (out.weight @ mlp(body, mixed) + out.bias)[0])
-
-
-def test_towers_on_a_shared_bottom_are_apart() -> None:
-    torch.manual_seed(0)
-    heads = SharedBottom(6, 3, HeadsConfig(tower_mlp=(3,)), MLP)
-    inputs = torch.randn(7, 6)
-    for k, (body, out) in enumerate(heads.towers):  # type: ignore[misc]
-        expected = [(out.weight @ mlp(body, x) + out.bias)[0] for x in inputs]
-        torch.testing.assert_close(heads(inputs)[:, k], torch.stack(expected))
 
 
 @pytest.mark.parametrize("kind", ["shared_bottom", "mmoe"])

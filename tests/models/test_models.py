@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -178,20 +177,6 @@ def test_weights_are_a_function_of_the_seed_alone(config: ModelConfig) -> None:
     third = build_model(with_history(config, "transformer"), schema(), ROWS, seed=6).state_dict()
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert any(not torch.equal(first[key], third[key]) for key in first)
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
-def test_data_without_dense_features_or_histories(config: ModelConfig) -> None:
-    model = build_model(config, schema(dense=0, history=False), ROWS)
-    batch = batch_of(HISTORIES, dense=0)
-    assert model(batch).shape == (len(HISTORIES),)
-
-
-def test_a_new_model_starts_at_the_click_rate() -> None:
-    model = build_model(CONFIGS[0], schema(), ROWS, click_rates=[0.1])
-    assert model.network.score.out.bias.sigmoid().item() == pytest.approx(0.1)  # type: ignore[union-attr, operator]
-    zero = build_model(replace(CONFIGS[0], initial_logit="zero"), schema(), ROWS, click_rates=[0.1])
-    assert zero.network.score.out.bias.item() == 0  # type: ignore[union-attr, operator]
 
 
 @pytest.mark.parametrize(

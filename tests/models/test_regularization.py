@@ -10,8 +10,6 @@ from models.test_deduplicated import KEYS, ROWS, batch, numbered, schema
 from torch import nn
 from torch.nn import functional
 
-from errors import refuses
-from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, build_model
 from stratarec.models.layers import MLP
 from stratarec.models.regularization import BatchNorm, Dropout, dropouts, seed_dropout, statistics
@@ -23,12 +21,6 @@ DCN = DCNv2Config(embedding_dim=8, deep_mlp=(16,), dropout=0.4, batch_norm=True)
 
 def names(mlp: MLP) -> list[str]:
     return [type(layer).__name__ for layer in mlp]
-
-
-def test_the_order_of_layers() -> None:
-    assert names(MLP(3, (4, 5))) == ["Linear", "ReLU"] * 2
-    hidden = ["Linear", "BatchNorm", "ReLU", "Dropout"]
-    assert names(MLP(3, (4, 5), dropout=0.1, batch_norm=True, last=2)) == [*hidden, *hidden, "Linear", "ReLU"]
 
 
 def test_every_hidden_layer_has_both_and_a_historys_attention_neither() -> None:
@@ -120,23 +112,3 @@ def test_training_on_distinct_values_is_training_on_expanded_batches(config: Mod
         assert float((gradients[0] - gradients[1]).norm()) <= of_gradients * float(gradients[1].norm())
         for one, other in zip(*(statistics(model.network) for model in pair), strict=True):
             torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("rate", [1e-9, 1 - 1e-9])
-def test_rates_near_their_ends_stay_finite(rate: float) -> None:
-    found = Dropout(rate)(torch.ones(3, 5))
-    assert found.isfinite().all()
-    assert (found == (rate < 0.5)).all()
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
-def test_shares_that_are_none_are_refused(rate: float) -> None:
-    with refuses(ConfigError, "model.dropout 0 1"):
-        DLRMConfig(dropout=rate)
-
-
-def test_initial_weights_are_the_same_but_for_biases() -> None:
-    networks = [build_model(replace(DCN, initialization=kind), schema(), ROWS).network for kind in ("dlrm", "xavier")]
-    assert torch.equal(networks[0].score.cross.layers[0].weight, networks[1].score.cross.layers[0].weight)
-    assert (networks[0].score.cross.layers[0].bias != 0).all()
-    assert (networks[1].score.cross.layers[0].bias == 0).all()

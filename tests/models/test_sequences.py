@@ -117,14 +117,6 @@ def test_padded_sequences_score_as_jagged_ones(pooling: str) -> None:
         torch.testing.assert_close(made.network.padded(dense, pooled, *padded), made(given), rtol=1e-5, atol=1e-6)
 
 
-def test_attention_needs_something_to_compare_events_with() -> None:
-    config = DLRMConfig(embedding_dim=4, history=HistoryConfig(pooling="target_attention"))
-    with refuses(ConfigError, "last"):
-        build_model(config, schema(of=False), ROWS)
-    other = DLRMConfig(embedding_dim=4, history=HistoryConfig(pooling="transformer"))
-    assert build_model(other, schema(of=False), ROWS)(batch()).isfinite().all()
-
-
 @pytest.mark.parametrize(
     ("feature", "message"),
     [

@@ -16,7 +16,6 @@ from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, TowersConfig, build_model
 from stratarec.models.towers.modules import DotTower
 from stratarec.models.towers.network import TowerNetwork
-from stratarec.models.towers.tower_config import tied
 from stratarec.models.zoo.dcn import DCNv2Config
 from stratarec.training.export.program import _Probability
 
@@ -128,21 +127,6 @@ def test_plans_that_are_not_the_features_are_refused(plan: Any, message: str) ->
         build_model(towers(CONFIGS[0], 2.0, "mean", plan), schema(), ROWS)
 
 
-def test_a_history_of_its_own_table_stays_with_its_feature() -> None:
-    sparse = [replace(f, vocabulary="seen") if f.kind == "history" else f for f in schema().sparse]
-    apart = replace(schema(), sparse=tuple(sparse))
-    with refuses(ConfigError, "history"):
-        build_model(
-            towers(CONFIGS[0], 2.0, "mean", (("item", "tags"), ("place", "history"))), apart, {**ROWS, "seen": 9}
-        )
-    assert tied(apart) == [("item", "history"), ("tags",), ("place",)]
-
-
-def test_a_ratio_that_leaves_a_tower_nothing_is_refused() -> None:
-    with refuses(ConfigError, "1 8 column"):
-        build_model(towers(CONFIGS[0], 9.0), schema(), ROWS)
-
-
 def test_towers_give_logits_of_several_labels_and_refuse_what_they_do_not_take() -> None:
     plan = TowersConfig(plan=(("item", "history"), ("tags", "place")))
     config = DLRMConfig(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,), towers=plan)
@@ -172,8 +156,3 @@ def test_towers_are_exported_for_any_batch(config: ModelConfig, compression: flo
     given = torch.randn(7, dense), torch.randn(7, columns)
     with torch.no_grad():
         torch.testing.assert_close(program.module()(*given), torch.sigmoid(model.network.padded(*given)))
-
-
-def test_a_dlrm_that_concatenates_has_no_towers() -> None:
-    with refuses(ConfigError, "model.towers model.interaction"):
-        DLRMConfig(interaction="cat", towers=TowersConfig(plan=(("item",), ("place",))))

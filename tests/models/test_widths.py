@@ -50,15 +50,6 @@ def test_a_vector_is_its_projected_row() -> None:
     torch.testing.assert_close(found, torch.stack(expected, 1))
 
 
-def test_widths_that_are_the_models_own_change_no_bit() -> None:
-    pair = [built(config(dims=dims)) for dims in ({}, {"os": 8, "item": 8})]
-    scores = [model(batch()) for model in pair]
-    assert torch.equal(*scores)
-    assert [name for name, _ in pair[0].network.named_parameters()] == [
-        name for name, _ in pair[1].network.named_parameters()
-    ]
-
-
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize("pooling", ["mean", "target_attention", "transformer"])
 def test_distinct_values_train_as_expanded_ones(pooling: str, cross: bool) -> None:

@@ -259,14 +259,6 @@ def test_training_on_distinct_values_is_training_on_expanded_batches(name: str) 
         torch.testing.assert_close(*(model.embeddings.table(table)["weight"] for model in pair), rtol=1e-4, atol=1e-5)
 
 
-def test_a_first_order_weight_is_one_more_column_of_a_row() -> None:
-    model = build_model(FMConfig(embedding_dim=NARROW), schema(), ROWS)
-    assert set(model.embeddings.dims) == {NARROW + 1}
-    narrow = build_model(FMConfig(embedding_dim=NARROW, embedding_dims={"place": 2}), schema(), ROWS)
-    assert narrow.embeddings.table("place")["weight"].shape == (5, 2)
-    assert narrow(batch_of(HISTORIES)).isfinite().all()
-
-
 @pytest.mark.parametrize("kind", [LRConfig, FMConfig, WideDeepConfig, DeepFMConfig, XDeepFMConfig])
 def test_what_numbers_say_at_first_is_next_to_nothing(kind: type[Any]) -> None:
     """First-order weights, and products that are added up as they are: nothing that a short run has to unlearn."""
@@ -278,15 +270,6 @@ def test_what_numbers_say_at_first_is_next_to_nothing(kind: type[Any]) -> None:
             given = batch_of(HISTORIES, 20)
             vectors = fields(3 * given.dense.sign(), torch.zeros(given.size, 4, fields.numbers.weight.shape[0]))
             assert fm_terms(Parts(own=vectors, common=None, runs=None, numbers=20)).sum(1).abs().max() < 1.5
-
-
-def test_towers_without_modules_are_the_model_without_towers() -> None:
-    """Gates find their features by name in both."""
-    plan = (("place",), ("history", "item"), ("tags",))
-    for name in ("deepfm", "finalmlp gated"):
-        towers = replace(CONFIGS[name], towers=TowersConfig(plan=plan, compression=1))
-        pair = [build_model(config, schema(), ROWS, seed=2).eval() for config in (towers, CONFIGS[name])]
-        torch.testing.assert_close(*(model(batch_of(HISTORIES)) for model in pair))
 
 
 @pytest.mark.parametrize(

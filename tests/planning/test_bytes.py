@@ -14,16 +14,13 @@ from stratarec.planning.bytes import (
     Parts,
     RowShape,
     SlotSplit,
-    add_parts,
     cached_bytes,
     in_memory,
     level0_bytes,
-    log_bytes,
     record_bytes,
 )
 
 NO_TRAFFIC = BatchDemand(lookups=0, distinct=0, batches=1)
-WEIGHTS_ALONE = ("slot weights", "tags", "stamps", "record weights", "record parameters")
 
 
 def shape(width: int, kind: str = "sgd") -> RowShape:
@@ -38,21 +35,6 @@ def parts(
         **{"level1_rows": 0, "counters": False, "traffic": NO_TRAFFIC, **options},  # type: ignore[arg-type]
     )  # fmt: skip
     return {f"{memory} {name}": size for memory, named in made.items() for name, size in named.items()}
-
-
-@pytest.mark.parametrize(
-    ("kind", "fraction", "width", "ratio"),
-    [
-        ("int8", 0.05, 16, 2.71), ("int8", 0.05, 64, 3.15), ("int8", 0.05, 128, 3.24),
-        ("int4", 0.01, 64, 6.63), ("int4", 0.01, 128, 6.99), ("int4", 0.01, 256, 7.20),
-    ],
-)  # fmt: skip
-def test_weights_under_a_cache_shrink_as_published(kind: str, fraction: float, width: int, ratio: float) -> None:
-    """bytes a row = D b / 8 + q + c (4 D + t), with q = 4 and t = 8 (arXiv 2010.11305)."""
-    rows = 1_000_000
-    found = parts(shape(width), rows, round(fraction * rows), CodecConfig(kind=kind))  # type: ignore[arg-type]
-    used = sum(found[f"dram {name}"] for name in WEIGHTS_ALONE)
-    assert 4 * width * rows / used == pytest.approx(ratio, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -100,21 +82,6 @@ def test_a_table_in_level_0_has_weights_and_state_alone() -> None:
     assert in_memory(level0_bytes(shape(16, "adagrad"), 1000), "dram") == 128_000
 
 
-def test_a_home_in_dram_has_two_bits_a_row() -> None:
-    found = parts(shape(16, "rowwise_adagrad"), 1001, 136, CodecConfig(kind="int8"), counters=True)
-    assert found == {
-        "dram slot weights": 136 * 64, "dram slot state": 136 * 4, "dram tags": 136 * 4, "dram stamps": 136 * 4,
-        "dram counters": 136 * 4, "dram bitmaps": 2 * 126, "dram staging": 510, "dram record weights": 1001 * 16,
-        "dram record parameters": 1001 * 4, "dram record state": 1001 * 4,
-    }  # fmt: skip
-
-
-def test_a_mapped_home_keeps_its_records_out_of_dram() -> None:
-    found = parts(shape(16), 1000, 136, CodecConfig(kind="fp16"), home="mapped")
-    assert {name for name in found if "record" in name} == {"mapped record weights"}
-    assert found["dram bitmaps"] == 250
-
-
 def test_a_log_has_locations_in_dram_and_room_for_superseded_records() -> None:
     traffic = BatchDemand(lookups=100, distinct=50, batches=2)
     found = parts(
@@ -128,18 +95,6 @@ def test_a_log_has_locations_in_dram_and_room_for_superseded_records() -> None:
     assert found["dram staging"] == 2 * 4 * 100 + 60 * (100 + 136 / 16) + 1.25 * record * 50
     assert found["block block padding"] == blocks * 4096 - 1000 * record
     assert found["block dead space"] == int(blocks * 4096 * (0.5 + 4 / 64))
-
-
-@pytest.mark.parametrize(
-    ("record", "rows", "expected"), [(4084, 3, 3 * 4096), (4085, 3, 2 * 8192), (100, 39, 4096), (100, 40, 8192)]
-)
-def test_no_record_straddles_blocks(record: int, rows: int, expected: int) -> None:
-    assert log_bytes(record, rows) == expected
-
-
-def test_sums_go_part_by_part_and_leave_zeros_out() -> None:
-    one, other = {"dram": {"a": 1, "b": 0}}, {"block": {"a": 5}, "dram": {"a": 2}}
-    assert add_parts([one, other]) == {"dram": {"a": 3}, "block": {"a": 5}}  # type: ignore[list-item]
 
 
 @given(rows=st.integers(1, 1 << 40), ways=st.integers(1, 256))

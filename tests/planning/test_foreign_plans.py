@@ -27,13 +27,6 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return plan.to_dict()
 
 
-def test_a_plan_of_more_processes_than_there_can_be_is_none(content: dict[str, Any], tmp_path: Path) -> None:
-    """Logs and workspace are counted for each of them."""
-    write_sealed(tmp_path / "plan.json", {**content, "ranks": 2**48 - 1})
-    with refuses(DatasetError, "ranks 281474976710655 1 65536"):
-        Plan.load(tmp_path / "plan.json")
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from itertools import pairwise
 
@@ -12,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from errors import refuses
-from stratarec.errors import ConfigError
 from stratarec.planning.popularity import CacheDemand, Popularity, expected_misses, expected_second_misses
 
 
@@ -48,28 +45,6 @@ def zipf_counts(rows: int, exponent: float, lookups: float) -> NDArray[np.int64]
     return np.ceil(weight / weight.sum() * lookups).astype(np.int64)
 
 
-def test_ten_million_rows_become_a_few_thousand_bins_at_once() -> None:
-    counts = zipf_counts(10_000_000, 1.05, 1e9)
-    began = time.process_time()
-    popularity = Popularity.from_counts(counts)
-    assert time.process_time() - began < 5
-    assert len(popularity.rows) < 3000
-    assert popularity.by_id
-    for lookups in (1e3, 1e5, 1e7):
-        assert popularity.distinct(lookups) == pytest.approx(exact_distinct(counts, lookups), rel=5e-3)
-
-
-def test_ids_in_no_order_are_binned_by_count() -> None:
-    counts = np.random.default_rng(0).permutation(zipf_counts(300_000, 1.0, 1e8))
-    popularity = Popularity.from_counts(counts)
-    assert not popularity.by_id
-    assert len(popularity.rows) < 3000
-    assert (np.diff(popularity.share) <= 0).all()
-    assert popularity.distinct(1e5) == pytest.approx(exact_distinct(counts, 1e5), rel=5e-3)
-    with refuses(ConfigError, "memory.cache.policy rank"):
-        misses(popularity, lookups=1e4, slots=5e4, policy="rank", lookahead=1)
-
-
 def test_chunks_and_the_fall_back_to_a_histogram_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = np.random.default_rng(0).permutation(zipf_counts(300_000, 1.0, 1e8))
     whole = Popularity.from_counts(counts)
@@ -88,16 +63,6 @@ def test_a_zipf_table_is_the_exact_one_in_bins(rows: int) -> None:
         share = np.minimum(weight / weight.sum(), 1 - 1e-15)
         exact = float((1 - (1 - share) ** lookups).sum())
         assert found.distinct(lookups) == pytest.approx(exact, rel=2e-3)
-
-
-def test_counts_of_zero_are_as_good_as_none() -> None:
-    popularity = Popularity.from_counts(np.zeros(50, dtype=np.int64))
-    assert popularity.distinct(1e9) == pytest.approx(50)
-
-
-def test_negative_counts_are_refused() -> None:
-    with refuses(ConfigError, "counts -3"):
-        Popularity.from_counts(np.array([4, -3]))
 
 
 ROWS, LOOKUPS, BATCHES, WARM = 20_000, 400, 600, 300
@@ -162,15 +127,6 @@ def test_rank_meets_its_simulation_within_three_percent(slots: int, lookahead: i
     popularity = Popularity.zipf(ROWS, 1.0)
     predicted = misses(popularity, lookups=LOOKUPS, slots=slots, policy="rank", lookahead=lookahead)
     assert predicted == pytest.approx(simulate_rank(batches(1.0), slots, lookahead), rel=0.03)
-
-
-def test_lfu_is_rank_for_ids_in_any_order() -> None:
-    ranked = Popularity.zipf(ROWS, 1.0)
-    shuffled = Popularity(rows=ranked.rows[::-1], share=ranked.share[::-1], by_id=False)
-    one = misses(ranked, lookups=LOOKUPS, slots=3000, policy="rank", lookahead=1)
-    other = misses(shuffled, lookups=LOOKUPS, slots=3000, policy="lfu", lookahead=1)
-    assert one == pytest.approx(other)
-    assert one < misses(ranked, lookups=LOOKUPS, slots=3000, policy="lru")
 
 
 def simulate_second_level(

@@ -9,7 +9,7 @@ import pytest
 
 from errors import refuses
 from recipes import tiny
-from stratarec.config.units import parse_bytes, readable
+from stratarec.config.units import parse_bytes
 from stratarec.errors import ConfigError
 from stratarec.planning.config import BlockConfig, MemoryConfig
 from stratarec.recipe import Recipe
@@ -26,26 +26,8 @@ def test_sizes_are_read_as_written(text: object, expected: int) -> None:
     assert parse_bytes(text, "memory.dram") == expected
 
 
-@pytest.mark.parametrize("text", ["4 G", "GiB", "-1GiB", "", "4GiB2", 0, -5, True, [1], float("nan"), "0.1B", "9e30"])
-def test_what_is_no_size_is_refused_with_the_field(text: object) -> None:
-    with refuses(ConfigError, "memory.dram"):
-        parse_bytes(text, "memory.dram")
-
-
-def test_sizes_are_printed_in_binary_units() -> None:
-    assert [readable(size) for size in (5, 2048, 3 << 30, 5 << 40)] == ["5 B", "2.0 KiB", "3.0 GiB", "5.00 TiB"]
-
-
 def memory(root: Path, **section: Any) -> MemoryConfig:
     return Recipe.from_dict({**tiny(root), "memory": section}).memory
-
-
-def test_a_recipe_without_the_section_is_the_identity(tmp_path: Path) -> None:
-    assert Recipe.from_dict(tiny(tmp_path)).memory.is_identity
-    assert not memory(tmp_path, dram="1GiB").is_identity
-    assert not memory(tmp_path, precision="int8").is_identity
-    assert not memory(tmp_path, precision={"default": "fp32", "C1": "int4"}).is_identity
-    assert memory(tmp_path, precision="fp32", lookahead=2).is_identity
 
 
 def test_the_section_survives_a_round_trip(tmp_path: Path) -> None:
@@ -59,10 +41,6 @@ def test_the_section_survives_a_round_trip(tmp_path: Path) -> None:
     assert recipe.memory.dram == 4 << 30
     assert recipe.memory.block == BlockConfig(path="/tmp/rows", budget=1 << 40)
     assert (recipe.memory.table_precision("C3"), recipe.memory.table_precision("C4")) == ("fp32", "int8")
-
-
-def test_sizes_may_be_text_in_python_too() -> None:
-    assert MemoryConfig(dram="2MiB").dram == 2 << 20  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -86,9 +64,3 @@ def test_sizes_may_be_text_in_python_too() -> None:
 def test_mistakes_name_the_field(tmp_path: Path, section: dict[str, Any], message: str) -> None:
     with refuses(ConfigError, message):
         memory(tmp_path, **section)
-
-
-def test_a_precision_for_an_unknown_table_is_refused_with_a_hint() -> None:
-    config = MemoryConfig(precision={"default": "auto", "itms": "int8"})
-    with refuses(ConfigError, "memory.precision.itms"):
-        config.check_tables(["items", "users"])

@@ -20,7 +20,6 @@ from stratarec.planning import machine
 from stratarec.planning.candidates import describe_tables
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
-from stratarec.reporting.plan_page import print_comparison
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +49,6 @@ def as_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> Plan:
     return Plan.from_dict(json.loads(capfd.readouterr().out))
 
 
-def test_tables_and_totals_are_printed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(home / "recipe.yaml")]) == 0
-    out = capsys.readouterr().out
-    made = Recipe.load(home / "recipe.yaml")
-    rows = sum(Dataset.open(made.data.path).table_rows().values())
-    for text in ("level 0", "small tables", "slot weights", "predicted hit rate", "embedding step", "no limit"):
-        assert text in out
-    assert not missing(f"{rows * 5 * 4 / 1024:.1f}", out)  # D = 4 and a float of state
-    assert "just now" in out
-
-
 def test_json_holds_a_plan_within_its_budgets(home: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     recipe = str(home / "recipe.yaml")
     whole = as_json(capfd, recipe)
@@ -69,43 +57,6 @@ def test_json_holds_a_plan_within_its_budgets(home: Path, capfd: pytest.CaptureF
     assert made.used("dram") <= budget
     assert {each.table for each in made.tables} == {each.table for each in whole.tables}
     assert set(made.budgets) == {"dram", "block"}
-
-
-def test_files_are_written_when_asked(home: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    output, report = tmp_path / "plan.json", tmp_path / "plan.html"
-    made = as_json(capfd, str(home / "recipe.yaml"), "-o", str(output), "--report", str(report))
-    assert Plan.load(output) == made
-    text = report.read_text()
-    assert text.count('class="level"') >= 2
-    assert "where the tables live" in text
-    assert "http://" not in text.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
-        "http://creativecommons.org", ""
-    )
-
-
-def test_a_comparison_marks_what_is_off(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [("dram", "tags", 1024, 1024, False), ("block", "record weights", 1024, 2048, True)]
-    print_comparison([dict(zip(("memory", "part", "predicted", "used", "defect"), row, strict=True)) for row in rows])
-    tags, records = capsys.readouterr().out.splitlines()[1:3]
-    assert "off by" not in tags
-    assert records.split()[-9:] == ["2.0", "KiB", "2.000", "off", "by", "more", "than", "5", "%"]
-
-
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_the_tables_of_a_plan_fit_the_terminal(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
-    assert main(["plan", str(home / "recipe.yaml")]) == 0
-    wide = capsys.readouterr().out.splitlines()
-    monkeypatch.setenv("COLUMNS", str(width))
-    assert main(["plan", str(home / "recipe.yaml")]) == 0
-    narrow = capsys.readouterr().out.splitlines()
-    assert max(map(len, narrow)) <= width < max(map(len, wide))
-    table = next(line.split()[0] for line in wide[1:])
-    # The table's line is cut where its columns do not fit, each part under its name, and no word is.
-    assert " ".join(line for line in wide if line.startswith(table)).split() == (
-        [table] + [word for line in narrow if line.split()[:1] == [table] for word in line.split()[1:]]
-    )
 
 
 def test_too_small_a_budget_is_one_line_and_exit_code_2(home: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.planning.solve import GAP, Groups, quiet, solve
+from stratarec.planning.solve import GAP, Groups, solve
 
 candidate = st.tuples(st.floats(0, 1e-2), st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**12))
 tables = st.lists(st.lists(candidate, min_size=1, max_size=5), min_size=1, max_size=4)
@@ -68,11 +67,3 @@ def test_a_terabyte_budget_is_never_exceeded_by_a_byte(over: int) -> None:
     found = solve(costs, sizes, [(3 << 40) - over])
     assert found is not None
     assert sum(found) == 1
-
-
-def test_what_the_solver_prints_goes_nowhere_and_what_follows_does_not(capfd: pytest.CaptureFixture[str]) -> None:
-    print("before")
-    with quiet():
-        os.write(1, b"from below")
-    print("after")
-    assert capfd.readouterr().out == "before\nafter\n"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +11,7 @@ from errors import refuses
 from stratarec.errors import StorageError
 from stratarec.planning import machine
 from stratarec.planning.config import BlockConfig, MappedConfig, MemoryConfig
-from stratarec.planning.machine import Tiers, cache_file, measure_tiers
+from stratarec.planning.machine import Tiers, measure_tiers
 
 
 @pytest.fixture(autouse=True)
@@ -65,29 +62,6 @@ def test_measurements_are_kept_until_asked_for_again(tmp_path: Path) -> None:
     assert without_time(measure_tiers(memory(tmp_path), cache=cache)) == without_time(third)
 
 
-def test_directories_of_one_file_system_share_a_measurement(tmp_path: Path) -> None:
-    cache = tmp_path / "tiers.json"
-    measure_tiers(memory(tmp_path / "one"), cache=cache)
-    before = cache.read_bytes()
-    found = measure_tiers(memory(tmp_path / "two"), cache=cache)
-    assert found.block is not None
-    assert found.block.path == str(tmp_path / "two" / "block")
-    assert cache.read_bytes() == before
-
-
-def test_another_file_system_is_measured_on_its_own(tmp_path: Path) -> None:
-    other = Path("/dev/shm")
-    if not other.is_mount() or not os.access(other, os.W_OK):
-        pytest.skip("/dev/shm is no file system that can be written")
-    cache = tmp_path / "tiers.json"
-    measure_tiers(MemoryConfig(block=BlockConfig(path=str(tmp_path))), cache=cache)
-    before = set(json.loads(cache.read_text()))
-    with tempfile.TemporaryDirectory(dir=other) as folder:
-        measure_tiers(MemoryConfig(block=BlockConfig(path=folder)), cache=cache)
-    (new,) = set(json.loads(cache.read_text())) - before
-    assert new.endswith("|/dev/shm")
-
-
 def test_a_damaged_cache_is_replaced(tmp_path: Path) -> None:
     cache = tmp_path / "tiers.json"
     cache.write_text("{")
@@ -100,10 +74,3 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     section = MemoryConfig(block=BlockConfig(path=str(tmp_path / "file" / "rows")))
     with refuses(StorageError, "file/rows"):
         measure_tiers(section, cache=tmp_path / "tiers.json")
-
-
-def test_the_cache_lies_where_the_system_keeps_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_file() == tmp_path / "stratarec" / "tiers.json"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_file() == Path.home() / ".cache" / "stratarec" / "tiers.json"

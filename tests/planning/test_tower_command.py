@@ -19,7 +19,6 @@ from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
 HEAD = "# by hand\nname: x  # short\ndata: {path: d, source: {kind: synthetic}}\n"
-PLAN = [["a", "b: c"], ["ü", "yes"]]
 
 
 @pytest.fixture(scope="module")
@@ -96,20 +95,6 @@ def test_a_file_that_is_no_towers_is_refused(tmp_path: Path, text: str | None, s
         Recipe.load(path)
 
 
-def test_names_of_any_kind_are_read_from_a_file(tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").write_text(yaml.safe_dump(PLAN, default_flow_style=None, allow_unicode=True))
-    (tmp_path / "r.yaml").write_text(HEAD + "model: {kind: dlrm, towers: {plan: x.yaml, compression: 4}}\n")
-    towers = Recipe.load(tmp_path / "r.yaml").model.towers
-    assert towers is not None
-    assert [list(features) for features in towers.plan] == PLAN
-    assert towers.compression == 4
-
-
-def test_a_probe_is_no_longer_than_a_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan(home, "--towers", "2", "train.max_steps=3") == 0
-    assert "in a probe of 3 steps" in " ".join(capsys.readouterr().out.split())
-
-
 def test_a_run_is_asked_instead_of_a_probe(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(home, "--towers", "2", "--from", str(home / "run"), "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -169,13 +154,6 @@ def test_what_cannot_be_is_one_line(
     assert captured.out == ""
 
 
-@pytest.mark.parametrize("hosts", ["8", "8x", "0x8", "8X8", "-1x2", "8x8x8"])
-def test_clusters_in_other_words_are_refused(home: Path, hosts: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        plan(home, f"--hosts={hosts}", "--network", "1Gbit")
-    assert "such as 8x8" in capsys.readouterr().err
-
-
 def test_a_run_of_other_data_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["plan", str(home / "other.yaml"), "--towers", "2", "--from", str(home / "run")]
     assert main(given) == 2
@@ -229,15 +207,3 @@ def test_steps_with_the_network_on_a_gpu_say_where_time_goes(home: Path, capsys:
     said = " ".join(capsys.readouterr().out.split())
     assert "samples/s" in said
     assert "fit its memory" in said
-
-
-def test_fewer_hosts_hold_a_model_with_a_block_device(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ["--hosts", "fewest", "--network", "1Gbit", "memory.dram=9MiB", "memory.lookahead=0"]
-    assert plan(home, *given, f"memory.block.path={tmp_path / 'rows'}", "--json") == 0
-    alone, both = json.loads(capsys.readouterr().out)["hosts"]
-    assert (alone["memories"], both["memories"]) == ("dram", "dram + block")
-    assert alone["hosts"] >= both["hosts"] >= 1
-    assert plan(home, *given, "--samples", "1") == 0
-    assert not missing(f"{alone['hosts']}", capsys.readouterr().out)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from training.test_tiered_runs import content
 
-from recipes import prepared, tiny, train
+from recipes import prepared, train
 from stratarec.recipe import Recipe
 from stratarec.reporting.memory_levels import cached_tables, levels
 from stratarec.reporting.step_time import StepTime
@@ -83,10 +83,3 @@ def test_a_run_in_tiers_tells_what_it_measured(tmp_path: Path) -> None:
         assert words in text, words
     assert "were in level 0" in text
     assert re.search(r"What differs from the defaults.*train\.batch_size.*The whole recipe", text, re.DOTALL)
-
-
-def test_what_a_notebook_shows_is_escaped(tmp_path: Path) -> None:
-    shown = Recipe.from_dict({**tiny(tmp_path), "name": "<b>1"})._repr_html_()
-    assert "&lt;b&gt;1" in shown
-    assert "<b>1" not in shown
-    assert "<th>train.batch_size</th><td>128</td>" in shown

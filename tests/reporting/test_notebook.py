@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -12,7 +10,6 @@ import pytest
 from errors import missing
 from stratarec.progress import SilentProgress
 from stratarec.reporting.live.notebook_progress import NotebookProgress, progress_of_notebook
-from stratarec.training.final_evaluation import TrainResult
 
 
 @pytest.fixture
@@ -58,13 +55,6 @@ def test_nothing_is_drawn_of_what_is_no_number(progress: NotebookProgress) -> No
     assert set(lines(progress.html)) == {"#3b9b5c"}
 
 
-def test_what_was_said_last_stays_and_is_escaped(progress: NotebookProgress) -> None:
-    for number in range(9):
-        progress.say(f"line {number} <b>")
-    shown = progress.html
-    assert re.findall(r"line \d &lt;b&gt;", shown) == [f"line {number} &lt;b&gt;" for number in range(5, 9)]
-
-
 def test_without_a_notebook_there_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert isinstance(progress_of_notebook(), SilentProgress)
@@ -78,17 +68,3 @@ def test_without_a_notebook_there_is_silence(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setitem(sys.modules, "IPython", Terminal)
     assert isinstance(progress_of_notebook(), SilentProgress)
-
-
-@pytest.mark.parametrize("test", [None, {"auc": 0.75, "log_loss": 0.4, "grouped_auc": None, "samples": 10}])
-def test_a_result_says_what_was_tested(test: dict[str, Any] | None) -> None:
-    content = {
-        "checkpoint": "step-00000010", "steps": 10, "samples_per_second": 1234.5, "table_bytes": 2048,
-        "peak_rss_bytes": 1 << 30, **({"test": test} if test else {}),
-    }  # fmt: skip
-    found = TrainResult(content)
-    assert found == content
-    shown = found._repr_html_()
-    assert "<th>speed</th><td>1,234 samples/s over 10 steps</td>" in shown
-    assert ("<th>test AUC</th><td>0.75000</td>" in shown) is (test is not None)
-    assert "grouped" not in shown

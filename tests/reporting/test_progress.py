@@ -6,15 +6,11 @@ import json
 import os
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
-from errors import missing
-from stratarec.config.units import readable_seconds
-from stratarec.reporting.live import progress_bar
 from stratarec.reporting.live.json_progress import JsonProgress
-from stratarec.reporting.live.progress_bar import LineProgress, TaskSpeed, TerminalProgress, eta_text
+from stratarec.reporting.live.progress_bar import LineProgress, TaskSpeed
 
 
 def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:
@@ -35,29 +31,6 @@ def test_the_time_left_follows_the_last_minute() -> None:
         pace.add(1000.0 + 0.01 * step, 100 + step)
     assert pace.left(1000) == pytest.approx(10.0, rel=0.02)
     assert len(pace._marks) < 70
-
-
-def test_a_resumed_task_counts_only_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
-    pace = TaskSpeed()
-    pace.add(0.0, 1_000_001)
-    pace.add(1.0, 1_000_003)
-    assert pace.left(10) == pytest.approx(5.0)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.2, "0 s"),
-        (59.4, "59 s"),
-        (60, "1 min"),
-        (200, "3 min 20 s"),
-        (8213, "2 h 16 min"),
-        (7200, "2 h"),
-        (273600, "3 d 4 h"),
-    ],
-)
-def test_seconds_are_read_by_people(seconds: float, text: str) -> None:
-    assert readable_seconds(seconds) == text
 
 
 def test_a_reader_who_leaves_does_not_end_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,22 +84,3 @@ def test_the_time_left_is_right_within_the_first_minute_of_a_slow_start() -> Non
         speed.add(now, step)
         now += 0.1
     assert speed.left(1000) == pytest.approx(100.0, rel=0.01)
-
-
-def test_the_bar_of_a_terminal_has_the_same_estimate(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
-    clock = [100.0]
-    progress = TerminalProgress()
-    monkeypatch.setattr(progress_bar, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    progress.start("train", 1000, "steps", done=100)
-    for _ in range(10):
-        clock[0] += 1.0
-        progress.advance(1, "loss 0.5")
-    progress.finish()
-    assert not missing("110/1000 loss 0.5", capsys.readouterr().err.replace("  ", " "))
-
-
-def test_seconds_that_are_left_are_said_where_something_can_be_said() -> None:
-    assert (eta_text(None), eta_text(890.0)) == ("", "ETA 14 min 50 s")

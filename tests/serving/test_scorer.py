@@ -243,17 +243,6 @@ def test_scores_have_the_bits_of_predict_where_batches_hold_the_same_samples(roo
     assert len(scores) == len(log)
 
 
-def test_bf16_and_several_batches(root: Path, log: pl.DataFrame) -> None:
-    made = content(root, MODELS["dlrm"], "none", precision="bf16")
-    scores = exported(root, "bf16", made)["score"].to_numpy()
-    scorer = Scorer.open(root / "bf16")
-    assert scorer.manifest.precision == "bf16"
-    # Products of matrices round to bfloat16 otherwise in batches of other sizes.
-    np.testing.assert_allclose(scorer.score(log), scores, atol=4e-3)
-    many = pl.concat([log] * 12)
-    np.testing.assert_allclose(scorer.score(many), np.tile(scores, 12), atol=4e-3)
-
-
 @pytest.mark.parametrize("precision", ["int8", "int4", "fp16", "fp32"])
 def test_tables_stay_in_the_precision_that_they_were_trained_in(root: Path, log: pl.DataFrame, precision: str) -> None:
     made = content(root, MODELS["dlrm"] | {"history": {"pooling": "target_attention"}}, "none", batch_size=4)
@@ -302,21 +291,6 @@ def test_any_frame_gives_the_same_scores(scorer: Scorer, log: pl.DataFrame) -> N
     }
     for frame in (columns, floats, log.to_arrow(), log.with_columns(pl.col("city").cast(pl.Categorical)), log[:, ::-1]):
         np.testing.assert_array_equal(scorer.score(frame), expected)
-
-
-def test_pandas_frames(scorer: Scorer, log: pl.DataFrame) -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(log.to_dict(as_series=False))
-    assert frame["item"].dtype.kind == "f", "missing integers were no floats"
-    np.testing.assert_array_equal(scorer.score(frame), scorer.score(log))
-
-
-def test_values_that_training_never_saw_share_the_tail(scorer: Scorer, log: pl.DataFrame) -> None:
-    one = log[:1].with_columns(pl.Series("item", [10**9 + 7]), pl.Series("city", ["nowhere"]))
-    assert 0 < scorer.score(one)[0] < 1
-    assert scorer.score(one)[0] != scorer.score(log[:1])[0]
-    gone = log[:1].with_columns(pl.lit(None).alias("item"), pl.lit(None).alias("history"))
-    assert 0 < scorer.score(gone)[0] < 1
 
 
 @pytest.mark.parametrize(
@@ -500,18 +474,6 @@ def test_python_objects_are_what_they_say_or_refused(
     assert found == expected
 
 
-@pytest.mark.parametrize("depth", [2, 900, 100_000])
-@pytest.mark.parametrize("name", ["price", "item", "words", "tags", "history"])
-def test_lists_in_lists_are_refused_whatever_their_depth(
-    scorer: Scorer, log: pl.DataFrame, name: str, depth: int
-) -> None:
-    cell: Any = 1
-    for _ in range(depth):
-        cell = [cell]
-    with refuses(DataError, name):
-        scorer.score(log[:2].to_dict(as_series=False) | {name: [cell, None]})
-
-
 @pytest.mark.parametrize(
     ("name", "column", "expected"),
     [
@@ -557,17 +519,6 @@ def test_columns_of_any_kind_are_read_or_refused(
         np.testing.assert_array_equal(scorer.score(frame | {name: column}), scorer.score(frame | {name: expected}))
 
 
-def test_the_rows_of_a_log_are_plain_in_every_frame(scorer: Scorer, log: pl.DataFrame) -> None:
-    for place in range(0, len(log), 97):
-        row = log[place : place + 2]
-        expected = whole_columns(scorer, row)
-        batch = row.to_arrow().to_batches()[0]
-        for frame in (row, row.to_arrow(), batch, {name: row[name] for name in row.columns}):
-            found = scorer._model.encoder._cells.encode(frame)
-            # The test's log has text where the vocabulary of two columns is text, which is converted elsewhere.
-            assert found is None or (found[0].numpy().tobytes(), found[1].values.tolist()) == expected[:2]
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -585,11 +536,6 @@ def test_searching_finds_what_joining_finds(values: pl.Series) -> None:
     index, expected = ValueIndex(vocabulary), vocabulary.encode(asked)
     np.testing.assert_array_equal(index.ids(asked), expected)
     assert [-1 if value is None else index.id_of(value) for value in asked] == expected.tolist()
-
-
-def test_a_table_of_another_kind_than_a_frame_is_read_by_its_column_names(scorer: Scorer, log: pl.DataFrame) -> None:
-    batch = pa.Table.to_batches(log[:5].to_arrow())[0]
-    np.testing.assert_array_equal(scorer.score(pa.Table.from_batches([batch])), scorer.score(log[:5]))
 
 
 @pytest.mark.slow

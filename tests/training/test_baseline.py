@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -209,25 +208,6 @@ def dataset(home: Path, tmp_path: Path) -> Dataset:
     return prepare(log_config(tmp_path, schema, split=SplitConfig(valid=0.2, test=0.2)))
 
 
-@pytest.mark.parametrize(
-    ("auc", "log_loss", "said"),
-    [
-        (0.75, 0.2, ["beside it: LightGBM AUC 0.7000 +- 0.0597, log loss 0.2000, 1.0 s: worse"]),
-        (0.7001, 0.2, ["beside it: LightGBM AUC 0.7000 +- 0.0597, log loss 0.2000, 1.0 s: alike"]),
-        (0.68, 0.2, ["1.0 s: better", "by 0.0200; one AUC of so few samples is known to 0.0597. To try:", "dcnv2"]),
-        (0.60, 0.2, ["1.0 s: better", "LightGBM is better than this model, by 0.1000. To try:", "train.epochs"]),
-        (None, 0.3, ["1.0 s: better", "LightGBM is better than this model, by 0.1000"]),
-    ],
-)
-def test_who_is_better_is_said_plainly(dataset: Dataset, auc: float | None, log_loss: float, said: list[str]) -> None:
-    kept(dataset)
-    told = "\n".join(beside(dataset, "test", {"auc": auc, "log_loss": log_loss}))
-    assert all(each in told for each in said)
-    assert ("To try" in told) == (len(said) > 1)
-    assert all(len(line) <= 100 for line in told.splitlines())
-    assert beside(dataset, "train", {"auc": auc, "log_loss": log_loss}) == []
-
-
 def test_a_baseline_of_other_samples_or_a_damaged_one_is_said_and_ends_nothing(dataset: Dataset) -> None:
     kept(dataset, of="0" * 32)
     (told,) = beside(dataset, "test", None)
@@ -239,15 +219,6 @@ def test_a_baseline_of_other_samples_or_a_damaged_one_is_said_and_ends_nothing(d
     assert "format None, expected 1; run `stratarec baseline` again, or remove it" in told
     with refuses(DatasetError, "1"):
         list(check(Path(dataset.path)))
-
-
-def test_it_goes_with_the_data_set(dataset: Dataset, tmp_path: Path) -> None:
-    kept(dataset)
-    assert read_baselines(dataset) is not None
-    schema = Schema(label="click", sparse=(SparseFeature(name="shop"),))
-    again = prepare(log_config(tmp_path, schema, split=SplitConfig(valid=0.2, test=0.2)), overwrite=True)
-    assert read_baselines(again) is None
-    assert beside(again, "test", None)[0].startswith("beside it: not known")
 
 
 ONE = (SparseFeature(name="item"),)
@@ -287,13 +258,3 @@ def test_data_that_cannot_be_compared_on_are_refused(
     with refuses(error, message):
         fit_methods(dataset, SilentProgress())
     assert not (tmp_path / "data" / "baseline.json").exists()
-
-
-def test_without_its_extra_it_says_what_to_install(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "lightgbm", None)
-    assert main(["baseline", str(home / "r.yaml")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("stratarec: baseline needs lightgbm and scikit-learn, which are not installed (")
-    assert not missing("stratarec[baseline]", said)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-import pydantic
 import pytest
 import torch
 from sklearn.isotonic import IsotonicRegression
@@ -19,7 +17,7 @@ from recipes import prepared, tiny
 from stratarec import Scorer
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
-from stratarec.errors import CheckpointError, ConfigError
+from stratarec.errors import ConfigError
 from stratarec.models.calibration import Calibration, LogitMap
 from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
@@ -109,21 +107,6 @@ def test_odd_validation_splits_give_finite_maps_that_rise(kind: Any) -> None:
     assert fit(kind, found._replace(label=np.zeros(200, np.float32))) == (IDENTITY,)
 
 
-WRONG: list[dict[str, Any]] = [
-    {"knots": (0.0, 0.0)},
-    {"knots": (0.0, math.inf)},
-    {"values": (1.0, 0.0)},
-    {"values": (1.0,)},
-    {"slopes": (-1.0, 1.0)},
-]
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_no_map_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(pydantic.ValidationError):
-        LogitMap(**{"knots": (0.0, 1.0), "values": (0.0, 1.0), "slopes": (1.0, 1.0), **wrong})
-
-
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Dataset]:
     root = tmp_path_factory.mktemp("home")
@@ -187,14 +170,6 @@ def test_predictions_and_exports_have_it(run: tuple[Recipe, dict[str, Any]], tmp
 
 def as_tuples(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [{name: tuple(values) for name, values in each.items()} for each in result["calibration"]]
-
-
-def test_an_ended_run_takes_no_other_correction(run: tuple[Recipe, dict[str, Any]], home: tuple[Path, Dataset]) -> None:
-    recipe, _ = run
-    content = recipe.to_dict()
-    content["train"]["calibration"] = "none"
-    with refuses(CheckpointError, "train.calibration = none"):
-        Trainer(Recipe.from_dict(content), home[1]).train(resume=True)
 
 
 def test_it_needs_a_validation_split(tmp_path: Path) -> None:

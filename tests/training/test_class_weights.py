@@ -23,7 +23,7 @@ from stratarec.errors import ConfigError, Interrupted
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import LossConfig, TrainConfig
-from stratarec.training.evaluate import ScoredSamples, evaluate_split, fit
+from stratarec.training.evaluate import evaluate_split, fit
 from stratarec.training.export.export import export
 from stratarec.training.predict import predict
 from stratarec.training.run.open_run import open_run
@@ -132,16 +132,6 @@ def test_scores_are_of_the_true_rate_everywhere(tmp_path: Path, settings: dict[s
         assert fit("shift", found)[0].to_dict() == result["calibration"][0]
 
 
-def test_the_shift_of_few_samples_is_small_and_of_many_what_they_say() -> None:
-    draws = np.random.default_rng(0)
-    for samples, least, most in ((2_000, 0.05, 0.35), (400_000, 0.46, 0.52)):
-        logit = draws.normal(-3.5, 1.0, samples).astype(np.float32)
-        label = (draws.random(samples) < 1 / (1 + np.exp(-logit - 0.5))).astype(np.float32)
-        (found,) = fit("shift", ScoredSamples(label, logit, np.zeros(0, np.int64), np.zeros(0, np.float32)))
-        assert found.slopes == (1.0, 1.0)
-        assert least < found.values[0] < most
-
-
 def test_every_label_has_its_own_weight_and_exports_say_so(tmp_path: Path) -> None:
     log(tmp_path)
     made = recipe(tmp_path, ["click", "like"], max_steps=20, class_weight={"like": 30.0})
@@ -194,8 +184,3 @@ def test_mistakes_are_named(tmp_path: Path, value: Any, message: str) -> None:
 def test_losses_of_slates_take_no_weights_of_classes() -> None:
     with refuses(ConfigError, "train.class_weight train.loss.kind softmax"):
         TrainConfig(class_weight="balanced", loss=LossConfig(kind="softmax", by="session"))
-
-
-def test_a_recipe_whose_run_forgot_its_numbers_is_refused() -> None:
-    with refuses(ConfigError, "train.class_weight balanced"):
-        TrainConfig(class_weight="balanced").class_weights(["click"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,25 +57,6 @@ def test_figures_are_those_of_the_runs_and_fields_those_that_differ(
         assert not entry["other_data"]
 
 
-def test_a_table_fits_80_columns(
-    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    capsys.readouterr()
-    assert main(["compare", *(str(runs / name) for name in ("one", "two", "other"))]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    auc = json.loads((runs / "two" / "result.json").read_text())["test"]["auc"]
-    row = next(line for line in lines if line.startswith("test: AUC"))
-    assert row.split()[-2] == f"{auc:.5f}"
-    # As many tables of the recipes' fields as the width asks for.
-    found = [cell for line in lines if line.startswith("train.dense.learning_rate") for cell in line.split()[1:]]
-    assert found == ["0.001", "0.003", "0.001"]
-    # What was measured on other samples is marked, and why.
-    assert lines[0].split() == ["one", "two", "other*"]
-    assert "* trained and tested on other data than one: compare its metrics with care" in lines
-
-
 def test_a_run_that_goes_on_has_no_test(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     going = tmp_path / "going"
     recipe = Recipe.from_dict(tiny(runs, run=str(going), max_steps=25))
@@ -88,20 +68,6 @@ def test_a_run_that_goes_on_has_no_test(runs: Path, tmp_path: Path, capsys: pyte
     assert found["runs"][1]["validation"]["step"] == found["runs"][1]["checkpoint"] == 25
     assert main(["compare", str(going), str(runs / "one")]) == 0
     assert "not ended, so without a test: going" in capsys.readouterr().out
-
-
-def test_a_page_has_the_curves_of_all_and_loads_nothing(runs: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    assert main(["compare", str(runs / "one"), str(runs / "two"), "-o", str(page)]) == 0
-    text = page.read_text()
-    assert text.count("<svg") == 3
-    words = ("Training loss", "Validation AUC", "Validation log loss", "train.dense.learning_rate", "0.003")
-    assert all(word in text for word in words)
-    assert "best AUC on the test split: two" in text
-    assert text.count("<script") == 1  # of its charts
-    shutil.copytree(runs / "two", tmp_path / "twin")
-    assert main(["compare", str(runs / "two"), str(tmp_path / "twin"), "-o", str(page)]) == 0
-    assert "the same AUC on the test split: two and twin" in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -24,13 +23,11 @@ from stratarec.data.dataset.row_group import FILE_BITS
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.splits import SplitConfig
 from stratarec.io.lock import held
-from stratarec.models.metrics import auc, figures
+from stratarec.models.metrics import figures
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
 from stratarec.training.build import new_model
-from stratarec.training.continual.drift import auc_drift
-from stratarec.training.continual.novelty import kinds_of
 from stratarec.training.raw_logs import RawLogs, evaluate_logs
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
@@ -328,12 +325,6 @@ def test_a_file_that_is_not_what_comes_next_is_refused_in_a_line(
     assert files_of(run) == before
 
 
-@pytest.mark.parametrize("shift", [2 * DAY, 9 * DAY])
-def test_late_rows_that_are_near_enough_to_others_are_no_outliers(home: Path, tmp_path: Path, shift: int) -> None:
-    run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
-    go_on(run, with_one_time(shift)(home, tmp_path))
-
-
 def test_files_that_are_periods_already_are_skipped(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -457,19 +448,6 @@ def test_what_cannot_go_on_is_refused_in_a_line(home: Path, tmp_path: Path, caps
     assert "does not go with" in said(other)
 
 
-def test_a_period_of_values_that_nobody_knew_is_one(home: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
-    strange = pl.read_parquet(home / "day-2.parquet").with_columns(
-        pl.col("item") + 10**6, pl.col("user") + "x", pl.col("place") + "x"
-    )
-    strange.write_parquet(tmp_path / "strange.parquet")
-    go_on(run, tmp_path / "strange.parquet")
-    found = periods.read(periods.of_number(run, 2))
-    assert found.scores["new"]["samples"] == found.scores["all"]["samples"]
-    assert found.lookups["item"].known == 0
-    assert found.lookups["item"].admitted > 0
-
-
 def test_what_is_done_with_a_run_is_done_with_its_last_period(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -493,37 +471,6 @@ def test_what_is_done_with_a_run_is_done_with_its_last_period(
     # By the export, which knows users' histories as they are given to it.
     frame = pl.read_parquet(log).with_columns(pl.lit(None, pl.List(pl.Int64)).alias("seen"))
     assert Scorer.open(tmp_path / "export").score(frame).shape == (900,)
-
-
-def test_a_feature_that_is_new_in_all_samples_makes_none_of_them_new() -> None:
-    values = np.array([[0, 2, 0], [1, 2, 0], [0, 2, 2]], dtype=np.int8)
-    assert kinds_of(values).tolist() == [0, 1, 2]
-    assert kinds_of(values[:, 1:2]).tolist() == [2, 2, 2]
-    assert kinds_of(values[:, :0]).tolist() == [0, 0, 0]
-
-
-def test_drift_is_told_against_the_first_log_and_the_periods_before(home: Path) -> None:
-    told = [periods.read(path) for path in periods.paths(home / "whole")]
-    numbers = np.concatenate([*Dataset.open(home / "data").row_numbers("train")])
-    first = np.log1p(pl.read_parquet(home / "day-0.parquet")["age"].to_numpy()[numbers - 1])
-    areas = [period.scores["all"]["auc"] for period in told]
-    for day, period in enumerate(told, start=1):
-        now = np.log1p(pl.read_parquet(home / f"day-{day}.parquet")["age"].to_numpy())
-        assert period.dense["age"].shift == pytest.approx((now.mean() - first.mean()) / first.std(), rel=1e-6)
-        assert period.dense["age"].spread == pytest.approx(now.std() / first.std(), rel=1e-6)
-        assert period.dense["age"].known == 1
-        assert period.auc.before == (None if day == 1 else pytest.approx(np.mean(areas[: day - 1])))
-
-
-def test_the_interval_of_an_auc_holds_it_as_often_as_it_says() -> None:
-    random, held = np.random.default_rng(0), 0
-    area = 0.5 * (1 + math.erf(1 / 2))  # of two normal distributions whose means are one deviation apart
-    for _ in range(300):
-        label = np.arange(400) % 4 == 0
-        score = random.normal(size=400) + label
-        found = auc_drift({"auc": auc(label, score), "positives": 100, "samples": 400}, [])
-        held += found["low"] <= area <= found["high"]  # type: ignore[operator]
-    assert 0.92 < held / 300 < 0.98
 
 
 def test_encoded_rows_under_caches_go_on_to_the_same_bits_each_time(home: Path, tmp_path: Path) -> None:

@@ -11,17 +11,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from errors import refuses
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.manifest import DatasetManifest
-from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.clicks import ClicksSource
 from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.data.vocabulary import VocabularyConfig
-from stratarec.errors import ConfigError
 from stratarec.io.atomic import write_atomic
 from stratarec.models.metrics import figures
 from stratarec.progress import SilentProgress
@@ -148,25 +143,6 @@ def test_what_a_run_on_clicks_refuses_is_one_line(
     go_on(run, tmp_path / "late.parquet", code=2)
     assert "logs follow each other in time" in capsys.readouterr().err
     assert len(periods.paths(run)) == 1
-
-
-def test_a_run_whose_data_set_keeps_no_clicks_is_refused_in_a_line(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It was made by an earlier version."""
-    shutil.copytree(home / "data", tmp_path / "data")
-    manifest = DatasetManifest.read(tmp_path / "data")
-    manifest.model_copy(update={"carried": manifest.carried.model_copy(update={"clicks": None})}).write(
-        tmp_path / "data"
-    )
-    source = ClicksConfig(paths=(str(logs(home)[1]),), negatives=2, history_length=4, memory="3h", last_window="wait")
-    config = PrepareConfig(
-        source=source,
-        path=str(tmp_path / "next"),
-        vocabulary=VocabularyConfig(tail_buckets=4, base=str(tmp_path / "data")),
-    )
-    with refuses(ConfigError, "clicks log"):
-        prepare(config)
 
 
 def test_whoever_is_forgotten_is_in_no_click_that_waits_or_is_looked_back_on(home: Path, tmp_path: Path) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,16 +16,15 @@ import pytest
 import torch
 import yaml
 
-from errors import missing, refuses
+from errors import refuses
 from recipes import assert_same_model, interrupt, last, prepared, tiny, train
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import CheckpointError, ConfigError, Interrupted, StrataError, TrainingError
 from stratarec.models import CTRModel
-from stratarec.models.metrics import METRICS
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training import checkpoint, evaluate, loop
+from stratarec.training import checkpoint, evaluate
 from stratarec.training.trainer import Trainer
 
 STEPS = 32
@@ -90,11 +87,6 @@ def position(run: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_length_of_an_epoch(home: Path, tmp_path: Path) -> None:
-    made = recipe(home, tmp_path / "a")
-    assert len(Trainer(made, Dataset.open(made.data.path)).loader) == STEPS
-
-
 INT8 = {"precision": "int8", "lookahead": 2, "cache": {"fraction": 0.3, "ways": 8}}
 LONGER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "from the middle of an epoch": ({"max_steps": 13}, {"max_steps": 45}),
@@ -127,51 +119,6 @@ def test_a_finished_run_that_is_lengthened_ends_as_one_of_that_length(home: Path
     assert json.loads((tmp_path / "parts" / "recipe.json").read_text())["recipe"]["train"]["epochs"] == long.get(
         "epochs", 2
     )
-
-
-def test_the_result_of_the_shorter_run_stays_usable_until_there_is_another(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(recipe(home, tmp_path / "a", max_steps=5))
-    tested = result(tmp_path / "a")
-    longer = Trainer(made := recipe(home, tmp_path / "a", max_steps=40), Dataset.open(made.data.path))
-    interrupt(longer, at=30)
-    with pytest.raises(Interrupted):
-        longer.train(resume=True)
-    assert main(["evaluate", "-q", str(tmp_path / "a")]) == 0
-    assert f"{tested['test']['auc']:.6f}" in capsys.readouterr().out
-    train(made, resume=True)
-    assert not (tmp_path / "a" / "checkpoints" / tested["checkpoint"]).exists()
-    assert result(tmp_path / "a")["checkpoint"] == "step-00000040"
-
-
-NOTHING_TO_DO: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "the same steps by another field": ({"epochs": 1}, {"epochs": 1, "max_steps": STEPS}, "max_steps = 32"),
-    "fewer steps than it has": ({"max_steps": 9}, {"max_steps": 3}, "has 9 steps already"),
-    "fewer epochs": ({"epochs": 2}, {"epochs": 1}, "has 64 steps already"),
-    "more epochs of a run that was stopped early": (
-        {"epochs": 30, "eval_every": 10, "early_stopping": {"patience": 1}, "embedding": {"learning_rate": 3.0}},
-        {"epochs": 40, "eval_every": 10, "early_stopping": {"patience": 1}, "embedding": {"learning_rate": 3.0}},
-        "was ended by train.early_stopping, at step",
-    ),
-}
-
-
-@pytest.mark.parametrize("how", NOTHING_TO_DO)
-def test_a_length_that_asks_for_nothing_is_refused_and_not_written_down(home: Path, tmp_path: Path, how: str) -> None:
-    first, then, message = NOTHING_TO_DO[how]
-    train(recipe(home, tmp_path / "a", **first))
-    before = contents(tmp_path / "a")
-    with pytest.raises(CheckpointError, match=message):
-        train(recipe(home, tmp_path / "a", **then), resume=True)
-    assert contents(tmp_path / "a") == before
-
-
-def test_resuming_what_never_began_begins(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    train(recipe(home, tmp_path / "a", max_steps=3), resume=True, progress=(said := Said()))
-    assert not missing(f"{tmp_path / 'a'}", said.lines)
-    assert result(tmp_path / "a")["steps"] == 3
 
 
 def test_a_finished_run_gives_its_result_again(home: Path, tmp_path: Path) -> None:
@@ -207,36 +154,6 @@ def test_another_metric_cannot_go_on_where_its_best_checkpoint_is_gone(home: Pat
     assert contents(tmp_path / "a") == before
 
 
-VALIDATED: dict[str, tuple[dict[str, Any], list[int]]] = {
-    "eval_every beyond the end": ({"epochs": 1, "eval_every": 1000}, [32]),
-    "max_steps in mid-epoch": ({"max_steps": 5}, [5]),
-    "the end is due anyway": ({"epochs": 1, "eval_every": 16}, [16, 32]),
-    "in the middle and at the end": ({"epochs": 1, "eval_every": 20}, [20, 32]),
-    "each epoch": ({"epochs": 2}, [32, 64]),
-    "each epoch and the end": ({"epochs": 2, "max_steps": 40}, [32, 40]),
-}
-
-
-@pytest.mark.parametrize(("how", "patience"), [*zip(VALIDATED, [0, 5] * 3, strict=True)])
-def test_every_run_is_validated_when_it_ends(home: Path, tmp_path: Path, how: str, patience: int) -> None:
-    options, steps = VALIDATED[how]
-    trained = train(recipe(home, tmp_path / "a", early_stopping={"patience": patience}, **options))
-    assert [entry["step"] for entry in trained.state.evaluations] == steps
-    tested = min(trained.state.evaluations, key=lambda entry: entry["log_loss"])["step"]
-    assert result(tmp_path / "a")["checkpoint"] == f"step-{tested:08d}"
-
-
-@pytest.mark.parametrize("metric", ["ndcg_at_10", "grouped_auc"])
-def test_a_run_goes_by_the_order_within_users(home: Path, tmp_path: Path, metric: str) -> None:
-    stopping = {"patience": 5, "metric": metric}
-    made = recipe(home, tmp_path / "a", early_stopping=stopping, max_steps=24, eval_every=6)
-    trained = train(made, progress=(said := Said()))
-    found = {entry["step"]: entry[metric] for entry in trained.state.evaluations}
-    assert all(0 < value <= 1 for value in found.values())
-    assert result(tmp_path / "a")["checkpoint"] == f"step-{max(found, key=lambda step: found[step]):08d}"
-    assert any(f"{METRICS[metric].label} {found[6]:.5f}" in line for line in said.lines)
-
-
 def test_without_a_validation_split_early_stopping_is_refused_at_once(home: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"run": str(tmp_path / "a"), "max_steps": 3}
     made = Recipe.from_dict(without_validation(home, early_stopping={"patience": 1}, **options))
@@ -245,53 +162,6 @@ def test_without_a_validation_split_early_stopping_is_refused_at_once(home: Path
     assert not (tmp_path / "a").exists()
     train(Recipe.from_dict(without_validation(home, **options)), progress=(said := Said()))
     assert any("has no validation split: nothing is evaluated" in line for line in said.lines)
-
-
-def test_early_stopping_by_auc_needs_both_classes(home: Path, tmp_path: Path) -> None:
-    shutil.copytree(home / "data", tmp_path / "data")
-    made = recipe(tmp_path, tmp_path / "a", early_stopping={"patience": 1, "metric": "auc"}, max_steps=3)
-    dataset = Dataset.open(home / "data")
-    counts = dataset.label_counts("valid")
-    dataset.label_counts = lambda split: {  # type: ignore[method-assign]
-        name: count.model_copy(update={"positives": 0}) for name, count in counts.items()
-    }
-    with refuses(ConfigError, "samples class"):
-        Trainer(made, dataset)
-    by_loss = {"patience": 1, "metric": "log_loss"}
-    Trainer(recipe(tmp_path, tmp_path / "a", early_stopping=by_loss), dataset)
-
-
-def test_a_schedule_that_ends_before_the_run_is_told(home: Path, tmp_path: Path) -> None:
-    schedule = {"kind": "polynomial", "total_steps": 4}
-    made = recipe(home, tmp_path / "a", max_steps=6, dense={"schedule": schedule})
-    train(made, progress=(said := Said()))
-    assert not missing("train.dense.schedule 0 step 4 6", said.lines)
-    made = recipe(home, tmp_path / "b", max_steps=6, dense={"schedule": {**schedule, "final_factor": 0.1}})
-    train(made, progress=(said := Said()))
-    assert not any("schedule" in line for line in said.lines)
-
-
-def test_the_first_step_of_a_session_is_not_timed_and_told_where_it_takes_long(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may compile kernels."""
-    monkeypatch.setattr(loop, "_LONG_SECONDS", 0.1)
-    made, said, seconds = recipe(home, tmp_path / "run", max_steps=3), Said(), []
-    trainer = Trainer(made, Dataset.open(made.data.path), said)
-    step = trainer.step
-
-    def stepped(*item: Any) -> None:
-        seconds.append(trainer.state.train_seconds)
-        step(*item)
-        time.sleep(0.5)
-
-    trainer.step = stepped  # type: ignore[method-assign]
-    trainer.train()
-    position = trainer.state
-    assert seconds[:2] == [0, 0]
-    assert 0.5 <= seconds[2] < position.train_seconds
-    assert (position.trained_samples, position.untimed_samples) == (3 * 128, 128)
-    assert sum("kernels are compiled for this machine, once" in line for line in said.lines) == 1
 
 
 def interrupt_evaluation(trainer: Trainer, number: int) -> None:
@@ -354,14 +224,6 @@ def test_ctrl_c_in_a_validation_stops_there_and_changes_no_bit(
     assert_same_model(last(whole), last(tmp_path / "parts"))
     assert position(whole) == position(tmp_path / "parts")
     assert result(whole)["test"] == result(tmp_path / "parts")["test"]
-
-
-def test_a_run_that_draws_no_report_has_none_of_its_shorter_self(home: Path, tmp_path: Path) -> None:
-    train(recipe(home, tmp_path / "run", max_steps=3, report=True))
-    assert (tmp_path / "run" / "report.html").exists()
-    train(recipe(home, tmp_path / "run", max_steps=5), resume=True)
-    assert result(tmp_path / "run")["steps"] == 5
-    assert not (tmp_path / "run" / "report.html").exists()
 
 
 def test_ctrl_c_in_the_final_test_stops_and_the_next_start_only_tests(home: Path, tmp_path: Path) -> None:
@@ -477,14 +339,6 @@ def test_a_trainer_gives_torchs_settings_back(home: Path, tmp_path: Path, how: s
         with pytest.raises(error):
             trainer.train()
     assert settings() == before
-
-
-def test_what_the_caller_set_does_not_reach_the_training(home: Path, tmp_path: Path) -> None:
-    train(recipe(home, tmp_path / "a", max_steps=12))
-    torch.manual_seed(99)
-    torch.use_deterministic_algorithms(False)
-    train(recipe(home, tmp_path / "b", max_steps=12))
-    assert_same_model(last(tmp_path / "a"), last(tmp_path / "b"))
 
 
 @pytest.mark.slow

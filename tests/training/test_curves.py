@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,23 +60,6 @@ def losses(told: Told) -> list[float]:
     return [loss for _, loss in found]
 
 
-@pytest.fixture
-def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where libraries of others write, and that they ask nobody."""
-    monkeypatch.chdir(tmp_path)
-    for name, value in {
-        "WANDB_MODE": "offline",
-        "MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(),
-        "MLFLOW_ALLOW_FILE_STORE": "true",
-        "TRACKIO_DIR": str(tmp_path / "trackio"),
-        "HF_HUB_OFFLINE": "1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what libraries of others warn of is not ours
-        yield tmp_path
-
-
 def needs(kind: str) -> None:
     if importlib.util.find_spec(kind) is None:
         pytest.skip(f"{kind} is not installed: pip install 'stratarec[{kind}]'")
@@ -92,45 +74,6 @@ def test_tensorboard_has_what_progress_is_told(home: Path, tmp_path: Path) -> No
     found.Reload()
     assert [each.value for each in found.Scalars("train/loss")] == pytest.approx(losses(told))
     assert found.Scalars("valid/auc")[-1].step == 32
-
-
-@pytest.mark.slow
-def test_mlflow_has_what_progress_is_told(home: Path, offline: Path) -> None:
-    needs("mlflow")
-    from mlflow.tracking import MlflowClient
-
-    told = Told()
-    trained(home, offline / "run", "mlflow", told)
-    client = MlflowClient()
-    experiment = client.get_experiment_by_name("tiny")
-    (found,) = client.search_runs([experiment.experiment_id])
-    history = sorted(client.get_metric_history(found.info.run_id, "train/loss"), key=lambda each: each.step)
-    assert [each.value for each in history] == losses(told)
-    assert (found.info.status, found.info.run_name) == ("FINISHED", "run")
-    assert found.data.params["train.log_every"] == "4"
-
-
-@pytest.mark.slow
-def test_wandb_has_what_progress_is_told(home: Path, offline: Path) -> None:
-    needs("wandb")
-    told = Told()
-    trained(home, offline / "run", "wandb", told)
-    (file,) = (offline / "wandb").glob("offline-run-*/run-*.wandb")
-    written = file.read_bytes()  # records of JSON texts, which its own package no longer reads
-    assert all(repr(loss).encode() in written for loss in losses(told))
-    assert b"valid/auc" in written
-
-
-@pytest.mark.slow
-def test_trackio_has_what_progress_is_told(home: Path, offline: Path) -> None:
-    needs("trackio")
-    told = Told()
-    trained(home, offline / "run", "trackio", told)
-    from trackio.sqlite_storage import SQLiteStorage
-
-    (name,) = SQLiteStorage.get_runs("tiny")
-    logs = SQLiteStorage.get_logs("tiny", name)
-    assert [each["train/loss"] for each in logs if "train/loss" in each] == losses(told)
 
 
 def test_what_is_not_installed_is_named_before_anything_is_written(
@@ -170,15 +113,6 @@ def test_a_library_that_fails_costs_its_curves_and_not_the_run(
     assert [line for line in told.said if "curves" in line] == [
         "curves go to tensorboard no more: ConnectionError: no route to host"
     ]
-
-
-def test_a_library_that_cannot_begin_is_one_line(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(of: CurvesOf) -> None:
-        raise RuntimeError("no key\nis configured")
-
-    monkeypatch.setattr("stratarec.reporting.live.tensorboard_curves.TensorBoardCurves", fails)
-    with refuses(ConfigError, "train.curves"):
-        trained(home, tmp_path / "run", "tensorboard", Told())
 
 
 def test_a_session_that_is_stopped_is_told_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,14 +21,11 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
 from stratarec.models.registry import SCORES
 from stratarec.progress import SilentProgress
-from stratarec.recipe import Recipe
 from stratarec.training.explain.importance import importance
 from stratarec.training.explain.probe import Column, Probe, columns_of, drawn
 from stratarec.training.run.open_run import TrainedModel, open_run
-from stratarec.training.trainer import Trainer
 
 ROWS = 3000
 COLUMNS = ["x", "y", "item", "city", "tags", "last", "before"]
@@ -293,21 +290,6 @@ MODELS = [{"kind": score.config.kind} for score in SCORES if not score.config.on
 MODELS += [{"kind": "dcnv2", "towers": TOWERS}, {"kind": "deepfm", "heads": {"kind": "mmoe"}}]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS, ids="-".join)
-def test_every_model_is_explained(root: Path, tmp_path: Path, model: dict[str, Any]) -> None:
-    (tmp_path / "log.parquet").symlink_to(root / "log.parquet")
-    made = Recipe.from_dict(content(tmp_path, model, max_steps=2))
-    dataset = prepare(made.data)
-    Trainer(made, dataset).train()
-    with open_run(tmp_path / "run") as trained:
-        probe = probe_of(trained, 200)
-        columns = columns_of(trained.dataset.schema)
-        found = importance(probe, columns, repeats=1, seed=0, progress=SilentProgress())
-        assert all(math.isfinite(each.auc_drop.value) for label in found.values() for each in label.columns)
-        assert not np.array_equal(probe.scores(), probe.scores(probe.without(columns)))
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -339,22 +321,3 @@ def test_a_mistake_is_one_line(root: Path, options: list[str], said: str, capsys
     assert status == 2
     assert said in error
     assert error.count("\n") == 1
-
-
-def test_a_run_without_its_data_and_a_split_of_one_class_are_told(
-    root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main(["explain", str(root), "-q"]) == 2
-    assert "is no run" in capsys.readouterr().err
-    (root / "data").rename(root / "moved")
-    try:
-        assert main(["explain", str(root / "run"), "-q"]) == 2
-        assert "which is not there" in capsys.readouterr().err
-    finally:
-        (root / "moved").rename(root / "data")
-    assert main(["explain", str(root / "run"), "-q", "--samples", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["labels"]["click"]
-    assert found["auc"] is None
-    assert found["columns"][0]["auc_drop"] == {"value": None, "margin": None}
-    assert main(["explain", str(root / "run"), "-q", "--samples", "1", "-o", str(tmp_path / "e.html")]) == 0
-    assert "nan" not in capsys.readouterr().out

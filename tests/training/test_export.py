@@ -20,7 +20,7 @@ from recipes import DISK_BYTES, fill_disk, prepared, tiny
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.errors import CheckpointError, ExportError, StorageError
-from stratarec.io.opening import create, hold_directory
+from stratarec.io.opening import hold_directory
 from stratarec.recipe import Recipe
 from stratarec.training.export.export import export
 from stratarec.training.run.open_run import open_run
@@ -62,15 +62,6 @@ def test_a_file_that_cannot_be_written_whole_leaves_nothing(run: Path, tmp_path:
         assert "terminate" not in done.stderr
         assert not list(tmp_path.iterdir()), limit
     assert limited(("export", "--program"), run, tmp_path / "out", sizes[-1]).returncode == 0
-
-
-def test_earlier_scores_stay_where_a_file_cannot_grow(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "old.parquet").write_bytes(b"earlier scores")
-    done = limited(("predict",), run, tmp_path / "old.parquet", 2000)
-    assert (done.returncode, done.stdout) == (2, "")
-    expected = f"cannot write {tmp_path / 'old.parquet'}: File too large; free space or name another path"
-    assert done.stderr == f"stratarec: {expected}\n"
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"old.parquet": b"earlier scores"}
 
 
 @pytest.mark.parametrize("command", ["predict", "export", "export --program"])
@@ -194,17 +185,6 @@ def test_a_killed_export_is_no_export(run: Path, tmp_path: Path) -> None:
     names = sorted(path.name for path in tmp_path.iterdir())
     kept = [".out.0123456789abcdef.tmp", ".out.fedcba9876543210.tmp", ".out.tmp", ".output.0123456789abcdef.tmp"]
     assert names == [*kept, "out"]
-
-
-def test_predictions_of_a_killed_process_are_removed_by_the_next(run: Path, tmp_path: Path) -> None:
-    names = [".s[1].csv.parquet.0123456789abcdef.tmp", ".s1.csv.parquet.0123456789abcdef.tmp", ".s.tmp"]
-    for name in names:
-        (tmp_path / name).write_text("half")
-    held = create(tmp_path / ".s[1].csv.parquet.fedcba9876543210.tmp")
-    assert main(["predict", "-q", str(run), "-o", str(tmp_path / "s[1].csv.parquet")]) == 0
-    held.close()
-    kept = sorted([*names[1:], ".s[1].csv.parquet.fedcba9876543210.tmp", "s[1].csv.parquet"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
 def test_equal_models_give_equal_files(run: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from sklearn.metrics import ndcg_score, roc_auc_score
 from errors import check_refusal, missing
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.data.sources.presets import CATEGORIES
 from stratarec.training.predict import TopRows
 
 ROWS = 3000
@@ -125,24 +124,6 @@ def test_rows_without_labels_have_the_history_of_earlier_logs(place: Path) -> No
     assert (bare["score"] - with_history["score"]).abs().max() > 1e-4  # type: ignore[operator]
 
 
-def test_without_labels_and_earlier_logs_users_start_with_nothing(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    later = pl.read_parquet(place / "log.parquet").drop("click").head(60)
-    # What histories are made by is not asked for.
-    for frame in (later, later.drop("who", "at")):
-        arguments = ["predict", run_of(place), fresh(place, frame), "-o", str(place / "out.parquet")]
-        assert main(arguments) == 0
-        said = capsys.readouterr().err
-        assert said.count("users start with nothing in before: --history names logs") == 1
-        found = pl.read_parquet(place / "out.parquet")
-        nobody = pl.DataFrame({"click": [0], "who": ["nobody"], "at": [0], **later.head(1).drop("who", "at").to_dict()})
-        log = place / name(place, "nobody")
-        nobody.write_parquet(log) if log.suffix == ".parquet" else nobody.write_csv(log)
-        known = scores(place, fresh(place, later), "--history", str(log))
-        assert found["score"].equals(known["score"])
-
-
 @pytest.mark.parametrize("ending", ["xlsx", "csv.gz", ""])
 def test_scores_have_the_format_that_their_ending_names(
     place: Path, ending: str, capsys: pytest.CaptureFixture[str]
@@ -156,29 +137,6 @@ def test_scores_have_the_format_that_their_ending_names(
     text, binary = pl.read_csv(place / "a.CSV"), pl.read_parquet(place / "a.parquet")
     assert text.columns == binary.columns
     np.testing.assert_allclose(text["score"], binary["score"], rtol=1e-6)
-
-
-def test_values_that_training_never_saw_score_as_rare_ones_do(place: Path) -> None:
-    log = pl.read_parquet(place / "log.parquet").head(50)
-    strange = log.with_columns(
-        item=pl.int_range(pl.len()) + 10**6,
-        country=pl.lit("xx"),
-        price=pl.lit(None, dtype=pl.Float64),
-        words=pl.lit("zz"),
-    )
-    found = scores(place, fresh(place, strange))
-    assert found["score"].is_finite().all()
-    assert found["row"].to_list() == [row + (2 if "csv" in place.name else 1) for row in range(50)]
-
-
-def test_scores_as_csv(place: Path) -> None:
-    target = place / "out.csv"
-    assert (
-        main(["predict", "-q", run_of(place), str(place / name(place, "log")), "--keep", "who", "-o", str(target)]) == 0
-    )
-    found = pl.read_csv(target)
-    assert found.columns == ["file", "row", "who", "label", "score"]
-    assert found["who"].to_list() == pl.read_parquet(place / "log.parquet")["who"].to_list()
 
 
 CELLS = {
@@ -367,65 +325,3 @@ def test_what_cannot_be_scored_is_one_line_and_nothing_is_written(
     said = capsys.readouterr().err
     check_refusal(message, said)
     assert not target.exists()
-
-
-def test_a_source_of_clicks_says_what_to_do_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(tiny(tmp_path, max_steps=4)))
-    for command in ("prepare", "train"):
-        assert main([command, "-q", str(tmp_path / "r.yaml")]) == 0
-    capsys.readouterr()
-    (tmp_path / "new.csv").write_text("a\n1\n")
-    assert main(["predict", run_of(tmp_path), str(tmp_path / "new.csv")]) == 2
-    assert not missing("synthetic", capsys.readouterr().err)
-
-
-def public_log(kind: str, rows: int) -> list[list[str]]:
-    """Fields of a log of one of the public formats, the header first where there is one."""
-    draws = np.random.default_rng(4)
-    label = draws.integers(0, 2, rows).astype(str)
-    if kind == "criteo":
-        numbers = draws.integers(0, 99, (rows, 13)).astype(str)
-        words = np.char.add("v", draws.integers(0, 9, (rows, 26)).astype(str))
-        numbers[::7, 2], words[::5, 3] = "", ""
-        return np.column_stack([label, numbers, words]).tolist()
-    hours = [f"1410{day:02}{hour:02}" for day, hour in draws.integers([10, 0], [20, 24], (rows, 2))]
-    words = draws.integers(0, 9, (rows, 21)).astype(str)
-    head = ["id", "click", "hour", *CATEGORIES]
-    return [head, *np.column_stack([np.arange(rows).astype(str), label, hours, words]).tolist()]
-
-
-@pytest.mark.parametrize(("kind", "label", "keep"), [("criteo", 0, "C1"), ("avazu", 1, "id")])
-def test_public_logs_are_scored_with_labels_and_without(
-    tmp_path: Path, kind: str, label: int, keep: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines, delimiter = public_log(kind, 400), "\t" if kind == "criteo" else ","
-    bare = [[field for place, field in enumerate(line) if place != label] for line in lines]
-    for name, content in (("log.txt", lines), ("bare.txt", bare)):
-        (tmp_path / name).write_text("".join(delimiter.join(line) + "\n" for line in content))
-    made = tiny(tmp_path, max_steps=3)
-    made["data"]["source"] = {"kind": kind, "paths": [str(tmp_path / "log.txt")]}
-    made["data"]["split"] = {"by": "fraction", "valid": 0, "test": 0.5}
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made))
-    for command in ("prepare", "train"):
-        assert main([command, "-q", str(tmp_path / "r.yaml")]) == 0
-    run, found = run_of(tmp_path), {}
-    for name, files in {"split": [], "log": ["log.txt"], "bare": ["bare.txt"]}.items():
-        output = tmp_path / f"{name}.parquet"
-        options = ["--keep", keep] if files else []
-        logs = [str(tmp_path / each) for each in files]
-        assert main(["predict", "-q", run, *logs, *options, "-o", str(output)]) == 0
-        found[name] = pl.read_parquet(output).sort("row")
-    assert found["log"].columns == ["file", "row", keep, "label", "score"]
-    assert found["bare"].columns == ["file", "row", keep, "score"]
-    assert found["bare"]["score"].equals(found["log"]["score"])
-    both = found["split"].join(found["log"], on="row", suffix="_raw")
-    assert len(both) == len(found["split"]) > 100
-    assert both["label"].equals(both["label_raw"])
-    np.testing.assert_allclose(both["score_raw"], both["score"], rtol=2e-6)
-    capsys.readouterr()
-    assert main(["evaluate", "-q", run, str(tmp_path / "log.txt")]) == 0
-    assert main(["evaluate", "-q", run, str(tmp_path / "bare.txt")]) == 2
-    assert not missing(f"bare.txt {'label' if kind == 'criteo' else 'click'}", capsys.readouterr().err)
-    (tmp_path / "short.txt").write_text(delimiter.join(lines[-1][:-5]) + "\n")
-    assert main(["predict", "-q", run, str(tmp_path / "short.txt"), "-o", str(tmp_path / "no.csv")]) == 2
-    assert ("short.txt, line 1: " if kind == "criteo" else "short.txt: no column 'C1'") in capsys.readouterr().err

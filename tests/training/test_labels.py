@@ -178,11 +178,6 @@ def test_an_export_scores_each_label(place: Path, scores: pl.DataFrame) -> None:
     assert scorer.score({"item": [], "who": [], "before": []}).shape == (0, 3)
 
 
-def test_check_counts_every_label(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(place / "data")]) == 0
-    assert main(["check", str(place / "run")]) == 0
-
-
 def test_a_run_goes_on_to_the_same_bits(place: Path) -> None:
     whole = json.loads((place / "run" / "result.json").read_text())["test"]
     change = [f"train.run={place / 'half'}", "train.max_steps=4"]

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from training.test_resumed import AVERAGED
 
 from errors import refuses
 from recipes import assert_same_model, last, tiny, train
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.errors import CheckpointError, ConfigError
+from stratarec.errors import CheckpointError
 from stratarec.io.tensors import read_tensors
 from stratarec.models.metrics import figures
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.recipe.train_section import AverageConfig, TrainConfig
-from stratarec.training import checkpoint, resolve
-from stratarec.training.checkpoint import restore_average
+from stratarec.training import checkpoint
 from stratarec.training.evaluate import evaluate_split
-from stratarec.training.resolve import check_average, remarks
 from stratarec.training.run.open_run import open_run
 from stratarec.training.run.run_directory import read_recipe
-from stratarec.training.steps.step import Stages, WeightAverage
 from stratarec.training.trainer import Trainer
 
 
@@ -35,48 +27,6 @@ def run(home: Path, target: Path, model: dict[str, Any], *, resume: bool = False
     made = tiny(home, run=str(target), **options)
     made["model"] |= model
     return train(Recipe.from_dict(made), resume=resume)
-
-
-@pytest.mark.parametrize(("slowness", "told"), [(30.0, True), (0.5, False)])
-def test_bf16_without_instructions_is_told(
-    home: Path, monkeypatch: pytest.MonkeyPatch, slowness: float, told: bool
-) -> None:
-    monkeypatch.setattr(resolve, "bf16_slowness", lambda: slowness)
-    dataset = Dataset.open(tiny(home)["data"]["path"])
-    lines = list(remarks(TrainConfig(precision="bf16"), None, dataset, 10, 1))
-    assert any("takes 30 times as long for products in bf16" in line for line in lines) == told
-    assert not any("bf16" in line for line in remarks(TrainConfig(), None, dataset, 10, 1))
-
-
-class Beginnings(TorchDispatchMode):
-    """Notes where operands of products begin, in bytes beyond a multiple of 64."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Counter[int] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__.startswith(("mm", "addmm")):
-            self.found.update(each.data_ptr() % 64 for each in args if isinstance(each, torch.Tensor))
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("kind", ["dlrm", "dcnv2"])
-def test_operands_of_products_begin_where_memory_of_torch_does(
-    home: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By where they begin MKL takes another path to products of 30 x 13 by 13 x 8, which has other last bits."""
-    watch, step = Beginnings(), Stages.train
-
-    def watched(self: Stages, *given: Any) -> Any:
-        with watch:
-            return step(self, *given)
-
-    monkeypatch.setattr(Stages, "train", watched)
-    made = tiny(home, run=str(tmp_path / "run"), max_steps=8, eval_every=0)
-    made["model"] = {"kind": kind, "embedding_dim": 4, "dropout": 0.2, "batch_norm": True}
-    train(Recipe.from_dict(made))
-    assert watch.found.keys() == {0}
 
 
 def test_dropout_and_statistics_change_what_is_trained(home: Path, tmp_path: Path) -> None:
@@ -172,16 +122,3 @@ def test_the_average_is_what_is_evaluated_and_kept_for_use(home: Path, tmp_path:
         checkpoint.load(tmp_path / "run" / "checkpoints" / "step-00000014").load_into(trained.model)
         entry = next(each for each in trainer.state.evaluations if each["step"] == 14)
         assert figures(evaluate_split(trained.model, trained.dataset, "valid", **options)[0])["auc"] == entry["auc"]
-
-
-def test_a_checkpoint_that_lacks_an_averaged_weight_is_refused() -> None:
-    average = WeightAverage(torch.nn.Linear(2, 1), AverageConfig(decay=0.9))
-    with refuses(CheckpointError, "optimizer.safetensors float32[1]"):
-        restore_average(Path("x"), average, {"weights/weight": torch.zeros(1, 2), "random": torch.zeros(3)})
-
-
-def test_towers_on_hosts_of_their_own_have_no_average() -> None:
-    mesh: Any = SimpleNamespace(between=object())
-    check_average(TrainConfig(), mesh)
-    with refuses(ConfigError, "train.average.decay 0.9"):
-        check_average(TrainConfig(average=AverageConfig(decay=0.9)), mesh)

@@ -109,10 +109,3 @@ def test_every_model_is_at_chance(root: Path, model: dict[str, Any], law: str) -
     dataset = prepare(recipe.data)
     metrics = Trainer(recipe, dataset).train(overwrite=True)["test"]
     assert_chance(metrics["auc"], dataset.positives["test"], dataset.samples("test"))
-
-
-def test_a_model_is_at_chance_on_few_clicks_too(root: Path) -> None:
-    recipe = random_recipe(root, "zipf", "time", 1, FEW, kind="dcnv2")
-    dataset = prepare(recipe.data)
-    metrics = Trainer(recipe, dataset).train(overwrite=True)["test"]
-    assert_chance(metrics["auc"], dataset.positives["test"], dataset.samples("test"), 0.02)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from training.test_continual import DAY, assert_same_period, begin, files_of
+from training.test_continual import assert_same_period, begin, files_of
 from training.test_eviction import EVICT
 
 from errors import missing, refuses
@@ -20,7 +19,6 @@ from recipes import KILLS
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.errors import ExportError
-from stratarec.training.continual.drift import alarms
 from stratarec.training.export import publish as publishing
 from stratarec.training.export import write_delta
 from stratarec.training.run import periods
@@ -169,41 +167,6 @@ def test_an_export_that_was_stopped_before_its_delta_is_repeated(
     assert "out" in capsys.readouterr().err
     assert files_of(tmp_path / "out") == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "out", "run"]
-
-
-def test_a_period_that_has_moved_is_told_on_a_page_in_a_line_and_by_an_exit_code(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, page = Path(shutil.copytree(home / "run", tmp_path / "run")), tmp_path / "drift.html"
-    command = ["continue", "-q", "--json", "--alert", "-o", str(page), str(run)]
-    capsys.readouterr()
-    assert main([*command, str(home / "day-1.parquet")]) == 0
-    assert json.loads(capsys.readouterr().out)["alarms"] == []
-    assert "nothing is alarming" in page.read_text()
-    strange = pl.read_parquet(home / "day-2.parquet").with_columns(pl.col("age") * 5)
-    strange.write_parquet(tmp_path / "strange.parquet")
-    assert main([*command, str(tmp_path / "strange.parquet")]) == 3
-    told = capsys.readouterr()
-    assert told.err.count("\n") == 1
-    found = json.loads(told.out)["alarms"]
-    assert "age: its mean has moved by +" in found[-1]
-    assert found[-1] in told.err
-    assert len(periods.paths(run)) == 2  # committed all the same
-    html = page.read_text()
-    for text in ("strange.parquet", "AUC, and what chance gives", "Calibration", "Lookups without a row", "evicted"):
-        assert text in html
-    # Without the option it is a line, and no exit code.
-    frame = pl.read_parquet(home / "day-3.parquet").with_columns(pl.col("time") + DAY, pl.col("age") * 5)
-    frame.write_parquet(tmp_path / "later.parquet")
-    assert main(["continue", "-q", str(run), str(tmp_path / "later.parquet")]) == 0
-    assert "  age: its mean has moved by" in capsys.readouterr().out
-
-
-def test_an_auc_that_has_risen_alarms_nobody() -> None:
-    auc = {"before": 0.6, "low": 0.7, "high": 0.8}
-    period = {"auc": auc, "scores": {"all": {"auc": 0.75}}, "dense": {}}
-    assert alarms(period) == []
-    assert len(alarms(period | {"auc": auc | {"before": 0.9}})) == 1
 
 
 EVERY_ROW = "import sys; from stratarec.training.export import write_delta; write_delta._MOST = 1.0; "

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from stratarec.models.metrics import evaluate_labels, evaluate_logits, figures
+from stratarec.models.metrics import evaluate_logits
 from stratarec.models.reliability import MOST_BINS, Reliability
 
 
@@ -30,17 +30,6 @@ def test_a_calibrated_model_has_the_error_that_chance_gives_it(samples: int) -> 
     assert errors.mean() == pytest.approx(noises.mean(), rel=0.08)
     # Falls as the square root of samples.
     assert noises.mean() * math.sqrt(samples) == pytest.approx(1.25, rel=0.15)
-
-
-@pytest.mark.parametrize("shift", [0.3, -0.5])
-def test_a_shifted_model_has_the_shift(shift: float) -> None:
-    label, logit = drawn(300_000, shift)
-    expected = np.abs(sigmoid(logit) - sigmoid(logit - shift)).mean()
-    found = evaluate_logits(label, logit)
-    assert found["calibration_error"] == pytest.approx(expected, rel=0.03)
-    assert found["calibration_noise"] < 0.1 * expected
-    assert all((each.predicted > each.observed) == (shift > 0) for each in found.reliability)
-    assert not any(each.low < each.predicted < each.high for each in found.reliability)
 
 
 def test_bins_are_of_equal_mass_and_hold_every_sample_once() -> None:
@@ -66,13 +55,6 @@ def test_bins_are_of_equal_mass_and_hold_every_sample_once() -> None:
 def test_intervals_hold_the_rate_of_a_calibrated_model_as_often_as_they_say() -> None:
     bins = [each for seed in range(40) for each in Reliability().add(*drawn(5_000, seed=seed)).bins()]
     assert np.mean([each.low <= each.predicted <= each.high for each in bins]) == pytest.approx(0.95, abs=0.02)
-
-
-@pytest.mark.parametrize(("samples", "bins"), [(0, 0), (1, 1), (99, 1), (100, 2), (5_000, MOST_BINS)])
-def test_few_samples_have_few_bins(samples: int, bins: int) -> None:
-    found = evaluate_logits(*drawn(samples))
-    assert len(found.reliability) == bins
-    assert math.isnan(found["calibration_error"]) == math.isnan(found["calibration_noise"]) == (samples == 0)
 
 
 def test_samples_of_one_logit_are_one_bin_however_extreme() -> None:
@@ -115,12 +97,3 @@ def test_sums_of_parts_are_those_of_the_whole() -> None:
         np.testing.assert_allclose(found.sums, whole.sums, rtol=1e-12)
         assert found.error() == pytest.approx(whole.error(), rel=1e-12)
     assert whole.sums.nbytes < 1 << 20
-
-
-def test_each_label_has_bins_of_the_samples_that_know_it() -> None:
-    label, logit = drawn(4_000)
-    both = np.stack([label, np.where(np.arange(4_000) % 2, label, np.nan)], axis=1)
-    found = figures(evaluate_labels(["click", "like"], both, np.stack([logit, logit + 0.4], axis=1)))
-    sizes = {name: sum(each["samples"] for each in part["reliability"]) for name, part in found["labels"].items()}
-    assert sizes == {"click": 4_000, "like": 2_000}
-    assert found["labels"]["like"]["calibration_error"] > 3 * found["labels"]["click"]["calibration_error"]

@@ -313,25 +313,6 @@ def test_rows_of_others_keep_their_bits_where_rows_are_encoded_under_a_cache(
     assert all(torch.equal(after[name], weights) for name, weights in before.items())
 
 
-def test_values_are_read_as_prepare_reads_them(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of integers, 7 and 7.0 are one value, and 007 is refused."""
-    run = run_of(home, tmp_path)
-    items = last(run).vocabulary("item").values.drop_nulls().to_list()
-    texts = [f"{items[0]}.0", str(items[1]), f" {items[2]}", "99999999"]
-    users = [last(run).vocabulary("user").values.drop_nulls()[0], "u", None, None]
-    pl.DataFrame({"item": texts, "user": users}).write_csv(tmp_path / "file.csv")
-    capsys.readouterr()
-    assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
-    said = capsys.readouterr().out
-    assert not missing("3 4 values 99999999", said)
-    assert "user: forgot 1 of 2 values; not known: u" in said
-    assert not {*items[:3]} & {*last(run).carried_counts("item")["value"]}
-    pl.DataFrame({"item": [float(items[3]), float("nan"), None]}).write_parquet(tmp_path / "file.PARQUET")
-    assert main(["forget", "-q", str(run), str(tmp_path / "file.PARQUET")]) == 0
-    assert "item: forgot 1 of 1 values" in capsys.readouterr().out
-    assert items[3] not in {*last(run).carried_counts("item")["value"]}
-
-
 def csv(text: str) -> Callable[[Path], None]:
     return lambda path: path.write_text(text) and None
 

@@ -14,7 +14,6 @@ import polars as pl
 import pytest
 import yaml
 
-from errors import missing
 from recipes import last, tiny
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
@@ -100,30 +99,3 @@ def test_every_json_of_a_run_is_strict(days: tuple[Path, str]) -> None:
     assert strict(root / "run" / "result.json")["test"]["grouped_auc"] is None
     position = strict(last(root / "run") / "state.json")["training"]
     assert position["evaluations"][0]["auc"] is None
-
-
-def test_a_run_without_users_cannot_go_by_ranks(days: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
-    root, _ = days
-    asked = ["train.early_stopping={patience: 1, metric: mrr}", f"train.run={root / 'other'}"]
-    assert main(["train", "-q", str(root / "recipe.yaml"), *asked]) == 2
-    said = capsys.readouterr().err
-    assert not missing("train.early_stopping.metric mrr", said)
-    assert not (root / "other").exists()
-
-
-def test_what_is_not_defined_is_not_printed_as_a_number(days: tuple[Path, str]) -> None:
-    root, printed = days
-    assert "nan" not in printed.lower()
-    assert "grouped AUC" not in printed
-    assert not missing("AUC loss 0", printed)
-    assert "<td>nan" not in (root / "run" / "report.html").read_text()
-
-
-def test_evaluating_one_class_says_why_there_is_no_auc(
-    days: tuple[Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    root, _ = days
-    assert main(["evaluate", "-q", str(root / "run"), "--split", "valid"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert ["AUC", "-"] in [line.split() for line in lines]
-    assert "  (500 of them positive: what compares both classes is not defined)" in lines

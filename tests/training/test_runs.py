@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -47,17 +46,6 @@ def test_training_learns(home: Path, tmp_path: Path) -> None:
     trainer = run(home, tmp_path / "a", epochs=4)
     first, final = trainer.state.evaluations[0], trainer.state.evaluations[-1]
     assert final["auc"] > max(first["auc"], 0.6)
-
-
-def test_early_stopping_tests_the_best_checkpoint(home: Path, tmp_path: Path) -> None:
-    trainer = run(
-        home, tmp_path / "a", epochs=30, eval_every=10, early_stopping={"patience": 2},
-        embedding={"learning_rate": 1.0},
-    )  # fmt: skip
-    result = json.loads((tmp_path / "a" / "result.json").read_text())
-    best = min(trainer.state.evaluations, key=lambda entry: entry["log_loss"])
-    assert trainer.state.step < trainer.total_steps
-    assert result["checkpoint"] == f"step-{int(best['step']):08d}"
 
 
 def test_a_run_is_not_overwritten_by_accident(home: Path, tmp_path: Path) -> None:

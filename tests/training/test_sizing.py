@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ import yaml
 from errors import missing
 from recipes import last, prepared, tiny
 from stratarec.cli import main
-from stratarec.data.schema import DenseFeature
 from stratarec.models.zoo.ensemble import EnsembleConfig, EnsembleScore
 from stratarec.recipe import Recipe, with_values
 from stratarec.training.checkpoint import read_state
 from stratarec.training.resolve import chosen, sized
-from stratarec.training.run.run_directory import read_recipe, read_result
-from stratarec.training.trainer import Trainer
+from stratarec.training.run.run_directory import read_result
 
 
 @pytest.mark.parametrize(
@@ -76,17 +73,6 @@ def test_an_ensemble_of_many_columns_has_fewer_weights_and_lower_rates(samples: 
             assert found[f"train.{part}.learning_rate"] == pytest.approx(rate, abs=1e-6)
 
 
-def test_columns_of_every_kind_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = without(tiny(tmp_path), "batch_size", "epochs", "eval_every") | {"model": {"kind": "ensemble"}}
-    dataset = prepared(Recipe.from_dict(content).data)
-    assert "embedding_dim" not in sized(content, dataset)[0]["model"]
-    columns = tuple(DenseFeature(name=f"n{number}") for number in range(801 - len(dataset.schema.sparse)))
-    monkeypatch.setattr(dataset, "schema", replace(dataset.schema, dense=columns))
-    assert sized(content, dataset)[0]["model"]["embedding_dim"] == 2
-    named = {**content, "model": {"kind": "ensemble", "embedding_dim": 8}}
-    assert sized(named, dataset)[0]["model"]["embedding_dim"] == 8
-
-
 @pytest.mark.parametrize("kind", ["dlrm", "fm", "lr"])
 def test_without_validation_there_is_one_pass(kind: str) -> None:
     found = chosen(8_000, validated=False, kind=kind)
@@ -110,52 +96,8 @@ def test_a_kind_has_what_suits_it(kind: str, fields: dict[str, Any]) -> None:
     assert found["train.epochs"] == (5 if kind in ("fm", "lr") else 1)
 
 
-@pytest.mark.slow
-def test_kinds_that_are_named_come_near_the_best(tmp_path: Path) -> None:
-    """A made-up log of 20,000 rows, with nothing given but the kind."""
-    content = without(tiny(tmp_path), "batch_size", "epochs", "eval_every")
-    content["data"]["source"] |= {"samples": 20_000}
-    dataset = prepared(Recipe.from_dict(content).data)
-    auc = {}
-    for kind in ("dcnv2", "deepfm", "fm", "lr", "wide_deep"):
-        run = {**content, "model": {"kind": kind}, "train": {**content["train"], "run": str(tmp_path / kind)}}
-        auc[kind] = Trainer(Recipe.from_dict(sized(run, dataset)[0]), dataset).train()["test"]["auc"]
-    assert min(auc.values()) > max(auc.values()) - 0.02, auc
-
-
 def without(content: dict[str, Any], *fields: str) -> dict[str, Any]:
     return {**content, "train": {name: value for name, value in content["train"].items() if name not in fields}}
-
-
-NAMED: list[dict[str, Any]] = [
-    {"epochs": 20},
-    {"max_steps": 7},
-    {"eval_every": 3},
-    {"early_stopping": {"patience": 0}},
-    {"average": {"decay": 0.5}},
-    {"epochs": 1, "average": {"decay": 0.0}},
-]
-
-
-def test_a_field_that_is_named_changes_that_field_alone(tmp_path: Path) -> None:
-    content = without(tiny(tmp_path), "batch_size", "epochs", "eval_every")
-    dataset = prepared(Recipe.from_dict(content).data)
-    usual, said = sized(content, dataset)
-    assert not missing(f"{dataset.samples('train'):,}", said)
-    for fields in NAMED:
-        found, said = sized({**content, "train": {**content["train"], **fields}}, dataset)
-        assert found["train"] == {**usual["train"], **fields}
-        assert not any(f"train.{name}" in said for name in fields)
-    metric = {"early_stopping": {"metric": "auc"}}
-    found, _ = sized({**content, "train": {**content["train"], **metric}}, dataset)
-    assert found["train"] == {**usual["train"], "early_stopping": {"patience": 2, "metric": "auc"}}
-    # What counts steps follows their size.
-    found, _ = sized({**content, "train": {**content["train"], "batch_size": 512}}, dataset)
-    decay = chosen(dataset.samples("train"), validated=True, batch_size=512)["train.average.decay"]
-    assert decay < usual["train"]["average"]["decay"]
-    assert found["train"] == {**usual["train"], "batch_size": 512, "average": {"decay": decay}}
-    given = {**usual, "train": {**usual["train"], "average": {"decay": 0}}}
-    assert sized(given, dataset) == (given, "")
 
 
 def test_a_run_that_starts_from_another_has_its_model_and_optimizers(tmp_path: Path) -> None:
@@ -191,17 +133,3 @@ def test_many_epochs_end_where_validation_is_past_its_best_and_the_best_is_teste
     for command in ("predict", "evaluate", "export"):
         assert main([command, "-q", str(tmp_path / "run")]) == 0
         assert not missing(f"step {best['step']}", capsys.readouterr().out)
-
-
-def test_a_run_says_what_was_chosen_and_keeps_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = without(tiny(tmp_path), "batch_size", "epochs", "eval_every")
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
-    prepared(Recipe.from_dict(content).data)
-    assert main(["train", str(tmp_path / "r.yaml")]) == 0
-    error = capsys.readouterr().err
-    assert not missing("train.batch_size=128 train.epochs=2", error)
-    train = read_recipe(tmp_path / "run").train
-    assert 0.9 < train.average.decay < 1
-    assert (train.batch_size, train.epochs, train.early_stopping.patience) == (128, 2, 2)
-    # The same call finds the same values, and so its run.
-    assert main(["train", str(tmp_path / "r.yaml"), "--resume"]) == 0

@@ -230,13 +230,3 @@ def test_ranks_and_users_that_are_apart_have_no_slates(recipe: Path) -> None:
     by_user = replace(made, train=replace(made.train, loss=replace(made.train.loss, by="user")))
     with refuses(ConfigError, "schema.session"):
         find_slates(by_user, dataset, 1)
-
-
-def test_several_labels_have_no_slates(tmp_path: Path) -> None:
-    found = content(tmp_path)
-    found["data"]["source"]["schema"] |= {"labels": ["label", "city"], "sparse": [{"name": "item"}]}
-    log = pl.read_parquet(tmp_path / "log.parquet")
-    log.with_columns(city=pl.col("city") % 2).write_parquet(tmp_path / "log.parquet")
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(found))
-    with refuses(ConfigError, "train.loss.kind softmax label"):
-        Recipe.load(tmp_path / "r.yaml")

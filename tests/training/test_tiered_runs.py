@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import subprocess
@@ -209,18 +208,6 @@ def test_checkpoints_hold_only_what_changed(home: Path, tmp_path: Path) -> None:
         went_on += bool(shared) and new < sum(stat.st_size for stat in first.values()) / 2
     assert went_on
     assert table_values(paths[1]).keys() == table_values(paths[0]).keys()
-
-
-def test_the_run_prints_planned_and_used_bytes(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = recipe(home, tmp_path / "a", INT8, max_steps=20)
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(made.to_dict()))
-    assert main(["train", "-q", str(tmp_path / "r.yaml")]) == 0
-    assert "used / predicted" in capsys.readouterr().out
-    result = json.loads((tmp_path / "a" / "result.json").read_text())
-    assert [row["memory"] for row in result["memory"]] == ["dram"]
-    assert main(["evaluate", "-q", str(tmp_path / "a")]) == 0
-    auc = next(line for line in capsys.readouterr().out.splitlines() if "AUC" in line)
-    assert f"{result['test']['auc']:.6f}" in auc
 
 
 @pytest.mark.slow

@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from errors import missing, refuses
 from recipes import assert_same_model, last, prepared, tiny, train
 from stratarec.cli import main
-from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
-from stratarec.recipe.train_section import TrainConfig
 
 
 def made(root: Path, run: str, **changes: Any) -> Recipe:
@@ -57,23 +54,3 @@ def test_a_run_that_goes_on_among_the_steps_is_traced_from_there(tmp_path: Path)
     events = json.loads((tmp_path / "traced" / "trace.json").read_text())["traceEvents"]
     names = [event["name"] for event in events if event["ph"] == "X"]
     assert [names.count(name) for name in ("step", "forward", "backward", "update")] == [3, 3, 3, 3]
-
-
-@pytest.mark.parametrize("steps", ["5", "8-5", "-1-5", "a-b", "0-20000", "steps 5-8"])
-def test_what_is_no_range_of_steps_is_refused(steps: str) -> None:
-    with refuses(ConfigError, "train.trace"):
-        TrainConfig(trace=steps)
-
-
-def test_steps_that_a_run_has_not_are_told(tmp_path: Path) -> None:
-    said: list[str] = []
-
-    class Heard:
-        def say(self, message: str) -> None:
-            said.append(message)
-
-        def __getattr__(self, name: str) -> Any:
-            return lambda *_args, **_named: None
-
-    train(made(tmp_path, "short", trace="5000-5001"), progress=Heard())  # type: ignore[arg-type]
-    assert not missing("5000-5001", said)

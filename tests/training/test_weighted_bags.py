@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +30,6 @@ from stratarec.errors import ConfigError, DataError
 from stratarec.models.request import Request
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.build import shared_collection
 from stratarec.training.evaluate import evaluate_split
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
@@ -331,10 +329,3 @@ def test_stored_weights_that_are_none_are_damage(tmp_path: Path) -> None:
 def test_weights_that_cannot_be_are_refused(feature: dict[str, Any], more: dict[str, Any], message: str) -> None:
     with refuses(ConfigError, message):
         Schema(sparse=(SparseFeature(name="tags", **feature),), **more)
-
-
-def test_ranks_refuse_weights_before_anything_is_built() -> None:
-    schema = Schema(sparse=(SparseFeature(name="tags", kind="multi", weights="share"),))
-    nothing: Any = None
-    with refuses(ConfigError, "tags"):
-        shared_collection(nothing, SimpleNamespace(schema=schema), None, "", nothing, ())  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from errors import missing
 from stratarec.cli import main
 from stratarec.cli.init.draft import content_of
-from stratarec.io.names import shell_word, visible
+from stratarec.io.names import visible
 from stratarec.recipe import Recipe
 
 OWN = ("clicked", "user_id", "item")
@@ -98,10 +98,6 @@ def test_any_log_gives_a_draft_or_one_error(
         assert Recipe.load(draft).name == "log"
 
 
-def test_a_log_may_have_a_long_name(tmp_path: Path) -> None:
-    assert content_of((str(write(log([], "v"), tmp_path / f"{'a' * 240}.csv")),))["name"] == "a" * 100
-
-
 @pytest.mark.parametrize("name", ["", "^item_code$"])
 def test_a_parquet_column_without_a_usable_name_is_left_out(name: str, tmp_path: Path) -> None:
     path = write(log([name, "(column 1)"], "v"), tmp_path / "log.parquet")
@@ -139,10 +135,3 @@ def test_printed_commands_can_be_pasted(
     assert Path(path) == Path(name)
     comments = [line.removeprefix("#   ") for line in Path(name).read_text().split("\n")[1:3]]
     assert words_of("\n".join(comments)) == [prepare, path, train, again]
-
-
-def test_commands_in_errors_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "it's  two.json"
-    path.write_text('[{"a": 1}]\n')
-    assert main(["init", str(path)]) == 2
-    assert not missing(f".[] {shell_word(path)}", capsys.readouterr().err)

@@ -10,7 +10,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from errors import missing
 from stratarec.cli import main
 from stratarec.cli.init.guess import guess
 from stratarec.cli.init.sample import read_sample
@@ -127,15 +126,6 @@ def test_a_list_of_earlier_items_is_a_sequence(name: str, tmp_path: Path, monkey
     assert dataset.samples("train")
 
 
-def test_a_file_without_names_gets_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    log().write_csv("log.csv", include_header=False)
-    assert main(["init", "log.csv", "--label", "column_2"]) == 0
-    recipe = Recipe.load("log.yaml")
-    assert recipe.data.source.columns == tuple(f"column_{place}" for place in range(1, 13))  # type: ignore[union-attr]
-    assert prepare(recipe.data).samples("train")
-
-
 @pytest.mark.parametrize(
     ("column", "values", "expected"),
     [
@@ -163,19 +153,6 @@ def test_a_reason_stands_beside_each_guess_and_small_logs_are_split_at_random(
     text = Path("log.yaml").read_text()
     assert "split: {by: fraction, valid: 0.1, test: 0.1}  # users at random\n" in text
     assert "#   row: another value in every row, as a row's own number has\n" in text
-
-
-def test_names_that_yaml_would_take_for_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    frame = log().select(
-        pl.col("is_click").alias("label: x"), pl.col("weekday").alias("yes"), pl.col("age").alias("#age, 'in' years"),
-        pl.col("product").alias("@day"), pl.col("store"), pl.col("price").alias("1.5"),
-    )  # fmt: skip
-    frame.write_parquet("my log (2).parquet")
-    assert main(["init", "my log (2).parquet"]) == 0
-    schema = Recipe.load("my-log-2.yaml").data.source.schema  # type: ignore[union-attr]
-    assert schema.label == "label: x"
-    assert set(schema.names) == {"yes", "#age, 'in' years", "1.5"}
 
 
 @pytest.mark.parametrize(
@@ -248,12 +225,6 @@ def test_what_cannot_be_drafted_is_one_line_and_nothing_is_written(
     assert said.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
     assert Path("there.yaml").read_text() == "mine\n"
-
-
-def test_help_lists_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["init", "--help"])
-    assert not missing(f"{', '.join(shipped())}", " ".join(capsys.readouterr().out.split()))
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -16,7 +16,7 @@ import pytest
 from errors import missing, refuses
 from stratarec.cli import main
 from stratarec.cli.init.guess import guess
-from stratarec.cli.init.numbers import amounts, typed
+from stratarec.cli.init.numbers import typed
 from stratarec.cli.init.sample import read_sample
 from stratarec.cli.init.times import as_times
 from stratarec.data.data_quality import find_leak
@@ -298,31 +298,6 @@ def test_lists_in_another_form_are_left_out_with_what_to_write(tmp_path: Path) -
     assert '["a", "b"]' in column.reason
 
 
-@pytest.mark.parametrize(
-    ("cells", "mark", "number"),
-    [
-        (["$3.20", "$1,005.00"], ",", "3.20"),
-        (["1,005", "12", "12,345"], ",", "1005"),
-        (["3,20 €", "1.005,50 €"], ";", "3.20"),
-        (["55 %", "7%"], ",", "55"),
-        (["123,456", "789,012,345"], ",", ""),
-        (["1,2", "3,4"], ",", ""),
-        (["1,005", "100500"], ",", ""),
-        (["a,b", "c"], ",", ""),
-        (["1 005", "12 345", "12"], ",", "1005"),
-        (["161 182 114 281", "207 118", "300"], ",", ""),
-        (["5 17 299", "12 100"], ",", ""),
-        (["1,234", "-0,824", "12,345"], ",", "1.234"),
-        (["0,824", "1,5"], ",", "0.824"),
-        (["-1,5", "2,25"], ",", "-1.5"),
-        (["1,5", "2,7,9"], ",", ""),
-    ],
-)
-def test_amounts_are_named_and_lists_are_not(cells: list[str], mark: str, number: str) -> None:
-    said = amounts(pl.Series("x", cells), mark)
-    assert (f"write {number} in the log" in said) if number else said == ""
-
-
 LABEL = np.random.default_rng(8).random(4000) < 0.1
 
 
@@ -383,15 +358,6 @@ def test_a_drafted_split_by_time_leaves_rows_for_every_split(moments: Any, whole
         assert set(parts) == {0, 1, 2}
 
 
-def test_a_log_of_five_dates_is_prepared_as_it_is_drafted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    days = [f"2026-05-{1 + row * 5 // ROWS:02}" for row in range(ROWS)]
-    pl.DataFrame({"date": days, "item": picks(range(50)), "clicked": CLICKS}).write_csv("log.csv")
-    assert main(["init", "-q", "log.csv"]) == 0
-    assert "split: {by: time, valid: 1d, test: 1d}" in Path("log.yaml").read_text()
-    assert main(["prepare", "-q", "log.yaml"]) == 0
-
-
 @pytest.mark.parametrize(
     ("name", "values", "least"),
     [
@@ -408,16 +374,6 @@ def test_counts_are_positive_from_the_first_on(name: str, values: list[Any], lea
     frame.write_parquet(tmp_path / "log.parquet")
     rule = guess(read_sample((str(tmp_path / "log.parquet"),)), name).label
     assert rule == LabelRule(column=name, at_least=least)
-
-
-def test_times_with_a_word_among_them_are_named_as_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    times = [f"2024-02-{1 + row % 27:02} 00:{row % 60:02}:00" for row in range(600)]
-    times[300] = "n/a"
-    pl.DataFrame({"time": times, "item": [row % 30 for row in range(600)], "label": [0, 1] * 300}).write_csv("log.csv")
-    column = next(each for each in guess(read_sample(("log.csv",))).columns if each.name == "time")
-    assert column.role == "left out"
-    assert "'n/a'" in column.reason
 
 
 def test_columns_of_other_kinds_in_other_files_are_refused_before_a_draft(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import polars as pl
 import pytest
 from numpy.typing import NDArray
 
-from errors import missing
 from stratarec.cli import main
 from stratarec.cli.init.guess import guess
 from stratarec.cli.init.sample import read_sample
@@ -49,13 +48,6 @@ def test_a_weight_is_known_by_its_name_and_values(name: str, values: Values, rol
     path = write(tmp_path / "log.csv", CLICKS, **{name: values(CLICKS)})
     found = guess(read_sample((path,)))
     assert {each.name: each.role for each in found.columns} == {"item": "sparse", "click": "label", name: role}
-
-
-def test_a_column_left_out_as_a_leak_may_be_a_weight(tmp_path: Path) -> None:
-    path = write(tmp_path / "log.csv", CLICKS, stage=np.where(CLICKS, 1, 10))
-    (stage,) = guess(read_sample((path,))).of("left out")
-    assert not missing("1 label 10 0", stage.reason)
-    assert "`weight`" in stage.reason
 
 
 @pytest.mark.slow

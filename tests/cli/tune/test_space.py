@@ -12,7 +12,6 @@ from recipes import tiny
 from stratarec.cli.tune.space import Choice, Range, Space
 from stratarec.cli.tune.trial import Trial
 from stratarec.errors import ConfigError
-from stratarec.recipe import Recipe, with_values
 
 
 @pytest.fixture
@@ -42,13 +41,6 @@ def test_forms_give_numbers_whole_numbers_and_values(content: dict[str, Any], tm
     assert narrow.own(content) == {"model.dropout": 0.0}
 
 
-def test_values_are_set_in_a_copy(content: dict[str, Any]) -> None:
-    found = with_values(content, {"train.dense.learning_rate": 0.5, "train.batch_size": 64})
-    assert (found["train"]["dense"], found["train"]["batch_size"]) == ({"learning_rate": 0.5}, 64)
-    assert (content["train"]["batch_size"], "dense" in content["train"]) == (128, False)
-    Recipe.from_dict(found)
-
-
 @pytest.mark.parametrize(
     ("item", "message"),
     [
@@ -74,11 +66,6 @@ def test_values_are_set_in_a_copy(content: dict[str, Any]) -> None:
 def test_what_cannot_be_searched_is_refused_and_named(content: dict[str, Any], item: str, message: str) -> None:
     with refuses(ConfigError, f"--space {message}"):
         Space.read([item], content, "r.yaml")
-
-
-def test_a_field_has_one_range(content: dict[str, Any]) -> None:
-    with refuses(ConfigError, "train.epochs"):
-        Space.read(["train.epochs=choice(1,2)", "train.epochs=uniform(1,4)"], content, "r.yaml")
 
 
 @pytest.mark.parametrize("text", ["- a", "train.epochs: 3", "a: [", "3: choice(1)"])

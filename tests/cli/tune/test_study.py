@@ -24,7 +24,6 @@ from stratarec.cli import main
 from stratarec.cli.tune.space import Space
 from stratarec.cli.tune.trial import Trial
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError, DatasetError, Interrupted, StorageError, TrainingError
 from stratarec.io.lock import held
 from stratarec.io.owned_directory import claim
@@ -308,15 +307,6 @@ def test_one_study_a_directory_and_one_process_a_study(home: Path, whole: tuple[
     claim(home / "odd" / "study", RUN)
     with refuses(StorageError, "run study"):
         tuned(home, home / "odd", 1)
-
-
-def test_it_needs_a_validation_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = content(tmp_path)
-    made["data"]["split"]["valid"] = 0.0
-    prepare(Recipe.from_dict(made).data)
-    monkeypatch.setitem(globals(), "content", lambda root: made)
-    with refuses(DatasetError, "validation split"):
-        tuned(tmp_path, tmp_path / "study", 1)
 
 
 def test_the_command_says_what_it_found(

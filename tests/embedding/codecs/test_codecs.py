@@ -114,11 +114,6 @@ def test_unknown_choices_are_refused(fields: dict[str, str], message: str) -> No
         codec_of(**fields)
 
 
-def test_a_row_without_width_is_refused() -> None:
-    with refuses(ConfigError, "width 0 1"):
-        RecordCodec(CodecConfig(), width=0, row_state=False, full_state=0)
-
-
 def test_records_are_as_small_as_their_parts() -> None:
     sizes = {
         kind: RecordCodec(CodecConfig(kind=kind), width=65, row_state=True, full_state=0).record_bytes
@@ -128,13 +123,6 @@ def test_records_are_as_small_as_their_parts() -> None:
     wide = CodecConfig(kind="int8", parameters="fp32", state="bf16")
     assert RecordCodec(wide, width=64, row_state=True, full_state=1).record_bytes == 64 + 8 + 2 + 128
     assert RecordCodec(wide, width=64, row_state=False, full_state=2).record_bytes == 64 + 8 + 256
-
-
-def test_fields_without_effect_are_not_part_of_the_identity() -> None:
-    assert codec_of(kind="fp32", rounding="nearest").identity == codec_of(kind="fp32", parameters="fp32").identity
-    assert codec_of(kind="int8", rounding="nearest").identity != codec_of(kind="int8").identity
-    assert codec_of(kind="int8", parameters="fp32").identity != codec_of(kind="int8").identity
-    assert codec_of(kind="fp16", state="bf16").identity != codec_of(kind="fp16").identity
 
 
 @pytest.mark.parametrize("change", [{"format": 99}, {"kind": "int3"}, {"width": None}])
@@ -167,27 +155,6 @@ def test_indices_and_arrays_that_do_not_fit_are_refused() -> None:
     stateful = RecordCodec(CodecConfig(), width=4, row_state=True, full_state=1)
     with refuses(ConfigError, "optimizer 3 slots"):
         stateful.decode(np.zeros((3, stateful.record_bytes), np.uint8), good, level, good)
-
-
-def test_no_entries_are_no_work() -> None:
-    codec, none = codec_of(kind="int4"), np.zeros(0, dtype=np.int64)
-    records = np.zeros((0, codec.record_bytes), dtype=np.uint8)
-    assert codec.encode(level_of_four(), none, records, none, np.zeros(0, np.uint64), 0) == -1
-    codec.decode(records, none, level_of_four(), none)
-
-
-@pytest.mark.parametrize(
-    ("weights", "width", "message"),
-    [
-        (np.zeros(12), 4, "float64"),
-        (np.zeros((3, 4), np.float32), 4, "float32 3 4"),
-        (np.zeros(10, np.float32), 4, "10 rows 4"),
-    ],
-)
-def test_level_0_refuses_other_arrays(weights: np.ndarray, width: int, message: str) -> None:
-    one = np.zeros(1, dtype=np.float32)
-    with refuses(ConfigError, message):
-        FloatRows(weights=weights, row_state=one, full_state=one, clock=one.astype(np.int32), width=width)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from store_conformance import assert_same_contents, new_directory, random_record
 from stratarec.embedding.stores.arrays import MappedRecords
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.log_layout import LogConfig, plan_layout
-from stratarec.errors import CheckpointError, ConfigError, StorageError
+from stratarec.errors import CheckpointError, StorageError
 
 ROWS, RECORD_BYTES = 4000, 260
 SMALL = {"segment_bytes": 65536, "buffer_bytes": 16384, "depth": 2}
@@ -161,11 +161,6 @@ def test_a_budget_too_small_for_the_segments_of_a_checkpoint_is_named(tmp_path: 
         each.close()
 
 
-def test_a_budget_smaller_than_three_segments_is_refused(tmp_path: Path) -> None:
-    with refuses(ConfigError, "65536"):
-        open_store(tmp_path, budget_bytes=100_000)
-
-
 @small_disk
 def test_a_full_disk_is_an_error_that_leaves_the_store_whole(mounted: Path) -> None:
     store = open_store(mounted / "store")
@@ -241,16 +236,6 @@ def test_where_links_are_refused_files_are_copied_once(mounted: Path, tmp_path: 
         store.restore(tmp_path / "second", manifest)
     assert_same_contents(store, *contents)
     store.close()
-
-
-def test_a_directory_belongs_to_one_store_and_its_leftovers_go(tmp_path: Path) -> None:
-    (tmp_path / "segment-0000000007.log").write_bytes(b"left behind")
-    store = open_store(tmp_path)
-    assert not list(tmp_path.glob("segment-*"))
-    with refuses(StorageError, f"{tmp_path}"):
-        open_store(tmp_path)
-    store.close()
-    open_store(tmp_path).close()
 
 
 def test_locations_take_four_bytes_until_cells_need_eight() -> None:

@@ -15,7 +15,7 @@ from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.log_layout import LogConfig
 from stratarec.embedding.stores.victim_cache import VictimCache
-from stratarec.errors import ConfigError, StorageError
+from stratarec.errors import StorageError
 from stratarec.kernels.lru_map import LruMap
 from stratarec.kernels.lru_map.reference import LruMap as Plain
 
@@ -108,8 +108,3 @@ def test_a_refused_eviction_loses_nothing(tmp_path: Path) -> None:
     assert np.flatnonzero(found).tolist() == done
     np.testing.assert_array_equal(records[found], random_records(np.array(done), 500, 1))
     store.close()
-
-
-def test_needs_a_capacity() -> None:
-    with refuses(ConfigError, "capacity_rows 0"):
-        VictimCache(DramRecords(rows=1, record_bytes=1), capacity_rows=0)
