@@ -102,8 +102,8 @@ def test_text_goes_to_a_terminal_in_a_few_places_that_show_what_would_act_on_it(
 
 
 PRINTING = {
-    "print": {"cli.arguments", "cli.main", "reporting.live.json_progress", "reporting.live.progress_bar"},
-    "Console": {"reporting.live.progress_bar"},
+    "print": {"cli.arguments", "cli.main", "reporting.progress"},
+    "Console": {"reporting.progress"},
     "_Console": {"reporting.terminal_tables"},
 }
 

@@ -19,7 +19,7 @@ from recipes import tiny
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.cli.arguments import say, say_json
-from stratarec.reporting.live.progress_bar import TerminalProgress
+from stratarec.reporting.progress import TerminalProgress
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 NAMES = (

@@ -13,7 +13,7 @@ from training.test_tiered_runs import content
 
 from recipes import prepared, train
 from stratarec.recipe import Recipe
-from stratarec.reporting.memory_levels import cached_tables, levels
+from stratarec.reporting.plan_page import cached_tables, levels
 from stratarec.reporting.step_time import StepTime
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from errors import missing
 from stratarec.progress import SilentProgress
-from stratarec.reporting.live.notebook_progress import NotebookProgress, progress_of_notebook
+from stratarec.reporting.progress import NotebookProgress, progress_of_notebook
 
 
 @pytest.fixture

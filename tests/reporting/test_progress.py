@@ -9,8 +9,7 @@ import time
 
 import pytest
 
-from stratarec.reporting.live.json_progress import JsonProgress
-from stratarec.reporting.live.progress_bar import LineProgress, TaskSpeed
+from stratarec.reporting.progress import JsonProgress, LineProgress, TaskSpeed
 
 
 def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:

@@ -15,8 +15,8 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.reporting.live import curve_writers
-from stratarec.reporting.live.curve_writers import CurvesOf
+from stratarec.reporting import curve_writers
+from stratarec.reporting.curve_writers import CurvesOf
 from stratarec.training.trainer import Trainer
 
 STEPS = [4, 8, 12, 16, 20, 24, 28, 32]
@@ -107,11 +107,11 @@ class Failing:
 def test_a_library_that_fails_costs_its_curves_and_not_the_run(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stratarec.reporting.live.tensorboard_curves.TensorBoardCurves", Failing)
+    monkeypatch.setattr("stratarec.reporting.curve_writers.TensorBoardCurves", Failing)
     told = Told()
     assert trained(home, tmp_path / "run", "tensorboard", told)["steps"] == 32
     assert [line for line in told.said if "curves" in line] == [
-        "curves go to tensorboard no more: ConnectionError: no route to host"
+        "no more curves are written to tensorboard: ConnectionError: no route to host"
     ]
 
 
@@ -122,7 +122,7 @@ def test_a_session_that_is_stopped_is_told_as_failed(tmp_path: Path, monkeypatch
         def close(self, *, failed: bool) -> None:
             ended.append(failed)
 
-    monkeypatch.setattr("stratarec.reporting.live.tensorboard_curves.TensorBoardCurves", Noting)
+    monkeypatch.setattr("stratarec.reporting.curve_writers.TensorBoardCurves", Noting)
     of = CurvesOf(name="tiny", run=tmp_path, recipe={}, step=0)
     with curve_writers.curve_writers(["tensorboard"], of, lambda text: None):
         pass

@@ -94,8 +94,7 @@ def add_json(command: argparse.ArgumentParser, what: str = "print JSON") -> None
 def progress_of(args: argparse.Namespace) -> Progress:
     """The progress that was asked for, or fits where standard error goes."""
     from stratarec.progress import SilentProgress
-    from stratarec.reporting.live.json_progress import JsonProgress
-    from stratarec.reporting.live.progress_bar import LineProgress, TerminalProgress
+    from stratarec.reporting.progress import JsonProgress, LineProgress, TerminalProgress
 
     if args.quiet:
         return SilentProgress()

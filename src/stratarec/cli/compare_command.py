@@ -25,11 +25,11 @@ def compare(args: argparse.Namespace) -> None:
     if args.json:
         say_json(found.to_dict())
     else:
-        from stratarec.reporting.courses.compare_page import print_contest
+        from stratarec.reporting.compare_page import print_contest
 
         print_contest(found.to_dict())
     if args.output:
-        from stratarec.reporting.courses.compare_page import write_contest
+        from stratarec.reporting.compare_page import write_contest
 
         write_contest(Path(args.output), found.to_dict(), found.courses)
         say(*([] if args.json else [f"report {args.output}"]))

@@ -60,7 +60,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from stratarec.distributed.mesh import joined
     from stratarec.models.metrics import figures
     from stratarec.progress import SilentProgress
-    from stratarec.reporting.metric_names import bins, lines, ranks, sliced
+    from stratarec.reporting.metric_texts import bins, lines, ranks, sliced
     from stratarec.training.baseline.beside import beside
     from stratarec.training.evaluate import (
         check_group_column,

@@ -145,7 +145,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (KeyboardInterrupt, Exception) as error:
         message, code = _ended(error, command)
         if getattr(args, "json", False):
-            from stratarec.reporting.live.json_progress import JsonProgress
+            from stratarec.reporting.progress import JsonProgress
 
             JsonProgress().fail(message, code)
             return code
@@ -257,7 +257,7 @@ def _warning(message: Warning | str, category: type[Warning], *place: object, **
 
 
 def _json_warning(message: Warning | str, category: type[Warning], *place: object, **more: object) -> str:
-    from stratarec.reporting.live.json_progress import json_line
+    from stratarec.reporting.progress import json_line
 
     return json_line("warning", text=f"{category.__name__}: {message}") + "\n"
 

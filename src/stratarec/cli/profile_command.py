@@ -45,8 +45,7 @@ def profile(args: argparse.Namespace) -> None:
     from stratarec.hot.reuse import measure_drift, measure_reuse
     from stratarec.hot.selection import row_bytes_of
     from stratarec.io.atomic import check_output
-    from stratarec.reporting.duplication_page import print_drift, print_profile, write_profile
-    from stratarec.reporting.hot_page import print_hot, print_reuse
+    from stratarec.reporting.profile_page import print_drift, print_hot, print_profile, print_reuse, write_profile
     from stratarec.training.torch_setup import torch_settings
 
     dataset = Dataset.open(args.dataset, verify="used")

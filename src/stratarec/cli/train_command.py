@@ -31,7 +31,7 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.distributed.mesh import joined, restarted
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe, read_content
-    from stratarec.reporting.verdict import tested, verdict
+    from stratarec.reporting.metric_texts import tested, verdict
     from stratarec.training.baseline.beside import beside
     from stratarec.training.checkpoint import SETTLED
     from stratarec.training.resolve import sized
@@ -69,7 +69,7 @@ def train(args: argparse.Namespace) -> None:
 
 def _print_result(run: Path, result: dict[str, object]) -> None:
     from stratarec.config.units import readable
-    from stratarec.reporting.metric_names import lines
+    from stratarec.reporting.metric_texts import lines
 
     if "test" in result:
         say(*lines("test", result["test"]))  # type: ignore[arg-type]

@@ -15,14 +15,11 @@ from numpy.typing import NDArray
 from stratarec.config.units import readable
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.models.metrics import HEADLINES, METRICS
-from stratarec.reporting import reliability_chart
 from stratarec.reporting.explain_page import importance_sections
-from stratarec.reporting.html import ACCENT, MUTED, SECOND, Chart, ShownTable, new_course, write_html
-from stratarec.reporting.memory_levels import cached_tables, levels
-from stratarec.reporting.metric_names import by_label, show, shown
-from stratarec.reporting.plan_page import COMPARED, comparison_rows
+from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, ShownTable, new_axes, new_course, write_html
+from stratarec.reporting.metric_texts import INTERVAL, by_label, interval, show, shown, verdict
+from stratarec.reporting.plan_page import COMPARED, cached_tables, comparison_rows, levels
 from stratarec.reporting.step_time import StepTime, predicted_times
-from stratarec.reporting.verdict import verdict
 
 # Fewer points than this are marked, so that a line between two is not taken for a course.
 _MARKED = 30
@@ -62,7 +59,7 @@ def write_report(
         _loss(position, recipe["train"]["loss"]["kind"]),
         *(_validation(position, each, _tested(result)) for each in shown_metrics),
         _kinds(position),
-        *reliability_chart.charts(splits),
+        *reliability_charts(splits),
         _throughput(position),
     )
     charts = [chart for chart in courses if chart is not None]
@@ -90,7 +87,7 @@ def write_report(
         chosen=ShownTable(heads=("field", "value"), rows=[(name, _value(value)) for name, value in chosen.items()]),
         evaluations=_evaluations(position, result, of_tested=True),
         earlier=_evaluations(position, result, of_tested=False),
-        reliability=reliability_chart.table(splits),
+        reliability=reliability_table(splits),
         importance=[] if isinstance(importance, str) else importance_sections(importance),
         splits=ShownTable(
             heads=("split", "samples", " and ".join(_rates(dataset)), "shards"),
@@ -273,3 +270,59 @@ def _course(title: str, note: str, steps: NDArray[np.float64], values: NDArray[n
 def _draw(axes: Axes, name: str, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> None:
     marker = "o" if len(steps) < _MARKED else None
     axes.plot(steps, values, label=name, color=color, marker=marker, markersize=3, linewidth=1.5)
+
+
+SplitFigures = Mapping[str, Mapping[str, Any]]
+"""Split -> the figures of its evaluation, which may lack bins."""
+_SPLIT_COLORS = {
+    "validation": SECOND,
+    "validation, corrected": SECOND,
+    "test": ACCENT,
+    "test, uncorrected": MUTED,
+}
+_RELIABILITY_HEADS = ("split", "bin", "samples", "predicted", "observed", INTERVAL)
+
+
+def reliability_charts(splits: SplitFigures) -> Iterator[Chart]:
+    """A drawing for each label, with a line for each split that has two bins at least."""
+    by_name: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for split, found in splits.items():
+        for label, figures in found.get("labels", {"": found}).items():
+            if len(figures.get("reliability") or ()) > 1:
+                by_name.setdefault(label, []).append((split, figures))
+    for label, lines in by_name.items():
+        yield _reliability_chart(label, lines)
+
+
+def _reliability_chart(label: str, lines: list[tuple[str, Mapping[str, Any]]]) -> Chart:
+    figure, axes = new_axes(3.6, 2.5)
+    top, said = 1e-3, {}
+    for split, figures in lines:
+        bins = figures["reliability"]
+        x, y, low, high = (np.array([each[name] for each in bins]) for name in ("predicted", "observed", "low", "high"))
+        axes.plot(x, y, label=split, color=_SPLIT_COLORS[split], marker="o", markersize=2.5, linewidth=1.2)
+        axes.vlines(x, low, high, color=_SPLIT_COLORS[split], linewidth=0.8)
+        top = max(top, *x, *high)
+        samples = sum(each["samples"] for each in bins) / len(bins)
+        error, noise = (show(figures[name], 4) for name in ("calibration_error", "calibration_noise"))
+        said[split] = f"{split}: error {error} ({noise} by chance), {len(bins)} bins of some {samples:,.0f} samples"
+    top = min(top * 1.05, 1.0)
+    axes.plot([0, top], [0, top], color=MUTED, linestyle="--", linewidth=1)
+    axes.set(xlabel="predicted click rate", ylabel="observed click rate", xlim=(0, top), ylim=(0, top))
+    axes.grid(color=LINE)
+    title = f"Calibration, {label}" if label else "Calibration"
+    return Chart(title=title, note="intervals of 95 %", figure=figure, words=said)
+
+
+def reliability_table(splits: SplitFigures) -> ShownTable:
+    """All bins in numbers."""
+    rows = [
+        (
+            name, f"{number}", f"{each['samples']:,}", f"{each['predicted']:.5f}", f"{each['observed']:.5f}",
+            interval(each),
+        )
+        for split, found in splits.items()
+        for name, figures in by_label(split, found)
+        for number, each in enumerate(figures.get("reliability") or (), 1)
+    ]  # fmt: skip
+    return ShownTable(heads=_RELIABILITY_HEADS, rows=rows)

@@ -28,8 +28,7 @@ from stratarec.planning.bytes import MEMORIES, Memory
 from stratarec.planning.plan import Plan, compare_totals
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
-from stratarec.reporting.metric_names import show
-from stratarec.reporting.verdict import tested
+from stratarec.reporting.metric_texts import show, tested
 from stratarec.training.baseline.beside import beside
 from stratarec.training.evaluate import ScoredSamples, corrected_by, fit, measured, score_split
 from stratarec.training.explain.explain import for_report

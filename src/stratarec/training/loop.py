@@ -30,8 +30,8 @@ from stratarec.models import CTRModel
 from stratarec.models.metrics import HEADLINES, METRICS, figures
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe.train_section import TrainConfig
-from stratarec.reporting.live.curve_writers import CurveWriters
-from stratarec.reporting.metric_names import by_label, show
+from stratarec.reporting.curve_writers import CurveWriters
+from stratarec.reporting.metric_texts import by_label, show
 from stratarec.training.checkpoint import CheckpointManager
 from stratarec.training.evaluate import evaluate_split
 from stratarec.training.steps.state import Evaluation, TrainingState, best, patience_exhausted

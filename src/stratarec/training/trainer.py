@@ -34,8 +34,8 @@ from stratarec.models.request import Request
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.reporting.live.curve_writers import CurvesOf, CurveWriters, check_installed, curve_writers
-from stratarec.reporting.live.notebook_progress import progress_of_notebook
+from stratarec.reporting.curve_writers import CurvesOf, CurveWriters, check_installed, curve_writers
+from stratarec.reporting.progress import progress_of_notebook
 from stratarec.training import checkpoint
 from stratarec.training.build import hot_loader, identity, new_model, new_plan, of_data, set_quantiles
 from stratarec.training.checkpoint import CheckpointManager

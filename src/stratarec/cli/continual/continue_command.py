@@ -58,7 +58,7 @@ def continue_(args: argparse.Namespace) -> None:
             published = publish(run, Path(args.publish))
             say(*([] if args.json else [f"serve  {published}"]))
         if args.output:
-            from stratarec.reporting.courses.drift_page import write_drift
+            from stratarec.reporting.drift_page import write_drift
             from stratarec.training.run import periods
 
             told_all = [periods.read(path).to_dict() for path in periods.paths(run)]
@@ -89,7 +89,7 @@ def _without_bins(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _told(run: str, period: Period, alarming: list[str]) -> list[str]:
-    from stratarec.reporting.metric_names import show
+    from stratarec.reporting.metric_texts import show
 
     scores = period.to_dict()["scores"]
     whole = scores["all"]

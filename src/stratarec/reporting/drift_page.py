@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stratarec.reporting.html import MUTED, SERIES, Chart, ShownTable, new_course, write_html
-from stratarec.reporting.metric_names import INTERVAL, interval, show
+from stratarec.reporting.metric_texts import INTERVAL, interval, show
 
 Content = Mapping[str, Any]
 """What `Period.to_dict` gives."""

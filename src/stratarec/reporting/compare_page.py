@@ -13,7 +13,7 @@ from stratarec.config.units import readable
 from stratarec.io.names import visible
 from stratarec.models.metrics import HEADLINES, METRICS, goodness
 from stratarec.reporting.html import SERIES, Chart, ShownTable, new_course, write_html
-from stratarec.reporting.metric_names import by_label, show
+from stratarec.reporting.metric_texts import by_label, show
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]

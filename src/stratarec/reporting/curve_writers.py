@@ -1,0 +1,202 @@
+"""Writers of a run's curves besides its report: one small class for each library, one registry.
+
+A writer is opened before the first step, and an error then is reported to the user. If a library fails later, as when
+the network is down, the run continues without that library's curves. Each library is imported when its writer is
+opened; its usual environment variables, such as MLFLOW_TRACKING_URI, WANDB_MODE or TRACKIO_DIR, are honoured.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from stratarec.errors import ConfigError, StrataError
+
+# Kind that `train.curves` may name, which is also the package that it needs -> its class.
+_WRITERS = {
+    "tensorboard": "TensorBoardCurves", "wandb": "WandbCurves", "mlflow": "MlflowCurves", "trackio": "TrackioCurves",
+}  # fmt: skip
+# Characters of an MLflow parameter, and parameters of a call, that every store takes.
+_LONGEST, _MOST = 500, 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvesOf:
+    """Run whose curves are written."""
+
+    name: str
+    """Name of the recipe: the project, or experiment."""
+    run: Path
+    recipe: Mapping[str, Any]
+    """Path of a field -> its value, for fields that are not at their defaults."""
+    step: int
+    """First step of this session. A library that cannot delete later points starts a new run of its own."""
+
+
+class CurveWriter(Protocol):
+    """Writer for one library, built from `CurvesOf`."""
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a point to each named curve, such as ``train/loss``."""
+
+    def close(self, *, failed: bool) -> None:
+        """Finish; `failed` says that the run ended by an error or was stopped."""
+
+
+def check_installed(kinds: Sequence[str]) -> None:
+    """Refuse a kind whose package is not installed."""
+    for kind in kinds:
+        if find_spec(kind) is None:
+            raise ConfigError(
+                f"train.curves names {kind}, which is not installed: pip install 'stratarec[{kind}]', or leave it out"
+            )
+
+
+@contextmanager
+def curve_writers(kinds: Sequence[str], of: CurvesOf, say: Callable[[str], None]) -> Iterator[CurveWriters]:
+    """Open a writer of each kind; raise `ConfigError` when one cannot be opened."""
+    curves = CurveWriters([], say)
+    failed = True
+    try:
+        for kind in kinds:
+            try:
+                writer = globals()[_WRITERS[kind]](of)
+            except (StrataError, OSError):
+                raise
+            except Exception as error:
+                raise ConfigError(f"train.curves: {kind} cannot be written: {_one_line(error)}") from error
+            curves.writers.append((kind, writer))
+        yield curves
+        failed = False
+    finally:
+        curves.close(failed=failed)
+
+
+class CurveWriters:
+    """Forward every point to several writers, and drop a writer that fails."""
+
+    def __init__(self, writers: list[tuple[str, CurveWriter]], say: Callable[[str], None]) -> None:
+        self.writers, self._say = writers, say
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Add a point to each named curve of every writer."""
+        self._each(lambda writer: writer.add(step, values))
+
+    def close(self, *, failed: bool) -> None:
+        """Close all writers."""
+        self._each(lambda writer: writer.close(failed=failed))
+        self.writers = []
+
+    def _each(self, call: Callable[[CurveWriter], None]) -> None:
+        self.writers = [each for each in self.writers if self._succeeds(*each, call)]
+
+    def _succeeds(self, kind: str, writer: CurveWriter, call: Callable[[CurveWriter], None]) -> bool:
+        try:
+            call(writer)
+        except Exception as error:
+            self._say(f"no more curves are written to {kind}: {_one_line(error)}")
+            return False
+        return True
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+class TensorBoardCurves:
+    """Event files in the run's directory; points after the first step of a session are deleted."""
+
+    def __init__(self, of: CurvesOf) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._board = SummaryWriter(str(of.run / "tensorboard"), purge_step=of.step)
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+
+    def close(self, *, failed: bool) -> None:
+        self._board.close()
+
+
+class MlflowCurves:
+    """One MLflow run a session, in the experiment of the recipe's name; fields of the recipe are parameters."""
+
+    def __init__(self, of: CurvesOf) -> None:
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        # A client, not `mlflow.start_run`: the global run may be the user's.
+        self._client = MlflowClient()
+        experiment = self._client.get_experiment_by_name(of.name)
+        number = self._client.create_experiment(of.name) if experiment is None else experiment.experiment_id
+        self._run = self._client.create_run(number, run_name=of.run.name).info.run_id
+        fields = [Param(name, str(value)[:_LONGEST]) for name, value in of.recipe.items()]
+        for first in range(0, len(fields), _MOST):
+            self._client.log_batch(self._run, params=fields[first : first + _MOST])
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = time.time_ns() // 1_000_000
+        self._client.log_batch(self._run, metrics=[Metric(name, value, now, step) for name, value in values.items()])
+
+    def close(self, *, failed: bool) -> None:
+        self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
+
+
+class TrackioCurves:
+    """One Trackio run a session, in the project of the recipe's name."""
+
+    def __init__(self, of: CurvesOf) -> None:
+        import trackio
+
+        with _silence():
+            self._run = trackio.init(
+                project=of.name,
+                group=of.run.name,
+                config=dict(of.recipe),
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self, *, failed: bool) -> None:
+        with _silence():
+            self._run.finish()
+
+
+def _silence() -> AbstractContextManager[object]:
+    """Discard Trackio's greetings: standard output is for results."""
+    return redirect_stdout(io.StringIO())
+
+
+class WandbCurves:
+    """One Weights & Biases run a session, in the group of the run's name."""
+
+    def __init__(self, of: CurvesOf) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=of.name,
+            group=of.run.name,
+            name=of.run.name,
+            config=dict(of.recipe),
+            reinit="create_new",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))

@@ -1,1 +1,0 @@
-"""What is seen while work lasts: progress for people and machines, curves as they grow."""

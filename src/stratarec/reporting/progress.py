@@ -1,0 +1,313 @@
+"""Progress of long work: a live bar on a terminal, lines elsewhere, JSON for programs, one output in a notebook.
+
+`JsonProgress` writes a line of JSON to standard error for each event. Every line has ``event`` and ``time``, in seconds
+since 1970. ``start``, ``progress`` and ``end`` belong to a task and have its name as ``task``, ``unit``, ``done`` and
+``total`` in that unit, and ``seconds`` since its start; ``eta_seconds`` is null while it is unknown. ``figures`` are
+points of curves at a ``step``. ``message`` has a ``text`` for people; so have ``warning`` and ``error``, the last line
+of a command that failed, which also has its ``exit_code``. A figure that is not a finite number, such as the loss of a
+run that diverged, is null.
+
+`NotebookProgress` needs only the IPython that runs the notebook. Its last output is saved with the notebook.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from stratarec.config.units import readable_seconds
+from stratarec.io.names import visible
+from stratarec.progress import Progress, SilentProgress
+
+_LINE_SECONDS = 10.0
+_PACE_SECONDS, _MARK_SECONDS = 60.0, 1.0
+
+
+class TerminalProgress:
+    """Show a bar with amount, notes, elapsed and remaining time."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._bar: Bar | None = None
+        self._task = TaskID(0)
+
+    def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
+        self.finish()
+        self._bar = Bar(
+            TextColumn("{task.description:14}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn(unit),
+            TextColumn("{task.fields[note]}", markup=False),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[eta]}"),
+            console=self._console,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task(visible(task), total=total, completed=done, note="", eta="")
+        self._done, self._total, self._speed = done, total, TaskSpeed()
+
+    def advance(self, amount: int, note: str = "") -> None:
+        if self._bar is not None:
+            self._done += amount
+            self._speed.add(time.monotonic(), self._done)
+            eta = eta_text(self._speed.left(self._total - self._done))
+            self._bar.update(self._task, advance=amount, note=visible(note), eta=eta)
+
+    def figures(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def finish(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def say(self, message: str) -> None:
+        self._console.print(visible(message))
+
+
+class TaskSpeed:
+    """Speed of a task over its last minute, without the time before its first unit."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def add(self, seconds: float, done: int) -> None:
+        """Record that `done` units are finished at the time `seconds`."""
+        if len(self._marks) > 1 and seconds - self._marks[-2][0] < _MARK_SECONDS:
+            self._marks.pop()
+        self._marks.append((seconds, done))
+        while seconds - self._marks[0][0] > _PACE_SECONDS and len(self._marks) > 2:
+            self._marks.popleft()
+
+    def left(self, units: int) -> float | None:
+        """Return the seconds that `units` more take; None while the speed is unknown."""
+        (began, first), (now, last) = self._marks[0], self._marks[-1]
+        return units * (now - began) / (last - first) if last > first else None
+
+
+class LineProgress:
+    """Print a line every ten seconds, for log files."""
+
+    def __init__(self) -> None:
+        self._has_reader = True
+
+    def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
+        self._name, self._total, self._done = task, total, done
+        self._pace, self._shown = TaskSpeed(), time.monotonic()
+        self.say(f"{task}: {total:,} {unit}")
+
+    def advance(self, amount: int, note: str = "") -> None:
+        self._done += amount
+        now = time.monotonic()
+        self._pace.add(now, self._done)
+        if now - self._shown >= _LINE_SECONDS:
+            self._shown = now
+            parts = (note, eta_text(self._pace.left(self._total - self._done)))
+            share = 100 * self._done / max(self._total, 1)
+            self.say("  ".join([f"{self._name}: {share:.0f} %", *filter(None, parts)]))
+
+    def finish(self) -> None: ...
+
+    def figures(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def say(self, message: str) -> None:
+        if not self._has_reader:
+            return
+        try:
+            print(visible(message), file=sys.stderr, flush=True)
+        except OSError:
+            # The reader has closed the pipe, as `head` does; the work continues.
+            self._has_reader = False
+
+
+def eta_text(seconds: float | None) -> str:
+    """Return the remaining seconds as text; empty while they are unknown."""
+    return "" if seconds is None else f"ETA {readable_seconds(seconds)}"
+
+
+_JSON_SECONDS = 1.0
+
+
+def json_line(event: str, **content: object) -> str:
+    """Return one line of JSON, in ASCII so that no value acts on a terminal."""
+    return json.dumps({"event": event, "time": round(time.time(), 3), **content}, allow_nan=False)
+
+
+class JsonProgress:
+    """Write at most one line of progress a second, and every other event at once."""
+
+    def __init__(self) -> None:
+        self._has_reader = True
+        self._task: dict[str, object] = {}
+
+    def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
+        self.finish()
+        self._task = {"task": task, "unit": unit, "total": total}
+        self._done, self._total, self._speed = done, total, TaskSpeed()
+        self._began = self._shown = time.monotonic()
+        self._write("start", **self._task, done=done)
+
+    def advance(self, amount: int, note: str = "") -> None:
+        self._done += amount
+        now = time.monotonic()
+        self._speed.add(now, self._done)
+        if now - self._shown >= _JSON_SECONDS:
+            self._shown, seconds = now, self._speed.left(self._total - self._done)
+            eta = None if seconds is None else round(seconds, 1)
+            self._write("progress", **self._task, done=self._done, seconds=self._seconds, eta_seconds=eta, note=note)
+
+    def finish(self) -> None:
+        if self._task:
+            self._write("end", **self._task, done=self._done, seconds=self._seconds)
+            self._task = {}
+
+    def figures(self, step: int, values: Mapping[str, float]) -> None:
+        self._write(
+            "figures", step=step, values={name: value if isfinite(value) else None for name, value in values.items()}
+        )
+
+    def say(self, message: str) -> None:
+        self._write("message", text=message)
+
+    def fail(self, message: str, exit_code: int) -> None:
+        """Report the error that ended a command."""
+        self._write("error", text=message, exit_code=exit_code)
+
+    @property
+    def _seconds(self) -> float:
+        return round(time.monotonic() - self._began, 3)
+
+    def _write(self, event: str, **content: object) -> None:
+        if not self._has_reader:
+            return
+        try:
+            print(json_line(event, **content), file=sys.stderr, flush=True)
+        except OSError:
+            self._has_reader = False  # the reader has closed the pipe; the work continues
+
+
+_DRAW_SECONDS = 1.0
+_MOST_LINES = 4
+# Points of a line that are drawn, and the size of a chart, in pixels.
+_MOST_POINTS, _WIDTH, _HEIGHT = 200, 360, 130
+# Name of a curve, the number of its chart, and its colour, which is visible on black and on white.
+_CURVES = {
+    "train/loss": ("training loss", 0, "#3b82c4"),
+    "valid/log_loss": ("validation log loss", 0, "#d9730d"),
+    "valid/auc": ("validation AUC", 1, "#3b9b5c"),
+}
+
+Points = list[tuple[int, float]]
+
+
+def progress_of_notebook() -> Progress:
+    """Return a progress with curves if a notebook runs this process, else a silent one."""
+    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
+    return NotebookProgress() if shell is not None and hasattr(shell, "kernel") else SilentProgress()
+
+
+class NotebookProgress:
+    """Draw task, messages and curves at most once a second; the curves stay when the run has ended."""
+
+    def __init__(self) -> None:
+        self._output: Any = None
+        self._task, self._unit, self._total, self._done, self._note, self._eta = "", "", 0, 0, "", ""
+        self._lines: list[str] = []
+        self._points: dict[str, Points] = {}
+        self._drawn = 0.0
+
+    def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
+        self._task, self._unit, self._total, self._done = task, unit, total, done
+        self._speed, self._note, self._eta = TaskSpeed(), "", ""
+        self._draw(now=True)
+
+    def advance(self, amount: int, note: str = "") -> None:
+        self._done += amount
+        self._speed.add(time.monotonic(), self._done)
+        self._note, self._eta = note, eta_text(self._speed.left(self._total - self._done))
+        self._draw()
+
+    def finish(self) -> None:
+        self._eta = ""
+        self._draw(now=True)
+
+    def figures(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            if name in _CURVES and value == value:
+                self._points.setdefault(name, []).append((step, value))
+        self._draw()
+
+    def say(self, message: str) -> None:
+        self._lines = [*self._lines, message][-_MOST_LINES:]
+        self._draw(now=True)
+
+    def _draw(self, *, now: bool = False) -> None:
+        if not now and time.monotonic() - self._drawn < _DRAW_SECONDS:
+            return
+        from IPython.display import HTML, display
+
+        self._drawn = time.monotonic()
+        shown = HTML(self.html)
+        if self._output is None:
+            self._output = display(shown, display_id=True)
+        else:
+            self._output.update(shown)
+
+    @property
+    def html(self) -> str:
+        """The current output."""
+        parts = (f"{self._done:,} of {self._total:,} {self._unit}", self._note, self._eta) if self._task else ()
+        text = [f"{self._task}: {'  '.join(filter(None, parts))}", *self._lines]
+        lines = "".join(f"<div>{html.escape(line)}</div>" for line in text if line.strip(": "))
+        charts = [
+            _svg_chart(
+                [(*_CURVES[name], points) for name, points in self._points.items() if _CURVES[name][1] == number]
+            )
+            for number in sorted({_CURVES[name][1] for name in self._points})
+        ]
+        return f'<div style="font: 13px sans-serif">{lines}{"".join(charts)}</div>'
+
+
+def _svg_chart(curves: Sequence[tuple[str, int, str, Points]]) -> str:
+    """Return lines over steps as SVG, labelled with the smallest and largest value."""
+    every = [point for *_, points in curves for point in points]
+    (first, last), (low, high) = ((min(each), max(each)) for each in zip(*every, strict=True))
+    drawn = "".join(
+        f'<polyline fill="none" stroke="{color}" stroke-width="1.5" points="{line}"/>'
+        for color, line in ((color, _svg_path(points, first, last, low, high)) for _, _, color, points in curves)
+    )
+    names = "  ".join(f"{name} {points[-1][1]:.5f}" for name, _, _, points in curves)
+    legend = "&ensp;".join(
+        f'<span style="color: {color}">{html.escape(name)} {points[-1][1]:.5f}</span>'
+        for name, _, color, points in curves
+    )
+    axis = (
+        f'<text x="4" y="12">{high:.4g}</text><text x="4" y="{_HEIGHT - 6}">{low:.4g}</text>'
+        f'<text x="{_WIDTH - 4}" y="{_HEIGHT - 6}" text-anchor="end">step {last:,}</text>'
+    )
+    return (
+        f'<div style="display: inline-block; max-width: 100%">{legend}<br/><svg width="{_WIDTH}" height="{_HEIGHT}" '
+        f'style="max-width: 100%" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(names)}">'
+        f'<g fill="currentColor" font-size="11" opacity="0.7">{axis}</g>{drawn}</svg></div>'
+    )
+
+
+def _svg_path(points: Points, first: int, last: int, low: float, high: float) -> str:
+    """Return the points of a line within the margins of a chart; a single point becomes a short stroke."""
+    step = -(-len(points) // _MOST_POINTS)
+    drawn = points[::-step][::-1]  # includes the last point
+    across, up = (_WIDTH - 60) / max(last - first, 1), (_HEIGHT - 36) / ((high - low) or 1.0)
+    places = [(50 + (x - first) * across, _HEIGHT - 22 - (y - low) * up) for x, y in drawn]
+    if len(places) == 1:
+        places.append((places[0][0] + 4, places[0][1]))
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
