@@ -18,7 +18,7 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
 from errors import refuses
-from stratarec import ClickModel, Recipe, Scorer
+from stratarec import ClickModel, Scorer
 from stratarec.cli import main
 from stratarec.errors import ConfigError, DataError, ExportError, StorageError
 
@@ -159,45 +159,6 @@ def test_a_row_that_cannot_be_used_is_named_by_its_place_in_the_frame(frame: pl.
             ClickModel(**SMALL).fit(**given, label="click")
     with pytest.raises(DataError, match="weight"):
         ClickModel(**SMALL).fit(frame, label="click").score(frame, sample_weight=["a"] * len(frame))
-
-
-def test_a_loaded_model_fits_by_the_recipe_that_it_was_given(frame: pl.DataFrame, tmp_path: Path) -> None:
-    schema = {"label": "click", "dense": [{"name": "price"}]}
-    given = {
-        "name": "own",
-        "data": {"path": "own", "source": {"kind": "csv", "schema": schema}},
-        "model": {"kind": "lr"},
-    }
-    path = tmp_path / "own.yaml"
-    path.write_text(yaml.safe_dump(given))
-    for number, recipe in enumerate((given, path, None)):
-        model = ClickModel(recipe, **({} if recipe else SMALL)).fit(frame, label="click")
-        loaded = ClickModel.load(model.save(tmp_path / f"model-{number}"))
-        assert loaded.recipe == (given if recipe else None)
-        assert [
-            each["name"] for each in loaded.fit(frame, label="click").recipe_["data"]["source"]["schema"]["dense"]
-        ] == [each["name"] for each in model.recipe_["data"]["source"]["schema"]["dense"]]
-
-
-def test_a_recipe_of_ones_own_and_files(frame: pl.DataFrame, tmp_path: Path) -> None:
-    recipe = {
-        "name": "own",
-        "data": {
-            "path": "data/own",
-            "source": {
-                "kind": "parquet",
-                "schema": {"label": "click", "dense": [{"name": "price"}], "sparse": [{"name": "item"}]},
-            },
-        },
-        "model": {"kind": "lr"},
-    }
-    path = tmp_path / "log.parquet"
-    frame.write_parquet(path)
-    model = ClickModel(recipe, train__threads=1)
-    by_frame = model.fit(frame).evaluate(frame)["auc"]
-    by_file = model.fit(path).evaluate(frame)["auc"]
-    assert Recipe.from_dict(model.recipe_).model.kind == "lr"
-    assert by_frame == pytest.approx(by_file, abs=0.02)
 
 
 @pytest.mark.slow

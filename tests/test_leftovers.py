@@ -18,14 +18,11 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from errors import missing, refuses
+from errors import refuses
 from recipes import tiny
 from stratarec.cli import main
 from stratarec.io.atomic import write_atomic, write_json, write_text
 from stratarec.io.opening import SpecialFileError, create, is_leftover, open_regular, remove_leftovers, temporary_name
-from stratarec.planning import machine
-
-TOKEN = "0123456789abcdef"
 
 
 @pytest.fixture(scope="module")
@@ -150,28 +147,6 @@ def test_sigterm_ends_a_command_in_one_line_and_leaves_nothing_hidden(
     assert done.stderr == f"stratarec: ended by SIGTERM; {said}\n"
     assert not [path for path in set(home.rglob("*")) - before if path.name.startswith(".")]
     assert main([command[0], "-q", *command[1:]]) == 0
-
-
-def test_a_file_that_measured_the_disk_when_its_process_was_killed_is_removed_by_the_next(tmp_path: Path) -> None:
-    path = tmp_path / "disk"
-    code = "import sys, pathlib; from stratarec.planning.machine import _measure_block as measure"
-    code += "; measure(pathlib.Path(sys.argv[1]))"
-    with subprocess.Popen([sys.executable, "-c", code, str(path)]) as process:
-        while not list(path.glob(".tiers.*")):
-            assert process.poll() is None
-        process.kill()
-    assert len(list(path.glob(".tiers.*"))) == 1
-    machine._measure_block(path)
-    assert not list(path.iterdir())
-
-
-def test_a_file_of_the_user_is_no_leftover(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in (f".notes.{TOKEN}.tmp", ".recipe.json.tmp", ".recipe.json.0123.tmp", f"recipe.json.{TOKEN}.tmp"):
-        (home / "run" / name).write_text("mine")
-        assert main(["train", "-q", "r.yaml", "--overwrite"]) == 2
-        assert not missing(name, capsys.readouterr().err)
-        assert (home / "run" / name).read_text() == "mine"
-        (home / "run" / name).unlink()
 
 
 def test_only_files_are_opened_as_files(tmp_path: Path) -> None:

@@ -206,24 +206,6 @@ def test_a_malformed_recipe(place: Path, capsys: pytest.CaptureFixture[str], cha
     assert not missing(message, refused(place, capsys, "own.yaml", change))
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-def test_text_of_another_encoding_is_read(place: Path, encoding: str) -> None:
-    found = []
-    for name in ("utf-8", encoding):
-        Path("log.csv").write_bytes(LOG.decode().replace("u3", "\xfc3").encode(name))
-        assert main(["prepare", "-q", "own.yaml", f"data.path={name}", f"data.source.encoding={name}"]) == 0
-        found.append([path.read_bytes() for path in sorted(Path(name).glob("*/*.parquet"))])
-    assert found[0] == found[1]
-
-
-def test_a_mended_log_is_prepared_behind_a_refusal(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("log.csv").write_bytes(LOG + b"2" + LINE[1:])
-    refused(place, capsys, "own.yaml")
-    Path("log.csv").write_bytes(LOG)
-    assert main(["prepare", "-q", "own.yaml"]) == 0
-    assert main(["check", "-q", "data/own"]) == 0
-
-
 FRAMES: list[tuple[str, Callable[[pl.DataFrame], pl.DataFrame], str]] = [
     (
         "text for a number",

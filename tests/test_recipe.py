@@ -52,23 +52,6 @@ def test_mistakes_name_the_field(tmp_path: Path, change: dict[str, object], mess
         Recipe.from_dict({**tiny(tmp_path), **change})
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("name: [", "YAML"),
-        ("- a\n- b\n", "mapping"),
-        ("name: a\nname: b\n", "name"),
-        ("name: a\n", "data"),
-        ("", "mapping"),
-    ],
-)
-def test_damaged_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text(text)
-    with refuses(ConfigError, message):
-        Recipe.load(path)
-
-
 def test_a_missing_file_and_a_bad_override_are_refused(tmp_path: Path) -> None:
     with refuses(ConfigError, "recipe"):
         Recipe.load(tmp_path / "none.yaml")

@@ -85,43 +85,6 @@ def complaint(content: dict[str, Any]) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model.history.pooling": "x"}, "model.history.pooling mean target_attention"),
-        ({"model.kind": None}, "model.kind dcnv2"),
-        ({"data.source.paths": 3}, "data.source.paths 3"),
-        ({"data.source.schema.sparse[1].kind": "x"}, "data.source.schema.sparse[1].kind single"),
-        ({"data.split.valid": [3]}, "data.split.valid[0] 3"),
-        ({"data.vocabulary.overrides.city.min_count": 0}, "data.vocabulary.overrides.city.min_count 0"),
-        ({"train.embedding.learning_rate": -1}, "train.embedding.learning_rate -1.0 0"),
-        ({"train.dense.schedule.power": 0}, "train.dense.schedule.power 0.0 0"),
-        ({"train.dense.schedule.total_steps": -1}, "train.dense.schedule.total_steps -1 0"),
-        ({"train.dense.learning_rate": math.nan}, "train.dense.learning_rate nan"),
-        ({"train.clip_norm": math.inf}, "train.clip_norm inf"),
-        ({"train.batch_size": True}, "train.batch_size True"),
-        ({"train.threads": 100000}, "train.threads 100000 1024"),
-        ({"train.max_steps": 1 << 63}, "train.max_steps 9223372036854775808 64"),
-        ({"memory.precision.item_id": "int7"}, "memory.precision.item_id auto fp32 fp16"),
-        ({"name": "a/b"}, "name a/b"),
-        ({"name": ".."}, "name '..'"),
-        ({"train.run": "."}, "train.run '.' directory"),
-        ({"data.path": "/"}, "data.path '/' directory"),
-        ({"train.seed": -1}, "train.seed -1 0 2^63 1"),
-        ({"data.split.seed": -1}, "data.split.seed -1 0 2^63 1"),
-        ({"model.history.attention_mlp": []}, "model.history.attention_mlp []"),
-        ({"model.history.attention_mlp": [0]}, "model.history.attention_mlp [0]"),
-    ],
-    ids=lambda value: str(value)[:50],
-)
-def test_messages_name_the_field_what_was_got_and_what_was_expected(change: dict[str, Any], message: str) -> None:
-    content = everything()
-    by_name = {written(path): path for path in fields(content)}
-    ((name, value),) = change.items()
-    with refuses(ConfigError, f"r.yaml {message}"):
-        Recipe.from_dict(put(content, by_name[name], value), "r.yaml")
-
-
-@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: TrainConfig(seed=-1), "train.seed -1"),
@@ -170,12 +133,6 @@ def test_a_field_that_does_not_exist_is_named_wherever_it_stands(change: dict[st
     with pytest.raises(ConfigError) as caught:
         Recipe.from_dict(content, "r.yaml")
     assert str(caught.value).startswith(f"r.yaml: {message}")
-
-
-@pytest.mark.parametrize("override", ["train.batch_size", "=5", "train.=5", ".=5", "train..seed=5", "other.yaml"])
-def test_an_override_that_is_none_is_one_line(override: str) -> None:
-    with refuses(ConfigError, f"{override} field=value train.batch_size"):
-        Recipe.load(RECIPES / "demo.yaml", [override])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,14 +11,11 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
-from rich.console import Console
 
-from errors import missing
 from recipes import tiny
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.cli.arguments import say, say_json
-from stratarec.reporting.progress import TerminalProgress
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 NAMES = (
@@ -174,19 +170,6 @@ def test_a_name_of_a_recipe_is_no_path_and_no_pattern(tmp_path: Path, monkeypatc
     for command in ("prepare", "train"):
         assert main([command, "-q", "r.yaml"]) == 0
     assert [re.fullmatch(r"a-e-[0-9a-f]{8}", path.name) is not None for path in (tmp_path / "runs").iterdir()] == [True]
-
-
-def test_tables_and_notes_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    console = Console(file=stream, markup=False, emoji=False, highlight=False, width=80)
-    print_table(console, ["name"], [["[red]x[/]"], ["\x1b[31m"], [":smile:"]], text={"name"})
-    assert [line.strip() for line in stream.getvalue().split("\n")][:4] == ["name", "[red]x[/]", r"\x1b[31m", ":smile:"]
-    progress = TerminalProgress()
-    progress._console = Console(file=stream, markup=False, emoji=False, highlight=False, force_terminal=True, width=200)
-    progress.start("train", 3, "steps")
-    progress.advance(1, "[/x] \x1b[31m :smile:")
-    progress.finish()
-    assert not missing(r"[/x] \x1b[31m", stream.getvalue())
 
 
 def test_whatever_is_printed_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,6 @@ from errors import refuses
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import InverseJagged, JaggedTensor, JaggedWindows, KeyedJagged
 from stratarec.errors import ConfigError
-from stratarec.kernels.collate import outside, outside_windows, reference
 
 Samples = list[list[list[int]]]
 IDS = st.lists(st.integers(0, 3), max_size=3)
@@ -147,16 +146,6 @@ def test_impossible_groups_are_refused() -> None:
     )  # fmt: skip
     with refuses(ConfigError, "weights"):
         InverseJagged.from_keyed(weighted)
-
-
-@given(places=st.lists(st.integers(-3, 9), max_size=6), lengths=st.lists(st.integers(-2, 9), max_size=6))
-def test_checks_of_places_agree_with_plain_torch(places: list[int], lengths: list[int]) -> None:
-    found = torch.tensor(places, dtype=torch.int64)
-    assert outside(found, 6) == reference.outside(found, 6)
-    start, length = (
-        torch.tensor(each[: min(len(places), len(lengths))], dtype=torch.int64) for each in (places, lengths)
-    )
-    assert outside_windows(start, length, 6) == reference.outside_windows(start, length, 6)
 
 
 def test_a_batch_moves_with_all_that_it_holds() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
 import typing
 from collections.abc import Iterator
@@ -13,13 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from errors import missing, refuses
+from errors import missing
 from recipes import tiny
-from stratarec.embedding.stores.log_layout import LogConfig
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
-
-BAD = (math.nan, math.inf, -math.inf)
 
 
 def members(kind: Any) -> list[Any]:
@@ -43,7 +39,6 @@ def float_fields(kind: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 
 FIELDS = list(float_fields(Recipe))
-CLASSES = sorted({(kind, name) for _, kind, name in FIELDS} | {(LogConfig, "most_amplification")}, key=str)
 
 
 def test_the_walk_finds_what_there_is() -> None:
@@ -68,20 +63,3 @@ def test_a_recipe_names_the_field_that_is_no_number(tmp_path: Path, path: tuple[
     assert "\n" not in str(caught.value)
     if value.startswith((".", "-.")):
         assert not missing(f"r.yaml {'.'.join(path)} {value.replace('.', '')}", str(caught.value))
-
-
-def required(kind: Any) -> dict[str, str]:
-    """Something for the fields that have no default."""
-    missing = dataclasses.MISSING
-    return {
-        entry.name: "x"
-        for entry in dataclasses.fields(kind)
-        if entry.default is missing and entry.default_factory is missing
-    }
-
-
-@pytest.mark.parametrize(("kind", "name"), CLASSES, ids=lambda part: getattr(part, "__name__", part))
-@pytest.mark.parametrize("value", BAD)
-def test_configurations_made_in_python_refuse_it_too(kind: Any, name: str, value: float) -> None:
-    with refuses(ConfigError, name):
-        kind(**{**required(kind), name: value})

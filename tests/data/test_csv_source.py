@@ -218,32 +218,6 @@ def test_what_is_wrong_is_named_by_file_line_and_column(tmp_path: Path, content:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b"[1, 2]", "line 2"),
-        (b'{"y": 1', "line 2 JSON"),
-        (b'{"y": 1, "item": {"id": 3}}', "line 2 item"),
-        (b'{"y": 1, "item": "a", "tags": "x"}', "line 2 tags 'x'"),
-        (b'{"y": 1, "item": "a", "tags": [[1]]}', "line 2 tags [[1]]"),
-        (b'{"y": 3, "item": "a", "tags": []}', "line 2 'y' '3' 0 1"),
-        (b'{"y": NaN, "item": "[", "tags": []}', "line 2 JSON NaN"),
-        (b'{"y": "\xff"}', "line 2 byte 8 0xff UTF-8"),
-    ],
-)
-def test_what_is_wrong_with_json_is_named_by_line_and_column(tmp_path: Path, line: bytes, message: str) -> None:
-    schema = Schema(label="y", sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi")))
-    path, good = tmp_path / "log.jsonl", b'{"y": true, "item": 5, "tags": [1, "x", null]}\n'
-    path.write_bytes(good + line + b"\n\n" + good)
-    with refuses(DataError, message):
-        read(path, schema)
-    found = list(source(path, schema, "skip").chunks(tmp_path))
-    assert found[0].frame.to_dicts() == [{"y": 1, "item": "5", "tags": ["1", "x"]}] * 2
-    assert found[0].rows is not None
-    assert found[0].rows.tolist() == [1, 4]
-    assert found[0].bad_rows == 1
-
-
 def write_both(root: Path, columns: dict[str, list[Any]]) -> list[Path]:
     """A CSV and a Parquet file of `columns`, with labels and another column where there are none."""
     rows = len(next(iter(columns.values())))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
 
@@ -15,11 +14,8 @@ from errors import refuses
 from recipes import log_config
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
-from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.data.sources.clicks_config import ClicksConfig
-from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError
 
@@ -85,38 +81,6 @@ def test_a_feature_may_have_any_ordinary_name(tmp_path: Path, groups: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("", "that is not empty"),
-        ("__metadata__", "that safetensors does not keep for itself"),
-        ("a\x00b", "without control characters"),
-        ("line\nbreak", "without control characters"),
-        ("@sessions", "without '@' at its beginning"),
-        ("@", "without '@' at its beginning"),
-        ("x" * 201, "of at most 200 bytes"),
-        ("é" * 101, "of at most 200 bytes"),
-        ("^a.*$", "that is no pattern"),
-        ("\x1b[31mred", "without control characters"),
-    ],
-)
-def test_names_that_cannot_be_are_refused_with_their_field(name: str, expected: str) -> None:
-    fine = SparseFeature(name="fine")
-    for field, make in {
-        "schema.dense[1].name": lambda: Schema(dense=(DenseFeature(name="d"), DenseFeature(name=name))),
-        "schema.sparse[1].name": lambda: Schema(sparse=(fine, SparseFeature(name=name))),
-        "schema.sparse[0].vocabulary": lambda: Schema(sparse=(SparseFeature(name="c", vocabulary=name or "@"),)),
-        "schema.dense[0].group": lambda: Schema(dense=(DenseFeature(name="d", group=name or "@"),)),
-        "schema.sparse[0].group": lambda: Schema(sparse=(SparseFeature(name="c", group=name or "@"),)),
-    }.items():
-        with pytest.raises(ConfigError) as caught:
-            make()
-        # An empty vocabulary or group is the usual one.
-        shown, wanted = (name, expected) if name or field.endswith(".name") else ("@", "without '@'")
-        assert str(caught.value).startswith(f"{field} is {shown!r}, expected a name {wanted}")
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"label": ""}, "schema.label ''"),
@@ -169,27 +133,3 @@ def test_names_are_no_patterns_over_other_names(tmp_path: Path) -> None:
             ["-C", "-C1", "-C-1", "-C", "", "-C-1", "-C-2F1", "", "-C-1", "-C-1", "-e", "-E", "-C-1", "-C"]
         )
     )
-
-
-def test_a_click_log_may_have_columns_of_any_name(tmp_path: Path) -> None:
-    rows = np.random.default_rng(0)
-    frame = pl.DataFrame(
-        {
-            "[u]": rows.integers(0, 20, 500), "a/b": rows.integers(0, 30, 500),
-            "t*": np.sort(rows.integers(0, 20_000, 500)), "*": rows.integers(0, 9, 500),
-        }
-    )  # fmt: skip
-    found = {}
-    for root, names in (("odd", frame.columns), ("plain", ["user", "item", "time", "ctx"])):
-        (tmp_path / root).mkdir()
-        renamed = frame.rename(dict(zip(frame.columns, names, strict=True)))
-        renamed.write_parquet(tmp_path / root / "log.parquet")
-        user, item, time, context = names
-        paths = (str(tmp_path / root / "log.parquet"),)
-        source = ClicksConfig(paths=paths, user=user, item=item, time=time, session="", contexts=(context,))
-        dataset = prepare(
-            PrepareConfig(source=source, path=str(tmp_path / root / "data"), split=SplitConfig(valid=0.0, test=0.0))
-        )
-        table = dataset.read_row_group("train", 0, 0)
-        found[root] = [table[name].to_pylist() for name in table.column_names]
-    assert found["odd"] == found["plain"]

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from errors import missing, refuses
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
-from stratarec.data.sources import parquet
 from stratarec.data.sources.base import ChunkShare, OnBadRow
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.errors import DataError, StrataError
@@ -385,47 +384,6 @@ def test_null_lists_of_a_fixed_size_are_read_or_said_to_need_another_pyarrow(tmp
     else:
         with refuses(DataError, f"log.parquet group 0 {pa.__version__} pyarrow>=26"):
             read(path, multi())
-
-
-@pytest.mark.slow
-@NEEDS_NULL_LISTS
-@pytest.mark.parametrize("kind", [pa.list_(pa.int64(), 2), pa.list_(pa.string(), 2)])
-def test_large_row_groups_of_lists_of_a_fixed_size_may_hold_nulls(tmp_path: Path, kind: pa.DataType) -> None:
-    rows = 2 * parquet._CHUNK_ROWS + 5
-    column = pa.array([None, ["1", "2"], [None, "3"], ["4", "5"]] * (rows // 4) + [None] * (rows % 4)).cast(
-        pa.list_(pa.string())
-    )
-    values = column.cast(pa.list_(kind.value_type)).cast(kind)
-    write(tmp_path / "log.parquet", {"y": pa.array([0] * rows), "tags": values}, row_group=rows)
-    found = read(tmp_path / "log.parquet", multi())["tags"]
-    cells = [None if cell is None else [part for part in cell if part is not None] for cell in values.to_pylist()]
-    assert found.to_list() == cells
-
-
-def test_a_column_of_nulls_takes_the_type_of_other_files_or_none(tmp_path: Path) -> None:
-    schema = Schema(
-        label="y",
-        dense=(DenseFeature(name="d"),),
-        sparse=(
-            SparseFeature(name="c"),
-            SparseFeature(name="m", kind="multi"),
-            SparseFeature(name="s", kind="multi", separator="|"),
-        ),
-    )
-    names = ("d", "c", "m", "s")
-    write(tmp_path / "a.parquet", {"y": pa.array([0, 1]), **{name: pa.nulls(2) for name in names}})
-    found = read(tmp_path / "a.parquet", schema)
-    assert [found[name].to_list() for name in names] == [[None, None]] * 4
-    typed = {"d": pa.array([1, 2]), "c": pa.array(["x", None]), "m": pa.array([["u"], []]), "s": pa.array(["p|q", ""])}
-    write(tmp_path / "b.parquet", {"y": pa.array([0, 1]), **typed})
-    for order in ("ab", "ba"):
-        paths = tuple(str(tmp_path / f"{name}.parquet") for name in order)
-        chunks = ParquetSource(ParquetConfig(paths=paths, schema=schema), "error").chunks(tmp_path)
-        whole = pl.concat([chunk.frame for chunk in chunks])
-        assert whole["c"].drop_nulls().to_list() == ["x"]
-        assert whole["m"].drop_nulls().to_list() == [["u"], []]
-        assert whole["s"].drop_nulls().to_list() == [["p", "q"]]
-        assert whole["d"].drop_nulls().to_list() == [1.0, 2.0]
 
 
 def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:

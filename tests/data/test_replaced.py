@@ -12,7 +12,7 @@ from recipes import tiny
 from stratarec.data.dataset import dataset as module
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
-from stratarec.errors import DatasetError, StorageError
+from stratarec.errors import DatasetError
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
@@ -40,12 +40,6 @@ def test_the_same_data_set_prepared_anew_is_read(tmp_path: Path) -> None:
     trainer = Trainer(recipe, Dataset.open(recipe.data.path))
     prepare(recipe.data, overwrite=True)
     trainer.train()
-
-
-def test_what_is_held_is_not_replaced(tmp_path: Path) -> None:
-    dataset = prepare(made(tmp_path, 1).data)
-    with dataset.locked(), dataset.locked(), pytest.raises(StorageError, match="is in use by"):
-        prepare(made(tmp_path, 2).data, overwrite=True)
 
 
 def test_a_data_set_that_is_replaced_while_it_is_opened_is_opened_anew(

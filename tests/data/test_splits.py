@@ -106,29 +106,6 @@ def test_a_split_that_comes_out_empty_is_refused(tmp_path: Path, split: dict[str
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize(
-    ("times", "unit", "split", "message"),
-    [
-        (
-            [i * 60 for i in range(1440)], "s", {"valid": "1h", "test": "1d"},
-            "1h data.split.test 1d 23h 59m 0 86340",
-        ),
-        ([i * 60_000 for i in range(1440)], "ms", {"valid": "1d", "test": "1h"}, "23h 59m 86340000"),
-        (list(range(1_600_000_000, 1_600_000_050)), "ms", {"valid": "1m", "test": "1m"}, ""),
-        ([7] * 40, "s", {"valid": "1h", "test": "1h"}, "0s"),
-        (
-            [0] * 30 + [10 * HOUR] * 30, "s", {"valid": "2h", "test": "3h"},
-            "'2h' 10h",
-        ),
-    ],
-)  # fmt: skip
-def test_durations_that_do_not_fit_the_log_are_told_its_span(
-    tmp_path: Path, times: list[int], unit: TimeUnit, split: dict[str, str], message: str
-) -> None:
-    with refuses(DataError, message):
-        prepare(timed(tmp_path, times, SplitConfig(by="time", **split), unit))  # type: ignore[arg-type]
-
-
 def by_user(root: Path, rows: int = 3000, *, history: bool = False) -> Dataset:
     """Many users of several sessions each, in a random order, over several chunks."""
     draws = np.random.default_rng(3)

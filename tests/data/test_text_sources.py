@@ -155,22 +155,6 @@ def test_a_flipped_byte_in_a_compressed_log_is_rows_or_a_data_error(
         assert read(avazu(path, "skip", block_bytes=3000)).height <= 400
 
 
-def test_the_first_bad_line_is_named_whatever_is_wrong_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "log.tsv"
-    rows = [line(), line("1", "x"), line(fields=3), line("7"), b"", line(), line("1", "y"), line("8")]
-    path.write_bytes(b"\n".join(rows) + b"\n")
-    with refuses(DataError, "line 2 'I1' 'x'"):
-        read(source(path))
-    (chunk,) = source(path, "skip").chunks(Path())
-    assert chunk.bad_rows == 5
-    assert [int(text.split("line ")[1].split(":")[0]) for text in chunk.bad_examples] == [2, 3, 4, 7, 8]
-    assert chunk.rows.tolist() == [1, 6]
-    del rows[1]
-    path.write_bytes(b"\n".join(rows) + b"\n")
-    with refuses(DataError, "line 2 3"):
-        read(source(path))
-
-
 def packed(content: bytes, codec: str, repeats: int = 1) -> bytes:
     """`repeats` times the content, compressed piece by piece: the pieces of these formats may stand in a row."""
     return pa.compress(content, codec=codec, asbytes=True) * repeats if codec else content * repeats
@@ -221,17 +205,6 @@ def test_the_longest_line_is_the_same_wherever_blocks_end(
         else:
             with refuses(DataError, f"log.tsv line {line} 300 max_line_bytes"):
                 list(source.chunks(tmp_path))
-
-
-def test_a_line_in_many_blocks_is_put_together_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = "1" + "\t" * 39
-    (tmp_path / "log.tsv").write_text(row + "x" * (1 << 23) + "\n" + row)
-    config = CriteoConfig(paths=(str(tmp_path / "log.tsv"),), max_line_bytes=1 << 24)
-    began = time.monotonic()
-    source = CriteoSource(config, "error", block_bytes=256)
-    assert sum(chunk.frame.height for chunk in source.chunks(tmp_path)) == 2
-    # Adding each piece to those before copies 128 GiB.
-    assert time.monotonic() - began < 10
 
 
 def test_limits_are_sizes_and_say_nothing_of_the_content(tmp_path: Path) -> None:

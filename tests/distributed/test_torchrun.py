@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -20,9 +19,7 @@ import yaml
 from distributed.ranks import Ranks
 from distributed.test_runs import TIERED, assert_near, content, model, train
 
-from errors import missing
 from recipes import KILLS, prepared
-from stratarec.cli import main
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 
@@ -106,21 +103,3 @@ def test_torchrun_restarts_a_run_that_ends_with_the_bits_of_one_that_was_not_kil
         assert f"stratarec: rank {victim} is gone" in err or not pids, err
         assert_near(model(run), model(whole), 0)
         assert not list((run / "checkpoints").glob(".*")), "something is left behind"
-
-
-def test_plan_says_how_tables_lie_among_ranks(home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    recipe = written(home, tmp_path / "plan.yaml")
-    assert main(["plan", str(recipe), "--ranks", "3"]) == 0
-    out = capsys.readouterr().out
-    assert [line.split(":")[0] for line in out.splitlines() if line.startswith("rank ")] == [
-        "rank 0",
-        "rank 1",
-        "rank 2",
-    ]
-    assert not missing("rank", out)
-    assert main(["plan", str(recipe), "--ranks", "3", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["sharding"]["places"].keys() == {table["table"] for table in found["tables"]}
-    with pytest.raises(SystemExit):
-        main(["plan", str(recipe), "--ranks", "0"])
-    assert "no number of processes" in capsys.readouterr().err

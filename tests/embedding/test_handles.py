@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,30 +75,6 @@ def test_a_handle_is_looked_up_once_and_trained_once() -> None:
     assert module.step == 1
 
 
-def test_handles_are_looked_up_in_order() -> None:
-    module = collection()
-    first, second = module.prepare(batch(0)), module.prepare(batch(1))
-    with refuses(TrainingError, "batch 1 0"):
-        module(second)
-    first.release()
-    module(second).pooled.sum().backward()
-    with refuses(TrainingError, "batch 0"):
-        module(first)
-
-
-def test_a_batch_that_was_rebuilt_after_it_was_prepared_is_refused() -> None:
-    """It once waited for ever: the lookahead found no backward pass of the batch that it had staged."""
-    module, data = collection(lookahead=1), [batch(number) for number in range(6)]
-
-    def train() -> None:
-        with Prefetcher(module.engine, iter(data), lambda item, _: item, depth=1) as source:
-            for features, _ in source:
-                module(replace(features)).pooled.sum().backward()
-
-    with refuses(TrainingError, "handle"):
-        within(60, train)
-
-
 def test_a_handle_that_is_dropped_unused_is_an_error_once() -> None:
     module = collection()
     module.prepare(batch(0))
@@ -118,14 +93,6 @@ def test_a_look_up_without_a_backward_pass_lets_its_rows_go() -> None:
         for number in range(40):
             module(module.prepare(batch(number)) if number % 2 else batch(number))
     assert not len(module.engine.in_flight)
-
-
-def test_a_handle_of_another_collection_is_refused() -> None:
-    module, other = collection(), collection()
-    prepared = other.prepare(batch(0))
-    with refuses(TrainingError, "batch 0"):
-        module(prepared)
-    other(prepared).pooled.sum().backward()
 
 
 def test_loading_makes_handles_void(tmp_path) -> None:
@@ -210,22 +177,6 @@ def test_closing_ends_a_prefetcher() -> None:
 
     with refuses(TrainingError, "tables closed"):
         within(60, train)
-
-
-def test_reading_while_a_thread_prepares_sees_whole_rows() -> None:
-    plain, module = collection(cache_rows=ROWS * 2), collection(cache_rows=64, lookahead=2)
-    data = [batch(number) for number in range(60)]
-
-    def train() -> None:
-        with Prefetcher(module.engine, iter(data), lambda item, _: item, depth=2) as source:
-            for features, prepared in source:
-                plain(features).pooled.square().sum().backward()
-                module(prepared).pooled.square().sum().backward()
-                with torch.no_grad():
-                    for other in (batch(3), batch(47)):
-                        assert torch.equal(module(other).pooled, plain(other).pooled)
-
-    within(120, train)
 
 
 # What a batch must be

@@ -2,59 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import numpy as np
-import pytest
 import torch
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.planning.bytes import output_bytes, workspace_bytes
-
-MEASURE = """
-import json
-import torch
-from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
-from stratarec.batch.jagged import KeyedJagged
-
-def memory(name):
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith(name))
-
-torch.set_num_threads(1)
-module = TieredEmbeddingBagCollection(
-    [EmbeddingBagConfig(name="t", num_embeddings=2 * BATCH, embedding_dim=16, feature_names=("x", "y"))]
-)
-def step(ids):
-    module(KeyedJagged(keys=("x", "y"), values=ids, offsets=None, batch_size=len(ids) // 2)).pooled.sum().backward()
-
-step(torch.arange(4, dtype=torch.int32))
-ids = torch.randperm(2 * BATCH, dtype=torch.int32)
-def counted():
-    parts = module.engine.bytes_by_part()
-    return parts["workspace"] + parts["outputs"]
-
-before, small = memory("VmRSS:"), counted()
-step(ids)
-print(json.dumps([memory("VmHWM:") - before, counted() - small, module.engine.bytes_by_part()]))
-"""
-BATCH = 390_000
-
-
-@pytest.mark.slow
-def test_the_workspace_of_a_step_is_what_the_process_grows_by() -> None:
-    code = MEASURE.replace("BATCH", str(BATCH))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    grown, counted, parts = json.loads(done.stdout)
-    # Capacities are rounded up, and pages that nothing was written to are not there.
-    assert 0.85 * counted < grown < 1.05 * counted
-    # The plan's figure has room for batches larger than the mean.
-    assert workspace_bytes([2 * BATCH / 1.25], 16, 1) == parts["workspace"] > 40 << 20
-    assert output_bytes(32 * BATCH) == parts["outputs"] > 90 << 20
 
 
 def test_groups_of_tables_share_one_workspace_whatever_the_type_of_their_ids() -> None:

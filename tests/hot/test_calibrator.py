@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from hot.popular import ROW_BYTES, prepared
 
-from errors import missing, refuses
+from errors import missing
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.errors import ConfigError
 from stratarec.hot.calibrator import HotProfile, calibrate, estimate, without_skew
 from stratarec.hot.hot_loader import Classification, are_hot, classify
 from stratarec.hot.selection import RowRange, hottest_rows, most_inputs, parts_of, used_bytes
@@ -106,21 +105,6 @@ def test_counting_goes_on_where_it_stopped_and_begins_anew_for_other_rows(datase
     assert resumed.shards == {**{name: whole.shards[name] for name in others}, **planted}
     other = calibrate(dataset, bytes_of(dataset), total(dataset) // 10, curve=())
     assert classify(dataset, *rows_of(dataset, other), "train", path).inputs < whole.inputs
-
-
-def test_a_profile_is_of_one_data_set(dataset: Dataset, tmp_path: Path) -> None:
-    profile = calibrate(dataset, bytes_of(dataset), total(dataset) // 5, curve=())
-    profile.write(tmp_path / "hot.json")
-    assert HotProfile.read(tmp_path / "hot.json", dataset) == profile
-    with refuses(ConfigError, "data"):
-        HotProfile.read(tmp_path / "hot.json", prepared(tmp_path, "none", place=False))
-    fewer = profile.model_copy(update={"tables": profile.tables[1:]})
-    fewer.write(tmp_path / "fewer.json")
-    with refuses(ConfigError, "tables rows"):
-        HotProfile.read(tmp_path / "fewer.json", dataset)
-    (tmp_path / "hot.json").write_text((tmp_path / "hot.json").read_text().replace('"hot": ', '"hot": 1'))
-    with pytest.raises(ConfigError, match="was changed after it was written"):
-        HotProfile.read(tmp_path / "hot.json")
 
 
 def test_the_command_prints_tables_and_writes_profile_and_report(

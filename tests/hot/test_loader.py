@@ -5,17 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hot.popular import ROW_BYTES, prepared
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.hot.hot_loader import (
     HotLoader,
-    batches_of,
     classify,
-    kinds_of,
     rate_after,
     validation_losses,
 )
@@ -102,33 +98,6 @@ def test_buffers_before_the_first_batch_are_not_read(dataset, rows, monkeypatch)
     monkeypatch.setattr(HotLoader, "_classified", lambda self, *given: read.append(given[3]) or inner(self, *given))
     list(made.batches(0, len(made) - 3))
     assert read == [5]
-
-
-@settings(max_examples=30, deadline=None)
-@given(samples=st.lists(st.integers(0, 50), max_size=8), size=st.integers(1, 20))
-def test_batches_are_filled_when_there_are_samples_for_them(samples: list[int], size: int) -> None:
-    found = batches_of(samples, size)
-    assert sum(found) == -(-sum(samples) // size)
-    assert all(done * size <= held for done, held in zip(np.cumsum(found)[:-1], np.cumsum(samples)[:-1], strict=True))
-
-
-@settings(max_examples=30, deadline=None)
-@given(samples=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=6), size=st.integers(1, 20))
-def test_an_epoch_has_as_many_batches_as_of_one_kind(samples: list[tuple[int, int]], size: int) -> None:
-    hot, mixed = ([each[kind] for each in samples] for kind in range(2))
-    for rate in (None, 30.0):
-        kinds = kinds_of(hot, mixed, size, rate)
-        assert len(kinds) == -(-sum(hot + mixed) // size)
-        # Both kinds have their full batches; at most one is of what is left of both.
-        assert sum(hot) // size <= kinds.sum() <= -(-sum(hot) // size)
-        assert sum(mixed) // size <= len(kinds) - kinds.sum()
-
-
-def test_what_is_left_of_both_kinds_is_one_batch_where_it_fits_into_one() -> None:
-    assert kinds_of([7], [8], 5, None).astype(int).tolist() == [0, 1, 0]
-    assert kinds_of([8], [8], 5, None).astype(int).tolist() == [0, 1, 0, 1]
-    assert kinds_of([2], [3], 5, None).astype(int).tolist() == [0]
-    assert kinds_of([2], [0], 5, None).astype(int).tolist() == [1]
 
 
 def test_the_rate_halves_when_the_loss_rises_and_doubles_after_four_falls() -> None:

@@ -89,17 +89,6 @@ def test_a_killed_writer_holds_nothing_and_is_not_named(thing: Path) -> None:
         assert json.loads((thing / HOLDER).read_text())["pid"] == os.getpid()
 
 
-@pytest.mark.parametrize("note", ["{", "[]", '{"pid": -1}'])
-def test_a_damaged_note_keeps_nobody_out(thing: Path, note: str) -> None:
-    (thing / HOLDER).write_text(note)
-    with held(thing):
-        (thing / HOLDER).write_text(note)
-        with refuses(StorageError, "process"), held(thing):
-            pass
-    with held(thing):
-        pass
-
-
 def test_readers_share(thing: Path) -> None:
     with (
         another(thing, "read"),
@@ -189,40 +178,3 @@ def test_data_that_are_read_are_not_replaced(home: Path, capsys: pytest.CaptureF
         assert not (home / "data.preparing").exists()
     assert main(["prepare", "-q", str(home / "r.yaml"), "--overwrite"]) == 0
     assert Dataset.open(home / "data").fingerprint == before
-
-
-def test_check_reads_everything(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(home / "run", tmp_path / "run")
-    shutil.copytree(home / "data", tmp_path / "data")
-    for path in ("run", "data"):
-        assert main(["check", str(tmp_path / path)]) == 0
-        assert capsys.readouterr().out.endswith(f"{tmp_path / path} is whole\n")
-    # What nobody goes on from is written down with its hash, too; of what is not, the name is told.
-    (tmp_path / "run" / "notes").touch()
-    assert main(["check", str(tmp_path / "run")]) == 0
-    assert "not read, since nothing is known of them: notes\n" in capsys.readouterr().out
-    (tmp_path / "run" / "notes").unlink()
-    assert main(["check", str(tmp_path / "run")]) == 0
-    assert "not read" not in capsys.readouterr().out
-    for pattern in ("stratarec.json", "report.html", "tensorboard/*", "checkpoints/*/tables/*/home/chain.json"):
-        path = next((tmp_path / "run").glob(pattern))
-        before = path.read_bytes()
-        for place in (0, len(before) // 2, len(before) - 2):
-            path.write_bytes(before[:place] + bytes([before[place] ^ 1]) + before[place + 1 :])
-            assert main(["check", str(tmp_path / "run")]) == 2, (path, place)
-            assert str(path) in capsys.readouterr().err
-        path.write_bytes(before)
-    # The first of its checkpoints, which no other command opens.
-    path = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[0] / "optimizer.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert main(["check", str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err == f"stratarec: {path} is damaged: its hash does not match; use another checkpoint\n"
-    # Files that scoring never opens are part of an export, too.
-    assert main(["export", str(home / "run"), "-o", str(tmp_path / "export")]) == 0
-    assert main(["check", str(tmp_path / "export")]) == 0
-    (tmp_path / "export" / "README.txt").write_text("?" * (tmp_path / "export" / "README.txt").stat().st_size)
-    capsys.readouterr()
-    assert main(["check", str(tmp_path / "export")]) == 2
-    assert not missing(f"{tmp_path / 'export' / 'README.txt'}", capsys.readouterr().err)
-    assert main(["check", str(tmp_path)]) == 2
-    assert "is no data set, run, export, delta, plan or study of StrataRec" in capsys.readouterr().err

@@ -128,15 +128,6 @@ def test_a_work_directory_of_somebody_else_is_left_alone(home: Path, capsys: pyt
     assert contents(home) == before
 
 
-def test_a_working_directory_that_is_gone_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Recipe.load("r.yaml")
-    (home / "gone").mkdir()
-    monkeypatch.chdir("gone")
-    (home / "gone").rmdir()
-    with refuses(StorageError, "directory"):
-        prepare(made.data)
-
-
 def test_links_are_followed_and_kept(home: Path) -> None:
     (home / "big").mkdir()
     for name in ("data", "run"):
@@ -201,18 +192,6 @@ def test_a_replaced_data_set_is_found_again_after_a_kill_between_the_renames(hom
     assert contents(home) == before
 
 
-def test_what_stands_where_a_replaced_directory_waits_is_left_alone(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    waiting = aside(home / "runs/a")
-    waiting.mkdir()
-    (waiting / "mine.txt").write_text("mine")
-    before = contents(home)
-    assert main(["train", "-q", "--overwrite", "r.yaml"]) == 2
-    assert not missing(".a.replaced", capsys.readouterr().err)
-    assert contents(home) == before
-
-
 def test_the_earlier_data_set_stays_until_the_new_one_is_whole(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(home)
     assert main(["prepare", "-q", "--overwrite", "r.yaml", "data.split.valid=0.000000001"]) == 2
@@ -255,16 +234,6 @@ def test_two_at_a_time_in_one_directory_are_refused(
         assert not missing(f"process {os.getpid()} {socket.gethostname()}", capsys.readouterr().err)
     assert contents(home) == before
     assert main([command, "-q", "r.yaml", *arguments]) == 0
-
-
-def test_a_trainer_trains_once(home: Path) -> None:
-    used = trainer(home, "train.run=runs/b")
-    used.train()
-    before = contents(home)
-    for resume, overwrite in ((False, False), (True, False), (False, True)):
-        with pytest.raises(TrainingError, match="has been used"):
-            used.train(resume=resume, overwrite=overwrite)
-    assert contents(home) == before
 
 
 def test_a_run_may_go_on_from_inside_its_directory_but_not_be_replaced_there(

@@ -24,12 +24,3 @@ def test_what_was_never_finished_is_removed_once_it_is_old(tmp_path: Path) -> No
     with ScratchDirectory(tmp_path, "a-") as path:
         assert sorted(tmp_path.iterdir()) == sorted([new, other, path])
     assert not old.exists()
-
-
-def test_a_living_one_stays_and_an_abandoned_one_goes(tmp_path: Path) -> None:
-    left = made(tmp_path / "a-dead", 0)
-    with ScratchDirectory(tmp_path, "a-") as first:
-        assert not left.exists()
-        with ScratchDirectory(tmp_path, "a-") as second:
-            assert sorted(tmp_path.iterdir()) == sorted([first, second])
-    assert not list(tmp_path.iterdir())

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import threading
-import time
 from typing import Any
 
 import forked
@@ -110,29 +107,6 @@ def test_a_helper_at_work_is_waited_for(work: int) -> None:
         meeting(own(2), work, result)
         assert result[0] == seed if work <= 1000 else result[0] != 0
     assert not HELPERS.board[workers.FIRST_JOB : workers.FIRST_HELPER : workers.LINE].any(), "every line was given back"
-
-
-def test_more_leaders_than_lines() -> None:
-    """Leaders without a line work alone."""
-    failures: list[BaseException] = []
-
-    def lead(seed: int) -> None:
-        draws = random.Random(seed)
-        try:
-            for _ in range(40):
-                counted(own(draws.choice([2, 3])), draws.choice([1, 50, 20_000]))
-                time.sleep(draws.choice([0, 0, 0.0002, 0.003]))
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=lead, args=(seed,)) for seed in range(2 * workers.JOBS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-    assert not any(thread.is_alive() for thread in threads), "a leader hangs"
-    assert not failures
-    assert not HELPERS.board[workers.FIRST_JOB : workers.FIRST_HELPER : workers.LINE].any()
 
 
 def test_helpers_that_were_stopped_are_done_without() -> None:

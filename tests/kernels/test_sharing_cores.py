@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,29 +59,6 @@ def test_a_quota_is_the_least_of_a_groups_and_those_above(tmp_path: Path, system
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert quota(tmp_path) == expected
-
-
-def test_a_command_in_a_control_group_takes_no_more_threads_than_its_quota() -> None:
-    """The system's own files, where it lets us make a group: torch and kernels as a command loads them."""
-    group = Path("/sys/fs/cgroup/cpu/stratarec-test")
-    try:
-        group.mkdir()
-    except OSError:
-        pytest.skip("no control group of version 1 can be made here")
-    code = (
-        "from stratarec.kernels.runtime.cores import narrow_libraries, cores; narrow_libraries(); import torch; "
-        "print(cores(), torch.get_num_threads())"
-    )
-    try:
-        (group / "cpu.cfs_quota_us").write_text("100000")
-        done = subprocess.run(
-            ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh", sys.executable, "-c", code],
-            capture_output=True, text=True, check=True,
-            env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
-        )  # fmt: skip
-    finally:
-        group.rmdir()
-    assert done.stdout.split() == ["1", "1"]
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import polars as pl
 import pytest
 import torch
 from models.test_models import ROWS, batch_of, schema
@@ -18,22 +16,12 @@ from torch.nn import functional
 from errors import refuses
 from recipes import tiny
 from stratarec.batch.batch import Batch
-from stratarec.cli import main
-from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError
 from stratarec.models import build_model, build_network
 from stratarec.models.runs import Runs
 from stratarec.models.zoo.ensemble import EnsembleConfig
 from stratarec.recipe import Recipe
-from stratarec.serving.exported_model import ExportedModel
-from stratarec.serving.scorer import Scorer
-from stratarec.training.export.export import export
-from stratarec.training.export.write_delta import write_delta
-from stratarec.training.resolve import sized
-from stratarec.training.run.open_run import open_run
 from stratarec.training.steps.loss import Objective
-from stratarec.training.trainer import Trainer
 
 D, K, Q = 3, 4, 5
 CONFIG = EnsembleConfig(embedding_dim=D, members=K, member_mlp=(6, 5), bins=Q)
@@ -133,53 +121,9 @@ def test_mistakes_are_named(name: str, value: Any) -> None:
         EnsembleConfig(**{name: value})
 
 
-def numbers_alone(folder: Path, *, signal: bool, samples: int = 3000) -> Recipe:
-    """A log whose clicks are where a number lies in the middle: no line tells them apart."""
-    draws = np.random.default_rng(4)
-    x = draws.normal(size=(samples, 2))
-    rate = np.where(np.abs(x[:, 0]) < 0.7, 0.9, 0.1) if signal else np.full(samples, 0.5)
-    columns = {"a": x[:, 0], "b": np.round(x[:, 1]), "click": (draws.random(samples) < rate).astype(int)}
-    pl.DataFrame(columns).write_csv(folder / "log.csv")
-    content = tiny(folder)
-    content["data"]["source"] = {
-        "kind": "csv", "paths": [str(folder / "log.csv")],
-        "schema": {"label": "click", "dense": [{"name": "a"}, {"name": "b"}]},
-    }  # fmt: skip
-    content["model"] = {"kind": "ensemble", "members": 4, "member_mlp": [16], "embedding_dim": 4}
-    content["train"] = {"run": content["train"]["run"], "report": False, "threads": 1, "epochs": 8}
-    dataset = prepare(Recipe.from_dict(content).data)
-    return Recipe.from_dict(sized(content, dataset)[0])
-
-
 def test_several_labels_are_refused_before_anything_is_prepared(tmp_path: Path) -> None:
     content = tiny(tmp_path)
     content["data"]["source"] = {"kind": "csv", "paths": ["log.csv"], "schema": {"labels": ["click", "like"]}}
     content["model"] = {"kind": "ensemble"}
     with refuses(ConfigError, "model.kind ensemble click"):
         Recipe.from_dict(content)
-
-
-def test_it_learns_a_bend_from_numbers_alone_and_its_export_scores_as_it_does(tmp_path: Path) -> None:
-    recipe = numbers_alone(tmp_path, signal=True)
-    result = Trainer(recipe, Dataset.open(recipe.data.path)).train()
-    assert result["test"]["auc"] > 0.87  # 0.9 at best; a line has 0.5
-    edges = None
-    with open_run(recipe.run) as trained:
-        edges = trained.model.network.score.numbers.encode.edges.clone()
-        export(trained, tmp_path / "export")
-    assert (edges[:, -1] > edges[:, 0]).all()
-    assert len(edges[1].unique()) <= 10, "all values of a number that has few are edges"
-    scorer = Scorer.open(tmp_path / "export")
-    frame = pl.read_csv(tmp_path / "log.csv")
-    scores = np.asarray(scorer.score(frame.drop("click").to_arrow()))
-    middle = np.abs(frame["a"].to_numpy()) < 0.6
-    assert scores[middle].mean() > 0.7
-    assert scores[~middle].mean() < 0.35
-    # What knows no tables: a delta, and a profile.
-    with open_run(recipe.run) as trained:
-        export(trained, tmp_path / "later")
-    assert write_delta(ExportedModel.open(tmp_path / "export"), tmp_path / "later", tmp_path / "delta") == 0
-    scorer.update(tmp_path / "delta")
-    assert (np.asarray(scorer.score(frame.drop("click").to_arrow())) == scores).all()
-    assert main(["profile", "-q", recipe.data.path, "-o", str(tmp_path / "p.html")]) == 0
-    assert "Reuse" not in (tmp_path / "p.html").read_text()

@@ -10,9 +10,7 @@ import torch
 from models.test_models import CONFIGS, HISTORIES, ROWS, batch_of, schema
 from torch import Tensor, nn
 
-from errors import refuses
-from stratarec.data.schema import LabelRule, Schema
-from stratarec.errors import ConfigError
+from stratarec.data.schema import Schema
 from stratarec.models import HeadsConfig, ModelConfig, build_model
 from stratarec.models.heads import MMoE
 from stratarec.models.layers import MLP
@@ -98,21 +96,3 @@ def test_the_loss_is_the_weighted_sum_of_masked_means() -> None:
     sums = [objective.sums(logits[rows], part) for rows, part in zip((slice(0, 7), slice(7, 20)), parts, strict=True)]
     weights = [sum(each) for each in zip(*(objective.weights(part) for part in parts), strict=True)]
     torch.testing.assert_close(sum(objective.joined(each, weights) for each in sums), expected)
-
-
-@pytest.mark.parametrize(
-    ("labels", "others", "message"),
-    [
-        (("click",), {}, "schema.labels"),
-        (("click", "click"), {}, "click"),
-        (("rating", LabelRule(column="rating", at_least=3)), {}, "rating"),
-        (("click", "item"), {}, "item"),
-        (("click", "u"), {}, "schema.user 'u'"),
-        (("click", "like"), {"label": "other"}, "schema.label other schema.labels"),
-        (("click", "like"), {"weight": "like"}, "schema.weight like"),
-        (("click", "@label/1"), {}, "schema.labels @label/1"),
-    ],
-)
-def test_labels_that_do_not_fit_are_refused(labels: Any, others: dict[str, str], message: str) -> None:
-    with refuses(ConfigError, message):
-        Schema(**{**vars(schema()), "label": "label", "labels": labels, **others})

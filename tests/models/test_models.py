@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from errors import refuses
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, build_model
 from stratarec.models.zoo.dcn import DCNv2Config
 
@@ -177,23 +175,3 @@ def test_weights_are_a_function_of_the_seed_alone(config: ModelConfig) -> None:
     third = build_model(with_history(config, "transformer"), schema(), ROWS, seed=6).state_dict()
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert any(not torch.equal(first[key], third[key]) for key in first)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: DLRMConfig(embedding_dim=0), "embedding_dim 0"),
-        (lambda: DLRMConfig(top_mlp=(8, 0)), "top_mlp [8 0]"),
-        (lambda: DCNv2Config(cross_layers=0), "cross_layers 0"),
-        (lambda: HistoryConfig(heads=0), "1"),
-        (
-            lambda: build_model(
-                DLRMConfig(embedding_dim=4, history=HistoryConfig(pooling="transformer", heads=3)), schema(), ROWS
-            ),
-            "3 embedding_dim 4",
-        ),
-    ],
-)
-def test_impossible_models_are_refused(make: Any, message: str) -> None:
-    with refuses(ConfigError, message):
-        make()

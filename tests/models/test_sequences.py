@@ -6,11 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from errors import refuses
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import InverseJagged, KeyedJagged
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.errors import ConfigError
 from stratarec.models import CTRModel, DLRMConfig, HistoryConfig, build_model
 
 ROWS = {"item": 40, "kind": 6, "dwell": 4}
@@ -115,21 +113,3 @@ def test_padded_sequences_score_as_jagged_ones(pooling: str) -> None:
         assert made.network.sequence_keys == KEYS[2:]
         padded = [part for history in histories for part in history.padded()]
         torch.testing.assert_close(made.network.padded(dense, pooled, *padded), made(given), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("feature", "message"),
-    [
-        ({"name": "x", "kind": "multi", "beside": "last"}, "sequence"),
-        ({"name": "x", "kind": "sequence", "beside": "item"}, "item"),
-        ({"name": "x", "kind": "sequence", "beside": "side"}, "side"),
-        ({"name": "x", "kind": "sequence", "beside": "last", "max_length": 7}, "max_length 7 6 last"),
-        ({"name": "x", "kind": "sequence", "beside": "last", "group": "g"}, "'g' '' last"),
-        ({"name": "x", "kind": "sequence", "of": "last"}, "last"),
-    ],
-)
-def test_columns_of_sequences_that_do_not_fit_are_refused(feature: dict[str, str], message: str) -> None:
-    last = SparseFeature(name="last", kind="sequence", max_length=6)
-    side = SparseFeature(name="side", kind="sequence", beside="last")
-    with refuses(ConfigError, message):
-        Schema(sparse=(SparseFeature(name="item"), last, side, SparseFeature(**feature)))  # type: ignore[arg-type]

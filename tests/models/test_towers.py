@@ -111,22 +111,6 @@ def test_padded_is_the_same_function(config: ModelConfig, pooling: Any) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("plan", "message"),
-    [
-        ((("item", "history", "tags"), ("place", "item")), "item tower 0 1"),
-        ((("item", "history"), ("place",)), "tags"),
-        ((("item", "history", "tag"), ("place",)), "feature tag"),
-        ((("item", "tags"), ("place", "history")), "history tower 1 item"),
-        ((("item", "history", "tags", "place"),), "towers 1"),
-        ((("item", "history", "tags", "place"), ()), "tower 1"),
-    ],
-)
-def test_plans_that_are_not_the_features_are_refused(plan: Any, message: str) -> None:
-    with refuses(ConfigError, message):
-        build_model(towers(CONFIGS[0], 2.0, "mean", plan), schema(), ROWS)
-
-
 def test_towers_give_logits_of_several_labels_and_refuse_what_they_do_not_take() -> None:
     plan = TowersConfig(plan=(("item", "history"), ("tags", "place")))
     config = DLRMConfig(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,), towers=plan)

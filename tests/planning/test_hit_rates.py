@@ -40,20 +40,6 @@ def test_bins_give_the_distinct_rows_of_the_exact_sum(counts: list[int], lookups
     assert popularity.distinct(lookups) == pytest.approx(exact_distinct(array, lookups), rel=5e-3, abs=1e-6)
 
 
-def zipf_counts(rows: int, exponent: float, lookups: float) -> NDArray[np.int64]:
-    weight = np.arange(1, rows + 1) ** -exponent
-    return np.ceil(weight / weight.sum() * lookups).astype(np.int64)
-
-
-def test_chunks_and_the_fall_back_to_a_histogram_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = np.random.default_rng(0).permutation(zipf_counts(300_000, 1.0, 1e8))
-    whole = Popularity.from_counts(counts)
-    monkeypatch.setattr("stratarec.planning.popularity._CHUNK_ROWS", 7_000)
-    parts = Popularity.from_counts(counts)
-    np.testing.assert_array_equal(whole.rows, parts.rows)
-    np.testing.assert_allclose(whole.share, parts.share)
-
-
 @pytest.mark.parametrize("rows", [1, 5, 128, 129, 20_000])
 def test_a_zipf_table_is_the_exact_one_in_bins(rows: int) -> None:
     weight = np.arange(1, rows + 1) ** -1.1

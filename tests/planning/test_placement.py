@@ -219,33 +219,6 @@ def test_what_several_processes_need_is_named_for_each_of_them() -> None:
     assert note == "memory.dram is 16.0 GiB for each of 4 processes, but this machine has only 32.0 GiB"
 
 
-def test_a_budget_that_the_update_alone_exceeds_names_no_table() -> None:
-    tables = [table("small", 100, lookups=100_000)]
-    with refuses(ConfigError, "fit batch") as error:
-        plan(tables, dram=MIB)
-    assert "table 'small'" not in str(error.value)
-    assert not missing("train.batch_size", str(error.value))
-    needed = least(str(error.value), "memory.dram")
-    assert plan(tables, dram=needed).used("dram") <= needed
-
-
-def test_too_small_a_device_names_either_budget() -> None:
-    section = {"dram": 30 * MIB, "precision": "fp32"}
-    with pytest.raises(ConfigError) as error:
-        plan(**section, block=BlockConfig(path="rows", budget=MIB))
-    needed = least(str(error.value), "memory.block.budget")
-    assert plan(**section, block=BlockConfig(path="rows", budget=needed)).used("block") <= needed
-    assert plan(
-        dram=least(str(error.value), "memory.dram"), precision="fp32", block=BlockConfig(path="rows", budget=MIB)
-    )
-
-
-def test_pinned_rows_that_need_more_than_the_budget_are_named() -> None:
-    wide = [table("wide", 1_000_000, lookups=200_000, width=128)]
-    with refuses(ConfigError, "rows"):
-        plan(wide, dram=10 * MIB, block=BlockConfig(path="rows"))
-
-
 def test_twenty_six_tables_up_to_a_billion_rows_are_placed_in_seconds() -> None:
     tables = [table(f"t{place}", int(3 * 2.15**place), width=64) for place in range(26)]
     assert tables[-1].rows > 5e8

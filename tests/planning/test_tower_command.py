@@ -8,17 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from errors import missing, refuses
+from errors import missing
 from recipes import prepared, tiny
 from stratarec.cli import main
 from stratarec.data.prepare.prepare import prepare
-from stratarec.errors import ConfigError
 from stratarec.models.towers.tower_config import check_plan
 from stratarec.planning import machine
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
-
-HEAD = "# by hand\nname: x  # short\ndata: {path: d, source: {kind: synthetic}}\n"
 
 
 @pytest.fixture(scope="module")
@@ -74,25 +71,6 @@ def test_towers_are_printed_written_and_loaded(home: Path, capsys: pytest.Captur
     written = (tmp_path / "recipe.towers.yaml").read_text()
     assert main(["plan", str(path), *options[:-3], "-q"]) == 0
     assert (tmp_path / "recipe.towers.yaml").read_text() == written
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (None, "model.towers.plan x.yaml"),
-        ("[[a], [b", "x.yaml YAML"),
-        ("{a: b}", "model.towers.plan"),
-        ("- a\n- b\n", "model.towers.plan[0] 'a'"),
-        ("", "model.towers.plan None"),
-    ],
-)
-def test_a_file_that_is_no_towers_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text(HEAD + "model: {kind: dlrm, towers: {plan: x.yaml}}\n")
-    if text is not None:
-        (tmp_path / "x.yaml").write_text(text)
-    with refuses(ConfigError, said):
-        Recipe.load(path)
 
 
 def test_a_run_is_asked_instead_of_a_probe(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
+from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.errors import ConfigError
 from stratarec.models import build_model
 from stratarec.models.zoo.dcn import DCNv2Config
@@ -32,7 +31,6 @@ from stratarec.planning.towers import (
     TowerPlan,
     assign,
     balanced_clusters,
-    embed,
     partition,
     spread,
     tied_items,
@@ -77,26 +75,6 @@ def test_a_probe_finds_planted_blocks_and_chance_does_not(tmp_path: Path) -> Non
         assert same_pairs(chance) != blocks
 
 
-def test_only_features_of_a_block_interact_in_the_made_up_truth() -> None:
-    config = SyntheticConfig(blocks=BLOCKS, seed=5)
-    blocks = config.feature_blocks()
-    assert sorted(feature for block in blocks for feature in block) == list(range(26))
-    assert sorted(map(len, blocks)) == [6, 6, 7, 7]
-    assert any(np.diff(block).max() > 1 for block in blocks), "neighbours in the log are no block"
-    assert blocks != replace(config, seed=6).feature_blocks()
-    source, draws = SyntheticSource(config), np.random.default_rng(0)
-    rows, dense = [draws.integers(0, 3, 50) for _ in range(26)], np.ones((50, 13), dtype=np.float32)
-
-    def change(*features: int) -> np.ndarray:
-        moved = [(row + 1) % 3 if place in features else row for place, row in enumerate(rows)]
-        return source._scores(moved, dense)[1] - source._scores(rows, dense)[1]
-
-    one, other, stranger = blocks[0][0], blocks[0][1], blocks[1][0]
-    together = change(one, other) - change(one) - change(other)
-    assert np.abs(together).max() > 0.1
-    np.testing.assert_allclose(change(one, stranger), change(one) + change(stranger), atol=1e-12)
-
-
 def test_mixed_differences_are_those_of_the_logit(tmp_path: Path) -> None:
     """Against the definition: four logits a pair of features, of a model that is bilinear in every pair."""
     schema = Schema(sparse=tuple(SparseFeature(name=name) for name in "abcd"))
@@ -124,15 +102,6 @@ def test_mixed_differences_are_those_of_the_logit(tmp_path: Path) -> None:
         assert found[i, j] == pytest.approx(wanted, rel=1e-3, abs=1e-9)
         assert found[j, i] == pytest.approx(wanted, rel=1e-3, abs=1e-9)
     assert (np.diag(measure(model, [batch])) == 0).all()
-
-
-def test_points_have_the_distances_that_were_asked_for() -> None:
-    draws = np.random.default_rng(1)
-    true = draws.normal(size=(9, 3))
-    wanted = np.sqrt(np.square(true[:, None] - true[None]).sum(2))
-    points = embed(wanted, seed=0)
-    np.testing.assert_allclose(np.sqrt(np.square(points[:, None] - points[None]).sum(2)), wanted, atol=0.05)
-    np.testing.assert_array_equal(points, embed(wanted, seed=0))
 
 
 @pytest.mark.parametrize("seed", range(4))

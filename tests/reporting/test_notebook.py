@@ -49,12 +49,6 @@ def test_curves_grow_within_their_charts(progress: NotebookProgress) -> None:
     assert not missing("step 1,000", shown)
 
 
-def test_nothing_is_drawn_of_what_is_no_number(progress: NotebookProgress) -> None:
-    assert lines(progress.html) == {}
-    progress.figures(1, {"train/loss": float("nan"), "valid/auc": 0.5})
-    assert set(lines(progress.html)) == {"#3b9b5c"}
-
-
 def test_without_a_notebook_there_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert isinstance(progress_of_notebook(), SilentProgress)

@@ -22,16 +22,6 @@ def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:
     assert pace.left(100) == pytest.approx(10.0)
 
 
-def test_the_time_left_follows_the_last_minute() -> None:
-    pace = TaskSpeed()
-    for step in range(100):
-        pace.add(10.0 * step, step)
-    for step in range(7000):
-        pace.add(1000.0 + 0.01 * step, 100 + step)
-    assert pace.left(1000) == pytest.approx(10.0, rel=0.02)
-    assert len(pace._marks) < 70
-
-
 def test_a_reader_who_leaves_does_not_end_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -74,12 +64,3 @@ def test_lines_of_json_say_what_is_done_and_what_is_left(
     # Fewer than one a second; the first already knows the pace.
     assert events[1]["eta_seconds"] == pytest.approx(0.2 * (100 - events[1]["done"]))
     assert (events[-1]["done"], events[-1]["total"], events[-1]["seconds"]) == (40, 100, 6.0)
-
-
-def test_the_time_left_is_right_within_the_first_minute_of_a_slow_start() -> None:
-    """Kernels that are compiled, and a first step that takes half a minute, tell nothing of the pace."""
-    speed, now = TaskSpeed(), 30.0
-    for step in range(1, 200):
-        speed.add(now, step)
-        now += 0.1
-    assert speed.left(1000) == pytest.approx(100.0, rel=0.01)

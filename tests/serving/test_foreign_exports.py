@@ -8,7 +8,6 @@ import pickle
 import random
 import shutil
 import struct
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,9 +24,8 @@ import torch
 from errors import missing, refuses
 from recipes import tiny
 from stratarec import Scorer
-from stratarec.cli import main
 from stratarec.data.prepare.prepare import prepare
-from stratarec.errors import DatasetError, ExportError
+from stratarec.errors import ExportError
 from stratarec.io.atomic import file_hash
 from stratarec.io.sealed import write_sealed
 from stratarec.recipe import Recipe
@@ -165,17 +163,6 @@ def test_onnx_gives_the_same_scores(whole: Path, tmp_path: Path, scores: np.ndar
         np.testing.assert_allclose(found, scores[rows], rtol=1e-5, atol=1e-6)
 
 
-def test_onnx_that_is_not_installed_is_one_line(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    assert main(["export", "-q", str(whole.parent / "run"), "-o", str(tmp_path / "out"), "--onnx"]) == 2
-    error = capsys.readouterr().err
-    assert not missing("--onnx stratarec[onnx]", error)
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 class Marks:
     """What unpickling this does shows in a file."""
 
@@ -260,22 +247,6 @@ def test_no_export_at_all(tmp_path: Path, whole: Path) -> None:
         assert "is no exported model" in refused(folder)
 
 
-def test_files_of_another_export_are_refused(copy: Path, whole: Path, tmp_path: Path) -> None:
-    log().write_parquet(tmp_path / "log.parquet")
-    made = recipe(tmp_path)
-    made = Recipe.from_dict(made.to_dict() | {"train": made.to_dict()["train"] | {"seed": 9}})
-    Trainer(made, prepare(made.data)).train()
-    with open_run(tmp_path / "run") as trained:
-        other = export(trained, tmp_path / "other")
-    for name in ("network.safetensors", "tables.safetensors", "vocabulary/0001-item.parquet"):
-        kept = (copy / name).read_bytes()
-        shutil.copy(other / name if "parquet" not in name else other / "vocabulary/0000-city.parquet", copy / name)
-        assert name in refused(copy)
-        (copy / name).write_bytes(kept)
-    shutil.copy(other / "manifest.json", copy / "manifest.json")
-    assert not missing("hash", refused(copy))
-
-
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every place in JSON data, those of objects and lists too."""
     if path:
@@ -340,20 +311,6 @@ def test_a_manifest_with_other_fields_is_refused_or_gives_scores(copy: Path, sco
     }  # fmt: skip
     assert accepted <= free
     assert not long
-
-
-def test_fields_that_are_none_are_refused_wherever_they_stand(copy: Path) -> None:
-    original = json.loads((copy / "manifest.json").read_text())
-    del original["hash"]
-    for path in [(), *leaves(original)]:
-        content = json.loads(json.dumps(original))
-        place = content
-        for key in path:
-            place = place[key]
-        if isinstance(place, dict):
-            place["extra"] = 1
-            write_sealed(copy / "manifest.json", content)
-            assert "extra" in refused(copy), path
 
 
 def deep(depth: int) -> str:
@@ -587,27 +544,6 @@ def test_weights_that_overflow_give_an_error_and_no_score(copy: Path) -> None:
     change_weights(copy, "network.safetensors", lambda found: found.update({k: v * 0 + 3e38 for k, v in found.items()}))
     with refuses(ExportError, "score row 1"):
         Scorer.open(copy).score(FRAME)
-
-
-def test_a_vocabulary_that_is_a_link_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log().write_parquet(tmp_path / "log.parquet")
-    made = recipe(tmp_path)
-    Trainer(made, prepare(made.data)).train()
-    path = next((tmp_path / "data" / "vocabulary").iterdir())
-    with open_run(tmp_path / "run") as trained:
-        path.rename(tmp_path / "secret")
-        path.symlink_to(tmp_path / "secret")
-        with refuses(DatasetError, "link"):
-            export(trained, tmp_path / "out")
-        path.unlink()
-        path.write_bytes((tmp_path / "secret").read_bytes()[:-1] + b"x")
-        with refuses(DatasetError, "hash"):
-            export(trained, tmp_path / "out")
-    path.unlink()
-    path.symlink_to(tmp_path / "secret")
-    assert main(["export", "-q", str(tmp_path / "run"), "-o", str(tmp_path / "out")]) == 2
-    assert not missing("link", capsys.readouterr().err)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["data", "log.parquet", "run", "secret"]
 
 
 def test_changed_bytes_with_hashes_that_fit_give_scores_or_one_error(copy: Path) -> None:

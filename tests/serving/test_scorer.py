@@ -6,12 +6,8 @@ import shutil
 import subprocess
 import sys
 from array import array
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date, datetime, timedelta
-from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +18,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from serving.stranger import Stranger
 
-from errors import missing, refuses
+from errors import refuses
 from recipes import tiny
 from stratarec import Scorer
 from stratarec.batch.jagged import KeyedJagged
@@ -335,11 +330,6 @@ def test_threads_share_a_scorer(scorer: Scorer, log: pl.DataFrame) -> None:
             np.testing.assert_array_equal(found, one)
 
 
-def features_or_fault(scorer: Scorer, frame: Any) -> Any:
-    """Dense, ids and offsets of a frame; or the error."""
-    return _told(lambda: scorer._model.encoder.encode(frame))
-
-
 def whole_columns(scorer: Scorer, frame: Any) -> Any:
     """The same without the way that few rows take."""
     encoder = scorer._model.encoder
@@ -382,96 +372,7 @@ def test_few_rows_are_read_as_whole_columns_are(scorer: Scorer, log: pl.DataFram
         assert "cannot be read" in expected
 
 
-STRANGE = [
-    *(
-        np.int8(3),
-        np.uint64(2**63),
-        np.float32(0.5),
-        np.float64("nan"),
-        np.longdouble(2),
-        np.bool_(True),
-        np.str_("é1"),
-    ),
-    *(np.datetime64("2020-01-01"), np.array(3), np.array([1, 2]), np.array([[1]]), np.array([1.5]), np.array(["t3"])),
-    *(np.array([None, 4], dtype=object), np.zeros(2, dtype=complex), np.ma.array([1, 2], mask=[0, 1])),
-    *({1}, frozenset("a"), {"a": 1}, range(3), iter("ab"), b"a", bytearray(b"a"), 1j, object(), print, Ellipsis, ""),
-    *(Decimal("1e100"), Decimal("1e400"), Decimal("NaN"), Decimal("sNaN"), Decimal(2), Fraction(1, 2), 10**400, 2**64),
-    *(date(2020, 1, 1), datetime(2020, 1, 1), timedelta(1), pl.Series([1, None]), pl.Series([[1]]), pl.Series(["t1"])),
-    *(
-        pa.scalar(3),
-        pa.array([1]),
-        torch.tensor(3),
-        torch.tensor([3]),
-        [[]],
-        [[[1]]],
-        [1, "a"],
-        [2.5],
-        [True],
-        (1, None),
-    ),
-]
-CELL = st.one_of(NUMBER, WHOLE, WORD, st.sampled_from(STRANGE), st.lists(st.one_of(WHOLE, WORD), max_size=3))
 KINDS = {"price": "dense", "item": "single", "city": "single", "words": "single", "tags": "list", "history": "list"}
-
-
-def says(cell: Any, kind: str) -> Any:
-    """What a cell is, looked at alone; TypeError where it is nothing that a column of the kind may hold."""
-    if cell is None or (isinstance(cell, float | np.floating | Decimal) and cell != cell):
-        return None
-    if kind == "list":
-        if isinstance(cell, str) and not cell.strip(" \t\r\n"):
-            return None
-        if not isinstance(cell, list | tuple | pl.Series | np.ndarray) or getattr(cell, "ndim", 1) != 1:
-            raise TypeError
-        return [says(each, "single") for each in cell.tolist()] if isinstance(cell, np.ndarray) else [
-            says(each, "single") for each in cell
-        ]  # fmt: skip
-    if isinstance(cell, str) and kind == "single":
-        return str(cell)
-    if not isinstance(cell, bool | int | float | Decimal | np.bool_ | np.integer | np.floating):
-        raise TypeError
-    return float(cell) if kind == "dense" or cell != int(cell) else int(cell)
-
-
-def object_array(cells: list[Any]) -> NDArray[Any]:
-    found = np.empty(len(cells), dtype=object)
-    for place, cell in enumerate(cells):
-        found[place] = cell
-    return found
-
-
-@settings(deadline=None, max_examples=150)
-@given(st.data(), st.sampled_from(sorted(KINDS)), st.sampled_from([list, tuple, deque, object_array, iter, set]))
-def test_python_objects_are_what_they_say_or_refused(
-    scorer: Scorer, log: pl.DataFrame, data: st.DataObject, name: str, container: Any
-) -> None:
-    """One cell of each row looked at alone: as a whole column, typed by hand, they have the same features."""
-    cells = data.draw(st.lists(CELL, min_size=1, max_size=4))
-    # Beyond a few rows whole columns are read.
-    rows = cells * data.draw(st.sampled_from([1, 20]))
-    frame = log[: len(rows)].to_dict(as_series=False)
-    try:
-        given = {**frame, name: container(rows)}
-    except TypeError:
-        return
-    found = features_or_fault(scorer, given)
-    if isinstance(found, str):
-        assert not missing(f"column {name!r}", found)
-        assert "\n" not in found
-        return
-    # Where text is divided by a separator, there may be lists instead.
-    lists = name == "words" and any(isinstance(cell, list | tuple | pl.Series | np.ndarray) for cell in rows)
-    shape = "list" if lists else KINDS[name]
-    alone = [says(cell, shape) for cell in rows]
-    flat = [value for each in alone for value in (each if isinstance(each, list) else [each]) if value is not None]
-    kind: Any = pl.Float64 if shape == "dense" else pl.String if set(map(type, flat)) == {str} else pl.Int64
-    if not flat:
-        kind = pl.Null
-    if kind == pl.Int64 and any(value >= 2**63 for value in flat):
-        kind = pl.UInt64
-    column = pl.Series(name, alone, dtype=pl.List(kind) if shape == "list" else kind)
-    expected = whole_columns(scorer, {**frame, name: column})
-    assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -208,19 +208,6 @@ def dataset(home: Path, tmp_path: Path) -> Dataset:
     return prepare(log_config(tmp_path, schema, split=SplitConfig(valid=0.2, test=0.2)))
 
 
-def test_a_baseline_of_other_samples_or_a_damaged_one_is_said_and_ends_nothing(dataset: Dataset) -> None:
-    kept(dataset, of="0" * 32)
-    (told,) = beside(dataset, "test", None)
-    assert "is of other samples than those of the data set; run `stratarec baseline` again" in told
-    with refuses(DatasetError, "samples"):
-        list(check(Path(dataset.path)))
-    (Path(dataset.path) / "baseline.json").write_text("{}")
-    (told,) = beside(dataset, "test", None)
-    assert "format None, expected 1; run `stratarec baseline` again, or remove it" in told
-    with refuses(DatasetError, "1"):
-        list(check(Path(dataset.path)))
-
-
 ONE = (SparseFeature(name="item"),)
 MISTAKES: dict[str, tuple[Schema, dict[str, float], int, type[Exception], str]] = {
     "several labels": (

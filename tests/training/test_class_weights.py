@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from errors import refuses
-from recipes import agreeing_scores, assert_same_model, interrupt, last, tiny, train
+from recipes import assert_same_model, interrupt, last, tiny, train
 from stratarec import Scorer
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
@@ -23,11 +23,9 @@ from stratarec.errors import ConfigError, Interrupted
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import LossConfig, TrainConfig
-from stratarec.training.evaluate import evaluate_split, fit
 from stratarec.training.export.export import export
 from stratarec.training.predict import predict
 from stratarec.training.run.open_run import open_run
-from stratarec.training.run.run_directory import read_recipe
 from stratarec.training.steps.loss import Objective
 from stratarec.training.trainer import Trainer
 
@@ -106,30 +104,6 @@ def test_balanced_weights_are_one_on_average_and_all_classes_alike_change_no_bit
         Objective(class_weights=(1.0,)).mean(logits, batch_of(label, None)),
         Objective().mean(logits, batch_of(label, None)),
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"negatives": 0.5}, {"calibration": "platt"}], ids=str)
-def test_scores_are_of_the_true_rate_everywhere(tmp_path: Path, settings: dict[str, Any]) -> None:
-    chance = log(tmp_path)
-    made = recipe(tmp_path, class_weight="balanced", **settings)
-    dataset = prepare(made.data)
-    result = Trainer(made, dataset).train()
-    counts = dataset.label_counts("train")["click"]
-    weight = (counts.known - counts.positives) / counts.positives
-    assert read_recipe(made.run).train.class_weight == {"click": pytest.approx(weight)}
-    assert result["test"]["auc"] > 0.7
-    # The chances are known; their mean is told by 900 training samples with a click, and 300 of validation.
-    scorer, scores = agreeing_scores(made.run, tmp_path / "log.parquet", tmp_path, program=True, rtol=1e-5)
-    assert scores.mean() == pytest.approx(chance.mean(), rel=0.12)
-    assert len(scorer.manifest.calibration) == 1
-    with open_run(made.run) as trained:
-        trained.model.network.calibration = None
-        metrics, found = evaluate_split(trained.model, dataset, "valid", precision="float32", progress=SilentProgress())
-        # The shift alone comes near, and is what else is fitted goes on from.
-        assert metrics["click"]["calibration"] == pytest.approx(1, abs=0.2)
-    if not settings:
-        assert fit("shift", found)[0].to_dict() == result["calibration"][0]
 
 
 def test_every_label_has_its_own_weight_and_exports_say_so(tmp_path: Path) -> None:

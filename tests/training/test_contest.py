@@ -68,21 +68,3 @@ def test_a_run_that_goes_on_has_no_test(runs: Path, tmp_path: Path, capsys: pyte
     assert found["runs"][1]["validation"]["step"] == found["runs"][1]["checkpoint"] == 25
     assert main(["compare", str(going), str(runs / "one")]) == 0
     assert "not ended, so without a test: going" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["one", "r.yaml"], "is no run: it has no recipe.json"),
-        (["data"], "is no run: it is a data set"),
-        (["one", "one"], "is named twice"),
-        (["one", "gone"], "is no run"),
-    ],
-)
-def test_what_is_no_run_is_one_line(
-    runs: Path, names: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["compare", *(str(runs / name) for name in names)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

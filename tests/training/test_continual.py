@@ -26,7 +26,6 @@ from stratarec.io.lock import held
 from stratarec.models.metrics import figures
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.serving.scorer import Scorer
 from stratarec.training.build import new_model
 from stratarec.training.raw_logs import RawLogs, evaluate_logs
 from stratarec.training.run import periods
@@ -367,22 +366,6 @@ def test_the_last_period_is_taken_back_and_made_again_with_the_same_bits(
     assert main(["check", "-q", str(run)]) == 0
 
 
-def test_a_run_without_periods_and_one_that_forgot_values_are_not_reverted(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
-    assert main(["revert", "-q", str(run)]) == 0
-    capsys.readouterr()
-    assert main(["revert", "-q", str(run)]) == 2
-    assert "no period" in capsys.readouterr().err
-    (tmp_path / "file.csv").write_text("user\nu1\n")
-    assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
-    before = files_of(run)
-    assert main(["revert", "-q", str(run)]) == 2
-    assert not missing("period 1", capsys.readouterr().err)
-    assert files_of(run) == before
-
-
 def test_a_run_on_a_block_device_is_read_under_its_own_plan_and_leaves_no_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,31 +429,6 @@ def test_what_cannot_go_on_is_refused_in_a_line(home: Path, tmp_path: Path, caps
     state = next((other / "checkpoints").glob("step-*")) / "state.json"
     state.write_text(state.read_text() + "\n")
     assert "does not go with" in said(other)
-
-
-def test_what_is_done_with_a_run_is_done_with_its_last_period(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, log = Path(shutil.copytree(one_period(home), tmp_path / "elsewhere")), home / "day-2.parquet"
-    capsys.readouterr()
-    for command in ("evaluate", "predict"):
-        assert main([command, "-q", str(run)]) == 2
-        assert not missing("--split", capsys.readouterr().err)
-    assert main(["evaluate", "-q", str(run), "--split", "train"]) == 0
-    assert main(["evaluate", "-q", str(run), str(log)]) == 0
-    assert not missing("period 1", capsys.readouterr().out)
-    assert main(["predict", "-q", str(run), str(log), "-o", str(tmp_path / "scores.parquet")]) == 0
-    assert main(["export", "-q", str(run), "-o", str(tmp_path / "export")]) == 0
-    assert main(["check", "-q", str(run)]) == 0
-    assert not missing("period 1", said := capsys.readouterr().out)
-    assert "not read" not in said
-    assert main(["continue", "-q", "--json", str(run), str(log)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["number"] == 2
-    assert told["scores"]["all"]["samples"] == 900
-    # By the export, which knows users' histories as they are given to it.
-    frame = pl.read_parquet(log).with_columns(pl.lit(None, pl.List(pl.Int64)).alias("seen"))
-    assert Scorer.open(tmp_path / "export").score(frame).shape == (900,)
 
 
 def test_encoded_rows_under_caches_go_on_to_the_same_bits_each_time(home: Path, tmp_path: Path) -> None:

@@ -113,19 +113,3 @@ def test_a_library_that_fails_costs_its_curves_and_not_the_run(
     assert [line for line in told.said if "curves" in line] == [
         "no more curves are written to tensorboard: ConnectionError: no route to host"
     ]
-
-
-def test_a_session_that_is_stopped_is_told_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[bool] = []
-
-    class Noting(Failing):
-        def close(self, *, failed: bool) -> None:
-            ended.append(failed)
-
-    monkeypatch.setattr("stratarec.reporting.curve_writers.TensorBoardCurves", Noting)
-    of = CurvesOf(name="tiny", run=tmp_path, recipe={}, step=0)
-    with curve_writers.curve_writers(["tensorboard"], of, lambda text: None):
-        pass
-    with pytest.raises(KeyboardInterrupt), curve_writers.curve_writers(["tensorboard"], of, lambda text: None):
-        raise KeyboardInterrupt
-    assert ended == [False, True]

@@ -54,13 +54,6 @@ def test_200_steps_of_each_model_and_of_each_shipped_recipe_are_those_of_the_cpu
     compared((*(kind for kind in KINDS if kind not in ("dlrm", "dcnv2", "din")), *SHIPPED), 200, schedule="all-lazy")
 
 
-def test_each_fault_is_found_by_some_schedule_and_none_where_there_is_none() -> None:
-    found = device_jobs.run("device_jobs.find()")
-    assert found.pop("") == []
-    assert found.keys() == device_jobs.FAULTS.keys()
-    assert all(found.values()), found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES[:1] + SCHEDULES[3:])
 def test_a_run_goes_on_on_another_device_with_the_same_bits(tmp_path: Path, schedule: str) -> None:

@@ -288,36 +288,3 @@ def predicted(run: str, log: pl.DataFrame, root: Path) -> np.ndarray[Any, Any]:
 TOWERS = {"plan": [["item", "last", "kinds", "before"], ["city", "tags"]], "compression": 2.0}
 MODELS = [{"kind": score.config.kind} for score in SCORES if not score.config.one_label]
 MODELS += [{"kind": "dcnv2", "towers": TOWERS}, {"kind": "deepfm", "heads": {"kind": "mmoe"}}]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--row", "4:x"], "--row 4:x: expected the number of a row, or FILE:ROW"),
-        (["--row", "0"], "--row 0: expected the number of a row"),
-        (["--row", "99999"], "--row 99999: no sample of the split test was made of that row"),
-        (["--row", "other.csv:4"], "--row other.csv:4: no such file; there are"),
-        (["{log}", "--row", "99999"], "log.parquet: no sample was made of row 99999"),
-        (["{log}", "--row", "other:4"], "--row other:4: expected one of the logs"),
-        (["{log}"], "raw logs are explained a row at a time: name one by --row"),
-        (["--feature", "items"], "--feature items: the run has no such feature; did you mean item?"),
-        (["--feature", "kinds"], "--feature kinds: the run has no such feature; it is explained with last"),
-        (["--feature", "zzz"], "--feature zzz: the run has no such feature; there are x, y, item"),
-        (["--row", "3", "--samples", "5"], "--samples is of all samples, and --row of one"),
-        (["--samples", "0"], "'0' is no number of samples from 1"),
-        (["--json", "-o", "a.html"], "--json prints what --output draws"),
-        (["-o", "a.txt"], "a.txt"),
-        (["--history", "a.csv"], "--history is of raw logs"),
-        (["{nothing}", "--row", "4"], "nothing"),
-    ],
-)
-def test_a_mistake_is_one_line(root: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    given = [each.format(log=root / "log.parquet", nothing=root / "nothing") for each in options]
-    try:
-        status = main(["explain", str(root / "run"), *given, "-q"])
-    except SystemExit as error:
-        status = int(error.code or 0)
-    error = capsys.readouterr().err
-    assert status == 2
-    assert said in error
-    assert error.count("\n") == 1

@@ -10,11 +10,9 @@ import pytest
 import torch
 from training.test_tiered_runs import INT8, content
 
-from errors import refuses
 from recipes import prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding.codecs import CodecConfig
-from stratarec.errors import ConfigError
 from stratarec.hot import hot_loader
 from stratarec.hot.hot_loader import HotLoader, beside
 from stratarec.planning.plan import Plan
@@ -113,20 +111,3 @@ def test_a_plan_keeps_to_the_budget_and_what_was_used_is_what_it_said(home: Path
     parts = Trainer(made, dataset).model.embeddings.engine.bytes_by_part()
     predicted = plan.bytes["dram"]
     assert parts["level0"] == predicted["slot weights"] + predicted["slot state"]
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"memory": {}}, "DRAM"),
-        ({"memory": {**INT8, "dram": "100KiB"}}, "memory"),
-        ({"hot": {"budget": "1GiB"}}, "row"),
-        ({"hot": {"budget": 1}}, "row"),
-        ({"hot": {"budget": "256KiB", "batches": "some"}}, "hot.batches"),
-        ({"hot": {"budget": 0}}, "byte"),
-    ],
-)
-def test_what_cannot_be_is_refused(home: Path, tmp_path: Path, changed: dict[str, Any], said: str) -> None:
-    base = {**content(home, run=str(tmp_path / "x")), "memory": INT8, "hot": {"budget": "256KiB"}}
-    with refuses(ConfigError, said):
-        new_plan(Recipe.from_dict({**base, **changed}), Dataset.open(home / "data"))

@@ -18,7 +18,7 @@ from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
-from stratarec.errors import ConfigError, DataError
+from stratarec.errors import DataError
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
 
@@ -208,16 +208,3 @@ def test_a_label_of_one_class_is_refused(tmp_path: Path) -> None:
     write_log(tmp_path).with_columns(like=pl.lit(0)).write_parquet(tmp_path / "log.parquet")
     with refuses(DataError, "like 0"):
         prepare(Recipe.from_dict(content(tmp_path)).data)
-
-
-def test_recipes_that_do_not_fit_their_labels_are_refused(tmp_path: Path) -> None:
-    made = content(tmp_path)
-    with refuses(ConfigError, "train.loss_weights.buy"):
-        Recipe.from_dict({**made, "train": {"loss_weights": {"buy": 1.0}}})
-    with refuses(ConfigError, "train.loss_weights.like -1.0 0"):
-        Recipe.from_dict({**made, "train": {"loss_weights": {"like": -1.0}}})
-    with refuses(ConfigError, "label 0"):
-        Recipe.from_dict({**made, "train": {"loss_weights": dict.fromkeys(("click", "like", "stars"), 0.0)}})
-    made["data"]["split"]["negatives"] = 0.5
-    with refuses(ConfigError, "data.split.negatives 0.5"):
-        Recipe.from_dict(made)

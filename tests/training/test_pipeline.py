@@ -40,45 +40,10 @@ def decide(clock: Cadence, step: int, *, epoch_ended: bool = False, evaluated: b
     return clock.decide(step, epoch_ended=epoch_ended, evaluated=evaluated)
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds of the clock that checkpoints by time look at."""
-    found = [1000.0]
-    monkeypatch.setattr("stratarec.training.loop.time.monotonic", lambda: found[0])
-    return found
-
-
 def test_barriers_are_what_is_known_ahead() -> None:
     clock = cadence(eval_every=4, every_steps=6, total=14)
     assert [step for step in range(1, 15) if clock.is_barrier(step)] == [4, 6, 8, 12, 14]
     assert [step for step in range(1, 15) if cadence(total=14).is_barrier(step)] == [14]
-
-
-def test_evaluations_follow_steps_or_else_epochs_and_are_made_once() -> None:
-    assert [step for step in range(9) if decide(cadence(4), step, epoch_ended=True).evaluate] == [4, 8]
-    assert not decide(cadence(4), 4, evaluated=True).evaluate
-    assert not decide(cadence(), 4).evaluate
-    assert decide(cadence(), 4, epoch_ended=True).evaluate
-
-
-def test_checkpoints_follow_steps_and_time(now: list[float]) -> None:
-    clock = cadence(every_steps=5, every_minutes=2)
-    assert [step for step in range(1, 11) if decide(clock, step).save] == [5, 10]
-    now[0] += 121
-    assert decide(clock, 3) == Decision(save=True)
-    clock.saved()
-    assert decide(clock, 3) == Decision()
-    assert not decide(cadence(every_minutes=0), 3).save
-
-
-def test_what_was_not_known_ahead_waits_for_what_may_be_prepared(now: list[float]) -> None:
-    clock = cadence(ahead=3, every_minutes=1)
-    assert decide(clock, 7) == Decision()
-    now[0] += 61
-    assert [decide(clock, step) for step in range(8, 12)] == [*[Decision(drain=True)] * 3, Decision(save=True)]
-    clock.saved()
-    now[0] += 61
-    assert [decide(clock, step).save for step in range(12, 16)] == [False, False, False, True]
 
 
 @pytest.mark.parametrize("how", ["evaluation", "end", "epoch"])

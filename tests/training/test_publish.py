@@ -132,16 +132,6 @@ def test_a_folder_that_cannot_be_published_in_is_refused_before_a_period_is_made
         assert files_of(run) == before
 
 
-def test_a_repeated_command_publishes_what_the_one_before_did_not_get_to(home: Path, tmp_path: Path) -> None:
-    run, folder = Path(shutil.copytree(home / "run", tmp_path / "run")), tmp_path / "serve"
-    command = ["continue", "-q", str(run), str(home / "day-1.parquet")]
-    assert main(command) == 0
-    assert main([*command, "--publish", str(folder)]) == 0
-    assert [path.name for path in folder.iterdir()] == ["00001"]
-    assert main([*command, "--publish", str(folder)]) == 0
-    assert [path.name for path in folder.iterdir()] == ["00001"]
-
-
 def test_an_export_that_was_stopped_before_its_delta_is_repeated(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stratarec.models.metrics import evaluate_logits
-from stratarec.models.reliability import MOST_BINS, Reliability
+from stratarec.models.reliability import Reliability
 
 
 def drawn(samples: int, shift: float = 0.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -32,36 +32,9 @@ def test_a_calibrated_model_has_the_error_that_chance_gives_it(samples: int) -> 
     assert noises.mean() * math.sqrt(samples) == pytest.approx(1.25, rel=0.15)
 
 
-def test_bins_are_of_equal_mass_and_hold_every_sample_once() -> None:
-    label, logit = drawn(50_000)
-    bins = Reliability().add(label, logit).bins()
-    assert len(bins) == MOST_BINS
-    assert sum(each.samples for each in bins) == len(label)
-    assert all(each.share == pytest.approx(1 / MOST_BINS, rel=0.1) for each in bins)
-    predicted = [each.predicted for each in bins]
-    assert predicted == sorted(predicted)
-    assert sum(each.share * each.predicted for each in bins) == pytest.approx(sigmoid(logit).mean(), rel=1e-9)
-    assert sum(each.share * each.observed for each in bins) == pytest.approx(label.mean(dtype=float), rel=1e-9)
-    # Counted by hand from where the bins end.
-    ends = np.searchsorted(np.sort(logit), np.cumsum([each.samples for each in bins])[:-1])
-    assert len(ends) == MOST_BINS - 1
-    for each, part in zip(
-        bins, np.split(np.argsort(logit, kind="stable"), np.cumsum([b.samples for b in bins])[:-1]), strict=True
-    ):
-        assert each.observed == pytest.approx(label[part].mean(dtype=float), rel=1e-9)
-        assert each.predicted == pytest.approx(sigmoid(logit[part]).mean(), rel=1e-9)
-
-
 def test_intervals_hold_the_rate_of_a_calibrated_model_as_often_as_they_say() -> None:
     bins = [each for seed in range(40) for each in Reliability().add(*drawn(5_000, seed=seed)).bins()]
     assert np.mean([each.low <= each.predicted <= each.high for each in bins]) == pytest.approx(0.95, abs=0.02)
-
-
-def test_samples_of_one_logit_are_one_bin_however_extreme() -> None:
-    for logit in (0.0, -1e30, 1e30):
-        (only,) = Reliability().add(np.ones(5_000), np.full(5_000, logit)).bins()
-        assert (only.samples, only.observed, only.share) == (5_000, 1, 1)
-        assert 0 <= only.low <= only.high <= 1
 
 
 def test_a_weight_is_so_many_samples() -> None:

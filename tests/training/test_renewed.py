@@ -255,21 +255,6 @@ def test_a_directory_that_may_hold_values_and_cannot_be_removed_stops_forget(
     assert (left / "notes").read_text() == "mine"
 
 
-def test_data_that_another_process_reads_is_reported_and_removed_later(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = run_of(home, tmp_path)
-    pl.DataFrame({"user": last(run).vocabulary("user").values[:1]}).write_csv(tmp_path / "file.csv")
-    data = periods.paths(run)[-1] / "data"
-    capsys.readouterr()
-    with last(run).locked():
-        assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
-    assert str(data) in capsys.readouterr().out
-    assert data.exists()
-    go_on(run, home / "day-2.parquet")
-    assert not data.exists()
-
-
 def with_many_places(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write logs of 1,500 places, some of them frequent."""
     for day in range(DAYS):

@@ -54,13 +54,6 @@ def test_a_run_is_not_overwritten_by_accident(home: Path, tmp_path: Path) -> Non
         run(home, tmp_path / "a", max_steps=8)
 
 
-def test_a_checkpoint_of_another_model_is_refused(home: Path, tmp_path: Path) -> None:
-    run(home, tmp_path / "a", max_steps=8)
-    made = Recipe.from_dict({**tiny(home, run=str(tmp_path / "a")), "model": {"kind": "dcnv2", "embedding_dim": 4}})
-    with refuses(CheckpointError, "model data"):
-        Trainer(made, Dataset.open(made.data.path)).train(resume=True)
-
-
 @pytest.mark.slow
 def test_a_full_disk_leaves_the_last_checkpoint_whole(home: Path, tmp_path: Path) -> None:
     made = recipe(home, tmp_path / "a", max_steps=30)
@@ -114,26 +107,6 @@ def test_the_command_line_does_the_whole_job(tmp_path: Path, capsys: pytest.Capt
     assert "http://" not in html.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train", "none.yaml"], "cannot read the recipe"),
-        (["evaluate", "nowhere"], "is no run"),
-        (["predict", "nowhere"], "nowhere is no run"),
-        (["predict", __file__], "test_runs.py is no run: it has no recipe.json"),
-        (["explain", __file__], "test_runs.py is no run"),
-        (["export", __file__], "test_runs.py is no run"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_code_2(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert message in lines[0]
 
 
 def test_a_damaged_data_set_is_refused_before_training(

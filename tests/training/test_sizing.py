@@ -19,64 +19,12 @@ from stratarec.training.resolve import chosen, sized
 from stratarec.training.run.run_directory import read_result
 
 
-@pytest.mark.parametrize(
-    ("samples", "batch", "epochs"),
-    [(0, 128, 2), (8_000, 128, 2), (80_000, 256, 1), (800_000, 512, 1), (8_000_000, 1024, 1), (10**10, 4096, 1)],
-)
-def test_batches_grow_with_the_data_and_few_samples_are_seen_again(samples: int, batch: int, epochs: int) -> None:
-    found = chosen(samples, validated=True)
-    assert (found["train.batch_size"], found["train.epochs"]) == (batch, epochs)
-    # Where there is one pass it is validated four times.
-    evaluations = samples // batch // found["train.eval_every"] if found["train.eval_every"] else epochs
-    assert evaluations == (4 if epochs == 1 else 2)
-    assert found["train.early_stopping.patience"] == 2
-
-
-@pytest.mark.parametrize(("samples", "decay"), [(100, 0.0), (80_000, 0.9904), (800_000, 0.9981), (10**10, 0.9999)])
-def test_the_average_is_over_the_last_third_of_the_steps(samples: int, decay: float) -> None:
-    assert chosen(samples, validated=False)["train.average.decay"] == decay
-
-
-@pytest.mark.parametrize(("samples", "batch", "members"), [(0, 32, 16), (8_000, 128, 16), (80_000, 256, 8)])
-def test_an_ensemble_of_few_samples_has_more_members_and_passes_until_validation_is_worse(
-    samples: int, batch: int, members: int
-) -> None:
-    found = chosen(samples, validated=True, kind="ensemble")
-    assert (found["train.batch_size"], found["model.members"]) == (batch, members)
-    assert (found["train.epochs"], found["train.early_stopping.patience"]) == (100 if samples < 20_000 else 5, 8)
-    alone = chosen(samples, validated=False, kind="ensemble")
-    assert (alone["train.epochs"], alone["train.early_stopping.patience"]) == (5, 0)
-    for each in (found, alone):  # of a few passes, rates fall
-        falls = [f"train.{part}.schedule.kind" in each for part in ("dense", "embedding")]
-        assert falls == [each["train.epochs"] == 5] * 2
-
-
 def weights(found: dict[str, Any], numbers: int) -> int:
     """Number of weights of the drafted ensemble for a log of numbers alone."""
     fields = {field.partition(".")[2]: value for field, value in found.items() if field.startswith("model.")}
     config = EnsembleConfig(**{name: tuple(value) if name == "member_mlp" else value for name, value in fields.items()})
     with torch.device("meta"):
         return sum(weight.numel() for weight in EnsembleScore(config, numbers, 0).parameters())
-
-
-@pytest.mark.parametrize("samples", [3_000, 80_000])
-def test_an_ensemble_of_many_columns_has_fewer_weights_and_lower_rates(samples: int) -> None:
-    """A step takes time in proportion to the weights: 61 million of them, for 3,000 columns, took 42 minutes."""
-    usual = chosen(samples, validated=True, kind="ensemble")
-    for columns in (1, 200, 201, 800, 801, 3_000):
-        found = chosen(samples, validated=True, kind="ensemble", columns=columns)
-        assert weights(found, columns) < 5_000_000
-        if columns <= 200:
-            assert found == usual
-        for part in ("dense", "embedding"):
-            rate = usual[f"train.{part}.learning_rate"] * min(200 / columns, 1)
-            assert found[f"train.{part}.learning_rate"] == pytest.approx(rate, abs=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["dlrm", "fm", "lr"])
-def test_without_validation_there_is_one_pass(kind: str) -> None:
-    found = chosen(8_000, validated=False, kind=kind)
-    assert (found["train.epochs"], found["train.early_stopping.patience"]) == (1, 0)
 
 
 @pytest.mark.parametrize(

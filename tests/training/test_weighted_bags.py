@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 import pytest
 import torch
 from torch.nn import functional
 
 from errors import refuses
-from recipes import agreeing_scores, assert_same_model, last, tiny
+from recipes import agreeing_scores, tiny
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import InverseJagged, JaggedTensor, KeyedJagged, offsets_of
 from stratarec.data.column_names import weights_of
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.row_group import RowGroup
-from stratarec.data.dataset.row_group_reader import ShardLayout
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
@@ -241,17 +237,6 @@ def test_fresh_logs_and_exports_score_as_the_data_set(tmp_path: Path, groups: st
         scorer.score({name: pair[name] for name in pair if name != "share"})
 
 
-def test_weights_of_1_train_the_bits_of_none(tmp_path: Path) -> None:
-    write_log(tmp_path, ones=True)
-    ones, none = (recipe(tmp_path, weights=weights, name=f"with_{weights}") for weights in ("share", ""))
-    for each in (ones, none):
-        data = each.to_dict()["data"]
-        # In the same groups, as a feature with weights is in none.
-        each = Recipe.from_dict(each.to_dict() | {"data": data | {"groups": "none"}})
-        Trainer(each, prepare(each.data)).train()
-    assert_same_model(last(ones.run), last(none.run))
-
-
 @pytest.mark.parametrize(
     ("log", "wrong", "message"),
     [
@@ -285,34 +270,6 @@ def test_values_without_a_usable_weight_are_bad_rows(tmp_path: Path, log: str, w
     assert dataset.about.bad_rows == 1
     assert len(found) == ROWS - 1
     assert found[place + 2 + (log == "csv")] == expected(frame.row(place + 1, named=True))
-
-
-def test_stored_weights_that_are_none_are_damage(tmp_path: Path) -> None:
-    write_log(tmp_path)
-    dataset = prepare(recipe(tmp_path).data)
-    group, layout = dataset.row_group("train", 0, 0), ShardLayout.of(dataset.manifest)
-    name, size = weights_of("tags"), group.samples.num_rows
-    assert not list(layout.faults(group))
-    lists = group.samples[name].combine_chunks()
-    values = lists.values.to_numpy()
-    for changed, fault in [
-        (
-            pa.array([[1.0]] * size, pa.list_(pa.float32())),
-            f"columns 'tags' and '{name}' have lists of different lengths",
-        ),
-        (pa.ListArray.from_arrays(lists.offsets, -1 - values), f"column '{name}' has a weight that is negative"),
-        (
-            pa.ListArray.from_arrays(lists.offsets, values + np.float32("inf")),
-            f"column '{name}' has a value that is not",
-        ),
-    ]:
-        wrong = group.samples.set_column(group.samples.column_names.index(name), name, changed)
-        assert next(layout.faults(RowGroup(samples=wrong, tables=group.tables))).startswith(fault)
-    content = dataset.manifest.to_dict()
-    group_name = next(iter(content["groups"]))
-    content["groups"][group_name].append("tags")
-    with pytest.raises(ValueError, match="groups of"):
-        type(dataset.manifest).model_validate_json(json.dumps(content))
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from recipes import assert_same_model, last, tiny
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
-from stratarec.errors import ConfigError, DataError
+from stratarec.errors import DataError
 from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
@@ -129,20 +128,6 @@ def test_the_loss_of_a_weighted_batch_is_that_of_repeated_rows() -> None:
     )
 
 
-@pytest.mark.parametrize("groups", ["declared", "none"])
-def test_weights_reach_batches_beside_their_samples(tmp_path: Path, groups: str) -> None:
-    write_log(tmp_path / "log.parquet", np.arange(ROWS) / 8)
-    dataset = prepare(recipe(tmp_path / "a", groups=groups).data)
-    log = pl.read_parquet(tmp_path / "log.parquet")
-    seen = 0
-    for batch in Loader(dataset, "train", LoaderConfig(batch_size=100, expand=True)).epoch(0):
-        assert batch.weight is not None
-        rows = (batch.weight * 8).long().numpy()
-        assert np.array_equal(log["click"].to_numpy()[rows], batch.label.numpy())
-        seen += len(rows)
-    assert seen == dataset.samples("train")
-
-
 def test_weights_of_1_train_the_bits_of_none_and_others_do_not(tmp_path: Path) -> None:
     write_log(tmp_path / "log.parquet", 1)
     ones, none = (recipe(tmp_path / name, weight=weight) for name, weight in (("ones", "weight"), ("none", "")))
@@ -183,12 +168,6 @@ def test_a_bad_weight_is_a_bad_row(tmp_path: Path, bad: float | None) -> None:
     write_log(tmp_path / "log.parquet", pl.Series([1.0] * 700 + [bad] + [2.0] * (ROWS - 701)))
     with refuses(DataError, "row 701 weight number 0"):
         prepare(recipe(tmp_path / "a").data)
-
-
-@pytest.mark.parametrize("name", ["click", "who", "item", "@weight"])
-def test_a_weight_is_a_column_of_its_own(tmp_path: Path, name: str) -> None:
-    with refuses(ConfigError, "schema.weight"):
-        recipe(tmp_path, weight=name)
 
 
 def test_a_training_split_whose_weights_are_all_0_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from errors import missing, refuses
 from stratarec.cli import main
 from stratarec.cli.init.guess import guess
 from stratarec.cli.init.numbers import typed
@@ -21,8 +20,6 @@ from stratarec.cli.init.sample import read_sample
 from stratarec.cli.init.times import as_times
 from stratarec.data.data_quality import find_leak
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.schema import LabelRule
-from stratarec.errors import DataError
 
 ROWS = 1200
 START = datetime(2023, 11, 1)
@@ -289,15 +286,6 @@ def test_decimals_and_padded_ids_are_drafted_as_what_they_are(tmp_path: Path, mo
         assert set(dataset.vocabulary("shop").values) == set(frame["shop"])
 
 
-def test_lists_in_another_form_are_left_out_with_what_to_write(tmp_path: Path) -> None:
-    texts = [str([{"id": row % 7, "name": "Drama"}]) for row in range(400)]
-    pl.DataFrame({"item": [1, 2] * 200, "genres": texts, "label": [0, 1, 1, 0] * 100}).write_csv(tmp_path / "log.csv")
-    column = next(each for each in guess(read_sample((str(tmp_path / "log.csv"),))).columns if each.name == "genres")
-    assert column.role == "left out"
-    assert not missing("0 name Drama", column.reason)
-    assert '["a", "b"]' in column.reason
-
-
 LABEL = np.random.default_rng(8).random(4000) < 0.1
 
 
@@ -356,28 +344,3 @@ def test_a_drafted_split_by_time_leaves_rows_for_every_split(moments: Any, whole
     if seconds:
         parts = (moments > moments[-1] - 2 * seconds).astype(int) + (moments > moments[-1] - seconds)
         assert set(parts) == {0, 1, 2}
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "least"),
-    [
-        ("clicked", [0, 1, 2, 3, 4, 5], 1),
-        ("visits", [0, 0, 0, 2, 5], 2),
-        ("rating", [0, 1, 2, 3, 4, 5], 4),
-        ("grade", [0, 1, 2, 3, 4, 5], 4),
-        ("liked", [-1, 0, 1], 1),
-        ("clicked", [0.0, 0.5, 1.0], 1),
-    ],
-)
-def test_counts_are_positive_from_the_first_on(name: str, values: list[Any], least: int, tmp_path: Path) -> None:
-    frame = pl.DataFrame({"item": [row % 3 for row in range(20 * len(values))], name: values * 20})
-    frame.write_parquet(tmp_path / "log.parquet")
-    rule = guess(read_sample((str(tmp_path / "log.parquet"),)), name).label
-    assert rule == LabelRule(column=name, at_least=least)
-
-
-def test_columns_of_other_kinds_in_other_files_are_refused_before_a_draft(tmp_path: Path) -> None:
-    for name, values in (("a", [1, 2]), ("b", ["x", "y"])):
-        pl.DataFrame({"z": values * 50, "label": [0, 1] * 50}).write_parquet(tmp_path / f"{name}.parquet")
-    with refuses(DataError, "b.parquet 'z' int64 a.parquet"):
-        read_sample((str(tmp_path),))

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ import pytest
 import yaml
 
 from errors import missing, refuses
-from recipes import KILLS, fill_disk, prepared, tiny
+from recipes import KILLS, prepared, tiny
 from stratarec.cli import main
 from stratarec.cli.tune.space import Space
 from stratarec.cli.tune.trial import Trial
@@ -179,61 +178,6 @@ def test_a_study_that_is_killed_at_any_moment_is_the_one_that_was_not(
 
 def _written(folder: Path) -> int:
     return sum(path.stat().st_mtime_ns for path in folder.glob("study/study.json"))
-
-
-def test_a_full_disk_ends_no_trial(
-    home: Path, whole: tuple[Path, Best], small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, _ = whole
-    out, filler = small_disk / "out", small_disk / "filler"
-    with monkeypatch.context() as patch:
-        patch.setattr(Trial, "train", at_evaluation(1, "trial-0001", lambda: fill_disk(filler, 4096)))
-        with refuses(StorageError, "device"):
-            tuned(home, out, 4)
-    assert [state for _, state, _ in history(out)] == ["complete"]
-    with refuses(StorageError, "device"):
-        tuned(home, out, 4)
-    filler.unlink()
-    tuned(home, out, 4)
-    assert history(out) == history(folder)
-
-
-def test_nothing_of_others_is_written_or_removed_by_a_study_from_elsewhere(
-    home: Path, whole: tuple[Path, Best], tmp_path: Path
-) -> None:
-    folder, _ = whole
-    # A data base of another program, where SQLite was asked to keep trials once.
-    with sqlite3.connect(tmp_path / "mine.db") as base:
-        base.execute("create table mine (x)")
-    shutil.copytree(folder, tmp_path / "a")
-    (tmp_path / "a" / "study" / "study.db").symlink_to(tmp_path / "mine.db")
-    before = (tmp_path / "mine.db").read_bytes()
-    tuned(home, tmp_path / "a", 5)
-    assert (tmp_path / "mine.db").read_bytes() == before
-    # Runs of the user behind links.
-    shutil.copytree(folder, tmp_path / "mine")
-    checkpoints = [*(tmp_path / "mine").glob("trial-*/checkpoints/*")]
-    for name in ("b", "c"):
-        shutil.copytree(folder, tmp_path / name, ignore=shutil.ignore_patterns("trial-*"))
-        for run in (tmp_path / "mine").glob("trial-*"):
-            (tmp_path / name / run.name).symlink_to(run)
-    forged(tmp_path / "b", lambda trials: [each | {"value": 0.9} if not n else each for n, each in enumerate(trials)])
-    tuned(home, tmp_path / "b", 4)
-    forged(tmp_path / "c", lambda trials: [*trials[:-1], {"params": trials[-1]["params"]}])
-    with refuses(StorageError, "trial-0003"):
-        tuned(home, tmp_path / "c", 4)
-    # A trial begins in a directory of its own.
-    forged(tmp_path / "c", lambda trials: trials[:-1])
-    (tmp_path / "c" / "trial-0003").unlink()
-    (tmp_path / "c" / "trial-0003").mkdir()
-    with refuses(StorageError, "trial-0003"):
-        tuned(home, tmp_path / "c", 4)
-    assert checkpoints
-    assert all(path.exists() for path in checkpoints)
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "study").symlink_to(folder / "study")
-    with refuses(StorageError, "link"):
-        tuned(home, tmp_path / "d", 5)
 
 
 def forged(folder: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
