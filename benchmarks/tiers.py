@@ -67,7 +67,7 @@ def fill(side: Side) -> None:
             for first in range(0, tables.rows, _CHUNK):
                 rows = np.arange(first, min(first + _CHUNK, tables.rows), dtype=np.int64)
                 places = np.arange(len(rows), dtype=np.int64)
-                tables.put(rows, tables.copy(rows).read(places), places, 0)
+                tables.write_rows(rows, tables.copy(rows).read(places), places, 0)
             tables.store.flush()
 
 

@@ -197,7 +197,7 @@ def test_records_of_rows_that_missed_steps_are_not_exported_as_they_are():
     for tables in cached_tables(model):
         name, rows = tables.configs[0].name, tables.configs[0].num_embeddings
         there = tables.store.written(np.arange(rows)) & (tables.directory.locate(np.arange(rows)) < 0)
-        records, home = tables.at_home(name, 0, rows)
+        records, home = tables.read_records(name, 0, rows)
         clocks = np.ascontiguousarray(records[:, tables.codec.layout.clock_at :]).view(np.int32)[:, 0]
         assert (clocks[home] == 40).all()
         assert (clocks[there & ~home] < 40).all()

@@ -263,7 +263,7 @@ def test_tables_stay_in_the_precision_that_they_were_trained_in(root: Path, log:
     with open_run(root / f"run-tiered-{precision}") as trained:
         expected = trained.model.embeddings.rows("item", 0, table.rows)["weight"].numpy()
         tables = trained.model.embeddings.engine.tables_of("item")
-        home, slots = tables.at_home("item", 0, table.rows)[1], tables.in_slots("item", 0, table.rows)
+        home, slots = tables.read_records("item", 0, table.rows)[1], tables.rows_in_slots("item", 0, table.rows)
     assert len(slots) == table.float32_rows > 10
     np.testing.assert_array_equal(found[slots], expected[slots])
     assert home.sum() > 10

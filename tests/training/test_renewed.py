@@ -277,7 +277,7 @@ def test_rows_of_others_keep_their_bits_where_rows_are_encoded_under_a_cache(
             embeddings = trained.model.embeddings
             group = embeddings.engine.tables_of("place")
             assert isinstance(group, CachedTables)
-            assert len(group.in_slots("place", 0, 600))
+            assert len(group.rows_in_slots("place", 0, 600))
             replanned = new_plan(trained.recipe, trained.dataset)
             assert replanned is not None
             sizes.append(replanned["place"].cache_rows)
@@ -369,7 +369,7 @@ def test_encoded_rows_are_numbered_anew_as_they_are_encoded(
     with open_run(run) as trained:
         group = trained.model.embeddings.engine.tables_of("place")
         assert isinstance(group, CachedTables)
-        floats = set(group.in_slots("place", 0, old.table_rows()["place"]).tolist())
+        floats = set(group.rows_in_slots("place", 0, old.table_rows()["place"]).tolist())
         weights = trained.model.embeddings.rows("place", 0, old.table_rows()["place"])["weight"]
     capsys.readouterr()
     assert main(["rebase", "-q", str(run)]) == 0

@@ -259,7 +259,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
                 group = self.own.tables_of(table.name)
                 # Straight into slots: what a rank owns of hot rows never leaves level 0 (`_own_tiers`).
                 places = np.arange(len(rows), dtype=np.int64)
-                group.put(rows + group.first_row[table.name], copies, places, self.batches)
+                group.write_rows(rows + group.first_row[table.name], copies, places, self.batches)
         self._older = False
 
     def _take_copies(self) -> None:

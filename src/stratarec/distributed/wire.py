@@ -107,7 +107,7 @@ class Wire:
         for count, width in merged(spans):
             codec, end = self._codec(width), at + count * self.row_bytes(width)
             places = np.arange(count, dtype=np.int64)
-            level = FloatRows.bare(floats[done : done + count * width], width)
+            level = FloatRows.without_state(floats[done : done + count * width], width)
             if self._scaled:
                 level = _scaled_down(level)
             # Numbered over the whole message: rows of equal value must not round alike, or errors would add up.
@@ -131,7 +131,7 @@ class Wire:
         for count, width in merged(spans):
             codec, end = self._codec(width), at + count * self.row_bytes(width)
             places = np.arange(count, dtype=np.int64)
-            level = FloatRows.bare(out[done : done + count * width], width)
+            level = FloatRows.without_state(out[done : done + count * width], width)
             if self._scaled:
                 level = replace(level, row_state=np.empty(count, dtype=np.float32))
             codec.decode(array[at:end].reshape(count, -1), places, level, places)

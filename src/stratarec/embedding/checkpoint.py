@@ -378,7 +378,7 @@ class _Target:
         own, rest = np.divmod(rows - part.first, part.stride)
         # `divmod` rounds down, so rows before the part come out negative.
         held = (rest == 0) & (own >= 0) & (own < self.table.num_embeddings)
-        self.group.put(own[held] + first, found, places[held], write)
+        self.group.write_rows(own[held] + first, found, places[held], write)
 
 
 def take_over(

@@ -26,7 +26,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class FloatRows:
-    """S rows of one width in DRAM: weights and the optimizer state beside them."""
+    """S rows of one width in DRAM: weights and optimizer state."""
 
     weights: Floats
     """Flat ``[S * D]`` float32: slot s is ``weights[s * D:(s + 1) * D]``."""
@@ -36,7 +36,7 @@ class FloatRows:
     """Flat ``[S * k * D]`` float32, k values a weight: the first of each weight of a slot, then the second; empty when
     the optimizer has none."""
     clock: NDArray[np.int32]
-    """``[S]`` int32, the steps that each row has taken; empty where rows have no clock."""
+    """``[S]`` int32, the number of steps that each row has taken; empty if rows have no clock."""
     width: int
     """D, floats a row."""
 
@@ -54,7 +54,7 @@ class FloatRows:
 
     @classmethod
     def allocate(cls, slots: int, width: int, *, row_state: int, full_state: int, clock: int) -> FloatRows:
-        """Zeroed slots with so many floats a row and a weight, on huge pages; those never touched cost nothing."""
+        """Return zeroed rows with this much state per row and per weight, on huge pages that are backed lazily."""
         return cls(
             weights=allocate(slots * width),
             row_state=allocate(slots * row_state),
@@ -64,14 +64,14 @@ class FloatRows:
         )
 
     @classmethod
-    def bare(cls, weights: Floats, width: int) -> FloatRows:
-        """Weights alone."""
-        nothing = np.empty(0, dtype=np.float32)
-        return cls(weights=weights, row_state=nothing, full_state=nothing, clock=nothing.view(np.int32), width=width)
+    def without_state(cls, weights: Floats, width: int) -> FloatRows:
+        """Return rows of weights without optimizer state."""
+        empty = np.empty(0, dtype=np.float32)
+        return cls(weights=weights, row_state=empty, full_state=empty, clock=empty.view(np.int32), width=width)
 
     @property
     def slots(self) -> int:
-        """S."""
+        """Number of rows, S."""
         return len(self.weights) // self.width
 
     @property
@@ -81,22 +81,22 @@ class FloatRows:
 
     @property
     def parts(self) -> tuple[Floats, Floats, Floats, NDArray[np.int32]]:
-        """Weights, row state, full state and clocks, as kernels take them."""
+        """Weights, row state, full state and clocks, in the order that kernels expect."""
         return self.weights, self.row_state, self.full_state, self.clock
 
-    def copy(self, mine: Indices, source: FloatRows, theirs: Indices) -> None:
-        """Give the rows `mine` the values of the rows `theirs` of `source`."""
-        for here, there in zip(self.parts, source.parts, strict=True):
-            if len(here) and len(theirs):  # a source without slots has no shape
-                here.reshape(self.slots, -1)[mine] = there.reshape(source.slots, -1)[theirs]
+    def copy(self, rows: Indices, source: FloatRows, source_rows: Indices) -> None:
+        """Overwrite `rows` with the rows `source_rows` of `source`."""
+        for target_part, source_part in zip(self.parts, source.parts, strict=True):
+            if len(target_part) and len(source_rows):  # a source without rows has no shape
+                target_part.reshape(self.slots, -1)[rows] = source_part.reshape(source.slots, -1)[source_rows]
 
     def to_records(self) -> NDArray[np.uint8]:
-        """``[S, bytes]`` float32 records as an exact codec has them: the parts of a row one after another."""
+        """Return ``[S, bytes]`` float32 records as an exact codec encodes them: the parts of each row concatenated."""
         parts = [part.reshape(self.slots, -1).view(np.uint8) for part in self.parts if len(part)]
         return np.concatenate(parts, axis=1) if parts else np.empty((0, 0), dtype=np.uint8)
 
-    def take_records(self, records: NDArray[np.uint8]) -> None:
-        """Become what `to_records` gave."""
+    def load_records(self, records: NDArray[np.uint8]) -> None:
+        """Overwrite all rows with the records that `to_records` returned."""
         at = 0
         for part in (part for part in self.parts if len(part)):
             end = at + part.nbytes // self.slots
@@ -108,26 +108,26 @@ if TYPE_CHECKING:
     CodecKind: TypeAlias = str
 else:
     CodecKind = Literal[tuple(KINDS)]
-"""The name of a codec, as recipes, checkpoints and exports have it."""
+"""The name of a codec in recipes, checkpoints and exports."""
 
 Records = NDArray[np.uint8]
 
-# Raised when the bytes of a record, or the noise that rounds them, change.
+# Incremented when the bytes of a record, or the noise that rounds them, change.
 FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodecConfig:
-    """The precision of a row at rest. In level 0, where it is trained, every row is float32."""
+    """Precision of rows at rest. In level 0, where rows are trained, every row is float32."""
 
     kind: CodecKind = "fp32"
-    """Storage of a weight. int8 and int4 are codes between the row's own least and greatest weight."""
+    """Storage of a weight. int8 and int4 are codes between the row's minimum and maximum weight."""
     rounding: Literal["nearest", "stochastic"] = "stochastic"
-    """Stochastic rounding is unbiased: updates smaller than a step of the storage add up instead of vanishing."""
+    """Stochastic rounding is unbiased: updates smaller than a step of the format add up instead of being lost."""
     parameters: Literal["fp16", "fp32"] = "fp16"
     """Storage of the scale and the offset of an int8 or int4 row."""
     state: Literal["fp32", "bf16"] = "fp32"
-    """Storage of the optimizer state; bf16 is always stochastically rounded, since a nearest sum stops growing."""
+    """Storage of the optimizer state; bf16 is always rounded stochastically, since a sum rounded to nearest stalls."""
 
     def __post_init__(self) -> None:
         choices = get_type_hints(type(self))
@@ -149,11 +149,11 @@ class RecordCodec:
     width : int
         D, floats a row.
     row_state : bool
-        Whether the optimizer keeps a float for each row.
+        Whether the optimizer state has a float for each row.
     full_state : int
-        Floats that it keeps for each weight, 0 to 2.
+        Floats of optimizer state for each weight, 0 to 2.
     clock : bool
-        Whether rows know how many steps they have taken.
+        Whether each row stores how many steps it has taken.
 
     Raises
     ------
@@ -162,8 +162,8 @@ class RecordCodec:
 
     Notes
     -----
-    *Bounds.* Let w be a weight and w' what comes back. fp32 is the same bits. fp16 and bf16 give one of the two
-    neighbours of w in the format (nearest: the nearer, ties to even), gradual underflow included. int8 and int4 give
+    *Bounds.* Let w be a weight and w' its decoded value. fp32 keeps the bits. fp16 and bf16 give one of the two
+    neighbours of w in the format (nearest: the nearer one, ties to even), including subnormals. int8 and int4 give
     ``|w' - w| <= scale / 2`` (nearest) or ``< scale`` (stochastic), apart from float32 rounding of
     ``offset + code * scale`` (a few 2**-24 of the row's largest magnitude), where with L = 255 or 15
 
@@ -172,23 +172,23 @@ class RecordCodec:
       weight lies outside the codes and none is clamped. That widens a step to at most
       ``((max - min + ulp16(min)) / L) * (1 + 2**-10) + 2**-24``.
 
-    *Constant rows.* With fp32 parameters a row of equal weights v comes back exactly (the sign of a zero is lost). With
-    fp16 parameters it does if v is a float16; otherwise it comes back within one step (half a step for nearest) of the
-    codes that divide v's distance to the float16 below it, ``ulp16(v) / L * (1 + 2**-10) + 2**-24``: closer than v
-    rounded to float16, and still without bias when stochastic.
+    *Constant rows.* With fp32 parameters a row of equal weights v is decoded exactly (the sign of a zero is lost). With
+    fp16 parameters it is exact if v is a float16. Otherwise the error is at most one step (half a step for nearest) of
+    the codes that divide v's distance to the float16 below it, ``ulp16(v) / L * (1 + 2**-10) + 2**-24``: smaller than
+    that of v rounded to float16, and still unbiased if stochastic.
 
-    *Bias.* Stochastic rounding goes to either neighbour with the probability that makes its mean the exact value, to
-    2**-24 of a step; a value that the storage holds exactly never moves, except by float32 rounding of int codes.
-    Source of the scheme: Yang et al., Mixed-Precision Embedding Using a Cache (arXiv 2010.11305).
+    *Bias.* Stochastic rounding selects either neighbour with the probability that makes the mean the exact value, to
+    2**-24 of a step. A value that the format represents exactly does not change, except by float32 rounding of int
+    codes. Source: Yang et al., Mixed-Precision Embedding Using a Cache (arXiv 2010.11305).
 
-    *Threads.* The bytes do not depend on their number, nor on the order or the places of the entries.
+    *Threads.* The bytes do not depend on the number of threads, nor on the order or the places of the entries.
     """
 
     def __init__(
         self, config: CodecConfig, *, width: int, row_state: bool, full_state: int, clock: bool = False
     ) -> None:
         if width < 1:
-            raise ConfigError(f"a record of width {width}: expected at least 1")
+            raise ConfigError(f"the width of records is {width}, expected at least 1")
         self.config = config
         self.layout = RecordLayout(
             kind=KINDS[config.kind],
@@ -205,14 +205,14 @@ class RecordCodec:
 
     @classmethod
     def of(cls, config: CodecConfig, width: int, optimizer: RowOptimizerConfig) -> RecordCodec:
-        """The codec of rows of `width` floats that `optimizer` trains."""
+        """Return the codec of rows of `width` floats that `optimizer` trains."""
         return cls(
             config, width=width, row_state=bool(optimizer.row_state), full_state=len(optimizer.full_state),
             clock=optimizer.clocked,
         )  # fmt: skip
 
     def exact(self) -> RecordCodec:
-        """The codec of the same rows as float32."""
+        """Return the codec of the same rows as float32."""
         layout = self.layout
         return RecordCodec(
             CodecConfig(), width=self.width, row_state=layout.row_state, full_state=layout.full_state,
@@ -221,18 +221,18 @@ class RecordCodec:
 
     @property
     def is_exact(self) -> bool:
-        """Whether what is decoded has the bits of what was encoded."""
+        """Whether decoding returns the same bits that were encoded."""
         has_state = self.layout.row_state or self.layout.full_state
         return self.config.kind == "fp32" and (self.layout.wide_state or not has_state)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the bytes, as JSON for checkpoints; equal identities encode to equal bytes.
+        """Parameters that determine the bytes, as JSON for checkpoints; equal identities encode to equal bytes.
 
         A field without effect (such as the rounding of fp32) is left out.
         """
         config: dict[str, str] = {"kind": self.config.kind}
-        # A checkpoint must load under a recipe that differs only in what decides no byte.
+        # A checkpoint must load with a recipe that differs only in fields that do not affect the bytes.
         if self.config.kind != "fp32":
             config["rounding"] = self.config.rounding
         if self.layout.levels:
@@ -244,7 +244,7 @@ class RecordCodec:
 
     @classmethod
     def from_identity(cls, identity: Mapping[str, Any]) -> RecordCodec:
-        """The codec of a checkpoint's `identity`; CheckpointError if this version does not know it."""
+        """Return the codec of a checkpoint's `identity`; CheckpointError if this version does not support it."""
         if identity.get("format") != FORMAT:
             raise CheckpointError(f"records of format {identity.get('format')!r}, this version reads format {FORMAT}")
         try:
@@ -252,7 +252,7 @@ class RecordCodec:
             shape = {name: identity[name] for name in ("width", "row_state", "full_state")}
             return cls(config, **shape, clock=identity.get("clock", False))
         except (KeyError, ConfigError) as error:
-            raise CheckpointError(f"a record codec that this version does not know: {dict(identity)}") from error
+            raise CheckpointError(f"this version does not support the record codec {dict(identity)}") from error
 
     def encode(
         self, level: FloatRows, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64], write: int
@@ -270,21 +270,21 @@ class RecordCodec:
             ``[n]`` int64, distinct.
         keys : ndarray
             ``[n]`` uint64, one for each (seed, table, row). The noise of an entry is a function of its key, `write` and
-            the column alone.
+            the column only.
         write : int
-            A number that is not used twice for the same key, such as the batch.
+            A number that is never used twice with the same key, such as the number of the batch.
 
         Returns
         -------
         int
             -1, or the first entry with a NaN, an infinity or a number that the codec cannot hold: a weight beyond
             float16 (65504) or bfloat16, a float16 offset or scale beyond 65504, max - min beyond float32, a state
-            beyond bfloat16. Its record and those of other entries may then be written or not.
+            beyond bfloat16. Some records may then have been written.
 
         Raises
         ------
         ConfigError
-            If arrays do not fit this codec or an index lies outside its array; nothing is read or written then.
+            If arrays do not fit this codec or an index is out of range; nothing is then read or written.
         """
         self._check(level, slots, records, places)
         if keys.shape != slots.shape or keys.dtype != np.uint64:
@@ -297,7 +297,7 @@ class RecordCodec:
         Raises
         ------
         ConfigError
-            As `encode`.
+            Like `encode`.
         """
         self._check(level, slots, records, places)
         kernels.decode(self.layout, records, places, level.parts, slots)
@@ -312,13 +312,13 @@ class RecordCodec:
                 f"level 0 of width {level.width} and records of {records.shape[1]} bytes, "
                 f"expected {self.width} and {self.record_bytes}"
             )
-        kept = (
+        state_sizes = (
             (self.layout.row_state, len(level.row_state), 1),
             (self.layout.full_state, len(level.full_state), self.layout.full_state * self.width),
             (self.layout.clock, len(level.clock), 1),
         )
-        if any(used and size != level.slots * share for used, size, share in kept):
-            raise ConfigError(f"level 0 lacks the optimizer state of its {level.slots} slots")
+        if any(used and size != level.slots * share for used, size, share in state_sizes):
+            raise ConfigError(f"the optimizer state of the {level.slots} slots of level 0 is missing")
         if slots.shape != places.shape:
             raise ConfigError(f"{slots.shape} slots for {places.shape} places, expected as many")
         _check_indices("slots", slots, level.slots)
@@ -328,6 +328,6 @@ class RecordCodec:
 def _check_indices(name: str, indices: Indices, limit: int) -> None:
     if indices.ndim != 1 or indices.dtype != np.int64:
         raise ConfigError(f"{name} are {indices.dtype} of {indices.ndim} dimensions, expected int64 of 1")
-    # Kernels check nothing: an index outside would read or write other memory.
+    # Kernels do not check indices: one out of range would read or write other memory.
     if len(indices) and not 0 <= indices.min() <= indices.max() < limit:
         raise ConfigError(f"{name} from {indices.min()} to {indices.max()}, expected 0 to {limit - 1}")

@@ -385,7 +385,7 @@ class Engine(LookupEngine[Prepared]):
                 if weights is not None:
                     self.transfers.wait()
                     for tables, staged in zip(self.tables, prepared.staged, strict=True):
-                        tables.weight_gradient(staged, pooled, weights)
+                        tables.memory.weight_gradient(staged, pooled, weights)
             except BaseException:
                 prepared.release()
                 raise
@@ -404,7 +404,7 @@ class Engine(LookupEngine[Prepared]):
             square
             for held in self._held
             for tables, staged, gradients in held.by_tables(self.tables)
-            for square in tables.square_norms(staged, gradients)
+            for square in tables.memory.square_norms(staged, gradients).tolist()
         ]
         # Rounded once: which tables lie together changes no bit.
         return math.sqrt(math.fsum(squares))

@@ -1,8 +1,8 @@
-"""The seam of level 0: slots of float32 rows that are trained in place.
+"""Level 0: slots of float32 rows that are trained in place, behind one interface for every device.
 
-Everything that reads or writes a trained row goes through `SlotMemory`. Caches, stores, saving and the module know slot
-numbers, host rows (`FloatRows`) and records (bytes), never the arrays. For a table that lies whole in level 0 a slot is
-a row; under a cache it is a place that rows come to and leave. `Level0` makes them, and is told the device.
+All code that reads or writes trained rows goes through `SlotMemory`. Caches, stores, checkpoints and the module use
+slot numbers, host rows (`FloatRows`) and records (bytes), never the arrays. For a table that is completely in level 0 a
+slot is a row; under a cache, rows are fetched into a slot and evicted from it. `Level0` allocates slots on a device.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from stratarec.kernels.update import Gradients, Missed, RowUpdate, Scratchpad
 
 Records = NDArray[np.uint8]
 Home = tuple[Records, NDArray[np.uint8], NDArray[np.uint8]]
-"""Records in addressable memory ``[R, record_bytes]``, the bits of rows that were written, of those that changed."""
+"""Records in addressable memory ``[R, record_bytes]``, bits of the rows that were written, bits of changed rows."""
 
 
 @dataclass(frozen=True)
 class StagedBatch:
-    """A batch's lists, as a memory took them: its ids lie within their tables, and nobody changes them from now on."""
+    """A batch that a `SlotMemory` has staged: its ids are valid and must not change any more."""
 
     layout: GroupLayout
     bags: BagBatch
@@ -42,34 +42,35 @@ class StagedBatch:
 class SlotMemory(Protocol):
     """S slots of width D with their optimizer state, in the memory of a device.
 
-    Slots and places are ``[n]`` int64 of the host. Rows come and go as `FloatRows` and as records of the host; `empty`,
-    and so what is pooled and gathered and the gradients of it, are tensors of the device. A step gives the bits that
-    `CpuSlots` gives: sums of a row's gradients in ascending order of lookup position, noise from keys alone.
+    Slots and places are ``[n]`` int64 arrays on the host. Rows are transferred as `FloatRows` and as records on the
+    host. `empty`, and therefore pooled and gathered rows and their gradients, are tensors on the device. A step gives
+    the same bits as `CpuSlots`: a row's gradients are summed in ascending order of lookup position, and noise depends
+    on keys only.
 
-    Nobody but a memory knows when a step has run. `update` may return once it is queued, behind an event of its own;
-    whatever else reads or writes slots waits for the last such event, or is queued behind it. Steps of all memories of
-    a `Level0` run one after another, since they share what they work in; methods are called from two threads.
+    Only the memory knows when a step has run. `update` may return as soon as the step is queued; every other method
+    that reads or writes slots waits for the last queued step, or is queued after it. Steps of all memories of a
+    `Level0` run one after another, because they share a workspace. Methods are called from two threads.
     """
 
     slots: int
     width: int
     addresses_host: bool
-    """Whether `swap` reads and writes the records of a home where they lie; else they pass through buffers."""
+    """Whether `swap` can access the home's records in place. If false, records are copied through staging buffers."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights and state."""
+        """Bytes of weights and optimizer state."""
 
     def like(self, slots: int) -> SlotMemory:
-        """Zeroed slots of the same width and state on the same device."""
+        """Return zeroed slots of the same width and state on the same device."""
 
     # A batch
 
     def stage(self, layout: GroupLayout, bags: BagBatch) -> StagedBatch:
-        """What the methods below need of a batch, made once: whatever they list or group for it goes here."""
+        """Precompute the index lists of a batch that `pool`, `gather` and `update` share."""
 
     def empty(self, *shape: int) -> Tensor:
-        """A float32 tensor into which rows are pooled or gathered."""
+        """Return an uninitialized float32 tensor for pooled or gathered rows."""
 
     def pool(self, staged: StagedBatch, out: Tensor) -> None:
         """Fill the group's columns of `out` ``[B, columns]``."""
@@ -78,13 +79,13 @@ class SlotMemory(Protocol):
         """Fill `out` ``[N, D]`` with the rows of a sequence feature."""
 
     def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
-        """One step of the row optimizer."""
+        """Apply one step of the row optimizer."""
 
     def square_norms(self, staged: StagedBatch, gradients: Gradients) -> NDArray[np.float64]:
-        """Of the summed gradients of a batch's rows, ``[tables]``."""
+        """Return ``[tables]`` sums of squares of the summed gradients of a batch's rows."""
 
     def apply_missed_steps(self, staged: StagedBatch, missed: Missed) -> None:
-        """Let the rows of a batch take the steps that they missed."""
+        """Apply the steps that the rows of a batch missed."""
 
     def weight_gradient(self, staged: StagedBatch, pooled: Tensor, out: Tensor) -> None:
         """Add the gradients of per-sample weights to `out` ``[N]``."""
@@ -92,31 +93,31 @@ class SlotMemory(Protocol):
     # Rows
 
     def apply_missed_steps_to_range(self, first: int, last: int, missed: Missed) -> None:
-        """Let the rows in the slots ``first:last`` take the steps that they missed."""
+        """Apply the steps that the rows in slots ``first:last`` missed."""
 
     def read(self, slots: Indices) -> FloatRows:
-        """A host copy of some slots."""
+        """Return a host copy of `slots`."""
 
     def write(self, slots: Indices, rows: FloatRows, places: Indices) -> None:
-        """``slots[i]`` gets row ``places[i]`` of `rows`."""
+        """Overwrite ``slots[i]`` with row ``places[i]`` of `rows`."""
 
-    def copy_from(self, slots: Indices, source: SlotMemory, theirs: Indices) -> None:
-        """``slots[i]`` gets what ``theirs[i]`` of `source`, a memory `like` this one, holds."""
+    def copy_from(self, slots: Indices, source: SlotMemory, source_slots: Indices) -> None:
+        """Overwrite ``slots[i]`` with ``source_slots[i]`` of `source`, a memory `like` this one."""
 
     def views(self, first: int, last: int) -> dict[str, Tensor]:
-        """``weight`` ``[n, D]`` and named optimizer state of the slots ``first:last``, sharing their memory."""
+        """Return ``weight`` ``[n, D]`` and named optimizer state of slots ``first:last``, sharing their memory."""
 
     def fill(self, first: int, last: int, key: int, table: EmbeddingBagConfig) -> None:
-        """Initial weights of all rows of `table` in the slots ``first:last``, a function of `key` and the row."""
+        """Write initial weights of all rows of `table` to slots ``first:last``: a function of `key` and the row."""
 
     def trained(self, first: int, last: int, key: int, table: EmbeddingBagConfig, row: int) -> Indices:
-        """Which of the slots ``first:last``, which hold the rows of `table` from `row` on, are not as `fill` left them.
+        """Return the slots among ``first:last`` whose bits differ from what `fill` wrote, counted from `first`.
 
-        Counted from `first`; differences are those of bits.
+        The slots contain the rows of `table` from `row` on.
         """
 
     def clear_state(self) -> None:
-        """Make optimizer state and clocks of all slots those of rows that were never trained."""
+        """Set optimizer state and clocks of all slots to 0, as of rows that were never trained."""
 
     # Moves
 
@@ -124,28 +125,31 @@ class SlotMemory(Protocol):
         self, codec: RecordCodec, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64],
         write: int,
     ) -> int:  # fmt: skip
-        """`RecordCodec.encode` of slots."""
+        """Encode slots into records; see `RecordCodec.encode`."""
 
     def decode(self, codec: RecordCodec, records: Records, places: Indices, slots: Indices) -> None:
-        """`RecordCodec.decode` into slots."""
+        """Decode records into slots; see `RecordCodec.decode`."""
 
     def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
-        """Initial values in the slots of the rows of `moves` that are `absent` from their home."""
+        """Write initial values to the slots of the rows of `moves` that are `absent` from the home."""
 
     def swap(
         self, layout: cache.CacheLayout, staging: cache.Staging, workspace: cache.StageWorkspace, codec: RecordCodec,
         home: Home, write: int,
     ) -> tuple[int, int] | None:  # fmt: skip
-        """Victims go home and the rows that take their slots come in; table and row of one that does not fit."""
+        """Write back evicted rows and read the rows that replace them.
+
+        Returns table and row of an evicted row that its codec cannot represent, or None.
+        """
 
 
 class Level0:
-    """Makes the slots of a collection, in the memory of one device.
+    """Allocates the slots of a collection in the memory of one device.
 
     Parameters
     ----------
     device : torch.device
-        Where rows are trained. The network may be elsewhere: `transfers` are between the two.
+        Device on which rows are trained. The network may be on another: `transfers` copies between the two.
     """
 
     def __init__(self, device: torch.device = CPU) -> None:
@@ -155,11 +159,11 @@ class Level0:
         self.transfers: Transfers = HOST
 
     def slots(self, slots: int, width: int, optimizer: RowOptimizerConfig) -> SlotMemory:
-        """Zeroed slots with the state that the optimizer has."""
+        """Return zeroed slots with the state of `optimizer`."""
         return MEMORIES[self.device.type](self, slots, width, optimizer)
 
     def empty(self, *shape: int) -> Tensor:
-        """See `SlotMemory.empty`; tables of all widths fill one tensor."""
+        """Return an uninitialized tensor, as `SlotMemory.empty`; tables of all widths fill one tensor."""
         return self.transfers.empty(*shape)
 
 
@@ -168,12 +172,10 @@ class CpuSlots(SlotMemory):
 
     Parameters
     ----------
-    level0 : Level0
-        Whose it is.
     slots, width : int
         S and D.
     optimizer : RowOptimizerConfig
-        Says which state there is and what it is called.
+        Defines the optimizer state and its names.
     """
 
     addresses_host = True
@@ -223,16 +225,16 @@ class CpuSlots(SlotMemory):
         update.apply_missed_steps_to_range(self._slots, self.width, first, last, missed)
 
     def read(self, slots: Indices) -> FloatRows:
-        found = self._allocate(len(slots), self.width)
-        found.copy(np.arange(len(slots), dtype=np.int64), self._rows, slots)
-        return found
+        rows = self._allocate(len(slots), self.width)
+        rows.copy(np.arange(len(slots), dtype=np.int64), self._rows, slots)
+        return rows
 
     def write(self, slots: Indices, rows: FloatRows, places: Indices) -> None:
         self._rows.copy(slots, rows, places)
 
-    def copy_from(self, slots: Indices, source: SlotMemory, theirs: Indices) -> None:
+    def copy_from(self, slots: Indices, source: SlotMemory, source_slots: Indices) -> None:
         assert isinstance(source, CpuSlots)
-        self._rows.copy(slots, source._rows, theirs)
+        self._rows.copy(slots, source._rows, source_slots)
 
     def views(self, first: int, last: int) -> dict[str, Tensor]:
         rows, width, names = self._rows, self.width, self._optimizer.full_state
@@ -240,7 +242,7 @@ class CpuSlots(SlotMemory):
         if self._optimizer.row_state:
             views[self._optimizer.row_state] = torch.from_numpy(rows.row_state[first:last])
         if names:
-            # Within a slot one state of all weights follows the other, as kernels and records have them.
+            # Within a slot, the states of all weights are contiguous, one state after the other, as in records.
             state = torch.from_numpy(rows.full_state).view(-1, len(names), width)[first:last]
             views.update(zip(names, state.unbind(1), strict=True))
         if self._optimizer.clocked:
@@ -254,11 +256,11 @@ class CpuSlots(SlotMemory):
 
     def trained(self, first: int, last: int, key: int, table: EmbeddingBagConfig, row: int) -> Indices:
         part, bound = table.numbering, table.bound
-        began = np.empty((last - first, self.width), dtype=np.float32)
-        begin = part.first + row * part.stride
-        fill_uniform(began, key=key, first_row=begin, stride=part.stride, low=-bound, high=bound)
-        rows = [each.reshape(self.slots, -1)[first:last].view(np.int32) for each in self._rows.parts if len(each)]
-        differs = (rows[0] != began.view(np.int32)).any(axis=1)
+        initial = np.empty((last - first, self.width), dtype=np.float32)
+        first_row = part.first + row * part.stride
+        fill_uniform(initial, key=key, first_row=first_row, stride=part.stride, low=-bound, high=bound)
+        rows = [array.reshape(self.slots, -1)[first:last].view(np.int32) for array in self._rows.parts if len(array)]
+        differs = (rows[0] != initial.view(np.int32)).any(axis=1)
         for state in rows[1:]:
             differs |= state.any(axis=1)
         return np.flatnonzero(differs)
@@ -287,10 +289,10 @@ class CpuSlots(SlotMemory):
 
 
 def _require_unchanged(place: int) -> None:
-    # Kernels read through no bad id, and say so, at no cost: ids were checked when they were prepared.
+    # Ids were checked when the batch was prepared. Kernels skip an invalid id and report it at no cost.
     if place >= 0:
         raise TrainingError(f"the batch's id number {place} was changed after the batch was prepared: leave ids alone")
 
 
 MEMORIES: dict[str, Callable[[Level0, int, int, RowOptimizerConfig], SlotMemory]] = {"cpu": CpuSlots}
-"""Kind of device -> its slots."""
+"""Device type -> class of its slots."""

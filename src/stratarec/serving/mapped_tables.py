@@ -154,7 +154,7 @@ def _float_group(
 
 def _decode(layout: RecordLayout, records: Records, places: Indices, out: Floats) -> None:
     slots = np.arange(len(places), dtype=np.int64)
-    decode(layout, records, places, FloatRows.bare(out.reshape(-1), layout.width).parts, slots)
+    decode(layout, records, places, FloatRows.without_state(out.reshape(-1), layout.width).parts, slots)
 
 
 def _bags(features: KeyedJagged, values: NDArray[np.int32], wanted: Sequence[tuple[object, str]]) -> BagBatch:

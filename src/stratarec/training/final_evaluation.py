@@ -213,7 +213,7 @@ class FinalEvaluation:
         found = {table.name: np.zeros(2) for table in engine.configs}
         for group in mine.tables if isinstance(mine, Engine) else ():
             if group.traffic.samples:
-                for table, figures in zip(group.configs, group.traffic.of_a_batch.T, strict=True):
+                for table, figures in zip(group.configs, group.traffic.mean_per_batch.T, strict=True):
                     found[table.name] += figures
         if not found:  # a log of numbers alone
             return []

@@ -169,5 +169,5 @@ def test_rows_have_the_bytes_of_records_that_an_exact_codec_makes(kind: Any, row
     assert codec.encode(held, np.arange(5), expected, np.arange(5), np.zeros(5, dtype=np.uint64), 0) == -1
     np.testing.assert_array_equal(held.to_records(), expected)
     other = FloatRows.allocate(5, 3, **optimizer.kept)
-    other.take_records(expected)
+    other.load_records(expected)
     np.testing.assert_array_equal(other.to_records(), expected)

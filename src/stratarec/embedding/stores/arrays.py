@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.embedding.stores.base import Manifest, StoreBytes, check_rows
-from stratarec.embedding.stores.row_files import Chain, require_same
+from stratarec.embedding.stores.row_files import DeltaChain, require_same
 from stratarec.errors import StorageError
 from stratarec.io.atomic import make_directory, storage_error
 from stratarec.kernels import bit_rows as kernels
@@ -32,25 +32,25 @@ _CHUNK_PAGES = 1 << 20
 
 
 def allocate_bytes(size: int) -> NDArray[np.uint8]:
-    """`size` zeroed bytes, page-aligned, on huge pages where the system gives them."""
+    """Return `size` zeroed bytes, page-aligned, on huge pages if the system provides them."""
     return allocate(-(-size // 4)).view(np.uint8)[:size]
 
 
 def allocate_bits(rows: int) -> NDArray[np.uint8]:
-    """A cleared bit for each row."""
+    """Return a bitmap with a cleared bit for each row."""
     return allocate_bytes(-(-rows // 8))
 
 
 def row_chunks(rows: int) -> Iterator[NDArray[np.int64]]:
-    """All rows, ascending, in chunks."""
+    """Yield all rows, ascending, in chunks."""
     for first in range(0, rows, _CHUNK_ROWS):
         yield np.arange(first, min(first + _CHUNK_ROWS, rows), dtype=np.int64)
 
 
 def set_rows(bits: NDArray[np.uint8]) -> Iterator[NDArray[np.int64]]:
-    """The rows whose bit is set, ascending, in chunks.
+    """Yield the rows whose bit is set, ascending, in chunks.
 
-    Only bytes that are not zero are unpacked: a few changed rows of 10^9 cost one pass over 125 MB.
+    Only bytes other than zero are unpacked: a few changed rows of 10^9 cost one pass over 125 MB.
     """
     step = _CHUNK_ROWS // 8
     for first in range(0, len(bits), step):
@@ -64,18 +64,18 @@ def set_rows(bits: NDArray[np.uint8]) -> Iterator[NDArray[np.int64]]:
 
 
 def clear_bits(bits: NDArray[np.uint8]) -> None:
-    """Clear every bit, leaving pages alone that were never touched."""
+    """Clear every bit without touching new pages."""
     for first in range(0, len(bits), mmap.PAGESIZE):
-        # Page by page: writing zeros to a page that was never touched would make it real.
+        # Page by page: writing zeros to a page that was never touched would allocate it.
         page = bits[first : first + mmap.PAGESIZE]
         if page.any():
             page[:] = 0
 
 
 def resident_bytes(*arrays: NDArray[np.generic]) -> int:
-    """Bytes of the arrays' pages that are in memory.
+    """Return the bytes of the arrays' pages that are in memory.
 
-    Each array begins on a page of its own. Where the system has no `mincore`, all of their bytes.
+    Each array begins on a new page. Without `mincore`, all of their bytes are returned.
     """
     mincore = getattr(ctypes.CDLL(None), "mincore", None)
     if mincore is None:
@@ -97,9 +97,9 @@ def _resident(mincore: ctypes._NamedFuncPointer, array: NDArray[np.generic]) -> 
 
 
 class ArrayRecords:
-    """A `RecordStore` over `array` ``[R, record_bytes]`` uint8, which may be written by its holder too.
+    """A `RecordStore` over `array` ``[R, record_bytes]`` uint8, which callers may also write directly.
 
-    Two bits a row say whether it was ever written and whether it changed since the last checkpoint.
+    Two bits per row record whether it was ever written and whether it changed since the last checkpoint.
     """
 
     kind = "array"
@@ -110,7 +110,7 @@ class ArrayRecords:
         self.rows, self.record_bytes = array.shape
         self._written = allocate_bits(self.rows)
         self._changed = allocate_bits(self.rows)
-        self._chain = Chain()
+        self._chain = DeltaChain()
 
     @property
     def bits(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
@@ -118,9 +118,9 @@ class ArrayRecords:
 
     def read(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
         check_rows(self, rows, out)
-        found = kernels.test_bits(self._written, rows)
-        kernels.gather(self._array, rows, found, out)
-        return found
+        written = kernels.test_bits(self._written, rows)
+        kernels.gather(self._array, rows, written, out)
+        return written
 
     def write(self, rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
         check_rows(self, rows, records)
@@ -136,7 +136,7 @@ class ArrayRecords:
         self._mark(rows)
 
     def _mark(self, rows: NDArray[np.int64]) -> None:
-        # After the records: whoever sees the bit may read the row.
+        # After the records: a thread that sees the bit may read the row.
         kernels.set_bits(self._written, rows)
         kernels.set_bits(self._changed, rows)
 
@@ -150,26 +150,26 @@ class ArrayRecords:
         files = self._chain.save(
             directory, previous, self._array, lambda: set_rows(self._written), lambda: set_rows(self._changed)
         )
-        # Only when the checkpoint stands: one that failed has told nobody of these changes.
+        # Only after the checkpoint succeeded: a failed one does not contain these changes.
         clear_bits(self._changed)
         return {**self._identity(), "files": files}
 
     def restore(self, directory: Path, manifest: Manifest) -> None:
-        """See `RecordStore.restore`; a checkpoint of a `dram` store fits a `mapped` one and the other way round."""
+        """Restore a checkpoint; `dram` and `mapped` stores accept each other's checkpoints."""
         require_same(directory, manifest, self._identity(), "files")
         self._chain.verify(directory, manifest["files"])
-        # Before rows are replaced: should that fail, the next checkpoint must not build on either.
-        self._chain = Chain()
+        # Before rows are replaced: if that fails, the next checkpoint must not build on either checkpoint.
+        self._chain = DeltaChain()
         clear_bits(self._written)
         clear_bits(self._changed)
         for rows in self._chain.load(directory, manifest["files"], self._array):
             kernels.set_bits(self._written, rows)
 
     def check(self) -> None:
-        """Nothing to do: memory carries no checksums."""
+        """Do nothing: memory has no checksums."""
 
     def flush(self) -> None:
-        """Nothing to do: nothing is buffered."""
+        """Do nothing: nothing is buffered."""
 
     def close(self) -> None:
         self.array = None
@@ -178,7 +178,7 @@ class ArrayRecords:
 
 
 class DramRecords(ArrayRecords):
-    """A `RecordStore` in memory on huge pages; rows that were never written cost nothing until their page is touched.
+    """A `RecordStore` in DRAM on huge pages; rows that were never written cost nothing until their page is touched.
 
     Parameters
     ----------
@@ -198,24 +198,24 @@ class DramRecords(ArrayRecords):
 
 
 class MappedRecords(ArrayRecords):
-    """A `RecordStore` whose array is a file in `directory`, made anew.
+    """A `RecordStore` whose array is a new memory-mapped file in `directory`.
 
     Parameters
     ----------
     directory : Path
-        Where ``records.map`` is made; one store a directory.
+        Directory of ``records.map``; one store per directory.
     rows : int
         R.
     record_bytes : int
         Bytes of one record.
     sparse : bool
-        Reserve no space: rows that were never written cost none, but the process dies of SIGBUS if the file system
-        fills up. For file systems whose free space is certain.
+        Reserve no space: rows that were never written take none, but SIGBUS ends the process if the file system fills
+        up. For file systems whose free space is guaranteed.
 
     Raises
     ------
     StorageError
-        When the file cannot be made, or the file system has no room for it (unless `sparse`).
+        If the file cannot be created, or the file system has no room for it (unless `sparse`).
     """
 
     kind = "mapped"
@@ -224,13 +224,13 @@ class MappedRecords(ArrayRecords):
         self.path = Path(directory) / "records.map"
         size = max(rows * record_bytes, mmap.PAGESIZE)
         make_directory(self.path.parent)
-        # Contents of a run before are of no worth: `restore` fills the store from a checkpoint.
+        # A file of an earlier run is worthless: `restore` fills the store from a checkpoint.
         self.path.unlink(missing_ok=True)
         try:
             with self.path.open("x+b") as file:
                 os.truncate(file.fileno(), size)
                 if not sparse:
-                    # See above: the last moment at which a full file system is an error and not a signal.
+                    # After this, a full file system would be a signal (SIGBUS) and not an error.
                     os.posix_fallocate(file.fileno(), 0, size)
                 memory = mmap.mmap(file.fileno(), size)
         except OSError as error:

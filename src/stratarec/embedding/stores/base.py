@@ -1,10 +1,10 @@
-"""What every home of rows can do.
+"""The interface of stores, the homes of rows.
 
 A *record* is one row at rest: its encoded weights, their parameters and its optimizer state, a fixed number of bytes. A
-store holds `rows` numbered records, of which those never written do not exist: they cost no space, and whoever reads
-them is told so and makes their initial values from (seed, table, row).
+store has `rows` numbered records. A record that was never written does not exist: it takes no space, `read` reports it
+as missing, and the caller computes the row's initial values from (seed, table, row).
 
-Everything here is called from one thread at a time, though not always the same one.
+Methods are called from one thread at a time, but not always the same thread.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 Manifest = dict[str, Any]
-"""What `RecordStore.restore` needs besides the files: a JSON object, part of the caller's checkpoint."""
+"""A JSON object that `RecordStore.restore` needs in addition to the files; part of the caller's checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreBytes:
-    """Memory that a store really occupies."""
+    """Memory that a store actually occupies."""
 
     dram_bytes: int
     """Bytes of DRAM: records, bitmaps, locations, buffers. Pages that were never touched do not count."""
     block_bytes: int
-    """Bytes of file space in the store's own directory; what checkpoints keep besides is not in it."""
+    """Bytes of file space in the store's directory; files that only checkpoints reference are not included."""
 
     def __add__(self, other: StoreBytes) -> StoreBytes:
         return StoreBytes(
@@ -50,19 +50,19 @@ class RecordStore(Protocol):
     kind: str
     """``dram``, ``mapped`` or ``log``."""
     array: NDArray[np.uint8] | None
-    """``[R, record_bytes]`` where records are directly addressable memory (dram, mapped), else None."""
+    """``[R, record_bytes]`` if records are directly addressable memory (dram, mapped), else None."""
 
     @property
     def bits(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
-        """A bit for each row that was ever written and for each that changed since the last checkpoint; else None.
+        """Two bitmaps: rows that were ever written, and rows that changed since the last checkpoint.
 
-        They are there where `array` is, for callers that set both with every record that they write.
+        None if `array` is None. A caller that writes a record to `array` must set both bits.
         """
 
     def read(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Copy records into `out`; ``[n]`` bool, True where the row was ever written.
+        """Copy records into `out` and return ``[n]`` bool, True if the row was ever written.
 
-        ``out[i]`` of a row that was never written stays as it was. `StorageError` names the file and the block that is
+        ``out[i]`` of a row that was never written is unchanged. `StorageError` names the file and the block that is
         damaged or cannot be read.
         """
 
@@ -73,29 +73,29 @@ class RecordStore(Protocol):
         """
 
     def written(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """``[n]`` bool: True where the row was ever written."""
+        """Return ``[n]`` bool: True if the row was ever written."""
 
     def mark_written(self, rows: NDArray[np.int64]) -> None:
-        """Note that the caller wrote ``array[row]`` itself; only where `array` is not None, else `ValueError`."""
+        """Record that the caller wrote ``array[row]``; `ValueError` if `array` is None."""
 
     def memory(self) -> StoreBytes:
-        """Bytes in use now."""
+        """Return the bytes in use now."""
 
     def checkpoint(self, directory: Path, previous: Path | None) -> Manifest:
-        """Write all that `restore` needs into `directory`, which is new and empty, and return its manifest.
+        """Write the files that `restore` needs into `directory`, which is new and empty, and return the manifest.
 
         Parameters
         ----------
         directory : Path
-            Files in it are whole and synced when this returns. It may be renamed or moved afterwards.
+            Its files are complete and synced on return. It may be renamed or moved afterwards.
         previous : Path or None
-            The last checkpoint of this store object, or the one it was restored from. What has not changed since is
-            hard-linked from there (copied where links fail) and only changed rows are written. Another checkpoint, or
-            one that is gone, makes this one a full one.
+            The last checkpoint of this store object, or the one it was restored from. Unchanged files are hard-linked
+            from it (copied if links fail) and only changed rows are written. With any other checkpoint, or one that was
+            deleted, the new checkpoint is a full one.
         """
 
     def restore(self, directory: Path, manifest: Manifest) -> None:
-        """Replace all contents by those of a checkpoint.
+        """Replace all contents with those of a checkpoint.
 
         `CheckpointError` names the file that is missing or damaged, or the field that differs; the contents are then
         undefined until a `restore` succeeds.
@@ -105,17 +105,17 @@ class RecordStore(Protocol):
         """Verify every checksum; `StorageError` names the file, the segment and the block."""
 
     def flush(self) -> None:
-        """Hand what is buffered to the files."""
+        """Write buffered records to the files."""
 
     def close(self) -> None:
-        """Give back memory, threads and files; the store's own directory holds nothing of worth afterwards."""
+        """Release memory, threads and files; the store's directory is of no further use."""
 
 
 def check_rows(store: RecordStore, rows: NDArray[np.int64], records: NDArray[np.uint8] | None = None) -> None:
-    """`ValueError` unless rows and records have the shapes, types and range that a store takes."""
+    """Raise `ValueError` unless rows and records have the shapes, types and range that a store accepts."""
     if rows.ndim != 1 or rows.dtype != np.int64 or not rows.flags.c_contiguous:
         raise ValueError(f"rows are {rows.dtype}{list(rows.shape)}, expected contiguous int64 of one dimension")
-    # What kernels and files take next checks nothing: a row outside would be read from other memory.
+    # Kernels do not check rows: one out of range would be read from other memory.
     if len(rows) and (rows.min() < 0 or rows.max() >= store.rows):
         raise ValueError(f"rows span {rows.min()}..{rows.max()}, the store has rows 0..{store.rows - 1}")
     if records is None:

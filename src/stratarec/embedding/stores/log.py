@@ -22,7 +22,7 @@ from stratarec.embedding.stores.base import Manifest, StoreBytes, check_rows
 from stratarec.embedding.stores.log_compaction import Background, Compactor, background_due, dead_weight
 from stratarec.embedding.stores.log_layout import BlockLayout, Locations, LogConfig, plan_layout
 from stratarec.embedding.stores.log_segments import Appender, NoRoom, Segments, check_segments, keep_segments
-from stratarec.embedding.stores.row_files import Chain, require_same
+from stratarec.embedding.stores.row_files import DeltaChain, require_same
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.scratch import hold
 from stratarec.kernels.blocks import ReadBuffers, Wanted, aio, as_bytes, as_tags, cpu, reads
@@ -63,7 +63,7 @@ class LogRecords:
         self._lock, self._moving = RLock(), Lock()
         self._guard = hold(Path(directory))
         self._lay_out(Path(directory), self.layout)
-        self._chain = Chain()
+        self._chain = DeltaChain()
         self._background = Background(self._compact_quietly)
 
     def _lay_out(self, directory: Path, layout: BlockLayout) -> None:
@@ -253,7 +253,7 @@ class LogRecords:
         self._back.forget()
         self.segments.clear()
         self._locations.clear()
-        self._chain = Chain()
+        self._chain = DeltaChain()
 
     # The rest
 

@@ -29,14 +29,14 @@ from stratarec.io.atomic import file_hash, storage_error, sync, write_atomic
 from stratarec.io.sealed import Hash, Model, own_file, read_sealed, write_sealed
 
 RowSelection = Callable[[], Iterator[NDArray[np.int64]]]
-"""Gives the rows of a file, ascending, in chunks; it is called more than once."""
+"""Returns the rows of a file, ascending, in chunks; it is called more than once."""
 
-# What is in memory beside the array. Resident rows were once copied whole for every checkpoint.
+# Size of the copies in memory. An earlier version copied all resident rows for every checkpoint.
 _PIECE_BYTES = 1 << 23
 
 
 class Readable(Protocol):
-    """What rows are taken from: ``[R, W]`` bytes."""
+    """A readable array of ``[R, W]`` bytes."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -44,12 +44,12 @@ class Readable(Protocol):
 
 
 def write_rows(path: Path, select: RowSelection, array: Readable) -> tuple[int, str]:
-    """Write the selected rows of `array` ``[R, W]`` atomically; returns how many there were and the file's hash.
+    """Write the selected rows of `array` ``[R, W]`` atomically; return their number and the file's hash.
 
     Raises
     ------
     StorageError
-        When the file cannot be written; `path` is then as it was.
+        If the file cannot be written; `path` is then unchanged.
     """
     count = sum(len(rows) for rows in select())
     digest = xxhash.xxh3_128()
@@ -87,12 +87,12 @@ def _pieces(select: RowSelection, array: Readable, count: int) -> Iterator[bytes
 
 
 def read_rows(path: Path, count: int, width: int, total: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
-    """Rows and records of a file whose hash was found right, in pieces.
+    """Yield rows and records of a file whose hash was verified, in pieces.
 
     Raises
     ------
     CheckpointError
-        When it holds other than `count` ascending rows below `total` with records of `width` bytes.
+        Unless the file has `count` ascending rows below `total` with records of `width` bytes.
     """
     rows, records = _arrays(path, count, width)
     step, before = max(1, _PIECE_BYTES // width), -1
@@ -100,48 +100,48 @@ def read_rows(path: Path, count: int, width: int, total: int) -> Iterator[tuple[
         piece = np.array(rows[first : first + step], np.int64)
         if piece[0] <= before or piece[-1] >= total or (piece[1:] <= piece[:-1]).any():
             raise CheckpointError(
-                f"{path} has rows that do not ascend, or are beyond 0..{total - 1}; use another checkpoint"
+                f"{path} has rows that are not ascending or outside 0..{total - 1}; use another checkpoint"
             )
         before = int(piece[-1])
         yield piece, np.array(records[first : first + step])
 
 
 def _arrays(path: Path, count: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """The two tensors of a file, mapped; only what `write_rows` writes is read."""
+    """Return the two tensors of a file, memory-mapped; only files in the format of `write_rows` are accepted."""
     size = path.stat().st_size
-    # Compared with what would have been written, never parsed: a file may be anybody's.
+    # Compared with the expected header, never parsed: the file may come from an untrusted source.
     header = _header(count, width)
     if size != len(header) + count * (8 + width):
-        raise CheckpointError(f"{path} has {size} bytes, no file of {count} records of {width} bytes")
+        raise CheckpointError(f"{path} has {size} bytes, which do not fit {count} records of {width} bytes")
     content = np.memmap(path, np.uint8, mode="r")
     if content[: len(header)].tobytes() != header:
-        raise CheckpointError(f"{path} is no file of rows and records; use another checkpoint")
+        raise CheckpointError(f"{path} is not a file of rows and records; use another checkpoint")
     end = len(header) + count * 8
     return content[len(header) : end].view("<i8"), content[end:].reshape(count, width)
 
 
 def verify_file(path: Path, expected: str) -> None:
-    """`CheckpointError` that names `path` when it is missing, no regular file, or its hash is not `expected`."""
+    """Raise `CheckpointError` if `path` is missing, is not a regular file, or its hash is not `expected`."""
     try:
-        found = file_hash(own_file(path.parent, path.name))
+        actual = file_hash(own_file(path.parent, path.name))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; use another checkpoint") from error
     except ValueError as error:
         raise CheckpointError(f"{error}; use another checkpoint") from error
-    if found != expected:
+    if actual != expected:
         raise CheckpointError(f"{path} is damaged: its hash does not match; use another checkpoint")
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Make `target` another name of the file `source`, or a synced copy where the file system refuses links.
+    """Hard-link `target` to the file `source`, or create a synced copy if the file system refuses links.
 
     Raises
     ------
     StorageError
-        When neither can be done.
+        If both fail.
     """
     try:
-        # Links share the inode, so whatever damages one name damages all; hashes are checked at every restore.
+        # Links share the inode, so damage to one name damages all; hashes are checked at every restore.
         os.link(source, target, follow_symlinks=False)
         return
     except OSError as error:
@@ -151,18 +151,18 @@ def link_or_copy(source: Path, target: Path) -> None:
         if os.path.lexists(target):
             raise storage_error(target, error) from error
     warnings.warn(
-        f"{target.parent} takes no hard links from {source.parent} ({reason}): files are copied, which takes their "
-        "time and space again at every checkpoint; put both on one file system",
+        f"{target.parent} does not support hard links from {source.parent} ({reason}): every checkpoint copies all "
+        "files, which takes time and space; put both directories on one file system",
         RuntimeWarning,
         stacklevel=2,
     )
     try:
-        # What is there already is another's: it is neither written over nor removed.
-        with source.open("rb") as found, target.open("xb") as made:
+        # An existing file belongs to somebody else: it is neither overwritten nor removed.
+        with source.open("rb") as source_file, target.open("xb") as target_file:
             try:
-                shutil.copyfileobj(found, made, _PIECE_BYTES)
-                made.flush()
-                os.fsync(made.fileno())
+                shutil.copyfileobj(source_file, target_file, _PIECE_BYTES)
+                target_file.flush()
+                os.fsync(target_file.fileno())
             except BaseException:
                 target.unlink()
                 raise
@@ -177,7 +177,7 @@ _MOST_FILES = 64
 
 
 class _Note(Model):
-    """Which checkpoint of an array the files beside it are."""
+    """Identifies the checkpoint of an array that the files in the same directory belong to."""
 
     format: Literal[2]
     token: Hash
@@ -188,7 +188,7 @@ def _read(directory: Path) -> _Note:
 
 
 def files_of(directory: Path, files: list[dict[str, Any]]) -> Iterator[Path]:
-    """The files of a checkpoint of an array, once the note beside them is found to be one; else `CheckpointError`."""
+    """Yield the files of a checkpoint of an array; `CheckpointError` if its note cannot be read."""
     _read(directory)
     yield directory / _NAME
     for entry in files:
@@ -196,22 +196,22 @@ def files_of(directory: Path, files: list[dict[str, Any]]) -> Iterator[Path]:
 
 
 class Rows(Readable, Protocol):
-    """A byte array ``[R, W]``, or something that is read and written like one."""
+    """A readable and writable array of ``[R, W]`` bytes."""
 
     def __setitem__(self, rows: NDArray[np.int64], records: NDArray[np.uint8], /) -> None: ...
 
 
-class Chain:
-    """The files that the last checkpoint of one array consists of.
+class DeltaChain:
+    """The files of the last checkpoint of one array.
 
-    Which rows changed since then is the caller's to know: it clears its marks when `save` has returned.
+    The caller tracks which rows changed since then, and clears its marks when `save` has returned.
     """
 
     def __init__(self) -> None:
         self._files: list[dict[str, Any]] = []
         self._next = 0
-        # Of the last checkpoint. Equal contents would not do as proof that it is the one: a run that went back to an
-        # older checkpoint may write other records to the same places.
+        # Identifies the last checkpoint. Equal contents would not: a run that returned to an older checkpoint may write
+        # different records to the same rows.
         self._token = ""
 
     @property
@@ -236,12 +236,12 @@ class Chain:
         written: RowSelection,
         changed: RowSelection,
     ) -> list[dict[str, Any]]:
-        """Write what restores `array` into `directory`; returns the list of files, base first.
+        """Write the files that restore `array` into `directory`; return the list of files, base first.
 
         Raises
         ------
         StorageError
-            When something cannot be written; the next checkpoint may still build on the one before.
+            If a file cannot be written; the next checkpoint may still build on the previous one.
         """
         changes = sum(len(rows) for rows in changed())
         files, select = [], written
@@ -254,49 +254,49 @@ class Chain:
             count, digest = write_rows(directory / name, select, array)
             files.append({"name": name, "rows": count, "hash": digest})
         token = os.urandom(16).hex()
-        # Last: without it no later checkpoint takes these files for whole.
+        # Last: without the note, no later checkpoint builds on these files.
         write_sealed(directory / _NAME, {"format": _FORMAT, "token": token})
         sync(directory)
         self._files, self._next, self._token = files, self._next + 1, token
         return files
 
     def _grows(self, previous: Path, changes: int) -> bool:
-        """Whether to add a delta to the files of `previous`, or to begin anew."""
+        """Whether to add a delta to the files of `previous` instead of writing a new base."""
         if not self.continues(previous) or len(self._files) >= _MOST_FILES:
             return False
         deltas = changes + sum(int(entry["rows"]) for entry in self._files[1:])
-        # So all files together are at most one and a half times the base, and so is what a restore reads.
+        # This limits all files, and what a restore reads, to one and a half times the base.
         if 2 * deltas > int(self._files[0]["rows"]):
             return False
         return all((previous / entry["name"]).is_file() for entry in self._files)
 
     def verify(self, directory: Path, files: list[dict[str, Any]]) -> None:
-        """`CheckpointError` that names the file of `files` that is missing or damaged."""
+        """Raise a `CheckpointError` that names the file of `files` that is missing or damaged."""
         for entry in files:
             verify_file(directory / entry["name"], entry["hash"])
 
     def load(self, directory: Path, files: list[dict[str, Any]], array: Rows) -> Iterator[NDArray[np.int64]]:
-        """Put the rows of verified `files` into `array`, giving them piece by piece; the next `save` builds on them."""
+        """Load the rows of verified `files` into `array` and yield them in pieces; the next `save` builds on them."""
         total, width = array.shape
         for entry in files:
             for rows, records in read_rows(directory / entry["name"], entry["rows"], width, total):
                 array[rows] = records
                 yield rows
         self._files = list(files)
-        # Beyond every name that is linked from here on.
+        # Greater than the number in any existing name.
         self._next = 1 + max(int(entry["name"].split("-")[1].split(".")[0]) for entry in files)
         try:
             self._token = _read(directory).token
-        # The rows are verified by the manifest; without its note the next checkpoint is a full one, no more.
+        # The manifest verified the rows. Without the note, the next checkpoint is a full one.
         except CheckpointError:
             self._token = ""
 
 
 def require_same(directory: Path, manifest: dict[str, Any], expected: dict[str, Any], *lists: str) -> None:
-    """`CheckpointError` that names the first field in which `manifest` is not as `expected`, or the list it lacks."""
+    """Raise a `CheckpointError` that names the first field of `manifest` that differs or a list that is missing."""
     for name in lists:
         if not isinstance(manifest.get(name), list):
-            raise CheckpointError(f"the manifest of the records in {directory} is damaged: it lacks {name}")
+            raise CheckpointError(f"the manifest of the records in {directory} is damaged: {name} is missing")
     for field, value in expected.items():
         if manifest.get(field) != value:
             raise CheckpointError(

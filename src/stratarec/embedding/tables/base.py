@@ -27,20 +27,20 @@ from stratarec.kernels.update import Gradients, RowUpdate
 
 
 class BatchStamp(NamedTuple):
-    """When a batch's rows are brought in: two clocks, and what to do when there is no room.
+    """Position of a batch on the two clocks, and the action to take when there is no room for its rows.
 
     Parameters
     ----------
     value : int
-        What the slots of this batch are stamped with; one more than the batch before.
+        Stamp of the slots of this batch; one more than that of the batch before.
     horizon : int
-        Slots of this stamp or a later one are not given up.
+        Slots with this stamp or a later one are not evicted.
     write : int
-        Number of the batch since the first one ever trained, which never comes again: the noise that rounds a row
-        which goes home now is a function of it.
+        Number of batches before this one since training began. It is never repeated: the noise that rounds an evicted
+        row is a function of it.
     make_room : callable
-        Returns when all earlier batches are done; called, with nothing half moved, where a batch does not fit beside
-        them.
+        Returns when all earlier batches are done. It is called between moves, if a batch does not fit next to the
+        earlier ones.
     """
 
     value: int
@@ -54,37 +54,37 @@ _MOST_SAMPLES = 128
 
 @dataclass
 class RowTraffic:
-    """Rows that came into slots and that went home, so far; and of a batch now and then, what its tables asked for."""
+    """Number of rows fetched into slots and evicted so far, and samples of the demand of single batches."""
 
     rows_in: int = 0
     rows_out: int = 0
     samples: list[NDArray[np.int64]] = field(default_factory=list)
-    """``[2, T]`` distinct rows of a batch, and those of them that came in for it, the oldest first."""
+    """``[2, T]`` distinct rows of a batch and the number of them that were fetched, per table; oldest sample first."""
     every: int = 16
-    """Batches from one sample to the next; it doubles where samples become many."""
+    """Batches between two samples; doubled when there are too many samples."""
 
-    def sample(self, found: NDArray[np.int64]) -> None:
-        """Keep another one, or drop every second."""
-        self.samples.append(found)
+    def add_sample(self, counts: NDArray[np.int64]) -> None:
+        """Add a sample; if there are too many, drop every second one."""
+        self.samples.append(counts)
         if len(self.samples) > _MOST_SAMPLES:
             self.samples, self.every = self.samples[::2], 2 * self.every
 
     @property
-    def of_a_batch(self) -> NDArray[np.float64]:
-        """``[2, T]`` means of the later half of the samples: rows come into an empty cache at first."""
-        found: NDArray[np.float64] = np.mean(self.samples[len(self.samples) // 2 :], axis=0)
-        return found
+    def mean_per_batch(self) -> NDArray[np.float64]:
+        """``[2, T]`` means of the later half of the samples: the cache is empty at first."""
+        means: NDArray[np.float64] = np.mean(self.samples[len(self.samples) // 2 :], axis=0)
+        return means
 
 
 def features_of(configs: Sequence[EmbeddingBagConfig]) -> list[tuple[EmbeddingBagConfig, str]]:
-    """Every feature of a group of tables with its table, in the order of `group_layout`."""
+    """Return every feature of a group of tables with its table, in the order of `group_layout`."""
     return [(table, name) for table in configs for name in (*table.feature_names, *table.sequence_features)]
 
 
 def group_layout(
     configs: Sequence[EmbeddingBagConfig], columns: Mapping[str, int], first_slot: Sequence[int], slots: Sequence[int]
 ) -> GroupLayout:
-    """What kernels know of tables of one width; parameters as those of `TableGroup`."""
+    """Return the layout of tables of one width as kernels use it; parameters as those of `TableGroup`."""
     features = features_of(configs)
     sizes = [len(table.feature_names) + len(table.sequence_features) for table in configs]
     return GroupLayout(
@@ -109,15 +109,15 @@ class TableGroup(ABC):
     columns : mapping of str to int
         First output column of each pooled feature.
     first_slot, slots : sequence of int
-        Where each table starts in `memory`, and how many slots it has.
+        First slot in `memory` and number of slots of each table.
     step_clock : StepClock
-        The steps that rows catch up with.
+        Provides the steps that rows missed.
     """
 
     resident: bool
-    """Whether every row lies in level 0 all the time."""
+    """Whether every row is always in level 0."""
     codec: RecordCodec
-    """Of the rows in a checkpoint and at home."""
+    """Codec of the rows in checkpoints and at home."""
 
     def __init__(
         self,
@@ -144,34 +144,32 @@ class TableGroup(ABC):
 
     @abstractmethod
     def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBatch:
-        """Bring the rows of a batch into level 0, which takes the bags with what is looked up there for the ids.
+        """Bring the rows of a batch into level 0 and stage its bags there, with slots in place of ids.
 
         Parameters
         ----------
         out : ndarray
-            ``[N]``, of which these tables may write the places of their own features.
+            ``[N]`` slots of the whole batch; this group writes those of its own features.
 
         Raises
         ------
         StrataError
-            For an id outside its table, too. All rows are as they were then, unless `Health` says otherwise.
+            Also for an id outside its table. All rows are then unchanged, unless `Health` has failed.
         """
 
     def apply_missed_steps(self, staged: StagedBatch) -> None:
-        """Let the rows of a batch take the steps that they missed, as they must before `pool`."""
+        """Apply the steps that the rows of a batch missed; must be called before `pool`."""
         missed = self.step_clock.missed
         if missed is not None:
             self.memory.apply_missed_steps(staged, missed)
 
     @abstractmethod
     def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
-        """As `pool` of bags that were not staged: reads rows where they lie and leaves them there."""
+        """Pool bags that were not staged, for evaluation: rows are read where they are, and nothing moves."""
 
-    def pool(self, staged: StagedBatch, out: Tensor) -> list[Tensor]:
-        """Fill these tables' columns of `out`; returns the rows of their sequence features."""
-        return self._pool(staged, self.memory, out)
-
-    def _pool(self, staged: StagedBatch, memory: SlotMemory, out: Tensor) -> list[Tensor]:
+    def pool(self, staged: StagedBatch, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
+        """Fill these tables' columns of `out` from `memory` (default: their slots); return sequence features' rows."""
+        memory = memory or self.memory
         memory.pool(staged, out)
         rows = []
         for feature in self._sequences.tolist():
@@ -186,17 +184,8 @@ class TableGroup(ABC):
         """Apply the row optimizer, given the gradients of what `pool` returned."""
         self.memory.update(staged, gradients, rule, self.step_clock.missed)
 
-    def square_norms(self, staged: StagedBatch, gradients: Gradients) -> list[float]:
-        """Sum of squares of the summed gradients of a batch's rows, of each table."""
-        found: list[float] = self.memory.square_norms(staged, gradients).tolist()
-        return found
-
-    def weight_gradient(self, staged: StagedBatch, pooled: Tensor, out: Tensor) -> None:
-        """Add the gradients of per-sample weights to `out`."""
-        self.memory.weight_gradient(staged, pooled, out)
-
     def bags(self, features: KeyedJagged) -> BagBatch:
-        """These tables' share of a batch."""
+        """Return the bags of these tables' features in a batch."""
         key = self._key_places(features.keys)
         return BagBatch(
             values=features.values.numpy(),
@@ -208,17 +197,17 @@ class TableGroup(ABC):
         )
 
     def _key_places(self, keys: tuple[str, ...]) -> NDArray[np.int64]:
-        """Where each of the features is among `keys`, which are the same from batch to batch."""
-        # Read and replaced whole: one thread may prepare batches while another reads one with other keys.
-        known, found = self._places
-        if keys != known:
+        """Return the position in `keys` of each feature of the group; cached, since batches have the same keys."""
+        # Read and replaced as one tuple: one thread may prepare batches while another reads one with other keys.
+        cached_keys, positions = self._places
+        if keys != cached_keys:
             places = {name: place for place, name in enumerate(keys)}
-            found = np.array([places[name] for _, name in self.features], dtype=np.int64)
-            self._places = keys, found
-        return found
+            positions = np.array([places[name] for _, name in self.features], dtype=np.int64)
+            self._places = keys, positions
+        return positions
 
-    def check(self, bags: BagBatch, place: int) -> None:
-        """`ConfigError` that names feature and table of the id at `place`, unless that is -1."""
+    def check_id(self, bags: BagBatch, place: int) -> None:
+        """Raise a `ConfigError` that names feature and table of the id at `place`, unless `place` is -1."""
         if place < 0:
             return
         for feature, (table, name) in enumerate(self.features):
@@ -233,67 +222,67 @@ class TableGroup(ABC):
 
     @abstractmethod
     def table(self, name: str) -> dict[str, Tensor]:
-        """``weight`` ``[R, D]`` and optimizer state of a table: views where it is resident, else copies."""
+        """Return ``weight`` ``[R, D]`` and optimizer state of a table: views if it is resident, else copies."""
 
     @abstractmethod
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Rows ``first:last`` of a table as they are now."""
+        """Return rows ``first:last`` of a table with their optimizer state, all steps applied."""
 
     @abstractmethod
-    def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
-        """Overwrite rows of the group by rows `places` of `source`; `write` as in `BatchStamp`."""
+    def write_rows(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
+        """Overwrite rows of the group with rows `places` of `source`; `write` as in `BatchStamp`."""
 
     @abstractmethod
-    def take(self, rows: Indices) -> FloatRows:
-        """Copies of distinct rows of the group with their optimizer state, all steps taken, wherever they lie."""
+    def read_rows(self, rows: Indices) -> FloatRows:
+        """Return copies of distinct rows of the group with their optimizer state, all steps applied."""
 
     # Checkpoints
 
     @abstractmethod
-    def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
-        """Write all rows, or what changed since `previous`, into the new directory; returns the manifest.
+    def save(self, directory: Path, previous: Path | None, oldest_stamp: int) -> dict[str, Any]:
+        """Write all rows, or the rows that changed since `previous`, into the new directory; return the manifest.
 
         Parameters
         ----------
-        settled : int
-            Batches stamped before are done: they will change nothing more.
+        oldest_stamp : int
+            Stamp of the oldest batch in flight: batches before it change nothing more.
         """
 
     @abstractmethod
     def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
-        """Go on exactly where `save` was, by its own manifest (see `fits`), with the batch that is stamped `stamp`."""
+        """Restore the exact state at `save` from a manifest that satisfies `fits`; the next batch has `stamp`."""
 
     @abstractmethod
     def fits(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether a checkpoint has its rows laid out as these tables have."""
+        """Whether a checkpoint has the same layout of rows as these tables."""
 
     @property
     def grows(self) -> bool:
-        """Whether `restore` takes a checkpoint of tables that had fewer rows."""
+        """Whether `restore` accepts a checkpoint of tables with fewer rows."""
         return False
 
-    # The rest
+    # Clocks and resources
 
     @abstractmethod
     def shift(self, by: int) -> None:
-        """Count stamps from `by` on."""
+        """Subtract `by` from all stamps."""
 
     @property
     @abstractmethod
     def nbytes(self) -> dict[str, int]:
-        """Bytes by part, as they are now."""
+        """Bytes in use now, by part."""
 
     @property
     def file_memory(self) -> str:
-        """The memory that the part ``home_block`` is in: ``mapped`` or ``block``."""
+        """Memory that contains the part ``home_block``: ``mapped`` or ``block``."""
         return "block"
 
     @abstractmethod
     def close(self) -> None:
-        """Give back files and threads."""
+        """Release files and threads."""
 
     def named_views(self) -> Iterator[tuple[str, Tensor]]:
-        """``tables.<name>.<part>`` and the view of it, of tables that are resident."""
+        """Yield ``tables.<name>.<part>`` and its view for each resident table."""
         if self.resident:
             for table in self.configs:
                 for part, view in self.table(table.name).items():
@@ -304,7 +293,9 @@ _BITS = 40
 
 
 class TableNumbers:
-    """Row r of the t-th table of a group is ``t << 40 | r`` in its files; in memory tables lie one behind the other.
+    """Row numbers in files of tables that may grow: the numbers of one table do not depend on the sizes of others.
+
+    Row r of the t-th table of a group is ``t << 40 | r`` in files; in memory the rows of the tables are contiguous.
 
     Parameters
     ----------
@@ -316,17 +307,17 @@ class TableNumbers:
         self._sizes = np.array(sizes, dtype=np.int64)
         self._first = np.cumsum(self._sizes) - self._sizes
         self.end = len(self._sizes) << _BITS
-        """Beyond all numbers."""
+        """One more than the largest number."""
 
     def to_files(self, rows: Indices) -> Indices:
-        """From rows of the group; what rises still does."""
+        """Return the numbers of rows of the group; the order is kept."""
         table = np.searchsorted(self._first, rows, side="right") - 1
         return (table << _BITS) + rows - self._first[table]
 
     def to_group(self, numbers: Indices) -> Indices:
-        """From numbers below `end`; `CheckpointError` where a table has not so many rows."""
+        """Return the group's rows for numbers below `end`; `CheckpointError` if a table has fewer rows."""
         table, row = numbers >> _BITS, numbers & ((1 << _BITS) - 1)
         if (row >= self._sizes[table]).any():
             raise CheckpointError("a checkpoint has rows beyond the end of their table; use another checkpoint")
-        found: Indices = self._first[table] + row
-        return found
+        rows: Indices = self._first[table] + row
+        return rows

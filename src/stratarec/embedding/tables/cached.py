@@ -1,8 +1,8 @@
-"""Tables whose rows are at home in a store and pass through the slots of a cache.
+"""Tables whose rows are stored in a home and pass through the slots of a cache.
 
 A row is always in exactly one place, its slot or its record, so a step never reads a stale copy. Every row in a slot
-was brought in to be trained, so every victim is written home. Hot rows are in slots of their own from the beginning,
-and their records are never used.
+was fetched to be trained, so every evicted row is written back. Hot rows have permanent slots, and their records are
+never used.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class CachedTables(TableGroup):
     Parameters
     ----------
     directory : Directory
-        Of the same tables.
+        Directory of the same tables.
     codec : RecordCodec
-        Of the rows at home.
+        Codec of the rows at home.
     store : RecordStore
-        With as many rows as all tables together and the codec's record size.
+        Has as many rows as all tables together and the codec's record size.
     health : Health
-        Told when a move cannot be finished nor taken back.
+        Fails when a move can be neither finished nor undone.
     """
 
     resident = False
@@ -63,13 +63,13 @@ class CachedTables(TableGroup):
     ) -> None:
         start = directory.layout.slot_start
         memory = level0.slots(directory.slots, codec.width, step_clock.optimizer)
-        # Kernels count a table's slots from its first one: hot rows lie further on.
+        # Kernels count a table's slots from its first one: slots of hot rows come after the caches.
         ends = start[1:] if directory.layout.hot is None else directory.layout.hot.start[1:]
         super().__init__(configs, columns, memory, start[:-1].tolist(), (ends - start[:-1]).tolist(), step_clock)
         self.codec, self.store, self.directory, self.health = codec, store, directory, health
         self.mover = mover_of([table.name for table in configs], directory, codec, store, memory)
         self._slots = SlotRecords(directory, memory, codec.exact())
-        # Held while rows move, and by whoever reads them where they lie meanwhile.
+        # Locked while rows move, and while rows are read in place.
         self._moving = Lock()
         hot = directory.hot_slots
         if len(hot):
@@ -78,35 +78,34 @@ class CachedTables(TableGroup):
             )
 
     def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBatch:
-        """See `TableGroup.stage`."""
-        came_in = np.zeros(len(self.configs), dtype=np.int64)
-        stuck = self._bring_in(bags, out, stamp, stamp.horizon, came_in)
+        fetched = np.zeros(len(self.configs), dtype=np.int64)
+        stuck = self._bring_in(bags, out, stamp, stamp.horizon, fetched)
         if stuck >= 0 and stamp.horizon < stamp.value:
-            # What was moved so far stays: it is needed, and the second pass finds it in its slots.
+            # Rows that were fetched so far stay: they are needed, and the second pass finds them in their slots.
             stamp.make_room()
-            stuck = self._bring_in(bags, out, stamp, stamp.value, came_in)
+            stuck = self._bring_in(bags, out, stamp, stamp.value, fetched)
         if stuck >= 0:
             raise TrainingError(self._too_small(bags, stuck))
         if stamp.write % self.traffic.every == 0:
-            self.traffic.sample(np.array([self._distinct(bags, out), came_in]))
+            self.traffic.add_sample(np.array([self._distinct(bags, out), fetched]))
         return self.memory.stage(self.layout, replace(bags, values=out))
 
     def _distinct(self, bags: BagBatch, slots: NDArray[np.int32]) -> list[int]:
-        """How many rows of each table a batch asks its cache for, by the slots that they have; hot ones lie behind."""
+        """Count the distinct rows that a batch looks up in each table's cache; hot slots come after the cache."""
         spans = [slots[slice(*bags.span(feature))] for feature in range(len(self.features))]
         ends, starts = self.layout.table_start.tolist(), self.directory.layout.slot_start
-        found = [np.unique(np.concatenate(spans[first:last])) for first, last in pairwise(ends)]
-        return [int(np.count_nonzero(each < starts[-1] - start)) for each, start in zip(found, starts, strict=False)]
+        distinct = [np.unique(np.concatenate(spans[first:last])) for first, last in pairwise(ends)]
+        return [int(np.count_nonzero(used < starts[-1] - start)) for used, start in zip(distinct, starts, strict=False)]
 
     def _bring_in(
-        self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp, horizon: int, came_in: NDArray[np.int64]
+        self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp, horizon: int, counts: NDArray[np.int64]
     ) -> int:
-        """Move what the batch needs and what there is room for, and count it; the table that had none, or -1."""
+        """Fetch the batch's rows as far as there is room, add to `counts`; return a table without room, or -1."""
         with self._moving, self.health.changing("bringing rows into level 0"):
             self.health.require()
             staging = self.directory.assign(self.layout, bags, out, stamp.value, horizon)
             try:
-                self.check(bags, staging.bad)
+                self.check_id(bags, staging.bad)
                 fetched = self.mover.prepare(staging, stamp.write)
             except StrataError:
                 self.directory.undo(staging)
@@ -116,7 +115,7 @@ class CachedTables(TableGroup):
             except StrataError as error:
                 self.health.fail(str(error))
                 raise
-        came_in += staging.rows_in
+        counts += staging.rows_in
         self.traffic.rows_in += int(staging.rows_in.sum())
         self.traffic.rows_out += staging.rows_out
         return int(staging.stuck.argmax()) if staging.stuck.any() else -1
@@ -129,19 +128,18 @@ class CachedTables(TableGroup):
         distinct = int(np.count_nonzero(self.directory.locate_hot(rows) < 0))
         slots = int(slot_start[table + 1] - slot_start[table])
         ways = self.directory.layout.ways
-        wanted = max(slots_for_batch(distinct, ways), slots + slots // 4)
-        size = wanted * (self.memory.nbytes // self.memory.slots) / 2**20
+        needed = max(slots_for_batch(distinct, ways), slots + slots // 4)
+        size = needed * (self.memory.nbytes // self.memory.slots) / 2**20
         return (
             f"table {self.configs[table].name!r}: a batch with {distinct:,} distinct rows does not fit into its cache "
-            f"of {slots:,} slots, as rows go to sets of {ways} by hash; {wanted:,} slots ({size:.1f} MiB) hold such a "
-            "batch: set a larger memory.cache.fraction (cache_rows), more memory.cache.ways, or a smaller "
-            "train.batch_size"
+            f"of {slots:,} slots, because rows are assigned to sets of {ways} slots by hash; {needed:,} slots "
+            f"({size:.1f} MiB) hold such a batch: set a larger memory.cache.fraction (cache_rows), more "
+            "memory.cache.ways, or a smaller train.batch_size"
         )
 
     # Reading
 
     def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
-        """See `TableGroup.read`."""
         spans = [bags.span(feature) for feature in range(len(self.features))]
         rows = [self._rows_of(feature, bags.values[first:last]) for feature, (first, last) in enumerate(spans)]
         distinct, place = np.unique(np.concatenate(rows), return_inverse=True)
@@ -151,10 +149,10 @@ class CachedTables(TableGroup):
         zeros = np.zeros_like(self.layout.base)
         layout = replace(self.layout, base=zeros, rows=zeros + max(len(distinct), 1))
         memory = self.copy(distinct)
-        return self._pool(memory.stage(layout, replace(bags, values=values)), memory, out)
+        return self.pool(memory.stage(layout, replace(bags, values=values)), out, memory)
 
     def _rows_of(self, feature: int, ids: Ids) -> Indices:
-        """The group's rows of a feature's ids, checked."""
+        """Check a feature's ids and return their rows in the group."""
         table, name = self.features[feature]
         wrong = (ids < 0) | (ids >= table.num_embeddings)
         if wrong.any():
@@ -166,104 +164,96 @@ class CachedTables(TableGroup):
         return rows
 
     def copy(self, rows: Indices) -> SlotMemory:
-        """Rows of the group, distinct, as they are now, wherever they lie; changes nothing."""
-        found = self.memory.like(len(rows))
+        """Copy distinct rows of the group into new slots, all steps applied; the cache and the home do not change."""
+        copies = self.memory.like(len(rows))
         with self._moving:
             self.health.require()
             slots = self.directory.locate(rows)
-            here, away = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
-            found.copy_from(here, self.memory, slots[here])
-            # One that no slot holds is read where it lies, and stays there: evaluation moves nothing.
-            if len(away):
-                moves = self.directory.moves_of(rows[away], away)
-                self.mover.copy(moves, found)
+            resident, at_home = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
+            copies.copy_from(resident, self.memory, slots[resident])
+            # Rows at home stay there: evaluation moves nothing.
+            if len(at_home):
+                self.mover.copy(self.directory.moves_of(rows[at_home], at_home), copies)
         missed = self.step_clock.missed
         if missed is not None:
-            found.apply_missed_steps_to_range(0, len(rows), missed)
-        return found
+            copies.apply_missed_steps_to_range(0, len(rows), missed)
+        return copies
 
     def table(self, name: str) -> dict[str, Tensor]:
-        """See `TableGroup.table`."""
         return self.part(name, 0, next(table.num_embeddings for table in self.configs if table.name == name))
 
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """See `TableGroup.part`; these are copies."""
+        """Return copies of rows ``first:last`` of a table, all steps applied."""
         start = self.first_row[name]
         return self.copy(np.arange(start + first, start + last, dtype=np.int64)).views(0, last - first)
 
-    def at_home(self, name: str, first: int, last: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """``[n, record_bytes]`` the records of rows of a table, and ``[n]`` which of them lie at home as they are now.
+    def read_records(self, name: str, first: int, last: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+        """Return the records ``[n, record_bytes]`` of rows ``first:last`` of a table, and ``[n]`` which are current.
 
-        The others are in a slot, missed steps or were never trained; their records mean nothing.
+        The record of a row that is in a slot, missed steps or was never trained is not current and has no meaning.
         """
         rows = np.arange(self.first_row[name] + first, self.first_row[name] + last, dtype=np.int64)
         records = np.zeros((len(rows), self.codec.record_bytes), dtype=np.uint8)
         with self._moving:
             self.health.require()
-            home = self.store.read(rows, records) & (self.directory.locate(rows) < 0)
+            current = self.store.read(rows, records) & (self.directory.locate(rows) < 0)
         if self.codec.layout.clock:
             clocks = np.ascontiguousarray(records[:, self.codec.layout.clock_at :]).view(np.int32)[:, 0]
-            home &= clocks == self.step_clock.step
-        return records, home
+            current &= clocks == self.step_clock.step
+        return records, current
 
-    def in_slots(self, name: str, first: int, last: int) -> Indices:
-        """Which rows ``first:last`` of a table are in a slot, rising."""
+    def rows_in_slots(self, name: str, first: int, last: int) -> Indices:
+        """Return the rows among ``first:last`` of a table that are in a slot, ascending."""
         rows = np.arange(self.first_row[name] + first, self.first_row[name] + last, dtype=np.int64)
         return first + np.flatnonzero(self.directory.locate(rows) >= 0)
 
-    def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
-        """See `TableGroup.put`; rows that no slot holds go to the store."""
+    def write_rows(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
+        """Overwrite rows of the group with rows `places` of `source`: in their slots, or else in the store."""
         slots = self.directory.locate(rows)
-        here = slots >= 0
-        self.memory.write(slots[here], source, places[here])
-        self.mover.put(rows[~here], source, places[~here], write)
+        resident = slots >= 0
+        self.memory.write(slots[resident], source, places[resident])
+        self.mover.write_rows(rows[~resident], source, places[~resident], write)
 
-    def put_records(self, rows: Indices, records: NDArray[np.uint8]) -> None:
-        """Overwrite rows of the group that no slot holds by records as they lie at home, all steps taken."""
+    def write_records(self, rows: Indices, records: NDArray[np.uint8]) -> None:
+        """Overwrite rows of the group that are in no slot with encoded records to which all steps were applied."""
         if self.codec.layout.clock:
             at = self.codec.layout.clock_at
             records[:, at : at + 4] = 0
         self.store.write(rows, records)
 
-    def take(self, rows: Indices) -> FloatRows:
-        """See `TableGroup.take`."""
+    def read_rows(self, rows: Indices) -> FloatRows:
         return self.copy(rows).read(np.arange(len(rows), dtype=np.int64))
 
     # Checkpoints
 
-    def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
-        """See `TableGroup.save`."""
+    def save(self, directory: Path, previous: Path | None, oldest_stamp: int) -> dict[str, Any]:
         home = directory / "home"
         make_directory(home)
         with self._moving:
             manifest = self.store.checkpoint(home, None if previous is None else previous / "home")
-            slots = self._slots.save(directory, previous, settled)
+            slots = self._slots.save(directory, previous, oldest_stamp)
         return {"home": manifest, "cache": self.directory.shape, "slots": slots}
 
     def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
-        """See `TableGroup.restore`."""
         with self._moving:
             self.store.restore(directory / "home", manifest["home"])
             self.directory.clear()
             self._slots.restore(directory, manifest["slots"], stamp)
 
     def fits(self, manifest: Mapping[str, Any]) -> bool:
-        """See `TableGroup.fits`."""
         kinds = {"rows": ("dram", "mapped"), "log": ("log",)}
         same_home = self.store.kind in kinds.get(str(manifest["home"].get("layout", "")), ())
         return same_home and manifest.get("cache") == self.directory.shape
 
-    # The rest
+    # Clocks and resources
 
     def shift(self, by: int) -> None:
-        """See `TableGroup.shift`."""
         with self._moving:
             self.directory.shift(by)
             self._slots.shift(by)
 
     @property
     def nbytes(self) -> dict[str, int]:
-        """See `TableGroup.nbytes`."""
         home, lists = self.store.memory(), self.directory.workspace.arrays.values()
         return {
             "level0": self.memory.nbytes,
@@ -275,10 +265,8 @@ class CachedTables(TableGroup):
 
     @property
     def file_memory(self) -> str:
-        """See `TableGroup.file_memory`."""
         return "mapped" if self.store.kind == "mapped" else "block"
 
     def close(self) -> None:
-        """See `TableGroup.close`."""
         with self._moving:
             self.store.close()

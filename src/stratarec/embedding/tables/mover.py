@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
 from stratarec.embedding.slots import Records, SlotMemory
 from stratarec.embedding.stores.base import RecordStore
-from stratarec.embedding.stores.row_files import Chain, read_rows, verify_file
+from stratarec.embedding.stores.row_files import DeltaChain, read_rows, verify_file
 from stratarec.embedding.tables.directory import Directory
 from stratarec.errors import CheckpointError, TrainingError
 from stratarec.io.atomic import make_directory
@@ -34,7 +34,7 @@ from stratarec.kernels import cache as kernel
 
 @dataclass(frozen=True)
 class Fetched:
-    """Rows that are ready to come into slots: their records and whether there is one of each."""
+    """Rows that are ready to be decoded into slots: their moves, records, and whether each record exists."""
 
     incoming: kernel.Moves
     records: Records
@@ -42,16 +42,16 @@ class Fetched:
 
 
 class Mover(ABC):
-    """Takes the rows of a group between slots and home.
+    """Moves the rows of a group between slots and their home.
 
     Parameters
     ----------
     names : sequence of str
-        Of the tables, for errors.
+        Names of the tables, for errors.
     directory : Directory
-        Whose lists it carries out.
+        Lists the moves.
     codec, store, memory
-        Rows lie in `memory` as floats and in `store` as records of `codec`.
+        Rows are floats in `memory` and records of `codec` in `store`.
     """
 
     def __init__(
@@ -62,35 +62,35 @@ class Mover(ABC):
 
     @abstractmethod
     def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
-        """The part of a move that leaves slots alone; returns what `finish` takes.
+        """Do the first part of a move, which changes no slot; return the argument of `finish`.
 
         Raises
         ------
         StorageError, TrainingError
-            When the home refuses, or a row does not fit its codec.
+            If the home cannot be read or written, or a row does not fit its codec.
         """
 
     @abstractmethod
     def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
-        """The part of a move that writes slots.
+        """Do the second part of a move, which writes slots.
 
         Raises
         ------
         TrainingError
-            When a row does not fit its codec; some rows are then neither here nor there.
+            If a row does not fit its codec; some rows are then lost.
         """
 
     @abstractmethod
     def copy(self, moves: kernel.Moves, memory: SlotMemory) -> None:
-        """Rows as they lie at home into slots of `memory`; changes nothing else."""
+        """Decode rows from the home into slots of `memory`; nothing else changes."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of buffers."""
+        """Bytes of the buffers."""
         return 0
 
-    def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
-        """Write rows `places` of `source` straight into the store."""
+    def write_rows(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
+        """Encode rows `places` of `source` and write them to the store as `rows`."""
         keys = self._directory.moves_of(rows, places).keys
         records = np.zeros((len(rows), self.codec.record_bytes), dtype=np.uint8)
         bad = self.codec.encode(source, places, records, np.arange(len(rows), dtype=np.int64), keys, write)
@@ -104,7 +104,7 @@ class Mover(ABC):
             raise self._unfit_row(int(moves.rows[bad]))
 
     def _place(self, fetched: Fetched, places: Indices, memory: SlotMemory) -> None:
-        """Records, or the initial values of rows that have none, into slots of `memory`."""
+        """Decode records into slots of `memory`; rows without a record get their initial values."""
         memory.decode(self.codec, fetched.records, places, fetched.incoming.slots)
         # A row that was never written has no record: its initial value follows from (seed, table, row).
         if not fetched.present.all():
@@ -122,27 +122,25 @@ class Mover(ABC):
 
 
 class AddressableHome(Mover):
-    """Where the store's records are memory: a victim's record is written, and its slot's next row read, in one pass."""
+    """Mover for stores in addressable memory: it writes a slot's evicted row and reads its new row in one pass."""
 
     @property
     def _array(self) -> Records:
-        # Asked for each time: whoever kept it would keep a closed store's memory.
+        # Read from the store each time: a reference kept here would keep a closed store's memory alive.
         array = self.store.array
         assert array is not None
         return array
 
     def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
-        """See `Mover.prepare`."""
         if not staging.released.any():
             return None
-        # Before `finish`: another row may come into a slot of the overflow area that one of these left.
+        # Before `finish`, which may put another row into a slot of the overflow area that is released here.
         moves = kernel.released(self._directory.layout, staging, self._directory.workspace)
         self._encode(moves, self._array, moves.rows, write)
         self.store.mark_written(moves.rows)
         return None
 
     def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
-        """See `Mover.finish`."""
         layout, workspace, bits = self._directory.layout, self._directory.workspace, self.store.bits
         assert bits is not None
         refused = self.memory.swap(layout, staging, workspace, self.codec, (self._array, *bits), write)
@@ -150,12 +148,11 @@ class AddressableHome(Mover):
             raise self._unfit(*refused)
 
     def copy(self, moves: kernel.Moves, memory: SlotMemory) -> None:
-        """See `Mover.copy`."""
         self._place(Fetched(moves, self._array, self.store.written(moves.rows)), moves.rows, memory)
 
 
 class StoredHome(Mover):
-    """Where records pass through a buffer, which grows to the largest batch met."""
+    """Mover for other stores: records pass through a buffer that grows to the largest batch."""
 
     def __init__(
         self, names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: SlotMemory
@@ -165,27 +162,23 @@ class StoredHome(Mover):
 
     @property
     def nbytes(self) -> int:
-        """See `Mover.nbytes`."""
         return self._records.nbytes
 
     def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
-        """See `Mover.prepare`."""
         outgoing, incoming = kernel.moves(self._directory.layout, staging, self._directory.workspace)
         if len(outgoing):
             records = self._buffer(len(outgoing))
             self._encode(outgoing, records, np.arange(len(outgoing), dtype=np.int64), write)
             self.store.write(outgoing.rows, records)
-        # All that go out first: they share the buffer with those that come in.
+        # Outgoing records are written first: incoming records reuse the buffer.
         return self._fetch(incoming, self._buffer(len(incoming))) if len(incoming) else None
 
     def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
-        """See `Mover.finish`."""
         if fetched is not None:
             self._place(fetched, np.arange(len(fetched.incoming), dtype=np.int64), self.memory)
 
     def copy(self, moves: kernel.Moves, memory: SlotMemory) -> None:
-        """See `Mover.copy`."""
-        # Not the buffer that is kept: whoever reads more than a batch does not make it larger.
+        # A temporary buffer: reading more rows than a batch has must not enlarge the permanent one.
         records = np.empty((len(moves), self.codec.record_bytes), np.uint8)
         self._place(self._fetch(moves, records), np.arange(len(moves), dtype=np.int64), memory)
 
@@ -201,7 +194,7 @@ class StoredHome(Mover):
 def mover_of(
     names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: SlotMemory
 ) -> Mover:
-    """The mover that store and memory need; parameters as those of `Mover`."""
+    """Return the mover for a store and a memory; parameters as those of `Mover`."""
     addressable = memory.addresses_host and store.array is not None and store.bits is not None
     kind = AddressableHome if addressable else StoredHome
     return kind(names, directory, codec, store, memory)
@@ -212,30 +205,22 @@ _FOLDER = "slots"
 
 
 class SlotRecords:
-    """Saves and restores what a directory and its slots hold, in a chain of files.
+    """Saves and restores the contents of a cache's directory and slots, in a chain of files.
 
     Parameters
     ----------
-    directory, memory
-        Of the cache.
     codec : RecordCodec
-        Of float32 rows.
+        Codec of the same rows as float32.
     """
 
     def __init__(self, directory: Directory, memory: SlotMemory, codec: RecordCodec) -> None:
         self._directory, self._memory, self._codec = directory, memory, codec
-        self._chain = Chain()
+        self._chain = DeltaChain()
         self._saved_at = 0
         self.shape = (directory.slots, _HEAD.itemsize + codec.record_bytes)
 
-    def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
-        """Write the slots, or those stamped since `previous`, into ``<directory>/slots``; returns the manifest.
-
-        Parameters
-        ----------
-        settled : int
-            As in `TableGroup.save`.
-        """
+    def save(self, directory: Path, previous: Path | None, oldest_stamp: int) -> dict[str, Any]:
+        """Write the slots, or the slots stamped since `previous`, into ``<directory>/slots``; return the manifest."""
         folder = directory / _FOLDER
         make_directory(folder)
         files = self._chain.save(
@@ -245,49 +230,48 @@ class SlotRecords:
             self._directory.used,
             lambda: self._directory.stamped_since(self._saved_at),
         )
-        self._saved_at = settled
+        self._saved_at = oldest_stamp
         return {"files": files, "record_bytes": self.shape[1]}
 
     def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
-        """Fill an empty directory and its slots by what `save` wrote."""
+        """Fill an empty directory and its slots from the files that `save` wrote."""
         folder = directory / _FOLDER
         self._chain.verify(folder, manifest["files"])
-        # Pieces are put in place as they are asked for.
+        # The generator stores each piece through `__setitem__`.
         for _ in self._chain.load(folder, manifest["files"], self):
             pass
-        # Names and sizes were checked, not what the slots say of each other: one row must not be in two.
+        # Names and sizes were checked, but not that every row is in at most one slot.
         fault = self._directory.fault(stamp)
         if fault:
             raise CheckpointError(f"{folder} is damaged: {fault}; use another checkpoint")
         self._saved_at = stamp
 
     def shift(self, by: int) -> None:
-        """See `Directory.shift`."""
         self._saved_at = max(self._saved_at - by, 0)
 
     def __getitem__(self, slots: Indices, /) -> NDArray[np.uint8]:
-        """Records of slots: what a file is written from."""
+        """Return the records of slots, to be written to a file."""
         rows = self._directory.rows_in(slots)
         head = np.empty(len(slots), dtype=_HEAD)
         head["row"], head["stamp"] = rows, self._directory.stamps_in(slots)
         head["count"] = self._directory.counts_in(slots)
         floats = np.zeros((len(slots), self._codec.record_bytes), dtype=np.uint8)
-        held = np.flatnonzero(rows >= 0)
-        # float32 is not rounded: whose noise it would be does not matter.
-        keys = np.zeros(len(held), dtype=np.uint64)
-        bad = self._memory.encode(self._codec, slots[held], floats, held, keys, 0)
+        filled = np.flatnonzero(rows >= 0)
+        # float32 is not rounded, so the keys of the noise do not matter.
+        keys = np.zeros(len(filled), dtype=np.uint64)
+        bad = self._memory.encode(self._codec, slots[filled], floats, filled, keys, 0)
         if bad >= 0:
             raise TrainingError(
-                f"row {rows[held[bad]]} of the cached tables of width {self._codec.width} is not finite"
+                f"row {rows[filled[bad]]} of the cached tables of width {self._codec.width} is not finite"
             )
         return np.concatenate([head.view(np.uint8).reshape(len(slots), -1), floats], axis=1)
 
     def __setitem__(self, slots: Indices, records: NDArray[np.uint8], /) -> None:
-        """Let slots hold what their records say."""
+        """Store the records of slots, read from a file."""
         head, floats = _split(records)
-        self._directory.adopt(slots, head["row"], head["stamp"], head["count"])
-        held = np.flatnonzero(head["row"] >= 0)
-        self._memory.decode(self._codec, floats, held, slots[held])
+        self._directory.set_slots(slots, head["row"], head["stamp"], head["count"])
+        filled = np.flatnonzero(head["row"] >= 0)
+        self._memory.decode(self._codec, floats, filled, slots[filled])
 
 
 def _split(records: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[np.uint8]]:
@@ -298,18 +282,18 @@ def _split(records: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[np.uint8]]
 def saved_slots(
     directory: Path, manifest: Mapping[str, Any], codec: RecordCodec, *, slots: int, rows: int
 ) -> Iterator[tuple[Indices, FloatRows]]:
-    """The rows that were in slots when a checkpoint was written, piece by piece, each once.
+    """Yield the rows that were in slots when a checkpoint was written, in pieces, each row once.
 
     Parameters
     ----------
     slots, rows : int
-        How many there are of each.
+        Number of slots and of rows.
     """
     folder, files, width = directory / _FOLDER, manifest["files"], int(manifest["record_bytes"])
     exact = codec.exact()
     for entry in files:
         verify_file(folder / entry["name"], entry["hash"])
-    # For each slot the last file that has it: a row may have been in another slot before.
+    # The last file with each slot: a row may have been in another slot before.
     newest = np.full(slots, -1, dtype=np.int16)
     for number, entry in enumerate(files):
         for places, _ in read_rows(folder / entry["name"], entry["rows"], width, slots):
@@ -320,6 +304,6 @@ def saved_slots(
             if (head["row"] >= rows).any():
                 raise CheckpointError(f"{folder / entry['name']} has rows beyond 0..{rows - 1}; use another checkpoint")
             valid = np.flatnonzero((newest[places] == number) & (head["row"] >= 0))
-            found = FloatRows.allocate(len(valid), codec.width, **codec.layout.kept)
-            exact.decode(floats, valid, found, np.arange(len(valid), dtype=np.int64))
-            yield head["row"][valid].astype(np.int64), found
+            decoded = FloatRows.allocate(len(valid), codec.width, **codec.layout.kept)
+            exact.decode(floats, valid, decoded, np.arange(len(valid), dtype=np.int64))
+            yield head["row"][valid].astype(np.int64), decoded

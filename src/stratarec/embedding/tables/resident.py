@@ -1,4 +1,4 @@
-"""Tables that lie whole in level 0: a slot is a row."""
+"""Tables that are completely in level 0: a slot is a row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import StepClock
 from stratarec.embedding.slots import Level0, StagedBatch
 from stratarec.embedding.stores.arrays import allocate_bits, clear_bits, row_chunks, set_rows
-from stratarec.embedding.stores.row_files import Chain
+from stratarec.embedding.stores.row_files import DeltaChain
 from stratarec.embedding.tables.base import BatchStamp, TableGroup, TableNumbers
 from stratarec.errors import TrainingError
 from stratarec.io.atomic import make_directory
@@ -26,9 +26,9 @@ from stratarec.kernels.update import Gradients, RowUpdate
 
 
 class ResidentTables(TableGroup):
-    """Tables whose every row is a slot of its own, in float32.
+    """Tables in which every row has its own slot, in float32.
 
-    Initial weights are uniform in +-bound, a function of (seed, table name, row of the whole table).
+    Initial weights are uniform in +-bound, a function of (seed, table name, row of the complete table).
     """
 
     resident = True
@@ -47,7 +47,7 @@ class ResidentTables(TableGroup):
         super().__init__(configs, columns, memory, first[:-1], rows, step_clock)
         self.codec = RecordCodec.of(CodecConfig(), memory.width, step_clock.optimizer)
         self._changed, self._trained = allocate_bits(self.rows), allocate_bits(self.rows)
-        self._chain, self._seed, self._numbers = Chain(), seed, TableNumbers(rows)
+        self._chain, self._seed, self._numbers = DeltaChain(), seed, TableNumbers(rows)
         self._viewed, self._fresh = False, True
         self._initialize()
 
@@ -57,7 +57,7 @@ class ResidentTables(TableGroup):
             self.memory.fill(begin, begin + table.num_embeddings, table_key(self._seed, table.name), table)
 
     def _mark_trained(self) -> None:
-        """Find the rows that are not as they began, or, where all changes are marked, add those."""
+        """Mark the rows that differ from their initial values; if all changes are marked already, add those marks."""
         if not self._viewed and (self._chain.started or self.step_clock.optimizer.clocked):
             np.bitwise_or(self._trained, self._changed, out=self._trained)
             return
@@ -65,37 +65,34 @@ class ResidentTables(TableGroup):
             begin, key = self.first_row[table.name], table_key(self._seed, table.name)
             for rows in row_chunks(table.num_embeddings):
                 first = int(rows[0])
-                found = self.memory.trained(begin + first, begin + first + len(rows), key, table, first)
-                set_bits(self._trained, begin + first + found)
+                trained = self.memory.trained(begin + first, begin + first + len(rows), key, table, first)
+                set_bits(self._trained, begin + first + trained)
 
     def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBatch:
-        """Nothing to bring in: ids are slots."""
+        """Check the ids; nothing is fetched, because ids are slots."""
         return self._stage(bags)
 
     def _stage(self, bags: BagBatch) -> StagedBatch:
-        self.check(bags, first_outside(self.layout, bags))
+        self.check_id(bags, first_outside(self.layout, bags))
         return self.memory.stage(self.layout, bags)
 
     def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
-        """See `TableGroup.read`."""
         staged = self._stage(bags)
-        # A row that catches up is none that changed: its last checkpoint says the same of it.
+        # Applying missed steps is not a change: the last checkpoint has the same row at an earlier step.
         self.apply_missed_steps(staged)
         self._fresh = self._fresh and not self.step_clock.optimizer.clocked
         return self.pool(staged, out)
 
     def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate) -> None:
-        """See `TableGroup.update`."""
         super().update(staged, gradients, rule)
         self._fresh = False
-        # Marking takes time in every step: the first checkpoint compares rows with what they began with instead. Where
-        # rows have clocks that would not do, as reading changes them, too.
+        # Marking takes time in every step: the first checkpoint compares rows with their initial values instead. If
+        # rows have clocks that does not work, because reading changes the rows too.
         if self._chain.started or self.step_clock.optimizer.clocked:
             mark_rows(self.layout, staged.bags, self._changed)
 
     def table(self, name: str) -> dict[str, Tensor]:
-        """See `TableGroup.table`."""
-        # Whoever holds a view may write it at any time, which nothing here would see: from now on all rows are saved.
+        # A view can be written at any time without notice: from now on every checkpoint has all rows.
         self._viewed, self._fresh = True, False
         first = self.first_row[name]
         last = first + next(table.num_embeddings for table in self.configs if table.name == name)
@@ -105,24 +102,22 @@ class ResidentTables(TableGroup):
         return self.memory.views(first, last)
 
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """See `TableGroup.part`; these are views."""
+        """Return views of rows ``first:last`` of a table."""
         return {part: view[first:last] for part, view in self.table(name).items()}
 
-    def put(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
-        """See `TableGroup.put`."""
+    def write_rows(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
         self.memory.write(rows, source, places)
         self._fresh = False
         set_bits(self._changed, rows)
 
-    def take(self, rows: Indices) -> FloatRows:
-        """See `TableGroup.take`."""
+    def read_rows(self, rows: Indices) -> FloatRows:
         missed = self.step_clock.missed
         if missed is not None:
             self.memory.apply_missed_steps_to_range(0, self.rows, missed)
         return self.memory.read(rows)
 
-    def save(self, directory: Path, previous: Path | None, settled: int) -> dict[str, Any]:
-        """See `TableGroup.save`. Rows that were never trained are left out: they are functions of their numbers."""
+    def save(self, directory: Path, previous: Path | None, oldest_stamp: int) -> dict[str, Any]:
+        """Write the trained rows; rows that were never trained are functions of their numbers and are left out."""
         home = directory / "home"
         make_directory(home)
         self._mark_trained()
@@ -138,10 +133,9 @@ class ResidentTables(TableGroup):
         return {"home": {"format": 1, "layout": "tables", "rows": self.rows, "record_bytes": record, "files": files}}
 
     def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
-        """See `TableGroup.restore`."""
         files = manifest["home"]["files"]
         self._chain.verify(directory / "home", files)
-        if not self._fresh:  # rows that the checkpoint lacks are as they began
+        if not self._fresh:  # rows that the checkpoint lacks have their initial values
             self.memory.clear_state()
             self._initialize()
         self._fresh = False
@@ -151,28 +145,26 @@ class ResidentTables(TableGroup):
             set_bits(self._trained, self._numbers.to_group(numbers))
 
     def fits(self, manifest: Mapping[str, Any]) -> bool:
-        """See `TableGroup.fits`."""
         return "cache" not in manifest
 
     @property
     def grows(self) -> bool:
-        """See `TableGroup.grows`: files number the rows of each table by itself."""
+        """True: files number the rows of each table separately."""
         return True
 
     def shift(self, by: int) -> None:
-        """Nothing to do: rows that never leave have no stamps."""
+        """Do nothing: resident rows have no stamps."""
 
     def close(self) -> None:
-        """Nothing to give back but memory, which goes with the last view of it."""
+        """Do nothing: memory is released with its last view."""
 
     @property
     def nbytes(self) -> dict[str, int]:
-        """See `TableGroup.nbytes`."""
         return {"level0": self.memory.nbytes, "metadata": self._changed.nbytes + self._trained.nbytes}
 
 
 class _Records:
-    """The slots as float32 records, piece by piece, by their numbers in files."""
+    """Array of float32 records, indexed by the numbers that rows have in files; read and written in pieces."""
 
     def __init__(self, tables: ResidentTables, numbers: TableNumbers) -> None:
         self._memory, self._width, layout = tables.memory, tables.width, tables.codec.layout
@@ -181,7 +173,7 @@ class _Records:
 
     def __getitem__(self, numbers: Indices, /) -> NDArray[np.uint8]:
         rows = self._numbers.to_group(numbers)
-        # Copies, which NumPy makes as fast as the codec's kernels would once they were compiled, which takes seconds.
+        # NumPy copies as fast as the codec's kernels do, and needs no compilation, which takes seconds.
         records = self._memory.read(rows).to_records().reshape(len(rows), self.shape[1])
         floats = records[:, : self._floats].view(np.float32)
         if not np.isfinite(floats).all():
@@ -192,5 +184,5 @@ class _Records:
     def __setitem__(self, numbers: Indices, records: NDArray[np.uint8], /) -> None:
         rows = self._numbers.to_group(numbers)
         decoded = FloatRows.allocate(len(rows), self._width, **self._kept)
-        decoded.take_records(records)
+        decoded.load_records(records)
         self._memory.write(rows, decoded, np.arange(len(rows), dtype=np.int64))

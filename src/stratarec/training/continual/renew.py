@@ -165,7 +165,7 @@ def _group(model: CTRModel, name: str) -> TableGroup:
 
 
 def _take(group: TableGroup, ids: Ids, rows: Ids) -> FloatRows:
-    return group.take(ids[rows])
+    return group.read_rows(ids[rows])
 
 
 def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, write: int) -> int:
@@ -177,21 +177,21 @@ def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, write: i
     for first in range(0, len(number), _PIECE):
         last = min(first + _PIECE, len(number))
         new, old = number[first:last], np.arange(first, last)
-        records, home = group.at_home(name, first, last)
-        cached = np.isin(old, group.in_slots(name, first, last))
+        records, home = group.read_records(name, first, last)
+        cached = np.isin(old, group.rows_in_slots(name, first, last))
         # Hot rows are in slots of their own.
-        hot = (new >= 0) & np.isin(new, mine.in_slots(name, 0, len(ids)))
+        hot = (new >= 0) & np.isin(new, mine.rows_in_slots(name, 0, len(ids)))
         moved = home & (new >= 0) & ~hot
-        mine.put_records(new[moved] + mine.first_row[name], records[moved])
+        mine.write_records(new[moved] + mine.first_row[name], records[moved])
         # Tail buckets that nothing trained begin as they did: their numbers are what they were.
         rest = (new >= 0) & ~moved & (hot | cached | home | (new != old))
         theirs, before = new[rest] + mine.first_row[name], old[rest] + group.first_row[name]
-        found, places = group.take(before), np.arange(len(before), dtype=np.int64)
+        found, places = group.read_rows(before), np.arange(len(before), dtype=np.int64)
         found.clock[:] = 0
-        mine.put(theirs, found, places, write)
+        mine.write_rows(theirs, found, places, write)
         if group.codec.config.kind != "fp32":
-            found, places = mine.take(theirs), np.flatnonzero(~hot[rest])
-            group.put(before[places], found, places, write)
+            found, places = mine.read_rows(theirs), np.flatnonzero(~hot[rest])
+            group.write_rows(before[places], found, places, write)
             rounded += int(cached[rest & ~hot].sum())
     return rounded
 
@@ -205,7 +205,7 @@ def put_rows(model: CTRModel, name: str, rows: Ids, of: Callable[[Ids], FloatRow
         if found is None:
             found = FloatRows.allocate(len(chosen), group.width, **group.codec.layout.kept)
         found.clock[:] = 0
-        group.put(chosen + group.first_row[name], found, np.arange(len(chosen), dtype=np.int64), 0)
+        group.write_rows(chosen + group.first_row[name], found, np.arange(len(chosen), dtype=np.int64), 0)
 
 
 def _ranked(vocabulary: Vocabulary, counted: pl.DataFrame) -> tuple[Vocabulary, Ids]:

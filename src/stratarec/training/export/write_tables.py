@@ -35,7 +35,7 @@ class TableWriter:
         config_at_home = tables.codec.config if isinstance(tables, CachedTables) else CodecConfig()
         self._cached = tables if isinstance(tables, CachedTables) and config_at_home.kind != "fp32" else None
         self._step = max(_PIECE_BYTES // (4 * config.embedding_dim), 1)
-        found = [self._cached.in_slots(config.name, *span) for span in self._spans()] if self._cached else []
+        found = [self._cached.rows_in_slots(config.name, *span) for span in self._spans()] if self._cached else []
         self._in_slots = np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
         self.about = ExportedTable(
             rows=config.num_embeddings,
@@ -79,11 +79,11 @@ class TableWriter:
     def _records(self, cached: CachedTables) -> Iterator[Tensor]:
         codec = self.about.record
         for first, last in self._spans():
-            records, home = cached.at_home(self._config.name, first, last)
+            records, home = cached.read_records(self._config.name, first, last)
             weights = self._floats(first, last)
             kept = np.ascontiguousarray(records[:, : codec.record_bytes])
             others = np.flatnonzero(~home)
-            source = FloatRows.bare(weights.contiguous().reshape(-1).cpu().numpy(), codec.width)
+            source = FloatRows.without_state(weights.contiguous().reshape(-1).cpu().numpy(), codec.width)
             bad = codec.encode(source, others, kept, others, np.zeros(len(others), dtype=np.uint64), 0)
             if bad >= 0:
                 raise CheckpointError(
