@@ -27,7 +27,6 @@ from benchmarks.registry import PeerMissing, import_peer
 from benchmarks.timing import alternate
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.log_layout import LogConfig
-from stratarec.embedding.stores.victim_cache import VictimCache
 
 Rows = NDArray[np.int64]
 Records = NDArray[np.uint8]
@@ -40,19 +39,18 @@ PIECE = 1 << 16
 def run(quick: bool) -> dict[str, Any]:
     """Gate, then reads, read-modify-write, and write amplification, each in a fresh directory."""
     rows, rounds, batches, seconds = (400_000, 3, 10, 1) if quick else (8_000_000, 7, 50, 4)
-    budget = rows * RECORD_BYTES // 8 + (32 << 20)
     import_peer("rocksdict")
     if shutil.which("fio") is None:
         raise PeerMissing("fio is not installed: `apt-get install fio`, or your system's package of that name")
     gate()
     reads = read_fraction(rows, seconds, 3 if quick else 7)
-    pairs = read_modify_write(rows, budget, rounds, batches)
+    pairs = read_modify_write(rows, rounds, batches)
     writes = [{"rows written": skew, **amplification(rows // 2, skew, quick)} for skew in ("uniform", "skewed")]
     return {
         "config": {
             "rows": rows,
             "record_bytes": RECORD_BYTES,
-            "dram_bytes": budget,
+            "dram_bytes": pairs.pop("dram_bytes"),
             "lookups": LOOKUPS,
             "skew": "P(row) ~ 1 / (row + 1)",
             "rounds": rounds,
@@ -76,7 +74,7 @@ def gate() -> None:
     rows = 20_000
     expected = np.zeros((rows, RECORD_BYTES), np.uint8)
     with scratch() as folder:
-        store = log_store(folder, rows, capacity=1000, segment_bytes=1 << 20)
+        store = log_store(folder, rows, segment_bytes=1 << 20)
         load(store, rows, expected)
         for ids in itertools.islice(skewed(rows), 200):
             records = np.empty((len(ids), RECORD_BYTES), np.uint8)
@@ -101,11 +99,10 @@ def drain(store: LogRecords) -> None:
     store._compact_quietly()
 
 
-def log_store(folder: Path, rows: int, capacity: int, segment_bytes: int = 0) -> VictimCache:
-    """A log store under a cache of `capacity` rows."""
+def log_store(folder: Path, rows: int, segment_bytes: int = 0) -> LogRecords:
+    """Create an empty log store."""
     config = LogConfig(segment_bytes=segment_bytes)
-    inner = LogRecords(folder / "log", rows=rows, record_bytes=RECORD_BYTES, config=config)
-    return VictimCache(inner, capacity_rows=capacity)
+    return LogRecords(folder / "log", rows=rows, record_bytes=RECORD_BYTES, config=config)
 
 
 def initial(first: int, last: int) -> Records:
@@ -113,7 +110,7 @@ def initial(first: int, last: int) -> Records:
     return np.random.default_rng(first).integers(0, 256, (last - first, RECORD_BYTES), np.uint8)
 
 
-def load(store: VictimCache | LogRecords, rows: int, expected: Records | None = None) -> None:
+def load(store: LogRecords, rows: int, expected: Records | None = None) -> None:
     """Write every row once, in order."""
     for first in range(0, rows, PIECE):
         records = initial(first, min(first + PIECE, rows))
@@ -238,17 +235,15 @@ class RocksRecords:
         self._db.close()
 
 
-def read_modify_write(rows: int, budget: int, rounds: int, count: int) -> dict[str, Any]:
+def read_modify_write(rows: int, rounds: int, count: int) -> dict[str, Any]:
     """Time of rounds of `count` batches of skewed rows that are read, changed and written back, in alternation.
 
     A round ends when the work it left to background threads is done, so that each pays for its own compaction.
     """
     with scratch() as folder:
-        base = LogRecords(folder / "empty", rows=rows, record_bytes=RECORD_BYTES)
-        # Locations and changed bits once touched, buffers, scratch; then each slot a record and 29 bytes of map.
-        fixed = rows * base.layout.location_type.itemsize + rows // 8 + (16 << 20)
-        base.close()
-        ours = log_store(folder, rows, capacity=(budget - fixed) // (RECORD_BYTES + 29))
+        ours = log_store(folder, rows)
+        # Locations and changed bits once touched, buffers, scratch. RocksDB gets the same DRAM.
+        budget = rows * ours.layout.location_type.itemsize + rows // 8 + (16 << 20)
         peer = RocksRecords(folder, budget, threads=1)
         for first in range(0, rows, PIECE):
             records = initial(first, min(first + PIECE, rows))
@@ -266,7 +261,7 @@ def read_modify_write(rows: int, budget: int, rounds: int, count: int) -> dict[s
         def ours_round(step: int) -> None:
             for ids in todo[count * step : count * (step + 1)]:
                 modify(ours, ids)
-            drain(ours.inner)
+            drain(ours)
 
         def peer_round(step: int) -> None:
             for ids in todo[count * step : count * (step + 1)]:
@@ -277,7 +272,7 @@ def read_modify_write(rows: int, budget: int, rounds: int, count: int) -> dict[s
         compare(ours, peer, rows)
         dram = ours.memory().dram_bytes
         if dram > budget:
-            raise AssertionError(f"the log store and its cache use {dram} bytes of DRAM, the budget is {budget}")
+            raise AssertionError(f"the log store uses {dram} bytes of DRAM, the budget is {budget}")
         ours.close()
         peer.close()
     distinct = count * float(np.mean([len(ids) for ids in todo]))
@@ -286,6 +281,7 @@ def read_modify_write(rows: int, budget: int, rounds: int, count: int) -> dict[s
         "ratio_median": median(seconds["rocksdb"]) / median(seconds["ours"]),
         "ours_rows_a_second": distinct * rounds / sum(seconds["ours"]),
         "rocksdb_rows_a_second": distinct * rounds / sum(seconds["rocksdb"]),
+        "dram_bytes": budget,
         "ours_dram_bytes": dram,
         "rocksdb_read_seconds_by_threads": multi_get,
         "config": {**peer.config, "multi-get threads": peer.threads, "wal": False, "bloom_bits": 10, "direct": True},
@@ -293,7 +289,7 @@ def read_modify_write(rows: int, budget: int, rounds: int, count: int) -> dict[s
     }
 
 
-def modify(store: VictimCache | RocksRecords, rows: Rows) -> None:
+def modify(store: LogRecords | RocksRecords, rows: Rows) -> None:
     """Read the records of `rows`, change every byte, write them back."""
     records = np.empty((len(rows), RECORD_BYTES), np.uint8)
     store.read(rows, records)
@@ -314,7 +310,7 @@ def multi_get_seconds(peer: RocksRecords, batches: Iterator[Rows]) -> dict[int, 
     return seconds
 
 
-def compare(ours: VictimCache, peer: RocksRecords, rows: int) -> None:
+def compare(ours: LogRecords, peer: RocksRecords, rows: int) -> None:
     """Both did the same work, so both must hold the same records."""
     for ids in itertools.islice(skewed(rows, seed=9), 5):
         mine, theirs = (np.empty((len(ids), RECORD_BYTES), np.uint8) for _ in range(2))

@@ -96,10 +96,7 @@ class Cell:
         assert plan is not None
         codec = CodecConfig(kind="int8" if self.precision == "int8" else "fp32")
         tier: Any = "log" if self.home == "log" else "dram"
-        moved = (
-            table if table.tier == "level0" else replace(table, tier=tier, codec=codec, level1_rows=0)
-            for table in plan.tables
-        )
+        moved = (table if table.tier == "level0" else replace(table, tier=tier, codec=codec) for table in plan.tables)
         path = root / "recipes" / f"{self.name}.json"
         replace(plan, tables=tuple(moved)).save(path)
         return path

@@ -47,8 +47,7 @@ def exercise_tables(folder: Path) -> None:
             _train_tables(width, RowOptimizerConfig(kind=kind), None, folder / f"plain-{width}-{kind}")
     _train_tables(4, RowOptimizerConfig(kind="adam", rows="all", weight_decay=0.1), None, folder / "all")
     for home, codec in product(get_args(HomeKind), ("fp32", "int8", "int4")):
-        level1 = 64 if home == "log" else 0
-        tier = TableTier(home=home, codec=CodecConfig(kind=codec), cache_rows=200, level1_rows=level1)
+        tier = TableTier(home=home, codec=CodecConfig(kind=codec), cache_rows=200)
         rows = folder / f"rows-{home}-{codec}"
         tiers = TierConfig(tables={"a": tier}, ways=8, mapped_path=rows, log_path=rows)
         _train_tables(4, RowOptimizerConfig(), tiers, folder / f"{home}-{codec}")

@@ -35,7 +35,7 @@ def test_tables_of_a_billion_rows_take_the_locations_that_were_planned(tmp_path:
     module = TieredEmbeddingBagCollection(configs, optimizer=optimizer, tiers=tiers)
     shape = RowShape.of(16, optimizer)
     planned = cached_bytes(
-        shape, rows, home="log", codec=codec, slots=64, level1_rows=0, counters=False,
+        shape, rows, home="log", codec=codec, slots=64, counters=False,
         traffic=BatchDemand(lookups=0, distinct=0, batches=1),
     )["dram"]["locations"]  # fmt: skip
     found = sum(store.rows * store.layout.location_type.itemsize for store in logs_of(module))

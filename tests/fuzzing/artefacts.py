@@ -116,7 +116,7 @@ def place_tables(kind: str, made: Recipe) -> Plan | None:
     tables = tuple(
         placed
         if placed.tier == "level0"
-        else replace(placed, tier="log", codec=CodecConfig(kind="int8"), level1_rows=10, cache_rows=96)
+        else replace(placed, tier="log", codec=CodecConfig(kind="int8"), cache_rows=96)
         for placed in plan.tables
     )
     return replace(plan, tables=tables)

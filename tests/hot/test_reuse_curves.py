@@ -16,8 +16,9 @@ from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.tables.directory import Directory
 from stratarec.embedding.tiers import TableTier
 from stratarec.hot import reuse
-from stratarec.hot.reuse import POLICIES, TableReuse, measure_reuse
+from stratarec.hot.reuse import TableReuse, measure_reuse
 from stratarec.kernels.bags import BagBatch, GroupLayout
+from stratarec.kernels.cache import POLICIES
 
 SAMPLES, BATCH = 60_000, 300
 

@@ -32,7 +32,7 @@ def parts(
 ) -> dict[str, int]:
     made: Parts = cached_bytes(
         row, rows, home=home, codec=codec, slots=slots,
-        **{"level1_rows": 0, "counters": False, "traffic": NO_TRAFFIC, **options},  # type: ignore[arg-type]
+        **{"counters": False, "traffic": NO_TRAFFIC, **options},  # type: ignore[arg-type]
     )  # fmt: skip
     return {f"{memory} {name}": size for memory, named in made.items() for name, size in named.items()}
 
@@ -84,14 +84,10 @@ def test_a_table_in_level_0_has_weights_and_state_alone() -> None:
 
 def test_a_log_has_locations_in_dram_and_room_for_superseded_records() -> None:
     traffic = BatchDemand(lookups=100, distinct=50, batches=2)
-    found = parts(
-        shape(16, "rowwise_adagrad"), 1000, 136, CodecConfig(kind="int8"), home="log", level1_rows=10, traffic=traffic
-    )
+    found = parts(shape(16, "rowwise_adagrad"), 1000, 136, CodecConfig(kind="int8"), home="log", traffic=traffic)
     record, blocks = 16 + 4 + 4, 7  # 146 cells of 28 bytes and a checksum of 8 in 4096 bytes
     assert found["dram locations"] == 4000
     assert found["dram bitmaps"] == 125
-    assert found["dram second level"] == 10 * (record + 21)
-    assert found["dram second level map"] == 10 * 16
     assert found["dram staging"] == 2 * 4 * 100 + 60 * (100 + 136 / 16) + 1.25 * record * 50
     assert found["block block padding"] == blocks * 4096 - 1000 * record
     assert found["block dead space"] == int(blocks * 4096 * (0.5 + 4 / 64))

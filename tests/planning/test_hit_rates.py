@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stratarec.planning.popularity import CacheDemand, Popularity, expected_misses, expected_second_misses
+from stratarec.planning.popularity import CacheDemand, Popularity, expected_misses
 
 
 def misses(
-    popularity: Popularity, *, lookups: float, slots: float, policy: str = "lru", lookahead: int = 1, second: float = 0
+    popularity: Popularity, *, lookups: float, slots: float, policy: str = "lru", lookahead: int = 1
 ) -> float:
     demand = CacheDemand(lookups=lookups, slots=slots, policy=policy, lookahead=lookahead)  # type: ignore[arg-type]
-    return expected_second_misses(popularity, demand, second) if second else expected_misses(popularity, demand)
+    return expected_misses(popularity, demand)
 
 
 def exact_distinct(counts: NDArray[np.int64], lookups: float) -> float:
@@ -113,40 +113,6 @@ def test_rank_meets_its_simulation_within_three_percent(slots: int, lookahead: i
     popularity = Popularity.zipf(ROWS, 1.0)
     predicted = misses(popularity, lookups=LOOKUPS, slots=slots, policy="rank", lookahead=lookahead)
     assert predicted == pytest.approx(simulate_rank(batches(1.0), slots, lookahead), rel=0.03)
-
-
-def simulate_second_level(
-    trace: list[NDArray[np.int64]], policy: str, slots: int, second: int, lookahead: int
-) -> float:
-    """Misses of both levels a batch; the second level keeps the last evicted rows, those that have gone up included."""
-    stamps: OrderedDict[int, int] = OrderedDict()
-    below: OrderedDict[int, None] = OrderedDict()
-    misses = 0
-    for number, batch in enumerate(trace):
-        rows = batch.tolist()
-        misses += number >= WARM and sum(row not in stamps and row not in below for row in rows)
-        for row in rows:
-            stamps[row] = number
-            stamps.move_to_end(row)
-        victims = [row for row, stamp in stamps.items() if stamp < number - lookahead]
-        if policy == "rank":
-            victims.sort(reverse=True)
-        for row in victims[: max(len(stamps) - slots, 0)]:
-            del stamps[row]
-            below[row] = None
-            below.move_to_end(row)
-        while len(below) > second:
-            below.popitem(last=False)
-    return misses / (BATCHES - WARM)
-
-
-@pytest.mark.parametrize("policy", ["lru", "rank"])
-@pytest.mark.parametrize(("slots", "second"), [(2_000, 2_000), (2_000, 8_000), (4_000, 3_000)])
-def test_a_second_level_meets_its_simulation_within_six_percent(policy: str, slots: int, second: int) -> None:
-    popularity = Popularity.zipf(ROWS, 0.9)
-    predicted = misses(popularity, lookups=LOOKUPS, slots=slots, policy=policy, second=second)
-    assert predicted == pytest.approx(simulate_second_level(batches(0.9), policy, slots, second, 1), rel=0.06)
-    assert predicted < misses(popularity, lookups=LOOKUPS, slots=slots, policy=policy)
 
 
 @settings(deadline=None, max_examples=30)

@@ -34,7 +34,7 @@ def test_the_section_survives_a_round_trip(tmp_path: Path) -> None:
     section = {
         "dram": "4GiB", "block": {"path": "/tmp/rows", "budget": "1TiB"},
         "precision": {"default": "int8", "C3": "fp32"},
-        "cache": {"policy": "rank", "fraction": 0.05, "second_level": False}, "lookahead": 2, "state": "bf16",
+        "cache": {"policy": "rank", "fraction": 0.05}, "lookahead": 2, "state": "bf16",
     }  # fmt: skip
     recipe = Recipe.from_dict({**tiny(tmp_path), "memory": section})
     assert Recipe.from_dict(recipe.to_dict()) == recipe

@@ -143,17 +143,6 @@ def test_more_memory_is_never_predicted_to_be_slower() -> None:
     assert seconds == sorted(seconds, reverse=True)
 
 
-def test_a_second_level_keeps_rows_from_the_device() -> None:
-    dram = WORKSPACE + 30 * MIB
-    section = {"dram": dram, "block": BlockConfig(path="rows"), "precision": "int8"}
-    one = plan(**section, cache=CacheConfig(second_level=False))
-    two = plan(**section)
-    assert any(each.level1_rows for each in two.tables)
-    assert not any(each.level1_rows for each in one.tables)
-    assert two.seconds.device < one.seconds.device
-    assert two.used("dram") <= dram
-
-
 @settings(deadline=None, max_examples=10)
 @given(
     sizes=st.lists(st.integers(1, 50_000), min_size=1, max_size=3),

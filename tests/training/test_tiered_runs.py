@@ -62,8 +62,7 @@ def in_log(made: Recipe, kind: Literal["fp32", "int8"]) -> Plan:
     assert plan is not None
     codec = CodecConfig(kind=kind)
     tables = tuple(
-        placed if placed.tier == "level0" else replace(placed, tier="log", codec=codec, level1_rows=placed.rows // 10)
-        for placed in plan.tables
+        placed if placed.tier == "level0" else replace(placed, tier="log", codec=codec) for placed in plan.tables
     )
     return replace(plan, tables=tables)
 

@@ -36,7 +36,6 @@ from stratarec.embedding.stores.arrays import DramRecords, MappedRecords
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.log_layout import DEAD_BYTES, LogConfig, location_bytes, plan_layout
-from stratarec.embedding.stores.victim_cache import VictimCache
 from stratarec.embedding.tables.base import BatchStamp, TableGroup
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tables.directory import Directory
@@ -167,8 +166,6 @@ def build_tables(
             directory = Directory(mine, tiers.tables, policy=tiers.policy, ways=tiers.ways, seed=seed)
             budget = budgets.get(place, 0)
             store = open_store(key[1], tiers, f"group-{place:02d}", rows[place], codecs[place].record_bytes, budget)
-            level1 = sum(tiers.tables[table.name].level1_rows for table in mine)
-            store = VictimCache(store, capacity_rows=level1) if level1 else store
             found.append(CachedTables(mine, columns, directory, codecs[place], store, step_clock, health, level0))
     except Exception:
         for tables in found:

@@ -6,15 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.errors import ConfigError
+from stratarec.kernels.cache import POLICIES
 
 HomeKind = Literal["dram", "mapped", "log"]
-CachePolicy = Literal["lru", "lfu", "rank"]
+if TYPE_CHECKING:
+    CachePolicy: TypeAlias = str
+else:
+    CachePolicy = Literal[tuple(POLICIES)]
+"""A key of `kernels.cache.POLICIES`, which is the one list of policies."""
 
 OVERFLOW_SHARE = 16
 """One set in so many is kept for rows whose own set is full of rows in use."""
@@ -31,17 +36,14 @@ class TableTier:
     """How a row is encoded at rest."""
     cache_rows: int
     """Slots of level 0 for this table, the overflow area included."""
-    level1_rows: int = 0
-    """Records of a ``log`` home that a second cache in DRAM holds, encoded, between level 0 and the files."""
     hot_rows: int = 0
     """So many first rows have slots of their own beside the cache's and never leave them."""
 
     def __post_init__(self) -> None:
         if self.cache_rows < 1:
             raise ConfigError(f"cache_rows is {self.cache_rows}, expected at least 1")
-        for name in ("level1_rows", "hot_rows"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 or more")
+        if self.hot_rows < 0:
+            raise ConfigError(f"hot_rows is {self.hot_rows}, expected 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

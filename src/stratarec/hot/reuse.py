@@ -31,7 +31,6 @@ from stratarec.kernels.reuse import DayTrace, ReuseTrace
 from stratarec.kernels.runtime.cores import cores
 from stratarec.progress import Progress, SilentProgress
 
-POLICIES = ("lru", "lfu", "rank")
 Floats = NDArray[np.float64]
 # Rows that are followed, of one table and of all together: some 60 bytes each.
 _FOLLOWED, _FOLLOWED_IN_ALL = 1 << 16, 1 << 22

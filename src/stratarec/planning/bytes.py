@@ -12,8 +12,6 @@ A table's bytes are a mapping ``memory -> part -> bytes``, the memories being ``
     record state        of the home    row          optimizer state at rest
     bitmaps             dram           row          written and changed, a bit each; a log has changed alone
     locations           dram           row          4 bytes, 8 beyond 2.8e9 rows (home ``log``)
-    second level        dram           slot of it   a record, its row, its place in the order of writes
-    second level map    dram           slot of it   open addressing, at most 16 bytes
     staging             dram           batch        slots of the lookups in flight, lists of what moves, a log's records
     workspace           dram           batch        what the update works in, all tables one after another
     log buffers         dram           log          of the writer, compaction and the readers, at most
@@ -48,14 +46,12 @@ MEMORIES: tuple[Memory, ...] = ("dram", "mapped", "block")
 HOME_MEMORY: Mapping[Home, Memory] = {"level0": "dram", "dram": "dram", "mapped": "mapped", "log": "block"}
 TAG_BYTES = STAMP_BYTES = COUNTER_BYTES = LOOKUP_SLOT_BYTES = 4
 LIST_BYTES = 6 * 8 * 5 // 4  # six lists of rows and slots that move, int64, with a quarter to spare
-SECOND_LEVEL_BYTES = 8 + 3 * 4 + 1  # row; two links and a free-list entry; whether the home has it
-SECOND_LEVEL_MAP_BYTES = 16
 MOST_ROWS_OF_A_LOG = 2_800_000_000
 """About so many rows, of all its tables, have locations of 4 bytes."""
 LOG_BUFFER_BYTES = 2 * LogConfig().buffer_bytes + (1 << 20) + LogConfig().depth * (16 << 10)
 WORKSPACE_MARGIN = 1.25
 """Lookups of the largest batch over those of a mean one."""
-RESERVES = frozenset({"dead space", "staging", "workspace", "log buffers", "second level map"})
+RESERVES = frozenset({"dead space", "staging", "workspace", "log buffers"})
 """Parts that are upper bounds: using less is no defect of a plan."""
 
 
@@ -166,7 +162,6 @@ def cached_bytes(
     home: Home,
     codec: CodecConfig,
     slots: int,
-    level1_rows: int,
     counters: bool,
     traffic: BatchDemand,
 ) -> Parts:
@@ -183,8 +178,6 @@ def cached_bytes(
         "locations": location_bytes(rows, layout.record_bytes) if home == "log" else 0,
         # Of further logs, where tables are too many for one to have short locations.
         "log buffers": int(2 * rows / MOST_ROWS_OF_A_LOG * LOG_BUFFER_BYTES) if home == "log" else 0,
-        "second level": (record + SECOND_LEVEL_BYTES) * level1_rows,
-        "second level map": SECOND_LEVEL_MAP_BYTES * level1_rows,
         "staging": staging_bytes(record, home, slots, traffic),
     }
     at_home = {

@@ -21,7 +21,7 @@ from stratarec.planning.bytes import level0_bytes as whole_bytes
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.machine import Tiers
 from stratarec.planning.plan import Log, TablePlacement
-from stratarec.planning.popularity import CacheDemand, Popularity, expected_misses, expected_second_misses
+from stratarec.planning.popularity import CacheDemand, Popularity, expected_misses
 from stratarec.planning.step_model import PENALTY, TableWork, table_seconds
 
 PIN_MARGIN = 1.25
@@ -39,8 +39,6 @@ DEFAULT_FRACTION = 0.05
 """Of a cache for which there is neither a budget nor a fraction; as in arXiv 2010.11305."""
 
 _GRID = 24
-_SECOND_STRIDE = 3
-_SECOND_GRID = 6
 _LARGEST_FRACTION = 0.75
 
 
@@ -112,10 +110,6 @@ def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Can
         misses = _misses(table, memory, slots)
         for home in _homes(memory):
             found += [_cached(table, memory, tiers, home, memory.codec(kind), slots, misses) for kind in kinds]
-    if memory.block is not None and memory.cache.second_level:
-        for slots, level1 in _second_levels(table, sizes):
-            misses = _misses(table, memory, slots, level1)
-            found += [_cached(table, memory, tiers, "log", memory.codec(kind), slots, misses) for kind in kinds]
     smaller = [each for each in found if each.sizes[0] < whole.sizes[0]]
     return _undominated([whole, *smaller] if "fp32" in kinds or not smaller else smaller)
 
@@ -151,41 +145,21 @@ def _homes(memory: MemoryConfig) -> Iterator[Home]:
         yield "log"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Misses:
-    """Distinct rows of a batch that a cache lacks, and that a second level of `level1` rows lacks as well."""
-
-    level0: float
-    device: float
-    level1: int = 0
-
-
-def _misses(table: TableSpec, memory: MemoryConfig, slots: SlotSplit, level1: int = 0) -> _Misses:
+def _misses(table: TableSpec, memory: MemoryConfig, slots: SlotSplit) -> float:
+    """Return the distinct rows of a batch that a cache lacks."""
     demand = CacheDemand(
         lookups=table.lookups, slots=slots.in_sets, policy=memory.cache.policy, lookahead=memory.lookahead
     )
-    first = expected_misses(table.popularity, demand)
-    if not level1:
-        return _Misses(level0=first, device=first)
-    both = expected_second_misses(table.popularity, demand, level1)
-    return _Misses(level0=first, device=min(first, both), level1=level1)
-
-
-def _second_levels(table: TableSpec, sizes: list[SlotSplit]) -> Iterator[tuple[SlotSplit, int]]:
-    """Pairs of a cache and a second level that are together smaller than the table, on a coarser grid."""
-    for slots in sizes[::_SECOND_STRIDE]:
-        for size in np.geomspace(slots.total, max(slots.total, _LARGEST_FRACTION * table.rows), _SECOND_GRID):
-            if slots.total + size < table.rows:
-                yield slots, round(size)
+    return expected_misses(table.popularity, demand)
 
 
 def _whole(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> Candidate:
     seconds = table_seconds(table.work, tiers)
     placement = TablePlacement(
         table=table.name, rows=table.rows, width=table.shape.width, tier="level0", codec=CodecConfig(),
-        cache_rows=table.rows, ways=0, level1_rows=0, bytes=whole_bytes(table.shape, table.rows),
+        cache_rows=table.rows, ways=0, bytes=whole_bytes(table.shape, table.rows),
         lookups=table.lookups, distinct=table.distinct, pinned=table.pinned(memory.lookahead), misses=0.0,
-        home_reads=0.0, seconds=seconds,
+        seconds=seconds,
     )  # fmt: skip
     return Candidate(placement=placement, cost=seconds.total)
 
@@ -197,11 +171,9 @@ def _cached(
     home: Home,
     codec: CodecConfig,
     slots: SlotSplit,
-    misses: _Misses,
+    misses: float,
 ) -> Candidate:
-    work = replace(
-        table.work, home=home, codec=codec, ways=slots.ways, misses=misses.level0, home_reads=misses.device
-    )  # fmt: skip
+    work = replace(table.work, home=home, codec=codec, ways=slots.ways, misses=misses)
     seconds = table_seconds(work, tiers)
     traffic = BatchDemand(
         lookups=table.lookups,
@@ -209,14 +181,14 @@ def _cached(
         batches=memory.lookahead + 1,
     )
     parts = cached_bytes(
-        table.shape, table.rows, home=home, codec=codec, slots=slots.total, level1_rows=misses.level1,
+        table.shape, table.rows, home=home, codec=codec, slots=slots.total,
         counters=memory.cache.policy == "lfu", traffic=traffic,
     )  # fmt: skip
     placement = TablePlacement(
         table=table.name, rows=table.rows, width=table.shape.width, tier=home, codec=codec,
-        cache_rows=slots.total, ways=slots.ways, level1_rows=misses.level1, bytes=parts,
+        cache_rows=slots.total, ways=slots.ways, bytes=parts,
         lookups=table.lookups, distinct=table.distinct, pinned=table.pinned(memory.lookahead),
-        misses=misses.level0, home_reads=misses.device, seconds=seconds,
+        misses=misses, seconds=seconds,
     )  # fmt: skip
     return Candidate(placement=placement, cost=seconds.total + PENALTY[codec.kind] * seconds.compute)
 

@@ -16,14 +16,15 @@ from pydantic import BeforeValidator
 from stratarec.config.units import parse_bytes
 from stratarec.config.validate import check_finite
 from stratarec.embedding.codecs import CodecConfig, CodecKind
+from stratarec.embedding.tiers import CachePolicy
 from stratarec.errors import ConfigError
+from stratarec.kernels.cache import POLICIES
 from stratarec.kernels.codec.kinds import KINDS
 
 if TYPE_CHECKING:
     Precision: TypeAlias = str
 else:
     Precision = Literal[("auto", *KINDS)]
-Policy: TypeAlias = Literal["lru", "lfu", "rank"]
 
 
 MOST_AHEAD = 64
@@ -78,7 +79,7 @@ class MappedConfig:
 class CacheConfig:
     """The set-associative float32 cache over rows that are at home elsewhere."""
 
-    policy: Policy = "lru"
+    policy: CachePolicy = "lru"
     """Which row of a set makes room: ``lru`` the one unused for longest, ``lfu`` the least used, ``rank`` the one of
     the largest id, which is the least frequent one where `prepare` gave the ids by counts and without a base."""
     fraction: float | None = None
@@ -86,12 +87,10 @@ class CacheConfig:
     within the budget, and 0.05 where there is no budget."""
     ways: int = 32
     """Slots of a set."""
-    second_level: bool = True
-    """Whether a log may have a cache of encoded rows in DRAM before it, where that is predicted to pay."""
 
     def __post_init__(self) -> None:
-        if self.policy not in get_args(Policy):
-            raise ConfigError(f"memory.cache.policy is {self.policy!r}, expected one of {', '.join(get_args(Policy))}")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"memory.cache.policy is {self.policy!r}, expected one of {', '.join(POLICIES)}")
         check_finite(self, "memory.cache.")
         if self.fraction is not None and not 0 < self.fraction <= 1:
             raise ConfigError(f"memory.cache.fraction is {self.fraction}, expected more than 0 and at most 1")

@@ -12,7 +12,7 @@ import pydantic
 
 from stratarec.config.units import readable
 from stratarec.embedding.codecs import CodecConfig
-from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.embedding.tiers import CachePolicy, TableTier, TierConfig
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.names import as_html
 from stratarec.io.sealed import Count, describe, unsealed, write_sealed
@@ -27,7 +27,7 @@ from stratarec.planning.bytes import (
     add_parts,
     in_memory,
 )
-from stratarec.planning.config import MOST_AHEAD, MemoryConfig, Policy
+from stratarec.planning.config import MOST_AHEAD, MemoryConfig
 from stratarec.planning.step_model import Nonnegative, StepTime, TableSeconds
 
 FORMAT = 1
@@ -60,8 +60,6 @@ class TablePlacement:
     """Slots in level 0, overflow included; all rows for ``level0``."""
     ways: Count
     """Slots of a set; 0 for ``level0``."""
-    level1_rows: _Rows
-    """Records in a second, encoded cache in DRAM over a log; 0 for none."""
     bytes: Mapping[Memory, Mapping[str, Count]]
     """``memory -> part -> bytes``, as `planning.bytes` says."""
     lookups: Nonnegative
@@ -71,9 +69,7 @@ class TablePlacement:
     pinned: Count
     """Rows that the batches in flight may pin at once, with margin."""
     misses: Nonnegative
-    """Distinct rows of a batch that are not in level 0 when it is staged."""
-    home_reads: Nonnegative
-    """Those of them that no second level holds either: rows that are read from home."""
+    """Distinct rows of a batch that are not in level 0 when it is staged, and are read from home."""
     seconds: TableSeconds
     """Of a step."""
     hot_rows: _Rows = 0
@@ -83,16 +79,16 @@ class TablePlacement:
 
     def __post_init__(self) -> None:
         cached = self.tier != "level0"
-        for name, least in (("rows", 1), ("width", 1), ("cache_rows", 1), ("ways", int(cached)), ("level1_rows", 0)):
+        for name, least in (("rows", 1), ("width", 1), ("cache_rows", 1), ("ways", int(cached))):
             if getattr(self, name) < least:
                 raise ConfigError(f"table {self.table!r}: {name} is {getattr(self, name)}, expected at least {least}")
         # A set and an overflow set are the least there can be; beyond that no cache is of use that outgrows its table.
-        for name, most in (("cache_rows", 2 * max(self.rows, self.ways)), ("level1_rows", self.rows)):
-            if getattr(self, name) > most:
-                raise ConfigError(
-                    f"table {self.table!r}: {name} is {getattr(self, name):,}, expected at most {most:,} for "
-                    f"{self.rows:,} rows"
-                )
+        most = 2 * max(self.rows, self.ways)
+        if self.cache_rows > most:
+            raise ConfigError(
+                f"table {self.table!r}: cache_rows is {self.cache_rows:,}, expected at most {most:,} for "
+                f"{self.rows:,} rows"
+            )
         if self.hot_rows > (self.rows if cached else 0):
             raise ConfigError(
                 f"table {self.table!r}: {self.hot_rows:,} hot rows, expected at most its rows where "
@@ -135,7 +131,7 @@ class Plan:
     """Of the memories that may be used; None for no limit."""
     batch_size: Count
     lookahead: int
-    policy: Policy
+    policy: CachePolicy
     workspace_bytes: Count
     """What the update of each process works in, of all tables together, in DRAM."""
     output_bytes: Count
@@ -273,7 +269,6 @@ def tier_config(plan: Plan, memory: MemoryConfig, name: str) -> TierConfig:
             home=placed.tier,
             codec=placed.codec,
             cache_rows=placed.cache_rows,
-            level1_rows=placed.level1_rows,
             hot_rows=placed.hot_rows,
         )
         for placed in plan.tables

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.embedding.tiers import CachePolicy
 from stratarec.errors import ConfigError
-from stratarec.planning.config import Policy
 
 Floats = NDArray[np.float64]
 
@@ -165,7 +165,7 @@ class CacheDemand:
     """Ids of a batch."""
     slots: float
     """Rows that the cache holds, overflow aside."""
-    policy: Policy
+    policy: CachePolicy
     """``lru``: Che's approximation. ``rank``: the rows of the smallest ids stay, apart from room for the others of the
     batches in flight; exact but for the sets, which share the slots evenly in the mean alone. ``lfu``: the same with
     rows in falling order of popularity, which is where its counters end up."""
@@ -188,25 +188,7 @@ def expected_misses(popularity: Popularity, demand: CacheDemand) -> float:
     return float((ordered.rows * _passing(ordered, demand)) @ (touched * np.exp(-_idle(ordered, demand))))
 
 
-def expected_second_misses(popularity: Popularity, demand: CacheDemand, second: float) -> float:
-    """Distinct rows of a batch that neither the cache nor a second level of `second` rows holds.
-
-    The second level keeps the rows that were last evicted from the cache, those among them that have gone back up
-    included. A row that the cache keeps for T batches after its last use is evicted at the rate lambda exp(-lambda T)
-    and stays in the second level for another U batches, for which that many evicted rows fit it; so it misses both when
-    it was not used for T + U batches.
-    """
-    if demand.slots + second >= popularity.used_rows:
-        return 0.0
-    ordered = _in_order(popularity, demand.policy)
-    weight, idle = ordered.rows * _passing(ordered, demand), _idle(ordered, demand)
-    rate = ordered.rate(demand.lookups)
-    evictions = rate * np.exp(-idle)
-    stay = _rises_to(lambda batches: float(weight @ -np.expm1(-evictions * batches)), second)
-    return float(weight @ (ordered.touched(demand.lookups) * np.exp(-idle - rate * stay)))
-
-
-def _in_order(popularity: Popularity, policy: Policy) -> Popularity:
+def _in_order(popularity: Popularity, policy: CachePolicy) -> Popularity:
     """Rows in the order in which the policy keeps them."""
     if policy == "rank" and not popularity.by_id:
         raise ConfigError("memory.cache.policy is rank, but the ids are not ranked by frequency; use lru or lfu")

@@ -101,8 +101,6 @@ class TableWork:
     """Slots of a set of the cache."""
     misses: float = 0.0
     """Distinct rows that level 0 does not hold; as many are written back for them."""
-    home_reads: float = 0.0
-    """Missing rows that no second level in DRAM holds either."""
 
 
 def table_seconds(work: TableWork, tiers: Tiers) -> TableSeconds:
@@ -122,9 +120,9 @@ def table_seconds(work: TableWork, tiers: Tiers) -> TableSeconds:
     if work.home == "log" and tiers.block is not None:
         blocks = block_bytes(record) / tiers.block.read_bytes
         written = _LOG_WRITES * record / tiers.block.write_bytes_per_second
-        device = work.home_reads * (blocks / tiers.block.reads_per_second + written)
+        device = work.misses * (blocks / tiers.block.reads_per_second + written)
     elif work.home == "mapped" and tiers.mapped is not None:
-        device = work.home_reads * 2 * record / tiers.mapped.row_bytes_per_second
+        device = work.misses * 2 * record / tiers.mapped.row_bytes_per_second
     return TableSeconds(compute=compute, staging=staging, device=device)
 
 

@@ -21,11 +21,10 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "weights": ("record weights",),
     "parameters": ("record parameters",),
     "state": ("record state",),
-    "2nd level": ("second level", "second level map"),
     "staging": ("staging",),
 }
 _HEADS = (
-    *("table", "rows", "home", "precision", "cache slots", "2nd level rows", "hit rate", "home reads a step"),
+    *("table", "rows", "home", "precision", "cache slots", "hit rate", "home reads a step"),
     *(*_COLUMNS, "total", "ms/step"),
 )
 _TOTALS = ("memory", "part", "predicted", "budget")
@@ -132,7 +131,7 @@ def _line(table: Content) -> tuple[str, ...]:
     return (
         table["table"], f"{table['rows']:,}", HOMES[table["tier"]], table["codec"]["kind"],
         "-" if whole else f"{table['cache_rows']:,} ({table['cache_rows'] / table['rows']:.2%})" + _hot(table),
-        f"{table['level1_rows']:,}" if table["level1_rows"] else "-", *_rates([table]), *_sizes([table]),
+        *_rates([table]), *_sizes([table]),
     )  # fmt: skip
 
 
@@ -153,7 +152,7 @@ def _rates(tables: Sequence[Content]) -> tuple[str, str]:
     """Hit rate of level 0, and rows that a step reads from home."""
     distinct = sum(table["distinct"] for table in tables)
     hits = 1 - sum(table["misses"] for table in tables) / distinct if distinct else 1.0
-    return f"{hits:.1%}", f"{sum(table['home_reads'] for table in tables):,.0f}"
+    return f"{hits:.1%}", f"{sum(table['misses'] for table in tables):,.0f}"
 
 
 def _sizes(tables: Sequence[Content]) -> tuple[str, ...]:
@@ -332,9 +331,6 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
         inside = _sum(dram, set(dram) - {*_SLOTS, *_TAGS, *_WORK})
         names = ["encoded rows at rest"] if "dram" in homes else []
         names += ["buffers of the log, and where each row of it lies"] if "log" in homes else []
-        names += (
-            ["encoded rows that left level 0 last (a second level)"] if any(t["level1_rows"] for t in cached) else []
-        )
         name = "Home, in DRAM" if "dram" in homes else "Log buffers and index, in DRAM"
         flow = _flow(plan, caches)
         yield _level(name, "; ".join([*names, "which rows were written"]), inside, parts, "home_dram", flow)

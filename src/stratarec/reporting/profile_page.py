@@ -12,7 +12,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFor
 from stratarec.config.units import readable
 from stratarec.data.duplication import Duplication, Profile
 from stratarec.hot.calibrator import HotProfile, Point, without_skew
-from stratarec.hot.reuse import POLICIES, DayDrift, Floats, TableReuse
+from stratarec.hot.reuse import DayDrift, Floats, TableReuse
+from stratarec.kernels.cache import POLICIES
 from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, SERIES, Chart, ShownTable, new_axes, write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
 

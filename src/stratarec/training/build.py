@@ -329,7 +329,7 @@ def _owned_bytes(placed: TablePlacement) -> int:
 
 def _part(tier: TableTier, ranks: int) -> TableTier:
     """What one of so many ranks caches of a table that they share."""
-    return replace(tier, cache_rows=-(-tier.cache_rows // ranks), level1_rows=-(-tier.level1_rows // ranks))
+    return replace(tier, cache_rows=-(-tier.cache_rows // ranks))
 
 
 # Samples that are looked at: the error of a quantile is then below 0.2 % of rank.

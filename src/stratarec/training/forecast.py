@@ -175,9 +175,9 @@ def _without_first_reads(plan: Plan, dataset: Dataset, steps: int) -> TableSecon
     """Return the table seconds of a step in a run of `steps`: no log has a row that is fetched for the first time."""
     saved = 0.0
     for placed in plan.tables:
-        if placed.tier == "log" and placed.home_reads:
+        if placed.tier == "log" and placed.misses:
             popularity = cold_popularity(dataset.access_counts(placed.table), placed.hot_rows)
-            first = popularity.distinct(placed.lookups * steps) / (placed.home_reads * steps)
+            first = popularity.distinct(placed.lookups * steps) / (placed.misses * steps)
             saved += min(first, 1.0) * placed.seconds.device
     return replace(plan.seconds, device=plan.seconds.device - saved)
 
