@@ -96,7 +96,7 @@ def send_home(tables: CachedTables) -> None:
     slots = np.flatnonzero(directory.state.tags[: directory.layout.slots] > 0)
     if not len(slots):
         return
-    tables.put(directory.rows_in(slots), tables.memory.read(slots), np.arange(len(slots), dtype=np.int64), 0)
+    tables.write_rows(directory.rows_in(slots), tables.memory.read(slots), np.arange(len(slots), dtype=np.int64), 0)
     directory.clear()
     tables.store.flush()
 

@@ -101,7 +101,7 @@ def side(
     if times > 1:
         plan = make_hot_plan(tables, dataset, OPTIMIZER, memory, hot, batch_size=batch)
         tiers = tier_config(plan, memory, f"{times}-{hot.budget}-{hot.batches}")
-        if hot.apart:
+        if hot.separate_batches:
             given = hot_rows(plan, dataset)
             counts = classify(dataset, *given, "train").shards
             loader = HotLoader(dataset, "train", loading, *given, counts, lambda epoch: None)

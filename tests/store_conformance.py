@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from errors import refuses
 from stratarec.embedding.stores.base import Manifest, RecordStore
+from stratarec.embedding.tables.cache import mover_of
 from stratarec.embedding.tables.cached import CachedTables
-from stratarec.embedding.tables.mover import mover_of
 from stratarec.errors import CheckpointError
 from stratarec.kernels.random.vector import mix_array
 

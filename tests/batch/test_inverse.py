@@ -69,16 +69,6 @@ def test_expanding_gives_each_sample_the_bags_that_it_points_at(group: InverseJa
 
 
 @fast
-@given(st.lists(st.lists(IDS, min_size=2, max_size=2), max_size=8))
-def test_plain_tensors_make_the_round_trip_and_nothing_is_stored_twice(samples: Samples) -> None:
-    group = InverseJagged.from_keyed(keyed(samples, ("a", "b")))
-    unique = samples_of(group.unique)  # type: ignore[arg-type]
-    assert samples_of(group.expand()) == samples
-    assert len(unique) == len({str(sample) for sample in samples})
-    assert group.inverse.dtype == torch.int32
-
-
-@fast
 @given(EITHER, st.integers(0, 9), st.integers(0, 9))
 def test_a_slice_is_the_slice_of_what_it_expands_to(group: InverseJagged, one: int, other: int) -> None:
     first, last = sorted((min(one, group.batch_size), min(other, group.batch_size)))
@@ -141,11 +131,6 @@ def test_impossible_groups_are_refused() -> None:
     mixed = [InverseJagged(unique=part, inverse=torch.tensor([0])) for part in (unique, window)]
     with pytest.raises(ConfigError, match=r"call materialize\(\) first"):
         InverseJagged.concatenate(mixed)
-    weighted = KeyedJagged(
-        keys=("a",), values=torch.tensor([1]), offsets=None, batch_size=1, weights=torch.ones(1)
-    )  # fmt: skip
-    with refuses(ConfigError, "weights"):
-        InverseJagged.from_keyed(weighted)
 
 
 def test_a_batch_moves_with_all_that_it_holds() -> None:

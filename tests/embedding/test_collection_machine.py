@@ -128,7 +128,7 @@ class CollectionMachine(RuleBasedStateMachine):
     def step(self, seed: int) -> None:
         features = batch(seed)
         if self.handles:
-            with pytest.raises(TrainingError, match="waits to be looked up"):
+            with pytest.raises(TrainingError, match="but not looked up"):
                 self.module(features)
         elif not self.losses:
             loss_of(self.module(features)).backward()

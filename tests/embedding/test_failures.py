@@ -17,7 +17,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding import engine as engine_module
 from stratarec.embedding.codecs import CodecConfig
-from stratarec.embedding.tables import directory
+from stratarec.embedding.tables.cache import MAX_ROWS
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
 from stratarec.errors import CheckpointError, ConfigError, StorageError, TrainingError
@@ -352,7 +352,7 @@ def test_a_table_with_more_rows_than_tags_is_refused_before_anything_is_made(tmp
 
 @pytest.mark.slow
 def test_the_last_row_that_a_tag_can_name_is_trained(tmp_path: Path) -> None:
-    rows = directory.MOST_ROWS
+    rows = MAX_ROWS
     table = EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=1, feature_names=("f",))
     module = TieredEmbeddingBagCollection(
         [table],

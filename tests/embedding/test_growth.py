@@ -71,7 +71,7 @@ def test_a_table_that_grew_has_the_bits_of_one_that_was_made_so_large(name: str,
         manifest = small.save(tmp_path / str(number))
         small.close()
         grown = built(LARGE, optimizer, after)
-        grown.engine.begin_with(tmp_path / str(number), manifest, optimizer)
+        grown.engine.initialize_from(tmp_path / str(number), manifest, optimizer)
         train(grown, LARGE, 2, 400)
         found.append(values(grown))
         grown.close()
@@ -94,7 +94,7 @@ def test_what_is_written_of_a_table_that_grew_is_the_rows_that_were_trained(tmp_
     for number, path in enumerate(paths[1:], start=1):
         rows = {name: size + number * 100 for name, size in SMALL.items()}
         grown = built(rows, optimizer, None)
-        grown.engine.begin_with(paths[number - 1], manifest, optimizer)
+        grown.engine.initialize_from(paths[number - 1], manifest, optimizer)
         touched = train(grown, rows, number, 500)
         manifest = grown.save(path, paths[number - 1])
         before = {file.stat().st_ino for file in paths[number - 1].rglob("rows-*")}

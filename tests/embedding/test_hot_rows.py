@@ -89,8 +89,8 @@ def test_hot_slots_of_another_row_in_a_checkpoint_are_damage() -> None:
     slots = group.directory.hot_slots[:1]
     stamps, counts = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.uint32)
     with refuses(CheckpointError, "rows"):
-        group.directory.adopt(slots, np.array([7]), stamps, counts)
-    group.directory.adopt(slots, np.array([0]), stamps, counts)
+        group.directory.set_slots(slots, np.array([7]), stamps, counts)
+    group.directory.set_slots(slots, np.array([0]), stamps, counts)
 
 
 def test_places_of_hot_rows_are_told_beyond_two_to_the_24() -> None:

@@ -76,7 +76,7 @@ def test_inputs_that_lack_one_table_do_not_hold_up_the_rest(dataset: Dataset) ->
     assert used_bytes(parts, hot) <= budget
     assert profile.chosen.inputs.share >= profile.chosen.counted.share
     assert profile.chosen.accesses > 2 * profile.chosen.row_share
-    assert not without_skew(profile)
+    assert not warn_little_skew(profile)
     samples = dataset.samples("train")
     exact = classify(dataset, *rows_of(dataset, profile), "train").inputs / samples
     assert profile.chosen.inputs.low <= exact <= profile.chosen.inputs.high

@@ -13,7 +13,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.tables.directory import Directory
+from stratarec.embedding.tables.cache import Directory
 from stratarec.embedding.tiers import TableTier
 from stratarec.hot import reuse
 from stratarec.hot.reuse import TableReuse, measure_reuse

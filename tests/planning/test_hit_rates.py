@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from stratarec.planning.popularity import CacheDemand, Popularity, expected_misses
 
 
-def misses(
-    popularity: Popularity, *, lookups: float, slots: float, policy: str = "lru", lookahead: int = 1
-) -> float:
+def misses(popularity: Popularity, *, lookups: float, slots: float, policy: str = "lru", lookahead: int = 1) -> float:
     demand = CacheDemand(lookups=lookups, slots=slots, policy=policy, lookahead=lookahead)  # type: ignore[arg-type]
     return expected_misses(popularity, demand)
 

@@ -14,7 +14,7 @@ from recipes import prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.hot import hot_loader
-from stratarec.hot.hot_loader import HotLoader, beside
+from stratarec.hot.hot_loader import HotLoader, counts_path
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training.build import new_model, new_plan
@@ -81,7 +81,7 @@ def test_hot_inputs_are_counted_once_for_a_data_set_and_its_hot_rows(home: Path,
         assert isinstance(found, HotLoader)
         return found
 
-    kept = beside(Dataset.open(home / "data"), "train")
+    kept = counts_path(Dataset.open(home / "data"), "train")
     kept.unlink(missing_ok=True)
     counted = loader("256KiB").hot_samples
     inner, calls = hot_loader._counts, list[int]()

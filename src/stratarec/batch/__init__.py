@@ -1,1 +1,1 @@
-"""What flows through every room: bags of ids, distinct values, batches."""
+"""Batches and their jagged id lists, which all rooms above use."""

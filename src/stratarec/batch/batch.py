@@ -1,4 +1,4 @@
-"""The samples of a step: label, dense features, and sparse ones, deduplicated or not."""
+"""The samples of a step: labels, dense features, and sparse features with or without deduplication."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Batch:
     Parameters
     ----------
     label : Tensor
-        ``[B]`` float32 in {0, 1}; ``[B, T]`` where there are several, NaN where one is not known.
+        ``[B]`` float32 in {0, 1}; ``[B, T]`` for several labels, NaN if one is unknown.
     dense : Tensor
         ``[B, F_dense]`` float32, transformed; F_dense may be 0.
     sparse : KeyedJagged
-        The sparse features that are in no group: every feature of the schema, in its order, where there are no groups.
-        It has weights where a feature of the schema has, as the log gives them; other values have 1.
+        The sparse features that are in no group, in the order of the schema. It has weights if a feature of the schema
+        has weights; values of other features have weight 1.
     groups : tuple of InverseJagged
-        The features that were loaded deduplicated.
+        The deduplicated features.
     user : Tensor or None
-        ``[B]`` int64, the user (else the session) of each sample, for grouped AUC.
+        ``[B]`` int64, the user (or else the session) of each sample, for grouped AUC.
     weight : Tensor or None
-        ``[B]`` float32, how much each sample counts; None where all count alike.
+        ``[B]`` float32, the weight of each sample; None if all weights are equal.
     slates : Tensor or None
-        ``[S]`` int64, the samples of each slate, slate after slate, where slates are kept whole; they add up to B.
+        ``[S]`` int64, the number of samples of each slate, if slates are kept together; the sum is B.
     """
 
     label: Tensor
@@ -47,7 +47,7 @@ class Batch:
         return self.label.shape[0]
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same samples on `device`."""
+        """Return the same samples on `device`."""
         return Batch(
             label=self.label.to(device),
             dense=self.dense.to(device),
@@ -59,7 +59,7 @@ class Batch:
         )
 
     def expanded(self, keys: Sequence[str] | None = None) -> Batch:
-        """The same samples without deduplication, the features in the order of `keys` (default: as they come)."""
+        """Return the same samples without deduplication, features in the order of `keys` (default: as stored)."""
         if not self.groups:
             return self
         parts = [group.expand() for group in self.groups]
@@ -71,7 +71,7 @@ class Batch:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Batch]) -> Batch:
-        """The samples of all parts, which have the same features and groups; distinct values of parts stay apart."""
+        """Concatenate parts with the same features and groups; equal values of different parts remain separate."""
         users = [part.user for part in parts if part.user is not None]
         weights = [part.weight for part in parts if part.weight is not None]
         slates = [part.slates for part in parts if part.slates is not None]
@@ -87,5 +87,5 @@ class Batch:
         )
 
     def replace(self, **changes: object) -> Batch:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]

@@ -24,9 +24,9 @@ class JaggedTensor:
     values : Tensor
         ``[N]`` int32 or int64 ids, or ``[N, D]`` float rows.
     offsets : Tensor
-        ``[B + 1]`` int64, rising, from 0 to N; int32 is taken, and becomes int64.
+        ``[B + 1]`` int64, ascending, from 0 to N; int32 is converted to int64.
     weights : Tensor or None
-        ``[N]`` float32, one weight a value.
+        ``[N]`` float32, one weight per value.
     """
 
     values: Tensor
@@ -41,17 +41,17 @@ class JaggedTensor:
         return self.offsets.numel() - 1
 
     def lengths(self) -> Tensor:
-        """``[B]`` int64 number of values in each bag."""
+        """Return ``[B]`` int64, the number of values in each bag."""
         return self.offsets.diff()
 
     def to_list(self) -> list[list[float | int]]:
-        """The bags as Python lists; for tests and for looking."""
+        """Return the bags as Python lists, for tests and inspection."""
         return [bag.tolist() for bag in torch.split(self.values, self.lengths().tolist())]
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyedJagged:
-    """F features over the same B samples, stored together, feature by feature.
+    """F features over the same B samples, stored feature by feature.
 
     Bag ``(f, b)`` is ``values[offsets[f * B + b]:offsets[f * B + b + 1]]``::
 
@@ -67,15 +67,15 @@ class KeyedJagged:
     values : Tensor
         ``[N]`` int32 or int64 ids.
     offsets : Tensor or None
-        ``[F * B + 1]`` int64; int32 is taken, and becomes int64. None says that every bag holds exactly one id
-        (N = F * B), which lets kernels skip the indirection; it never changes a result.
+        ``[F * B + 1]`` int64; int32 is converted to int64. None means that every bag contains exactly one id
+        (N = F * B), so kernels skip the indirection; results are the same.
     batch_size : int
         B.
     weights : Tensor or None
         ``[N]`` float32 per-sample weights.
     filled : tuple of int or None
-        How many bags of each feature may hold ids; those behind are empty, and what is pooled of them is left undefined
-        instead of being set to zeros. None: all.
+        Number of bags of each feature that may contain ids; later bags are empty, and their pooled rows are undefined
+        instead of zeros. None for all bags.
     """
 
     keys: tuple[str, ...]
@@ -97,17 +97,16 @@ class KeyedJagged:
         else:
             object.__setattr__(self, "offsets", as_int64(self.offsets))
         if self.filled is not None and len(self.filled) != len(self.keys):
-            raise ConfigError(f"filled has {len(self.filled)} numbers, expected {len(self.keys)}, one a feature")
+            raise ConfigError(f"filled has {len(self.filled)} numbers, expected {len(self.keys)}, one per feature")
 
     @classmethod
     def from_features(cls, features: Mapping[str, JaggedTensor], batch_size: int | None = None) -> KeyedJagged:
-        """Join features over the same samples, of which there must be a `batch_size` where there is no feature. All or
-        none must have weights."""
+        """Join features over the same samples; all or none have weights. Without features, `batch_size` is required."""
         if not features:
             if batch_size is None:
                 raise ConfigError("from_features needs at least one feature, or a batch_size")
-            nothing = torch.empty(0, dtype=torch.int64)
-            return cls(keys=(), values=nothing, offsets=offsets_of(nothing), batch_size=batch_size)
+            empty = torch.empty(0, dtype=torch.int64)
+            return cls(keys=(), values=empty, offsets=offsets_of(empty), batch_size=batch_size)
         parts = list(features.values())
         sizes = {part.batch_size for part in parts}
         if len(sizes) != 1:
@@ -118,7 +117,7 @@ class KeyedJagged:
         weights = [part.weights[part.offsets[0] : part.offsets[-1]] for part in parts if part.weights is not None]
         return cls(
             keys=tuple(features),
-            # A feature may be a view, whose values reach beyond its bags.
+            # A feature may be a view with values beyond its bags.
             values=torch.cat([part.values[part.offsets[0] : part.offsets[-1]] for part in parts]),
             offsets=offsets,
             batch_size=sizes.pop(),
@@ -126,18 +125,18 @@ class KeyedJagged:
         )
 
     def to(self, device: torch.device | str) -> KeyedJagged:
-        """The same features on `device`."""
+        """Return the same features on `device`."""
         moved = {name: to_device(getattr(self, name), device) for name in ("values", "offsets", "weights")}
         return replace(self, **moved)  # type: ignore[arg-type]
 
     def bag_offsets(self) -> Tensor:
-        """``[F * B + 1]`` int64, made where ``offsets`` is None."""
+        """Return ``[F * B + 1]`` int64 offsets, computed if ``offsets`` is None."""
         if self.offsets is not None:
             return self.offsets
         return torch.arange(self.values.numel() + 1, dtype=torch.int64, device=self.values.device)
 
     def __getitem__(self, key: str) -> JaggedTensor:
-        """The feature `key`, its values a view."""
+        """Return the feature `key`; its values are a view."""
         f, size = self._place(key), self.batch_size
         offsets = self.bag_offsets()[f * size : (f + 1) * size + 1]
         first, last = int(offsets[0]), int(offsets[-1])
@@ -145,12 +144,12 @@ class KeyedJagged:
         return JaggedTensor(values=self.values[first:last], offsets=offsets - first, weights=weights)
 
     def select(self, keys: Sequence[str]) -> KeyedJagged:
-        """The features `keys`, in that order."""
+        """Return the features `keys`, in that order."""
         if not keys:
             raise ConfigError("select needs at least one feature")
         size, offsets, spans = self.batch_size, self.bag_offsets(), list[tuple[int, int]]()
         for f in map(self._place, keys):
-            # Neighbours are copied at once: 29 features in three runs took 2.5 ms one by one.
+            # Neighbouring features are copied at once: 29 features in three runs took 2.5 ms one by one.
             first = spans.pop()[0] if spans and spans[-1][1] == f else f
             spans.append((first, f + 1))
         ends = [(int(offsets[first * size]), int(offsets[last * size])) for first, last in spans]
@@ -169,7 +168,7 @@ class KeyedJagged:
         return self.keys.index(key)
 
     def take(self, rows: Tensor) -> KeyedJagged:
-        """The samples `rows` (``[M]`` integers, repeats allowed) of every feature, in that order."""
+        """Return the samples `rows` (``[M]`` integers, may repeat) of every feature, in that order."""
         rows = rows.long()
         features, size = len(self.keys), rows.numel()
         if self.offsets is None and self.weights is None:
@@ -185,31 +184,30 @@ class KeyedJagged:
 
     @classmethod
     def concatenate(cls, parts: Sequence[KeyedJagged]) -> KeyedJagged:
-        """The samples of all parts, part after part; the parts have the same features in the same order."""
+        """Concatenate the samples of parts that have the same features in the same order."""
         if not parts or any(part.keys != parts[0].keys for part in parts):
             raise ConfigError(f"concatenate needs parts of equal features, got {[part.keys for part in parts]}")
         if len({part.weights is None for part in parts}) != 1:
             raise ConfigError("either every part has weights or none has")
         keys, size = parts[0].keys, sum(part.batch_size for part in parts)
         if not keys or all(part.offsets is None and part.weights is None for part in parts):
-            # The batch size is spelled out: without keys or samples there are no elements to infer it from.
+            # The batch size is explicit: without keys or samples, it cannot be inferred.
             values = torch.cat([part.values.view(len(keys), part.batch_size) for part in parts], 1).reshape(-1)
             return cls(keys=keys, values=values, offsets=None, batch_size=size)
         bags = [[part[key] for part in parts] for key in keys]
         joined = {
             key: JaggedTensor(
-                values=torch.cat([bag.values for bag in found]),
-                offsets=offsets_of(torch.cat([bag.lengths() for bag in found])),
-                weights=None if parts[0].weights is None else torch.cat([_weights(bag) for bag in found]),
+                values=torch.cat([bag.values for bag in features]),
+                offsets=offsets_of(torch.cat([bag.lengths() for bag in features])),
+                weights=None if parts[0].weights is None else torch.cat([_weights(bag) for bag in features]),
             )
-            for key, found in zip(keys, bags, strict=True)
+            for key, features in zip(keys, bags, strict=True)
         }
         return cls.from_features(joined)
 
 
 def with_weights(features: Mapping[str, JaggedTensor], weights: Mapping[str, Tensor]) -> dict[str, JaggedTensor]:
-    """Features with their `weights` ``[N]`` float32, those without with 1 for each value; as they are where none has
-    weights."""
+    """Return features with their `weights` ``[N]`` float32; other features get weights of 1 if any has weights."""
     if not weights:
         return dict(features)
     return {
@@ -219,24 +217,24 @@ def with_weights(features: Mapping[str, JaggedTensor], weights: Mapping[str, Ten
 
 
 def to_device(tensor: Tensor | None, device: torch.device | str) -> Tensor | None:
-    """A tensor on `device`, if there is one."""
+    """Return `tensor` on `device`, or None."""
     return None if tensor is None else tensor.to(device)
 
 
 def as_int64(places: Tensor) -> Tensor:
-    """Offsets or starts as kernels take them: those of int32 are copied, all others stay as they are."""
+    """Convert int32 offsets or starts to int64, as kernels require; other types are returned unchanged."""
     return places.long() if places.dtype == torch.int32 else places
 
 
 def slice_places(start: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """``[N]`` places of the slices ``start[i]:start[i] + lengths[i]``, one after another, and ``[M + 1]`` offsets."""
+    """Return the ``[N]`` indices of all slices ``start[i]:start[i] + lengths[i]``, and ``[M + 1]`` offsets."""
     offsets = offsets_of(lengths)
     shift = torch.repeat_interleave(start - offsets[:-1], lengths)
     return torch.arange(shift.numel(), dtype=torch.int64, device=shift.device) + shift, offsets
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """``[B + 1]`` int64 offsets of ``[B]`` bags of these lengths."""
+    """Return ``[B + 1]`` int64 offsets of ``[B]`` bags with these lengths."""
     offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets
@@ -247,8 +245,8 @@ def _weights(bag: JaggedTensor) -> Tensor:
     return bag.weights
 
 
-# Samples that a run must have on average to be worth it. A run is neighbouring samples of the same values in all groups
-# that leave runs this long; the others are shuffled and looked up sample by sample.
+# Average number of samples of a run for which runs pay. A run is neighbouring samples with the same values in all
+# groups that leave runs this long; other groups are shuffled and looked up sample by sample.
 LEAST_RUN = 2
 
 
@@ -265,7 +263,7 @@ class JaggedWindows:
     values : Tensor
         ``[E]`` int32 or int64 ids.
     start, length : Tensor
-        ``[U]`` int64, or int32 that becomes it; every window lies inside `values`.
+        ``[U]`` int64 (int32 is converted); every window is inside `values`.
     """
 
     key: str
@@ -275,14 +273,14 @@ class JaggedWindows:
 
     def __post_init__(self) -> None:
         if self.start.shape != self.length.shape:
-            raise ConfigError(f"{self.start.numel()} starts and {self.length.numel()} lengths, expected as many")
+            raise ConfigError(f"windows have {self.start.numel()} starts and {self.length.numel()} lengths")
         for name in ("start", "length"):
             object.__setattr__(self, name, as_int64(getattr(self, name)))
-        wrong = outside_windows(self.start, self.length, self.values.numel())
-        if wrong >= 0:
+        invalid = outside_windows(self.start, self.length, self.values.numel())
+        if invalid >= 0:
             raise ConfigError(
-                f"feature {self.key!r}: window {wrong} has {int(self.length[wrong])} values from "
-                f"{int(self.start[wrong])}, expected places from 0 to {self.values.numel()}"
+                f"feature {self.key!r}: window {invalid} has {int(self.length[invalid])} values from "
+                f"{int(self.start[invalid])}, expected places from 0 to {self.values.numel()}"
             )
 
     @property
@@ -294,15 +292,15 @@ class JaggedWindows:
         return self.start.numel()
 
     def to(self, device: torch.device | str) -> JaggedWindows:
-        """The same windows on `device`."""
+        """Return the same windows on `device`."""
         return replace(self, values=self.values.to(device), start=self.start.to(device), length=self.length.to(device))
 
     def take(self, rows: Tensor) -> JaggedWindows:
-        """The windows `rows`; the values are shared."""
+        """Return the windows `rows`; the values are shared."""
         return replace(self, start=self.start[rows.long()], length=self.length[rows.long()])
 
     def to_keyed(self) -> KeyedJagged:
-        """The same bags with copies of their values."""
+        """Return the same bags with copies of their values."""
         places, offsets = slice_places(self.start, self.length)
         return KeyedJagged(
             keys=self.keys, values=self.values[places], offsets=offsets, batch_size=self.batch_size
@@ -310,7 +308,7 @@ class JaggedWindows:
 
     @classmethod
     def concatenate(cls, parts: Sequence[JaggedWindows]) -> JaggedWindows:
-        """The windows of all parts, part after part."""
+        """Concatenate the windows of all parts."""
         if not parts or any(part.key != parts[0].key for part in parts):
             raise ConfigError(f"concatenate needs parts of one feature, got {[part.key for part in parts]}")
         shift = offsets_of(torch.tensor([part.values.numel() for part in parts])).tolist()
@@ -335,8 +333,8 @@ class InverseJagged:
     Parameters
     ----------
     unique : KeyedJagged or JaggedWindows
-        The distinct values; ``batch_size`` is U. Windows make this a *partial* inverse: (start, length) into values
-        that windows share.
+        The distinct values; ``batch_size`` is U. With windows this is a *partial* inverse: (start, length) into shared
+        values.
     inverse : Tensor
         ``[B]`` int32 or int64 in [0, U).
     """
@@ -349,10 +347,10 @@ class InverseJagged:
             raise ConfigError(
                 f"inverse is {self.inverse.dtype} of shape {tuple(self.inverse.shape)}, expected [B] int32 or int64"
             )
-        wrong = outside(self.inverse, self.unique.batch_size)
-        if wrong >= 0:
+        invalid = outside(self.inverse, self.unique.batch_size)
+        if invalid >= 0:
             raise ConfigError(
-                f"inverse of {', '.join(self.keys)} points sample {wrong} at {int(self.inverse[wrong])}, "
+                f"inverse of {', '.join(self.keys)} points sample {invalid} at {int(self.inverse[invalid])}, "
                 f"expected 0 to {self.unique.batch_size - 1}"
             )
 
@@ -365,60 +363,39 @@ class InverseJagged:
         return self.inverse.numel()
 
     def to(self, device: torch.device | str) -> InverseJagged:
-        """The same group on `device`."""
+        """Return the same group on `device`."""
         return InverseJagged(unique=self.unique.to(device), inverse=self.inverse.to(device))
 
     @property
     def factor(self) -> float:
-        """Samples for each distinct value, B / U."""
+        """Samples per distinct value, B / U."""
         return self.batch_size / max(self.unique.batch_size, 1)
 
-    @classmethod
-    def from_keyed(cls, features: KeyedJagged) -> InverseJagged:
-        """Find the distinct samples of a group by comparing their ids; numbered in order of first appearance.
-
-        For data that was not prepared with groups: the loader never needs it. Weights are not supported.
-        """
-        if features.weights is not None:
-            raise ConfigError("a group of features with per-sample weights cannot be deduplicated; leave it expanded")
-        offsets, size = features.bag_offsets().tolist(), features.batch_size
-        ids = features.values.tolist()
-        seen: dict[tuple[tuple[int, ...], ...], int] = {}
-        inverse = [
-            seen.setdefault(
-                tuple(tuple(ids[offsets[f * size + b] : offsets[f * size + b + 1]]) for f in range(len(features.keys))),
-                len(seen),
-            )
-            for b in range(size)
-        ]
-        places, first = _by_first_appearance(torch.tensor(inverse, dtype=torch.int64))
-        return cls(unique=features.take(first), inverse=places.to(torch.int32))
-
     def expand(self) -> KeyedJagged:
-        """The group without deduplication, a bag for each of the B samples."""
-        taken = self.unique.take(self.inverse)
-        return taken.to_keyed() if isinstance(taken, JaggedWindows) else taken
+        """Return the group without deduplication, a bag for each of the B samples."""
+        bags = self.unique.take(self.inverse)
+        return bags.to_keyed() if isinstance(bags, JaggedWindows) else bags
 
     def materialize(self) -> InverseJagged:
-        """The same group with windows turned into bags of their own."""
+        """Return the same group with windows converted to separate bags."""
         return InverseJagged(unique=self.bags(), inverse=self.inverse)
 
     def bags(self) -> KeyedJagged:
-        """The distinct values as bags, windows copied."""
+        """Return the distinct values as bags; values of windows are copied."""
         return self.unique.to_keyed() if isinstance(self.unique, JaggedWindows) else self.unique
 
     def compact(self) -> InverseJagged:
-        """The same samples without distinct values that no sample points at, numbered by first appearance."""
+        """Remove distinct values that no sample uses, and number the others by first appearance."""
         inverse, first = _by_first_appearance(self.inverse.long())
         return InverseJagged(unique=self.unique.take(self.inverse[first]), inverse=inverse.to(self.inverse.dtype))
 
     def slice(self, first: int, last: int) -> InverseJagged:
-        """Samples ``first`` to ``last`` (not included) and the distinct values they need."""
+        """Return samples ``first:last`` and the distinct values that they use."""
         return InverseJagged(unique=self.unique, inverse=self.inverse[first:last]).compact()
 
     @classmethod
     def concatenate(cls, parts: Sequence[InverseJagged]) -> InverseJagged:
-        """The samples of all parts; distinct values of different parts stay apart even where they are equal."""
+        """Concatenate the samples of all parts; equal values of different parts remain separate."""
         windows = [part.unique for part in parts if isinstance(part.unique, JaggedWindows)]
         keyed = [part.unique for part in parts if isinstance(part.unique, KeyedJagged)]
         if windows and keyed:
@@ -432,7 +409,7 @@ class InverseJagged:
 
     @classmethod
     def merge(cls, groups: Sequence[InverseJagged]) -> InverseJagged:
-        """One group with the features of all `groups`, over the distinct combinations that occur."""
+        """Merge groups into one with all features, over the distinct combinations that occur."""
         if not groups or len({group.batch_size for group in groups}) != 1:
             raise ConfigError(f"merge needs groups over the same samples, got {[group.batch_size for group in groups]}")
         codes = torch.zeros_like(groups[0].inverse, dtype=torch.int64)
@@ -441,13 +418,13 @@ class InverseJagged:
         inverse, first = _by_first_appearance(codes)
         bags = {}
         for group in groups:
-            found = InverseJagged(unique=group.unique, inverse=group.inverse[first]).expand()
-            bags.update({key: found[key] for key in found.keys})
+            features = InverseJagged(unique=group.unique, inverse=group.inverse[first]).expand()
+            bags.update({key: features[key] for key in features.keys})
         return cls(unique=KeyedJagged.from_features(bags), inverse=inverse.to(torch.int32))
 
 
 def _by_first_appearance(codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes renumbered in order of first appearance, and the place where each number appears first."""
+    """Renumber codes in order of first appearance; also return the first place of each number."""
     _, ranks = torch.unique(codes, return_inverse=True)
     count = int(ranks.max()) + 1 if ranks.numel() else 0
     first = torch.full((count,), codes.numel(), dtype=torch.int64, device=codes.device)

@@ -41,7 +41,7 @@ def profile(args: argparse.Namespace) -> None:
     from stratarec.data.dataset.dataset import Dataset
     from stratarec.data.duplication import profile as run
     from stratarec.embedding.optimizers import RowOptimizerConfig
-    from stratarec.hot.calibrator import budgets, passed_over
+    from stratarec.hot.calibrator import budgets, warn_inherited_ids
     from stratarec.hot.reuse import measure_drift, measure_reuse
     from stratarec.hot.selection import row_bytes_of
     from stratarec.io.atomic import check_output
@@ -68,7 +68,7 @@ def profile(args: argparse.Namespace) -> None:
     print_reuse(reuse)
     print_drift(drift)
     if hot is not None:
-        remark = passed_over(dataset)
+        remark = warn_inherited_ids(dataset)
         print_hot(hot, [*counted, *([f"note: {remark}"] if remark else [])])
     write_profile(output, found, reuse, points, hot, drift)
     say(f"report {output}")

@@ -216,14 +216,14 @@ class SharedEngine(LookupEngine[SharedBatch]):
         self.batches = int(manifest["batches"])
         return next((found.decode() for found in channel.gather(reason.encode()) if found), "")
 
-    def begin_with(
+    def initialize_from(
         self, directory: Path, manifest: Mapping[str, Any], optimizer: RowOptimizerConfig
     ) -> None:  # fmt: skip
-        """See `EmbeddingCollection.begin_with`: every rank takes its own rows."""
+        """See `EmbeddingCollection.initialize_from`: every rank takes its own rows."""
 
         def begun() -> None:
             if self.own:
-                self.own.begin_with(directory, manifest, optimizer)
+                self.own.initialize_from(directory, manifest, optimizer)
 
         self.mesh.files.together(begun)
         self._take_copies()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +29,7 @@ from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.log_segments import SegmentEntry
 from stratarec.embedding.stores.row_files import files_of, read_rows, verify_file
 from stratarec.embedding.tables.base import TableGroup, TableNumbers
-from stratarec.embedding.tables.mover import saved_slots
+from stratarec.embedding.tables.cache import saved_slots
 from stratarec.errors import CheckpointError
 from stratarec.io.scratch import ScratchDirectory
 from stratarec.io.sealed import Count, Hash, Model, validated
@@ -44,7 +44,7 @@ _Small = Annotated[int, pydantic.Field(ge=1, lt=1 << 31)]
 
 
 class RowsFile(Model):
-    """A file of rows; see `stores.row_file`."""
+    """A file of rows; see `stores.row_files`."""
 
     name: Annotated[str, pydantic.Field(pattern=r"^rows-\d{6,12}\.safetensors$")]
     rows: Count
@@ -52,7 +52,7 @@ class RowsFile(Model):
 
 
 class Segment(Model):
-    """A segment of a log; see `stores.log.segments`."""
+    """A segment of a log; see `stores.log_segments`."""
 
     slot: Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
     sequence: Annotated[int, pydantic.Field(ge=1, lt=10**10)]
@@ -65,22 +65,22 @@ class _Files(Model):
     @pydantic.model_validator(mode="after")
     def _check_files(self) -> _Files:
         if not self.files or len({entry.name for entry in self.files}) != len(self.files):
-            raise ValueError("no file, or one that is named twice")
+            raise ValueError("the list of files is empty or repeats a name")
         return self
 
 
 class RowsHome(_Files):
-    """Records in memory that is addressed directly."""
+    """Records of a store in addressable memory."""
 
     format: Literal[1]
     layout: Literal["rows", "tables"]
-    """Whether files number rows in the order of the group, or those of each table (`tables.numbering`)."""
+    """Whether files number the rows of the group, or of each table separately (`TableNumbers`)."""
     rows: _Positive
     record_bytes: _Small
 
 
 class LogHome(_Files):
-    """Records in a log; see `stores.log.layout`."""
+    """Records of a log store; see `stores.log_layout`."""
 
     format: Literal[1]
     layout: Literal["log"]
@@ -98,21 +98,21 @@ class LogHome(_Files):
     def _check(self) -> LogHome:
         for what in ("slot", "sequence"):
             if len({getattr(entry, what) for entry in self.segments}) != len(self.segments):
-                raise ValueError(f"two segments of one {what}")
+                raise ValueError(f"two segments have the same {what}")
         for entry in self.segments:
             if entry.slot >= self.slots or entry.blocks > self.segment_blocks:
-                raise ValueError(f"segment {entry.sequence} lies beyond {self.slots} slots or its length")
+                raise ValueError(f"segment {entry.sequence} exceeds {self.slots} slots or the length of a segment")
         return self
 
 
 class SlotFiles(_Files):
-    """The rows that were in slots; see `cache.saved_slots`."""
+    """Files of the rows that were in slots; see `tables.mover`."""
 
     record_bytes: _Small
 
 
 class CacheShape(Model):
-    """See `cache.directory.Directory.shape`."""
+    """Shape of a cache: the value of `Directory.shape`."""
 
     ways: _Small
     policy: str
@@ -121,7 +121,7 @@ class CacheShape(Model):
 
 
 class Codec(Model):
-    """See `RecordCodec.identity`."""
+    """Codec of the records: the value of `RecordCodec.identity`."""
 
     format: Count
     kind: str
@@ -138,12 +138,12 @@ TablePart = tuple[str, _Positive, Count, Annotated[int, pydantic.Field(ge=1, le=
 
 
 class GroupManifest(Model):
-    """Tables that lie together."""
+    """Manifest of a table group."""
 
     name: Annotated[str, pydantic.Field(pattern=r"^group-\d{2,8}$")]
     tables: tuple[TablePart, ...]
-    """Name and rows of each, and which rows of the whole table these are: the first, the step from one to the next, and
-    how many there are in all. Without other parts: 0, 1, and as many."""
+    """Name and number of rows of each table, then its part of the complete table: first row, stride, and rows of the
+    complete table. A table that is not partitioned has 0, 1 and its own number of rows."""
     codec: Codec
     home: Annotated[RowsHome | LogHome, pydantic.Field(discriminator="layout")]
     cache: CacheShape | None = None
@@ -154,83 +154,91 @@ class GroupManifest(Model):
         rows = sum(rows for _, rows, *_ in self.tables)
         if rows != self.home.rows:
             raise ValueError(f"{self.name} has tables of {rows} rows and a home of {self.home.rows}")
-        found = RecordCodec.from_identity(self.codec.model_dump(exclude_unset=True)).record_bytes
-        if found != self.home.record_bytes:
-            raise ValueError(f"{self.name} has records of {self.home.record_bytes} bytes, its codec makes {found}")
-        # Later code takes one for the other.
+        expected = RecordCodec.from_identity(self.codec.model_dump(exclude_unset=True)).record_bytes
+        if expected != self.home.record_bytes:
+            raise ValueError(
+                f"{self.name} has records of {self.home.record_bytes} bytes, expected {expected} by its codec"
+            )
+        # Later code relies on both being present or absent.
         if (self.cache is None) != (self.slots is None):
             raise ValueError(f"{self.name} has slots without a cache, or a cache without slots")
         return self
 
 
 class TablesManifest(Model):
-    """All tables of a collection."""
+    """Manifest of all tables of a collection."""
 
     step: Count
     earlier: Count
-    """Steps of the runs before that the optimizer's state is of, too."""
+    """Steps of earlier runs that the optimizer state includes."""
     batches: Count
     origin: Count
     lookahead: Annotated[int, pydantic.Field(ge=0, le=1 << 20)]
     changes: tuple[tuple[Count, Annotated[float, pydantic.Field(gt=0)]], ...] = ()
-    """Of the learning rate: see `step_clock.StepClock`."""
+    """Changes of the learning rate; see `StepClock`."""
     groups: tuple[GroupManifest, ...]
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> TablesManifest:
         if self.step > self.batches or self.earlier >= 1 << 48:
-            raise ValueError(f"{self.step} steps and {self.earlier} before them, of {self.batches} batches")
+            raise ValueError(f"step {self.step} and {self.earlier} earlier steps do not fit {self.batches} batches")
         if self.origin > self.batches or self.batches - self.origin >= 1 << 31:
-            raise ValueError(f"clocks at {self.origin} and {self.batches}, expected less than 2**31 between them")
+            raise ValueError(
+                f"origin {self.origin} and batches {self.batches} differ by 2**31 or more, or are reversed"
+            )
         names = [group.name for group in self.groups]
         if len(set(names)) != len(names):
-            raise ValueError(f"a group stands twice in {sorted(names)}")
+            raise ValueError(f"groups have the same name: {sorted(names)}")
         parts: dict[str, list[TablePart]] = {}
         for group in self.groups:
             for part in group.tables:
                 parts.setdefault(part[0], []).append(part)
-        for name, found in parts.items():
-            _check_parts(name, found)
+        for name, parts_of_table in parts.items():
+            _check_parts(name, parts_of_table)
         return self
 
 
 def _check_parts(name: str, parts: Sequence[TablePart]) -> None:
-    """`ValueError` unless every row of a table is in exactly one part."""
-    _, _, _, stride, whole = parts[0]
-    expected = [(first, -(-(whole - first) // stride), stride, whole) for first in range(min(stride, whole))]
+    """Raise `ValueError` unless every row of a table is in exactly one part."""
+    _, _, _, stride, total_rows = parts[0]
+    expected = [
+        (first, -(-(total_rows - first) // stride), stride, total_rows) for first in range(min(stride, total_rows))
+    ]
     if sorted((first, rows, step, total) for _, rows, first, step, total in parts) != expected:
-        raise ValueError(f"table {name!r} lacks rows, or has some twice: {len(parts)} parts, expected {len(expected)}")
+        raise ValueError(
+            f"the {len(parts)} parts of table {name!r} do not cover each row once; expected {len(expected)}"
+        )
 
 
 def checked(directory: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest of the tables in `directory`, found to be one; `CheckpointError` names what is wrong with it."""
-    found = validated(TablesManifest, manifest, f"the tables in {directory}", ADVICE, CheckpointError)
-    # Without what was left out: identities are compared as they were written, defaults or not.
-    return found.model_dump(mode="json", exclude_unset=True)
+    """Validate the manifest of the tables in `directory`; `CheckpointError` names the invalid field."""
+    valid = validated(TablesManifest, manifest, f"the tables in {directory}", ADVICE, CheckpointError)
+    # Without defaults that were left out: identities are compared as they were written.
+    return valid.model_dump(mode="json", exclude_unset=True)
 
 
 RANK_GROUPS = 1000
-"""Numbers of groups that each process has for its own."""
+"""Group numbers reserved for each process."""
 
 
 def save_tables(
-    groups: Sequence[TableGroup], directory: Path, previous: Path | None, settled: int, rank: int = 0
+    groups: Sequence[TableGroup], directory: Path, previous: Path | None, oldest_stamp: int, rank: int = 0
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Write every group under `directory`; returns the manifests. `previous` is the last checkpoint's directory."""
+    """Write every group below `directory` and return the manifests; `previous` is the last checkpoint's directory."""
     manifests = []
     for name, group in zip(_names(len(groups), rank), groups, strict=True):
-        manifest = group.save(directory / name, None if previous is None else previous / name, settled)
+        manifest = group.save(directory / name, None if previous is None else previous / name, oldest_stamp)
         manifests.append({"name": name, "tables": _parts(group), "codec": group.codec.identity, **manifest})
     return manifests
 
 
 def _names(groups: int, rank: int) -> list[str]:
-    # A rank writes beside others into one folder: its groups have a range of numbers of their own.
+    # All ranks write into one folder: the groups of each rank have their own range of numbers.
     return [f"group-{rank * RANK_GROUPS + number:02d}" for number in range(groups)]
 
 
 def _parts(group: TableGroup) -> list[list[Any]]:
-    """As `tables_manifest.TablePart`."""
+    """Return the `TablePart` of each table of a group."""
     return [
         [table.name, table.num_embeddings, part.first, part.stride, part.rows]
         for table in group.configs
@@ -238,11 +246,18 @@ def _parts(group: TableGroup) -> list[list[Any]]:
     ]
 
 
-def lie_alike(groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]], rank: int = 0) -> bool:
-    """Whether the groups of a process are laid out as the ones that this process, or another one, wrote as `rank`."""
-    theirs = [found for found in manifests if int(found["name"].removeprefix("group-")) // RANK_GROUPS == rank]
-    names = [found["name"] for found in theirs]
-    return names == _names(len(groups), rank) and all(map(_same_layout, groups, theirs))
+def same_layout(groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]], rank: int = 0) -> bool:
+    """Whether the groups have the same layout as the groups that were saved as `rank`."""
+    saved = [entry for entry in manifests if int(entry["name"].removeprefix("group-")) // RANK_GROUPS == rank]
+    names = [entry["name"] for entry in saved]
+    if names != _names(len(groups), rank):
+        return False
+    return all(
+        [list(part) for part in manifest["tables"]] == _parts(group)
+        and group.codec.identity == manifest["codec"]
+        and group.fits(manifest)
+        for group, manifest in zip(groups, saved, strict=True)
+    )
 
 
 def load_tables(
@@ -256,44 +271,44 @@ def load_tables(
     fresh: bool,
     health: Health,
 ) -> None:
-    """Take all rows of the groups from a checkpoint.
+    """Load all rows of the groups from a checkpoint.
 
     Parameters
     ----------
     batches, stamp : int
-        The two clocks where the checkpoint was written.
+        The two clocks at the time of the checkpoint.
     rank : int or None
-        Whose groups lie alike, for all of them; None where rows are taken over one by one.
+        Rank whose saved groups have the same layout; None if rows are transferred one by one.
     fresh : bool
-        Whether the tables are as their constructor made them.
+        Whether the tables have their initial values.
     health : Health
-        Fails when loading ends in the middle.
+        Fails if loading is interrupted.
 
     Raises
     ------
     CheckpointError
-        When a file is missing or damaged, a table is not in the checkpoint or has another size, or the layout is
-        another and the tables are not `fresh`.
+        If a file is missing or damaged, a table is not in the checkpoint or has another size, or the layout differs and
+        the tables are not `fresh`.
     """
     _check_tables(groups, manifests)
-    # Rows that the checkpoint lacks keep what they have, which must be their initial values.
+    # Rows that the checkpoint lacks keep their values, which must be the initial ones.
     if rank is None and not fresh:
         raise CheckpointError(
-            f"{directory} has other tiers than these tables, which were trained; load it into new ones"
+            f"{directory} has other tiers than these tables, which were already trained; load it into new tables"
         )
     try:
         if rank is not None:
-            found = {manifest["name"]: manifest for manifest in manifests}
+            by_name = {manifest["name"]: manifest for manifest in manifests}
             for name, group in zip(_names(len(groups), rank), groups, strict=True):
-                group.restore(directory / name, found[name], stamp)
+                group.restore(directory / name, by_name[name], stamp)
         else:
-            take_over(groups, directory, manifests, batches)
+            _transfer(groups, _rows_by_table(directory, manifests), batches)
     except BaseException:
         health.fail(f"loading {directory} did not finish")
         raise
 
 
-def begin_tables(
+def initialize_tables(
     groups: Sequence[TableGroup],
     directory: Path,
     manifests: Sequence[Mapping[str, Any]],
@@ -302,19 +317,19 @@ def begin_tables(
     *,
     health: Health,
 ) -> None:
-    """Take all rows of an earlier run's tables into tables that are as their constructor made them.
+    """Load all rows of an earlier run's tables into tables that have their initial values.
 
     Parameters
     ----------
     seed, missed
-        As `transfer.begin_with`.
+        As for `_initialize_from`.
     health : Health
-        Fails when that ends in the middle.
+        Fails if loading is interrupted.
 
     Raises
     ------
     CheckpointError
-        When a file is missing or damaged, or a table is not in the checkpoint or has more rows there.
+        If a file is missing or damaged, or a table is not in the checkpoint or has more rows there.
     """
     _check_tables(groups, manifests, growing=True)
     try:
@@ -322,175 +337,165 @@ def begin_tables(
             for group, manifest in zip(groups, manifests, strict=True):
                 group.restore(directory / manifest["name"], manifest, 0)
         else:
-            begin_with(groups, directory, manifests, seed, missed)
+            _initialize_from(groups, directory, manifests, seed, missed)
     except BaseException:
-        health.fail(f"taking rows from {directory} did not finish")
+        health.fail(f"loading rows from {directory} did not finish")
         raise
 
 
 def _have_grown(groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the groups are those of a checkpoint but for rows behind those that tables had there."""
+    """Whether the groups are those of the checkpoint, except for additional rows at the end of tables."""
     if [manifest["name"] for manifest in manifests] != _names(len(groups), 0):
         return False
     for group, manifest in zip(groups, manifests, strict=True):
-        alike = group.grows and group.codec.identity == manifest["codec"] and group.fits(manifest)
+        fits = group.grows and group.codec.identity == manifest["codec"] and group.fits(manifest)
         names = [table.name for table in group.configs]
-        whole = all(part[1] == part[4] for part in (*_parts(group), *manifest["tables"]))
-        if not alike or not whole or names != [name for name, *_ in manifest["tables"]]:
+        complete = all(part[1] == part[4] for part in (*_parts(group), *manifest["tables"]))
+        if not fits or not complete or names != [name for name, *_ in manifest["tables"]]:
             return False
     return True
-
-
-def _same_layout(group: TableGroup, manifest: Mapping[str, Any]) -> bool:
-    tables = [list(part) for part in manifest["tables"]]
-    return tables == _parts(group) and group.codec.identity == manifest["codec"] and group.fits(manifest)
 
 
 def _check_tables(
     groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]], *, growing: bool = False
 ) -> None:
-    there = {name: rows for manifest in manifests for name, _, _, _, rows in manifest["tables"]}
+    saved_rows = {name: rows for manifest in manifests for name, _, _, _, rows in manifest["tables"]}
     for group in groups:
         for table in group.configs:
-            rows, saved = table.numbering.rows, there.get(table.name, 0)
+            rows, saved = table.numbering.rows, saved_rows.get(table.name, 0)
             if not 0 < saved <= rows or (saved < rows and not growing):
-                found = f"{there[table.name]} rows" if table.name in there else "no such table"
-                raise CheckpointError(f"table {table.name!r} has {rows} rows here, {found} there")
+                content = f"has {saved} rows" if table.name in saved_rows else "does not have this table"
+                raise CheckpointError(f"table {table.name!r} has {rows} rows, the checkpoint {content}")
         for manifest in manifests:
             width = manifest["codec"]["width"]
             if {name for name, *_ in manifest["tables"]} & set(group.first_row) and width != group.width:
-                raise CheckpointError(f"tables of width {width} there, {group.width} here")
+                raise CheckpointError(f"the tables have width {group.width}, the checkpoint {width}")
 
 
 _CHUNK_ROWS = 1 << 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Target:
-    """A table, or the part of one, that takes rows."""
-
-    group: TableGroup
-    table: EmbeddingBagConfig
-
-    def take(self, rows: Indices, found: FloatRows, places: Indices, write: int) -> None:
-        """Give it those of the `rows` of the whole table that it holds: rows `places` of `found`."""
-        part, first = self.table.numbering, self.group.first_row[self.table.name]
-        own, rest = np.divmod(rows - part.first, part.stride)
-        # `divmod` rounds down, so rows before the part come out negative.
-        held = (rest == 0) & (own >= 0) & (own < self.table.num_embeddings)
-        self.group.write_rows(own[held] + first, found, places[held], write)
+Transfer = Iterator[tuple[str, Indices, FloatRows, Indices]]
+"""Table name, rows of the complete table, values, and the index of each row in the values."""
 
 
-def take_over(
-    groups: Sequence[TableGroup], directory: Path, manifests: Sequence[Mapping[str, Any]], write: int
-) -> None:  # fmt: skip
-    """Give every row of a checkpoint to the group that holds its table now."""
-    _take(groups, _rows_by_table(directory, manifests), write)
+def _write(
+    group: TableGroup, table: EmbeddingBagConfig, rows: Indices, values: FloatRows, places: Indices, write: int
+) -> None:
+    """Write those of the `rows` of the complete table that `table` contains: rows `places` of `values`."""
+    part, first = table.numbering, group.first_row[table.name]
+    own_rows, remainder = np.divmod(rows - part.first, part.stride)
+    # `divmod` rounds down, so rows before the part are negative.
+    inside = (remainder == 0) & (own_rows >= 0) & (own_rows < table.num_embeddings)
+    group.write_rows(own_rows[inside] + first, values, places[inside], write)
 
 
-def _take(groups: Sequence[TableGroup], found: Iterator[tuple[str, Indices, FloatRows, Indices]], write: int) -> None:
-    targets = {table.name: _Target(group=group, table=table) for group in groups for table in group.configs}
-    for name, rows, values, places in found:
+def _transfer(groups: Sequence[TableGroup], transfer: Transfer, write: int) -> None:
+    """Write every transferred row to the group that has its table."""
+    targets = {table.name: (group, table) for group in groups for table in group.configs}
+    for name, rows, values, places in transfer:
         if name in targets:
-            targets[name].take(rows, values, places, write)
+            _write(*targets[name], rows, values, places, write)
 
 
-def begin_with(
+def _initialize_from(
     groups: Sequence[TableGroup],
     directory: Path,
     manifests: Sequence[Mapping[str, Any]],
     seed: int,
     missed: Missed | None,
 ) -> None:
-    """Give every row of an earlier run's tables to the group that holds it now.
+    """Initialize tables with the rows of an earlier run; apply the steps that they missed and reset their clocks.
 
-    A row that the earlier run has no record of, because nothing ever trained it, begins as the new tables have it, and
-    takes the steps that it missed: so what tables begin with does not depend on where that run had its rows.
+    A row without a record, because it was never trained, starts with the initial value of the new tables, and the
+    missed steps are applied to it too. So the result does not depend on where the earlier run stored its rows.
 
     Parameters
     ----------
     seed : int
-        Of these tables.
+        Seed of the new tables.
     missed : Missed or None
-        The steps of the earlier run, where its rows have clocks. All its rows take them; the clocks begin anew.
+        Steps of the earlier run, if its rows have clocks.
     """
 
-    def anew(found: FloatRows) -> FloatRows:
+    def updated(values: FloatRows) -> FloatRows:
         if missed is not None:
-            apply_missed_steps_to_range(Slots(*found.parts), found.width, 0, found.slots, missed)
-        return replace(found, clock=np.zeros(found.slots, dtype=np.int32))
+            apply_missed_steps_to_range(Slots(*values.parts), values.width, 0, values.slots, missed)
+        return replace(values, clock=np.zeros(values.slots, dtype=np.int32))
 
     seen = {name: allocate_bits(rows) for manifest in manifests for name, _, _, _, rows in manifest["tables"]}
 
-    def marked() -> Iterator[tuple[str, Indices, FloatRows, Indices]]:
-        for name, rows, found, places in _rows_by_table(directory, manifests, anew):
+    def marked() -> Transfer:
+        for name, rows, values, places in _rows_by_table(directory, manifests, updated):
             set_bits(seen[name], rows)
-            yield name, rows, found, places
+            yield name, rows, values, places
 
-    _take(groups, marked(), 0)
+    _transfer(groups, marked(), 0)
     if missed is not None:
-        there = {name: rows for manifest in manifests for name, _, _, _, rows in manifest["tables"]}
+        saved_rows = {name: rows for manifest in manifests for name, _, _, _, rows in manifest["tables"]}
         for group in groups:
             for table in group.configs:
                 key = table_key(seed, table.name)
-                for rows, found in _initial_rows(group, table, seen[table.name], there[table.name], key):
-                    _Target(group=group, table=table).take(rows, anew(found), np.arange(len(rows)), 0)
+                for rows, values in _initial_rows(group, table, seen[table.name], saved_rows[table.name], key):
+                    _write(group, table, rows, updated(values), np.arange(len(rows)), 0)
 
 
 def _initial_rows(
     group: TableGroup, table: EmbeddingBagConfig, seen: NDArray[np.uint8], total: int, key: int
 ) -> Iterator[tuple[Indices, FloatRows]]:
-    """The rows of an earlier table, of so many, that were not `seen`, as they began."""
+    """Yield the initial values of those of the `total` rows of an earlier table that were not `seen`."""
     for rows in row_chunks(total):
         absent = ~test_bits(seen, rows)
         if not absent.any():
             continue
-        # All of a chunk, though some are absent: the kernel fills neighbouring rows.
+        # The complete chunk, although only some rows are absent: the kernel fills neighbouring rows.
         weights = np.empty((len(rows), group.width), dtype=np.float32)
         fill_uniform(weights, key=key, first_row=int(rows[0]), low=-table.bound, high=table.bound)
-        # With clocks, of 0, whatever the codec keeps: these rows missed every step.
-        found = FloatRows.allocate(int(absent.sum()), group.width, **{**group.codec.layout.kept, "clock": 1})
-        found.weights[:] = weights[absent].reshape(-1)
-        yield rows[absent], found
+        # With clocks of 0, whatever the codec stores: these rows missed every step.
+        values = FloatRows.allocate(int(absent.sum()), group.width, **{**group.codec.layout.kept, "clock": 1})
+        values.weights[:] = weights[absent].reshape(-1)
+        yield rows[absent], values
 
 
 def _rows_by_table(
     directory: Path,
     manifests: Sequence[Mapping[str, Any]],
-    ready: Callable[[FloatRows], FloatRows] = lambda found: found,
-) -> Iterator[tuple[str, Indices, FloatRows, Indices]]:
-    """Table, rows of the whole table, and where each of them is among some float32 rows, made `ready`."""
+    convert: Callable[[FloatRows], FloatRows] = lambda values: values,
+) -> Transfer:
+    """Yield all saved rows, with `convert` applied to the values."""
     for manifest in manifests:
         for rows, saved in saved_rows(directory / manifest["name"], manifest):
-            begin, found = 0, ready(saved)
+            begin, values = 0, convert(saved)
             for name, size, first, stride, _ in manifest["tables"]:
-                mine = np.flatnonzero((rows >= begin) & (rows < begin + size))
-                if len(mine):
-                    yield name, (rows[mine] - begin) * stride + first, found, mine
+                places = np.flatnonzero((rows >= begin) & (rows < begin + size))
+                if len(places):
+                    yield name, (rows[places] - begin) * stride + first, values, places
                 begin += size
 
 
 def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[NDArray[np.int64], FloatRows]]:
-    """Rows of a group of a checkpoint, decoded, piece by piece; a later piece overrides an earlier one."""
+    """Yield the decoded rows of a saved group in pieces; a later piece overrides an earlier one."""
     codec = RecordCodec.from_identity(manifest["codec"])
     home = manifest["home"]
     pieces = _log_records if home["layout"] == "log" else _chain_records
-    spread = TableNumbers([rows for _, rows, *_ in manifest["tables"]]) if home["layout"] == "tables" else None
-    home = home if spread is None else {**home, "rows": spread.end}
+    numbering = TableNumbers([rows for _, rows, *_ in manifest["tables"]]) if home["layout"] == "tables" else None
+    home = home if numbering is None else {**home, "rows": numbering.end}
     for numbers, records in pieces(directory / "home", home):
-        rows = numbers if spread is None else spread.to_group(numbers)
-        found = FloatRows.allocate(len(rows), codec.width, **codec.layout.kept)
+        rows = numbers if numbering is None else numbering.to_group(numbers)
+        values = FloatRows.allocate(len(rows), codec.width, **codec.layout.kept)
         order = np.arange(len(rows), dtype=np.int64)
-        codec.decode(records, order, found, order)
-        yield rows, found
+        codec.decode(records, order, values, order)
+        yield rows, values
     if "slots" in manifest:
         shape = manifest["cache"]
-        slots = shape["ways"] * sum(own + extra for own, extra in shape["sets"]) + sum(shape.get("hot", ()))
+        slots = shape["ways"] * sum(regular + overflow for regular, overflow in shape["sets"]) + sum(
+            shape.get("hot", ())
+        )
         yield from saved_slots(directory, manifest["slots"], codec, slots=slots, rows=manifest["home"]["rows"])
 
 
 def saved_files(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
-    """Every file of a group of a checkpoint, of which `saved_rows` reads all but the notes, which are read here."""
+    """Yield every file of a saved group; `saved_rows` reads all of them except the notes, which are read here."""
     home = manifest["home"]
     yield from files_of(directory / "home", home["files"])
     for entry in home.get("segments", ()):
@@ -511,7 +516,7 @@ def _log_records(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple
     rows, size = int(manifest["rows"]), int(manifest["record_bytes"])
     opened = ScratchDirectory(directory.parent, ".reading-")
     with opened as scratch, closing(LogRecords(scratch, rows=rows, record_bytes=size)) as store:
-        # Segments are linked, not copied; the scratch directory keeps the checkpoint from being written.
+        # Segments are linked, not copied; the scratch directory protects the checkpoint from writes.
         store.restore(directory, dict(manifest))
         for first in range(0, store.rows, _CHUNK_ROWS):
             chunk = np.arange(first, min(first + _CHUNK_ROWS, store.rows), dtype=np.int64)

@@ -169,7 +169,7 @@ class RecordCodec:
 
     - fp32 parameters: ``scale <= max((max - min) / L, 2**-126)``, offset = min;
     - fp16 parameters: the offset is min rounded *down* and the scale ``(max - offset) / L`` rounded *up*, so that no
-      weight lies outside the codes and none is clamped. That widens a step to at most
+      weight is outside the codes and none is clamped. That widens a step to at most
       ``((max - min + ulp16(min)) / L) * (1 + 2**-10) + 2**-24``.
 
     *Constant rows.* With fp32 parameters a row of equal weights v is decoded exactly (the sign of a zero is lost). With

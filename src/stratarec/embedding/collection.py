@@ -1,6 +1,6 @@
-"""The embedding collection: an `nn.Module` that takes the place of TorchRec's `EmbeddingBagCollection`.
+"""The embedding collection: an `nn.Module` that replaces TorchRec's `EmbeddingBagCollection`.
 
-Here are the module and autograd alone; what is done to rows, `Engine` does.
+This module contains only the `nn.Module` and autograd; `Engine` reads and changes rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.engine import Engine
-from stratarec.embedding.lookup_engine import Handle, Held, LookupEngine, Prepared
+from stratarec.embedding.lookup_engine import AnyHandle, Handle, LookupEngine, Prepared
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import ConfigError
@@ -25,12 +25,12 @@ from stratarec.progress import timed
 
 @dataclass(frozen=True, kw_only=True)
 class Embeddings:
-    """What a lookup gives.
+    """Result of a lookup.
 
     Parameters
     ----------
     pooled : Tensor
-        ``[B, sum of dims]`` float32: the pooled features side by side, in the order of `pooled_keys`.
+        ``[B, sum of dims]`` float32: the pooled features, concatenated in the order of `pooled_keys`.
     pooled_keys : tuple of str
         Pooled features, tables in order and features in the order of their table.
     dims : tuple of int
@@ -45,7 +45,7 @@ class Embeddings:
     sequences: Mapping[str, JaggedTensor]
 
     def __getitem__(self, key: str) -> Tensor:
-        """``[B, D]`` view of the pooled feature `key`."""
+        """Return a ``[B, D]`` view of the pooled feature `key`."""
         if key not in self.pooled_keys:
             raise ConfigError(f"no pooled feature {key!r}; there are {', '.join(self.pooled_keys)}")
         place = self.pooled_keys.index(key)
@@ -53,11 +53,11 @@ class Embeddings:
         return self.pooled[:, first : first + self.dims[place]]
 
 
-class EmbeddingCollection(nn.Module, Generic[Held]):
-    """Embedding tables that train themselves, over whatever engine holds them: the module that models see.
+class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
+    """Embedding tables that train themselves: the module that models use, with any engine.
 
-    Here is what a model and a training loop of one's own need. Bytes, the factor on the rate, views for a
-    ``state_dict`` and what else there is to ask, `engine` answers.
+    It has what a model and a custom training loop need. Memory use, the factor on the learning rate and other details
+    are available from `engine`.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
         Prepares, looks up and trains batches.
     """
 
-    def __init__(self, engine: LookupEngine[Held]) -> None:
+    def __init__(self, engine: LookupEngine[AnyHandle]) -> None:
         super().__init__()
         self.engine = engine
         # Autograd runs backward only for outputs of something that requires a gradient.
@@ -73,12 +73,12 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
 
     @property
     def tables(self) -> tuple[EmbeddingBagConfig, ...]:
-        """What the tables are."""
+        """Configurations of the tables."""
         return self.engine.configs
 
     @property
     def pooled_keys(self) -> tuple[str, ...]:
-        """Pooled features in the order of the output."""
+        """Pooled features, in the order of the output."""
         return self.engine.pooled_keys
 
     @property
@@ -88,26 +88,26 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
 
     @property
     def step(self) -> int:
-        """Steps of the row optimizer so far."""
+        """Number of steps of the row optimizer so far."""
         return self.engine.step
 
     @property
     def learning_rate(self) -> float:
-        """The rate that the next backward will use."""
+        """Learning rate of the next backward pass."""
         return self.engine.learning_rate
 
-    def prepare(self, features: KeyedJagged) -> Held:
-        """Bring the rows of a batch into level 0; hand what this gives to `forward`, once, in order.
+    def prepare(self, features: KeyedJagged) -> AnyHandle:
+        """Bring the rows of a batch into level 0; pass the returned handle to `forward` once, in order.
 
         Raises
         ------
         ConfigError, TrainingError, StorageError
-            The batch then counts as never seen, and rows are as they were unless the message says otherwise.
+            The batch is then ignored, and rows are unchanged unless the message says otherwise.
         """
         return self.engine.prepare(features)
 
-    def forward(self, features: KeyedJagged | Held) -> Embeddings:
-        """Look up every feature of the collection; `features` may hold more, in any order."""
+    def forward(self, features: KeyedJagged | AnyHandle) -> Embeddings:
+        """Look up every feature of the collection; `features` may contain additional ones, in any order."""
         training, engine, up = torch.is_grad_enabled(), self.engine, self.engine.transfers.up
         if not isinstance(features, KeyedJagged):
             prepared, features = features, features.features
@@ -116,76 +116,76 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
         else:
             return self._named(features, *map(up, engine.read(features)))
         inputs = (self._anchor, features.weights, prepared, engine)
-        found = FusedLookup.apply(*inputs)  # type: ignore[no-untyped-call]
-        # No backward pass will come that lets the rows go.
+        outputs = FusedLookup.apply(*inputs)  # type: ignore[no-untyped-call]
+        # No backward pass will release the rows.
         if not training:
             prepared.release()
-        return self._named(features, *found)
+        return self._named(features, *outputs)
 
     def _named(self, features: KeyedJagged, pooled: Tensor, *rows: Tensor) -> Embeddings:
         engine = self.engine
         values, size, sequences = dict(zip(engine.row_order, rows, strict=True)), features.batch_size, {}
         for key in engine.sequence_keys:
             place = features.keys.index(key)
-            # Rows of a feature are handed out from its own first one, as values of a tensor of its own.
+            # Offsets of the feature start at 0, because its rows are a separate tensor.
             offsets = features.bag_offsets()[place * size : (place + 1) * size + 1]
             sequences[key] = JaggedTensor(values=values[key], offsets=offsets - offsets[0])
         return Embeddings(pooled=pooled, pooled_keys=engine.pooled_keys, dims=engine.dims, sequences=sequences)
 
     def table(self, name: str) -> dict[str, Tensor]:
-        """``weight`` ``[R, D]`` and optimizer state of a table; ``clock`` too, the steps that each row has taken, where
-        `RowOptimizerConfig.rows` is all.
+        """Return ``weight`` ``[R, D]`` and optimizer state of a table.
 
-        Of a table that lies whole in level 0 these are views: writing them changes the model. Of others they are
-        copies, which take the memory of the whole table in float32; `rows` reads parts.
+        If `RowOptimizerConfig.rows` is all, ``clock`` is the number of steps that each row has taken. For a table that
+        is completely in level 0 these are views: writing them changes the model. For other tables they are copies,
+        which take the memory of the complete table in float32; `rows` reads a part.
         """
         return self.engine.tables_of(name).table(name)
 
     def rows(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Rows ``first:last`` of a table as they are now: ``weight`` and optimizer state."""
+        """Return ``weight`` and optimizer state of rows ``first:last`` of a table, all steps applied."""
         return self.engine.tables_of(name).part(name, first, last)
 
     def save(self, directory: Path, previous: Path | None = None) -> dict[str, Any]:
-        """Write all tables into the new directory `directory`; returns the JSON manifest that `load` takes.
+        """Write all tables into the new directory `directory`; return the JSON manifest for `load`.
 
         Parameters
         ----------
         previous : Path
-            Where this collection was saved last, or loaded from: only rows that changed since are written, the rest is
-            linked from there.
+            Directory of the last save or load of this collection: only rows that changed since then are written, and
+            other files are linked.
 
         Raises
         ------
         StorageError
-            When something cannot be written; `previous` stays as it was.
+            If a file cannot be written; `previous` is unchanged.
         TrainingError
-            While a batch is prepared and not looked up, and where rows are incomplete.
+            If a batch is prepared and not looked up, or rows are incomplete.
         """
         return self.engine.save(directory, previous)
 
     def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
-        """Take all tables from what `save` wrote, by whatever tiers, caches and codecs; earlier handles are void.
+        """Load all tables that `save` wrote, with any tiers, caches and codecs; earlier handles become invalid.
 
         Returns
         -------
         str
-            Why the bits may differ from here on from those of the run that was saved; empty when they do not.
+            Why bits may differ from those of the saved run from here on; empty if they do not.
 
         Raises
         ------
         CheckpointError
-            When a file is missing or damaged, the tables are others, or they lie in other tiers and this collection
-            has been trained, so that rows which the checkpoint lacks no longer have their initial values.
+            If a file is missing or damaged, or the tables differ. Also if the tiers differ and this collection was
+            already trained, so that rows that the checkpoint lacks no longer have their initial values.
         """
         return self.engine.load(directory, manifest)
 
     def close(self) -> None:
-        """Give back the files and threads of stores; whatever is asked of the collection afterwards is an error."""
+        """Release the files and threads of stores; any further use of the collection is an error."""
         self.engine.close()
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         if not self.engine.resident:
-            raise ConfigError("tables that do not lie whole in level 0 are in no state_dict; call save and load")
+            raise ConfigError("tables that are not completely in level 0 have no state_dict; call save and load")
         for name, view in self.engine.named_views():
             destination[prefix + name] = view
         destination[prefix + "step"] = torch.tensor(self.step)
@@ -196,19 +196,19 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
     ) -> None:  # fmt: skip
         expected = dict(self.engine.named_views())
         for name, view in expected.items():
-            found = state_dict.get(prefix + name)
-            if found is None:
+            value = state_dict.get(prefix + name)
+            if value is None:
                 missing_keys.append(prefix + name)
-            elif found.shape != view.shape:
-                error_msgs.append(f"{prefix + name} is {tuple(found.shape)}, expected {tuple(view.shape)}")
+            elif value.shape != view.shape:
+                error_msgs.append(f"{prefix + name} is {tuple(value.shape)}, expected {tuple(view.shape)}")
             else:
-                view.copy_(found)
+                view.copy_(value)
         if prefix + "step" in state_dict:
             self.engine.load_position(int(state_dict[prefix + "step"]))
         else:
             missing_keys.append(prefix + "step")
-        known = {prefix + name for name in (*expected, "step")}
-        unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in known]
+        valid_keys = {prefix + name for name in (*expected, "step")}
+        unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in valid_keys]
 
     def extra_repr(self) -> str:
         rows = sum(table.num_embeddings for table in self.tables)
@@ -216,49 +216,50 @@ class EmbeddingCollection(nn.Module, Generic[Held]):
 
 
 class TieredEmbeddingBagCollection(EmbeddingCollection[Prepared]):
-    """Embedding tables that train themselves: backward applies a fused row optimizer in place.
+    """Embedding tables that train themselves: the backward pass applies a fused row optimizer in place.
 
     Dimensions: F features, B samples, L ids in a bag, D width. Bag (f, b) of table t gives ::
 
         pooled[b, f] = sum over l of weights[f, b, l] * table_t[ids[f, b, l]]     (divided by L for mean pooling)
 
-    and a sequence feature gives ``table_t[ids[f, b, l]]`` for every l. With two features over three samples::
+    A sequence feature gives ``table_t[ids[f, b, l]]`` for every l. With two features over three samples::
 
         feature    sample 0    sample 1    sample 2
         "color"    [4]         []          [4, 1]        -> [3, D]; sample 1 is zeros
         "shape"    [0, 2]      [2]         [2]           -> [3, D]
 
-    Tables are no `nn.Parameter`: dense optimizers do not see them. Each backward is one optimizer step: the gradients
-    of a row, over all features that share its table, are summed in ascending order of lookup position and applied
-    once. Two forwards before two backwards are two steps. Results have the same bits at any number of threads. Where a
-    step changes all rows (`RowOptimizerConfig.rows`), those that its batch lacks change before anybody reads them.
+    Tables are not `nn.Parameter`: dense optimizers do not see them. Each backward pass is one optimizer step: the
+    gradients of a row, over all features that share its table, are summed in ascending order of lookup position and
+    applied once. Two forward passes before two backward passes are two steps. Results have the same bits with any
+    number of threads. If a step changes all rows (`RowOptimizerConfig.rows`), rows that its batch lacks are changed
+    before they are read.
 
     Parameters
     ----------
     tables : sequence of EmbeddingBagConfig
         Tables of equal width share memory and kernel calls.
     optimizer : RowOptimizerConfig
-        Row optimizer, with its learning-rate schedule over this module's own steps.
+        Row optimizer, with its learning-rate schedule over the steps of this module.
     seed : int
         Initial weights are a function of (seed, table name, row).
     tiers : TierConfig
-        Tables whose rows are at home outside level 0; by default none.
+        Tables whose home is outside level 0; by default none.
 
     Raises
     ------
     ConfigError
-        For repeated names; in forward for a missing feature, an id outside its table, or arrays that are no jagged
+        For repeated names; in forward for a missing feature, an id outside its table, or arrays that are not a jagged
         batch.
     TrainingError
-        In forward, when a batch needs more slots than a table's cache has, when a handle is used twice or out of
-        order, after `close`, and after an error that left rows incomplete.
+        In forward, if a batch needs more slots than a table's cache has, if a handle is used twice or out of order,
+        after `close`, and after an error that left rows incomplete.
 
     Notes
     -----
-    With gradients enabled, a batch is *prepared* (its rows are brought into level 0), looked up, and let go by its
+    With gradients enabled, a batch is *prepared* (its rows are brought into level 0), looked up, and released by its
     backward pass. ``collection(features)`` prepares and looks up at once; ``collection(collection.prepare(features))``
-    is the same in two steps, and `Prefetcher` takes the first one ahead on a thread. Without gradients, rows are read
-    where they lie and nothing changes.
+    is the same in two steps, and `Prefetcher` does the first step ahead on a thread. Without gradients, rows are read
+    in place and nothing changes.
     """
 
     def __init__(
@@ -273,7 +274,7 @@ class TieredEmbeddingBagCollection(EmbeddingCollection[Prepared]):
 
 
 class FusedLookup(torch.autograd.Function):
-    """Forward pools; backward updates the tables and gives gradients to per-sample weights alone."""
+    """Autograd function: forward pools, backward updates tables and returns gradients of per-sample weights only."""
 
     @staticmethod
     def forward(
@@ -289,11 +290,11 @@ class FusedLookup(torch.autograd.Function):
     def backward(ctx: Any, pooled: Tensor, *rows: Tensor) -> tuple[Tensor | None, ...]:
         prepared: Handle = ctx.prepared
         weights = prepared.features.weights
-        # A pass over all ids, and only where somebody asked for it: rows are trained, and the anchor is a constant.
+        # A pass over all ids, so only if the gradient is needed: rows are trained in place, and the anchor is constant.
         gradient = torch.zeros_like(weights) if weights is not None and ctx.needs_input_grad[1] else None
-        # Under autocast gradients come as bfloat16; an expanded one, as of a sum, has strides of 0.
+        # Under autocast gradients are bfloat16; an expanded gradient, as of a sum, has strides of 0.
         engine = ctx.engine
-        found = [engine.transfers.down(part.float().contiguous()) for part in (pooled, *rows)]
+        gradients = [engine.transfers.down(part.float().contiguous()) for part in (pooled, *rows)]
         with timed(engine.seconds, "update rows"):
-            engine.update(prepared, found[0], found[1:], gradient)
+            engine.update(prepared, gradients[0], gradients[1:], gradient)
         return None, gradient, None, None

@@ -1,4 +1,4 @@
-"""What a table is, in TorchRec's vocabulary."""
+"""Configuration of tables, with TorchRec's names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from stratarec.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class RowPart:
-    """Which rows of a larger table a table holds: its row r is row ``first + r * stride`` there."""
+    """Part of a larger table: row r of the part is row ``first + r * stride`` of the complete table."""
 
     first: int
     stride: int
     rows: int
-    """Rows of the larger table."""
+    """Rows of the complete table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,21 +24,21 @@ class EmbeddingBagConfig:
     """One table and the features that look it up."""
 
     name: str
-    """Name of the table; distinct in a collection."""
+    """Name of the table, unique in a collection."""
     num_embeddings: int
-    """Rows."""
+    """Number of rows."""
     embedding_dim: int
-    """D, floats a row."""
+    """D, floats per row."""
     feature_names: tuple[str, ...] = ()
     """Features that are pooled from this table."""
     pooling: Literal["sum", "mean"] = "sum"
-    """How the rows of a bag become one; an empty bag gives zeros."""
+    """How the rows of a bag are combined; an empty bag gives zeros."""
     sequence_features: tuple[str, ...] = ()
-    """Features that look this table up without pooling: one row for each id."""
+    """Features without pooling: one row for each id."""
     initial: float = 0.0
-    """Initial weights are uniform within plus and minus this; 0 for 1 / sqrt(rows of the whole table)."""
+    """Initial weights are uniform in plus or minus this value; 0 for 1 / sqrt(rows of the complete table)."""
     part: RowPart | None = None
-    """Where these are some rows of a larger table of the same name, whose initial values and noise they have."""
+    """Set if the table is a part of a larger table of the same name, whose initial values and noise it uses."""
 
     def __post_init__(self) -> None:
         if self.num_embeddings < 1:
@@ -53,26 +53,26 @@ class EmbeddingBagConfig:
             last = self.part.first + (self.num_embeddings - 1) * self.part.stride
             if not 0 <= self.part.first <= last < self.part.rows:
                 raise ConfigError(
-                    f"table {self.name!r}: its rows are {self.part.first} to {last} of a larger table, expected 0 to "
-                    f"{self.part.rows - 1}"
+                    f"table {self.name!r}: part is rows {self.part.first} to {last} of the complete table, expected "
+                    f"0 to {self.part.rows - 1}"
                 )
         if not self.feature_names and not self.sequence_features:
-            raise ConfigError(f"table {self.name!r}: no feature looks it up; name some in feature_names")
+            raise ConfigError(f"table {self.name!r}: no feature uses it; set feature_names or sequence_features")
 
     @property
     def numbering(self) -> RowPart:
-        """Which rows of which table these are; without a `part` all of their own."""
+        """The part of the complete table; all rows if `part` is None."""
         return self.part or RowPart(first=0, stride=1, rows=self.num_embeddings)
 
     @property
     def bound(self) -> float:
-        """Initial weights are uniform within plus and minus this."""
-        # Of the whole table: its parts begin with the values that it has.
+        """Initial weights are uniform in plus or minus this value."""
+        # By the rows of the complete table: its parts have the same initial values.
         return self.initial or float(self.numbering.rows**-0.5)
 
 
 def check_tables(tables: tuple[EmbeddingBagConfig, ...]) -> None:
-    """Refuse repeated table names and features of two tables."""
+    """Raise a `ConfigError` for repeated names of tables or features."""
     for what, names in (
         ("table", [table.name for table in tables]),
         ("feature", [name for table in tables for name in (*table.feature_names, *table.sequence_features)]),

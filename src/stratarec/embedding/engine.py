@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.embedding.checkpoint import begin_tables, checked, lie_alike, load_tables, save_tables
+from stratarec.embedding.checkpoint import checked, initialize_tables, load_tables, same_layout, save_tables
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig, check_tables
 from stratarec.embedding.lookup_engine import Health, LookupEngine, Prepared
@@ -37,8 +37,8 @@ from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.log_layout import DEAD_BYTES, LogConfig, location_bytes, plan_layout
 from stratarec.embedding.tables.base import BatchStamp, TableGroup
+from stratarec.embedding.tables.cache import Directory
 from stratarec.embedding.tables.cached import CachedTables
-from stratarec.embedding.tables.directory import Directory
 from stratarec.embedding.tables.resident import ResidentTables
 from stratarec.embedding.tiers import HomeKind, TierConfig
 from stratarec.errors import CheckpointError, ConfigError, TrainingError
@@ -51,7 +51,7 @@ _ID_TYPES = (torch.int32, torch.int64)
 
 
 class Validator:
-    """Checks batches of one collection.
+    """Checks the batches of one collection. Ids are checked by the kernels that read them.
 
     Parameters
     ----------
@@ -61,13 +61,16 @@ class Validator:
 
     def __init__(self, keys: tuple[str, ...]) -> None:
         self._keys = keys
-        # Batches have the same keys as a rule, which then are checked once.
+        # Batches usually have the same keys, which are then checked once.
         self._checked: tuple[str, ...] | None = None
 
     def check(self, features: KeyedJagged) -> None:
-        """`ConfigError` for missing features, ids of a wrong type, offsets that fall or leave the ids, odd weights."""
+        """Raise a `ConfigError` for missing features and for invalid ids, offsets or weights."""
         if features.keys != self._checked:
-            self._check_keys(features.keys)
+            missing = [key for key in self._keys if key not in features.keys]
+            if missing:
+                raise ConfigError(f"the batch lacks features {', '.join(missing)}; it has {', '.join(features.keys)}")
+            self._checked = features.keys
         values, offsets, weights = features.values, features.offsets, features.weights
         if values.dtype not in _ID_TYPES or values.dim() != 1 or not values.is_contiguous():
             raise ConfigError(
@@ -76,18 +79,12 @@ class Validator:
             )
         if offsets is not None:
             _check_offsets(features)
-        # Kernels read them by address: what they are not would be read beyond its end.
+        # Kernels read weights by address: with another type or shape they would read beyond the end.
         if weights is not None and (weights.dtype != torch.float32 or weights.shape != values.shape):
             raise ConfigError(
                 f"weights are {_words(weights.dtype)} of shape {tuple(weights.shape)}, expected float32 of shape "
                 f"{tuple(values.shape)}, one for each id"
             )
-
-    def _check_keys(self, keys: tuple[str, ...]) -> None:
-        missing = [key for key in self._keys if key not in keys]
-        if missing:
-            raise ConfigError(f"the batch lacks {', '.join(missing)}; it has {', '.join(keys)}")
-        self._checked = keys
 
 
 def _check_offsets(features: KeyedJagged) -> None:
@@ -106,8 +103,8 @@ def _check_offsets(features: KeyedJagged) -> None:
     key = features.keys[min(place // size, len(features.keys) - 1)] if features.keys else ""
     begin, end = int(offsets[place]), int(offsets[min(place + 1, offsets.numel() - 1)])
     raise ConfigError(
-        f"feature {key!r}, sample {place % size}: its ids are {begin} to {end}, expected offsets that rise within 0 "
-        f"to {total}"
+        f"feature {key!r}, sample {place % size}: its ids are {begin} to {end}, expected ascending offsets within "
+        f"0 to {total}"
     )
 
 
@@ -128,14 +125,14 @@ def build_tables(
     health: Health,
     level0: Level0,
 ) -> list[TableGroup]:
-    """One group for each width of tables that lie whole in level 0, and for each width, home and codec of the others.
+    """Build one group per width of tables that are completely in level 0, and per width, home and codec of the others.
 
     Raises
     ------
     ConfigError
-        For a tier of a table that does not exist, or a cached table that is too large.
+        If `tiers` names a table that does not exist, or a cached table is too large.
     StorageError
-        When a store cannot be opened; those opened before are closed.
+        If a store cannot be opened; stores that were opened before are closed.
     """
     unknown = sorted(set(tiers.tables) - {table.name for table in configs})
     if unknown:
@@ -148,9 +145,13 @@ def build_tables(
             resident.setdefault(table.embedding_dim, []).append(table)
         else:
             cached.setdefault((table.embedding_dim, tier.home, tier.codec), []).append(table)
-    groups = [(key, mine) for key, all_of in cached.items() for mine in _sharing(key, all_of, step_clock.optimizer)]
+    groups = [
+        (key, members)
+        for key, tables in cached.items()
+        for members in _split_by_store(key, tables, step_clock.optimizer)
+    ]
     codecs = [RecordCodec.of(config, width, step_clock.optimizer) for (width, _, config), _ in groups]
-    rows = [_rows(mine) for _, mine in groups]
+    rows = [_rows(members) for _, members in groups]
     budgets = _share_budget(
         tiers.log_budget_bytes,
         {
@@ -159,61 +160,61 @@ def build_tables(
             if key[1] == "log"
         },
     )
-    found: list[TableGroup] = [ResidentTables(mine, columns, step_clock, seed, level0) for mine in resident.values()]
+    built: list[TableGroup] = [ResidentTables(same, columns, step_clock, seed, level0) for same in resident.values()]
     try:
-        for place, (key, mine) in enumerate(groups):
-            # Before the store takes memory or files: what is too large is refused here.
-            directory = Directory(mine, tiers.tables, policy=tiers.policy, ways=tiers.ways, seed=seed)
+        for place, (key, members) in enumerate(groups):
+            # Before the store allocates memory or files: tables that are too large are rejected here.
+            directory = Directory(members, tiers.tables, policy=tiers.policy, ways=tiers.ways, seed=seed)
             budget = budgets.get(place, 0)
             store = open_store(key[1], tiers, f"group-{place:02d}", rows[place], codecs[place].record_bytes, budget)
-            found.append(CachedTables(mine, columns, directory, codecs[place], store, step_clock, health, level0))
+            built.append(CachedTables(members, columns, directory, codecs[place], store, step_clock, health, level0))
     except Exception:
-        for tables in found:
-            # Files and threads of the groups before: nobody will hold these to close them.
-            tables.close()
+        for group in built:
+            # The caller gets no reference to these groups, so their files and threads are closed here.
+            group.close()
         raise
-    return found
+    return built
 
 
 def _share_budget(total: int | None, block_bytes: Mapping[int, int]) -> dict[int, int]:
-    """What each log may take of `total`: what any log needs, as the planner counts, and of the rest by its blocks."""
+    """Return each log's share of `total`: the fixed need of a log, and the rest in proportion to its blocks."""
     if total is None:
         return {}
-    left, blocks = total - len(block_bytes) * DEAD_BYTES, max(sum(block_bytes.values()), 1)
-    if left < 0:
+    remaining, blocks = total - len(block_bytes) * DEAD_BYTES, max(sum(block_bytes.values()), 1)
+    if remaining < 0:
         raise ConfigError(
-            f"memory.block.budget is {total}, and {len(block_bytes)} logs (one for all tables of a width and "
-            f"precision) need {DEAD_BYTES} bytes each beside their rows: raise it to more than "
+            f"memory.block.budget is {total}, but {len(block_bytes)} logs (one for all tables of a width and "
+            f"precision) need {DEAD_BYTES} bytes each in addition to their rows: raise it to more than "
             f"{len(block_bytes) * DEAD_BYTES}"
         )
-    return {place: DEAD_BYTES + left * mine // blocks for place, mine in block_bytes.items()}
+    return {place: DEAD_BYTES + remaining * size // blocks for place, size in block_bytes.items()}
 
 
 def _rows(configs: Sequence[EmbeddingBagConfig]) -> int:
     return sum(table.num_embeddings for table in configs)
 
 
-def _sharing(key: Shared, configs: Configs, optimizer: RowOptimizerConfig) -> list[Configs]:
-    """Tables that share a store: of a log as many as need no wider locations together than each needs alone."""
+def _split_by_store(key: Shared, configs: Configs, optimizer: RowOptimizerConfig) -> list[Configs]:
+    """Split tables of one kind by store: tables share a log as long as that does not need wider locations."""
     width, home, codec = key
     if home != "log":
         return [configs]
-    record_bytes, found = RecordCodec.of(codec, width, optimizer).record_bytes, [configs[:1]]
+    record_bytes, stores = RecordCodec.of(codec, width, optimizer).record_bytes, [configs[:1]]
     for table in configs[1:]:
-        together = [*found[-1], table]
-        alone = sum(location_bytes(each.num_embeddings, record_bytes) for each in together)
-        # Fewer logs have fewer open segments; wider locations would cost memory for every row.
+        together = [*stores[-1], table]
+        alone = sum(location_bytes(member.num_embeddings, record_bytes) for member in together)
+        # Fewer logs have fewer open segments, but wider locations would cost memory for every row.
         if location_bytes(_rows(together), record_bytes) <= alone:
-            found[-1] = together
+            stores[-1] = together
         else:
-            found.append([table])
-    return found
+            stores.append([table])
+    return stores
 
 
 def open_store(
     home: HomeKind, tiers: TierConfig, name: str, rows: int, record_bytes: int, log_budget_bytes: int
 ) -> RecordStore:
-    """An empty store of the kind."""
+    """Open an empty store."""
     if home == "dram":
         return DramRecords(rows=rows, record_bytes=record_bytes)
     path = tiers.mapped_path if home == "mapped" else tiers.log_path
@@ -229,7 +230,7 @@ _NO_SLOTS = np.empty(0, dtype=np.int32)
 
 
 class Engine(LookupEngine[Prepared]):
-    """Tables, the row optimizer and the batches under way.
+    """The tables of one process, their row optimizer and the in-flight batches.
 
     One thread trains a collection, and another may prepare batches for it (`Prefetcher`).
 
@@ -257,55 +258,54 @@ class Engine(LookupEngine[Prepared]):
         )
         self.resident = all(tables.resident for tables in self.tables)
         self.row_order = tuple(key for tables in self.tables for key in tables.sequence_keys)
-        # Two clocks. `batches` numbers what was ever prepared, for the noise of rounding. Stamps tell the age of a
-        # slot; they are `batches` counted from `_origin`, which moves on before they no longer fit 32 bits.
+        # Two clocks. `batches` counts all prepared batches, for the rounding noise. Stamps are the ages of slots: they
+        # are `batches` counted from `_origin`, which is advanced before they exceed 32 bits.
         self._origin = 0
         self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
         self._preparing, self._stepping = threading.Lock(), threading.Lock()
-        self.holding, self._held = False, list[_Backward]()
+        self.holding, self._pending = False, list[_Backward]()
 
     # A step
 
     def prepare(self, features: KeyedJagged) -> Prepared:
-        """Bring the rows of a batch into level 0, beside those of the batches under way.
+        """Bring the rows of a batch into level 0, in addition to the rows of the in-flight batches.
 
         Raises
         ------
         ConfigError
-            For a missing feature, an id outside its table, or arrays that are no jagged batch.
+            For a missing feature, an id outside its table, or arrays that are not a jagged batch.
         TrainingError
-            When the rows do not fit.
+            If the rows do not fit.
         """
         horizon = self.in_flight.oldest(self.batches)
         return self._prepare(features, horizon, lambda number: self._refuse())
 
     def prepare_now(self, features: KeyedJagged) -> Prepared:
-        """As `prepare` for a batch that is looked up at once; refused while others wait for that."""
         self.health.require()
         waiting = self.in_flight.unused()
         if waiting is not None:
             raise TrainingError(
-                f"batch {waiting} was prepared and waits to be looked up: pass the handle that prepare gave (not its "
-                "features, nor a copy of them), or release() it"
+                f"batch {waiting} was prepared but not looked up: pass the handle that prepare returned (not its "
+                "features or a copy of them), or call its release()"
             )
         return self.prepare(features)
 
     def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> Prepared:
-        """As `prepare` on a thread of its own, once the backward pass `lookahead` + 1 batches before is done.
+        """Prepare a batch on another thread, after the backward pass of the batch `lookahead` + 1 before it.
 
         Raises
         ------
-        Stopped
-            When `stopped` came true, or the tables were closed, while it waited.
+        WaitAbandoned
+            If `stopped` returns true, or the tables are closed, during the wait.
         """
         horizon = self.batches - lookahead
         self.in_flight.wait_for(horizon, stopped)
         return self._prepare(features, horizon, lambda number: self.in_flight.wait_for(number, stopped))
 
     def _prepare(self, features: KeyedJagged, horizon: int, make_room: Callable[[int], None]) -> Prepared:
-        # Not to be waited for: two threads that prepare would number their batches in an order of chance.
+        # No waiting: two threads that prepare would number their batches in a random order.
         if not self._preparing.acquire(blocking=False):
-            raise TrainingError("another thread is preparing a batch of this collection: take batches from it in turn")
+            raise TrainingError("another thread is preparing a batch of this collection: prepare batches on one thread")
         try:
             self.health.require()
             self._validator.check(features)
@@ -321,7 +321,7 @@ class Engine(LookupEngine[Prepared]):
                 with timed(self.seconds, "bring in"):
                     staged = tuple(tables.stage(tables.bags(features), slots, stamp) for tables in self.tables)
             except BaseException:
-                # The number is used up all the same: noise of rounding is a function of it and must never repeat.
+                # The number is used up: rounding noise is a function of it and must never repeat.
                 in_flight.done(number)
                 raise
             return Prepared(features, staged, number, in_flight)
@@ -336,15 +336,14 @@ class Engine(LookupEngine[Prepared]):
         return number - self._origin
 
     def _refuse(self) -> None:
-        under_way = len(self.in_flight)
-        if under_way > 1:
+        in_flight = len(self.in_flight)
+        if in_flight > 1:
             raise TrainingError(
-                f"{under_way} batches are between prepare and backward and their rows do not fit level 0 together; "
-                "raise cache_rows, call backward before the next forward, or release() those that need none"
+                f"{in_flight} batches are between prepare and backward, and their rows do not fit level 0 together; "
+                "raise cache_rows, call backward before the next forward, or release() batches without backward"
             )
 
     def look_up(self, prepared: Prepared) -> tuple[Tensor, ...]:
-        """Pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in the order of the tables."""
         self.health.require()
         prepared.look_up(self.in_flight)
         try:
@@ -361,14 +360,13 @@ class Engine(LookupEngine[Prepared]):
         return (pooled, *rows)
 
     def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
-        """As `look_up` of a batch that was not prepared and will not be trained; changes nothing."""
         self.health.require()
         self._validator.check(features)
         pooled = self.level0.empty(features.batch_size, self._columns)
         return (pooled, *(row for tables in self.tables for row in tables.read(tables.bags(features), pooled)))
 
     def update(self, prepared: Prepared, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
-        """One optimizer step from the gradients of what `look_up` gave; then the rows may go.
+        """Apply one optimizer step from the gradients of the output of `look_up`, and release the rows.
 
         Parameters
         ----------
@@ -386,51 +384,51 @@ class Engine(LookupEngine[Prepared]):
             except BaseException:
                 prepared.release()
                 raise
-            self._held.append(_Backward(prepared, pooled, rows))
+            self._pending.append(_Backward(prepared, pooled, rows))
             if not self.holding:
                 self._apply(1.0)
 
     def hold_updates(self) -> None:
-        """Let `update` keep the gradients until `apply`, so that their norm can be known before."""
+        """Make `update` keep gradients until `apply`, so that their norm is available before."""
         self.holding = True
 
     def gradient_norm(self) -> float:
-        """Of the summed gradients of all rows that wait for `apply`."""
+        """Return the norm of the summed gradients of all rows that wait for `apply`."""
         self.transfers.wait()
         squares = [
             square
-            for held in self._held
-            for tables, staged, gradients in held.by_tables(self.tables)
+            for backward in self._pending
+            for tables, staged, gradients in backward.by_tables(self.tables)
             for square in tables.memory.square_norms(staged, gradients).tolist()
         ]
-        # Rounded once: which tables lie together changes no bit.
+        # Rounded once: the grouping of tables changes no bit.
         return math.sqrt(math.fsum(squares))
 
     def apply(self, scale: float) -> None:
-        """The optimizer steps that wait, with gradients multiplied by `scale`."""
+        """Apply the pending optimizer steps, with gradients multiplied by `scale`."""
         with self._stepping:
             self.health.require()
             self._apply(scale)
 
     def _apply(self, scale: float) -> None:
         self.transfers.wait()
-        while self._held:
-            # Off the list first: after an error the step must not be taken again.
-            held = self._held.pop(0)
+        while self._pending:
+            # Removed first: after an error the step must not be applied again.
+            backward = self._pending.pop(0)
             try:
                 with self.health.changing("an optimizer step"):
                     rule = self.step_clock.scaled_rule(scale)
-                    for tables, staged, gradients in held.by_tables(self.tables):
+                    for tables, staged, gradients in backward.by_tables(self.tables):
                         tables.update(staged, gradients, rule)
-                    # Last, so that an interrupted step is not counted; the tables refuse to go on then anyway.
+                    # Last, so that an interrupted step is not counted; the tables are then failed anyway.
                     self.step_clock.step += 1
             finally:
-                held.prepared.release()
+                backward.prepared.release()
 
     # Tables by name
 
     def tables_of(self, name: str) -> TableGroup:
-        """The group that holds the table `name`."""
+        """Return the group that contains the table `name`."""
         self.health.require()
         for tables in self.tables:
             if name in tables.first_row:
@@ -438,7 +436,6 @@ class Engine(LookupEngine[Prepared]):
         raise ConfigError(f"no table {name!r}; there are {', '.join(table.name for table in self.configs)}")
 
     def named_views(self) -> Iterator[tuple[str, Tensor]]:
-        """``tables.<name>.<part>`` and the view of it, for every table that lies whole in level 0."""
         self.health.require()
         for tables in self.tables:
             yield from tables.named_views()
@@ -446,13 +443,13 @@ class Engine(LookupEngine[Prepared]):
     # Saving
 
     def save(self, directory: Path, previous: Path | None, rank: int = 0) -> dict[str, Any]:
-        """See `TieredEmbeddingBagCollection.save`; several processes write beside each other, each as its own rank."""
+        """Save the tables; see `EmbeddingCollection.save`. Each process writes with its own `rank`."""
         self.health.require()
         self._require_nothing_ahead("saved")
-        # Rows of batches under way are in the checkpoint as they are now, and again in the next one.
-        settled = self.in_flight.oldest(self.batches) - self._origin
+        # Rows of in-flight batches are saved in their current state, and again in the next checkpoint.
+        oldest_stamp = self.in_flight.oldest(self.batches) - self._origin
         with self._stepping, self.health.changing("saving"):
-            groups = save_tables(self.tables, directory, previous, settled, rank)
+            groups = save_tables(self.tables, directory, previous, oldest_stamp, rank)
         return {
             "step": self.step,
             "earlier": self.step_clock.earlier,
@@ -467,22 +464,24 @@ class Engine(LookupEngine[Prepared]):
         self, directory: Path, manifest: Mapping[str, Any], rank: int = 0,
         agreed: Callable[[bool], bool] = lambda same: same,
     ) -> str:  # fmt: skip
-        """See `TieredEmbeddingBagCollection.load`.
+        """Load the tables; see `EmbeddingCollection.load`.
 
         Parameters
         ----------
         rank : int
-            As `save`.
+            As for `save`.
         agreed : callable
-            Makes one of whether each process has its rows laid out as in the checkpoint.
+            Reduces over all processes whether the layout of the checkpoint is unchanged.
         """
-        self.health.require_not_closed()
+        # A failed collection may be loaded, which repairs it.
+        if self.health.state == "closed":
+            self.health.require()
         self._require_nothing_ahead("loaded")
         manifest = checked(directory, manifest)
         batches, origin = int(manifest["batches"]), int(manifest["origin"])
         groups = manifest["groups"]
-        # Ranks must go one way together: one that took rows over, beside others that went on, has another origin.
-        same = agreed(lie_alike(self.tables, groups, rank))
+        # All ranks must agree: after a transfer of rows the origin differs from that of a rank that restored exactly.
+        same = agreed(same_layout(self.tables, groups, rank))
         load_tables(
             self.tables, directory, groups, batches, batches - origin, rank=rank if same else None, fresh=self._fresh,
             health=self.health,
@@ -492,34 +491,33 @@ class Engine(LookupEngine[Prepared]):
         self.step_clock.load_position(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
         self.batches, self._origin = batches, origin if same else batches
         if not same:
-            return "its rows were taken over into other tiers"
+            return "its rows were transferred into other tiers"
         before, now = int(manifest["lookahead"]), self.tiers.lookahead
         if before != now and not all(tables.resident or tables.codec.is_exact for tables in self.tables):
             return f"it was trained with a lookahead of {before}, now it is {now}, which decides when rows are rounded"
         return ""
 
-    def begin_with(
+    def initialize_from(
         self, directory: Path, manifest: Mapping[str, Any], optimizer: RowOptimizerConfig
     ) -> None:  # fmt: skip
-        """See `LookupEngine.begin_with`."""
         self.health.require()
         if not self._fresh:
-            raise CheckpointError(f"these tables were trained; let new ones begin with those in {directory}")
+            raise CheckpointError(f"these tables were already trained; load the rows in {directory} into new tables")
         manifest = checked(directory, manifest)
         ended = StepClock(optimizer)
         ended.load_position(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
-        begin_tables(self.tables, directory, manifest["groups"], self._seed, ended.missed, health=self.health)
+        initialize_tables(self.tables, directory, manifest["groups"], self._seed, ended.missed, health=self.health)
         self.step_clock.load_position(0, manifest["earlier"] + manifest["step"], ())
 
     @property
     def _fresh(self) -> bool:
-        """Whether the tables are as their constructor made them."""
+        """Whether the tables have their initial values."""
         return self.health.state == "open" and not (self.step or self.batches or self.step_clock.earlier)
 
     def _require_nothing_ahead(self, what: str) -> None:
         waiting = self.in_flight.unused()
-        if self._held:
-            raise TrainingError(f"tables cannot be {what} while gradients of their rows wait: call apply first")
+        if self._pending:
+            raise TrainingError(f"tables cannot be {what} while gradients of rows are pending: call apply first")
         if waiting is not None:
             raise TrainingError(
                 f"tables cannot be {what} while batch {waiting} is prepared and not looked up: train or release() it "
@@ -527,7 +525,6 @@ class Engine(LookupEngine[Prepared]):
             )
 
     def close(self) -> None:
-        """Give back files and threads; nothing works afterwards."""
         if self.health.state == "closed":
             return
         self.health.close()
@@ -539,7 +536,6 @@ class Engine(LookupEngine[Prepared]):
     # Accounting
 
     def bytes_by_memory(self) -> dict[str, int]:
-        """See `LookupEngine.bytes_by_memory`."""
         total: Counter[str] = Counter(dram=self.level0.scratch.nbytes)
         for tables, parts in self._bytes():
             files = parts.pop("home_block", 0)
@@ -549,7 +545,6 @@ class Engine(LookupEngine[Prepared]):
         return dict(total)
 
     def bytes_by_part(self) -> dict[str, int]:
-        """See `LookupEngine.bytes_by_part`."""
         total: Counter[str] = Counter(workspace=self.level0.scratch.nbytes, outputs=2 * self._output_bytes)
         for _, parts in self._bytes():
             total.update(parts)
@@ -563,14 +558,14 @@ class Engine(LookupEngine[Prepared]):
 
 
 class _Backward(NamedTuple):
-    """A batch whose backward pass is done, and the gradients of what it looked up."""
+    """A batch after its backward pass, with the gradients of its lookup."""
 
     prepared: Prepared
     pooled: Tensor
     rows: Sequence[Tensor]
 
     def by_tables(self, groups: Sequence[TableGroup]) -> Iterator[tuple[TableGroup, StagedBatch, Gradients]]:
-        """Each group of tables with its share of the batch and its gradients."""
+        """Yield each table group with its part of the batch and its gradients."""
         start = 0
         for tables, staged in zip(groups, self.prepared.staged, strict=True):
             end = start + len(tables.sequence_keys)

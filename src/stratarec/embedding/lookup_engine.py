@@ -26,47 +26,45 @@ from stratarec.kernels.runtime.accelerator import Transfers
 
 
 class Health:
-    """Shared by all that moves or changes rows of one collection."""
+    """Whether the rows of a collection are consistent: `open`, `failed` or `closed`.
+
+    A home that is read and written before any slot changes (a log) can fail, for example on a full disk, without
+    damage: the collection stays open. It becomes `failed` if an operation cannot be undone: an interrupt during a move,
+    or a row that does not fit its codec, found by the single pass that swaps rows with addressable homes.
+    """
 
     def __init__(self) -> None:
         self.state: Literal["open", "failed", "closed"] = "open"
         self._reason = ""
 
     def require(self) -> None:
-        """`TrainingError` unless the state is `open`."""
+        """Raise a `TrainingError` unless the state is `open`."""
         if self.state == "closed":
-            raise TrainingError(
-                "these tables were closed, which Trainer.train does at its end: build or open them anew"
-            )
+            raise TrainingError("these tables are closed, as Trainer.train leaves them: build or open them again")
         if self.state == "failed":
             raise TrainingError(f"these tables are incomplete ({self._reason}): load a checkpoint")
 
-    def require_not_closed(self) -> None:
-        """As `require`, but a failed collection may pass: loading makes it whole."""
-        if self.state == "closed":
-            self.require()
-
     def changing(self, what: str) -> Changing:
-        """Fail for good when the block is left by anything but its end or a `StrataError`, which means no harm done."""
+        """Return a context that sets the state to `failed` on any exception but a `StrataError`, which is harmless."""
         return Changing(self, what)
 
     def fail(self, reason: str) -> None:
-        """From here on `require` refuses, because of `reason`."""
+        """Set the state to `failed` because of `reason`."""
         if self.state == "open":
             self.state, self._reason = "failed", reason
 
     def recover(self) -> None:
-        """All rows were loaded anew."""
+        """Reset a failed state after all rows were loaded."""
         if self.state == "failed":
             self.state, self._reason = "open", ""
 
     def close(self) -> None:
-        """There are no rows any more."""
+        """Mark the tables as closed."""
         self.state = "closed"
 
 
 class Changing:
-    """What `Health.changing` gives."""
+    """Context manager of `Health.changing`."""
 
     __slots__ = ("_health", "_what")
 
@@ -84,38 +82,37 @@ class Changing:
 
 
 class WaitAbandoned(Exception):
-    """A wait was given up: whoever waited is to end."""
+    """A wait was abandoned because the waiting thread must end."""
 
 
 class Handle(Protocol):
-    """A batch whose rows are where they are looked up."""
+    """A batch whose rows are ready to be looked up."""
 
     @property
     def features(self) -> KeyedJagged:
-        """As they were given."""
+        """The features of the batch."""
 
     def release(self) -> None:
-        """Let the rows go: there will be no (further) look-up or backward pass."""
+        """Release the rows: there will be no further lookup or backward pass."""
 
     def release_unused(self) -> None:
-        """As `release`, unless the batch was looked up: its backward pass may still come."""
+        """Release the rows unless the batch was looked up: its backward pass may still come."""
 
 
 class Prepared:
-    """A batch whose rows are in level 0. It is looked up once, and has one backward pass.
+    """A batch whose rows are in level 0. It is looked up once and has one backward pass.
 
-    Batches are looked up in the order in which they were prepared. A handle that nobody holds any more lets its rows
-    go; one that was never looked up then is an error of the next `prepare`, because a batch was lost.
+    Batches are looked up in the order in which they were prepared. Dropping the handle releases the rows. If the batch
+    was never looked up, the next `prepare` raises an error, because a batch was lost.
 
     Parameters
     ----------
     features : KeyedJagged
-        As they were given.
+        The features of the batch.
     staged : tuple of StagedBatch
-        Each group of tables' share of the batch; its values are what kernels look up: slots, or the ids themselves.
-        Empty once the rows were let go.
+        The staged batch of each table group, with slots in place of ids; empty after release.
     number : int
-        How many batches were prepared before.
+        Number of batches prepared before.
     """
 
     __slots__ = ("__weakref__", "_generation", "_in_flight", "_state", "features", "number", "staged")
@@ -127,7 +124,7 @@ class Prepared:
         self._in_flight, self._generation, self._state = in_flight, in_flight.generation, "prepared"
 
     def look_up(self, in_flight: InFlightBatches) -> None:
-        """Note that the batch is looked up now; `TrainingError` where that is not its turn."""
+        """Record that the batch is looked up now; `TrainingError` if an earlier batch was not looked up."""
         if in_flight is not self._in_flight or self._generation != in_flight.generation:
             raise TrainingError(
                 f"batch {self.number} was prepared by another collection, or before its tables were loaded or closed: "
@@ -139,7 +136,7 @@ class Prepared:
         self._state = "looked up"
 
     def finish(self) -> None:
-        """Note that the backward pass begins; `TrainingError` when it is not the first one."""
+        """Record that the backward pass begins; `TrainingError` if it is not the first one."""
         if self._state != "looked up":
             raise TrainingError(f"batch {self.number} was {self._state} already: every look-up has one backward pass")
         if self._generation != self._in_flight.generation:
@@ -147,7 +144,7 @@ class Prepared:
         self._state = "trained"
 
     def release(self) -> None:
-        """Let the rows go: there will be no (further) look-up or backward pass."""
+        """Release the rows: there will be no further lookup or backward pass."""
         if self._state in ("prepared", "looked up"):
             self._state = "released"
         self.staged = ()
@@ -155,7 +152,7 @@ class Prepared:
             self._in_flight.done(self.number)
 
     def release_unused(self) -> None:
-        """As `release`, unless the batch was looked up: its backward pass may still come."""
+        """Release the rows unless the batch was looked up: its backward pass may still come."""
         if self._state == "prepared":
             self.release()
 
@@ -165,27 +162,27 @@ class Prepared:
 
 
 class InFlightBatches:
-    """Which batches are under way in one collection.
+    """The batches of one collection that are between `prepare` and the end of their backward pass.
 
-    `generation` counts how often all handles became void, by loading or closing. `changed` is notified whenever a batch
-    is done; no other lock is taken while it is held.
+    `generation` counts how often all handles were invalidated, by loading or closing. `changed` is notified whenever a
+    batch is done; no other lock is acquired while it is locked.
     """
 
     def __init__(self) -> None:
-        # A handle may be dropped, by the garbage collector, on a thread that holds the lock. It is entered by itself:
-        # through the condition that takes three times as long, five times a step.
+        # Reentrant: the garbage collector may drop a handle on a thread that has the lock. Entered directly, because
+        # entering through the condition takes three times as long, five times a step.
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         self.generation = 0
         self.waiting_for: int | None = None
-        # Both in ascending order, because numbers rise: the first key is the least.
+        # Both ascend, because numbers do: the first key is the smallest.
         self._open: dict[int, None] = {}
         self._unused: dict[int, None] = {}
         self._dropped: deque[tuple[int, int]] = deque()
         self._lost: int | None = None
 
     def start(self, number: int) -> None:
-        """A batch is being prepared."""
+        """Record that a batch is being prepared."""
         with self._lock:
             self._sweep()
             if self._lost is not None:
@@ -197,7 +194,7 @@ class InFlightBatches:
             self._open[number] = self._unused[number] = None
 
     def look_up(self, number: int) -> None:
-        """`TrainingError` unless `number` is the first that was not looked up yet."""
+        """Record a lookup; `TrainingError` unless `number` is the first batch that was not looked up yet."""
         with self._lock:
             first = self.unused()
             if first != number:
@@ -208,13 +205,13 @@ class InFlightBatches:
             del self._unused[number]
 
     def unused(self) -> int | None:
-        """The first batch that is being prepared, or was and is not looked up yet."""
+        """Return the first batch that is prepared, or being prepared, and not looked up yet."""
         with self._lock:
             self._sweep()
             return next(iter(self._unused), None)
 
     def oldest(self, default: int) -> int:
-        """The first batch under way, or `default`."""
+        """Return the first batch in flight, or `default`."""
         with self._lock:
             self._sweep()
             return next(iter(self._open), default)
@@ -225,20 +222,20 @@ class InFlightBatches:
             return len(self._open)
 
     def done(self, number: int) -> None:
-        """The rows of a batch may go."""
+        """Record that the rows of a batch are released."""
         with self._lock:
-            self._forget(number)
+            self._remove(number)
             self.changed.notify_all()
 
     def drop(self, number: int, generation: int) -> None:
-        """As `done`, from a destructor: only noted, because this thread may be in the middle of anything here."""
-        # A deque's append is atomic. The rest is left to whoever next asks (`_sweep`).
+        """Record that a destructor released a batch; handled later, as the thread may be inside any method here."""
+        # Appending to a deque is atomic. The next call of another method handles the entry (`_sweep`).
         self._dropped.append((number, generation))
         with self._lock:
             self.changed.notify_all()
 
     def forgive(self) -> None:
-        """Whoever handed batches out gives up those whose handles were dropped: no later batch is refused for them."""
+        """Ignore batches whose handles were dropped: `start` does not raise an error for them."""
         with self._lock:
             self._sweep()
             self._lost = None
@@ -246,41 +243,41 @@ class InFlightBatches:
     def _sweep(self) -> None:
         while self._dropped:
             number, generation = self._dropped.popleft()
-            if generation == self.generation and self._forget(number):
+            if generation == self.generation and self._remove(number):
                 self._lost = number
 
-    def _forget(self, number: int) -> bool:
-        """Whether the batch was not looked up."""
+    def _remove(self, number: int) -> bool:
+        """Remove a batch; return whether it was not looked up."""
         unused = number in self._unused
         self._open.pop(number, None)
         self._unused.pop(number, None)
         return unused
 
     def wait_for(self, horizon: int, stopped: Callable[[], bool]) -> None:
-        """Return when all batches before `horizon` are done.
+        """Wait until all batches before `horizon` are done.
 
         Raises
         ------
-        Stopped
-            When `stopped` says so, or the tables were loaded or closed.
+        WaitAbandoned
+            If `stopped` returns true, or the tables were loaded or closed.
         """
         with self._lock:
             generation, self.waiting_for = self.generation, horizon
-            # Whoever waits for the batch that is prepared here must see that it waits for a batch itself.
+            # A thread that waits for the batch prepared here must learn that this thread waits for another batch.
             self.changed.notify_all()
 
-            def given_up() -> bool:
+            def abandoned() -> bool:
                 return stopped() or self.generation != generation
 
             try:
-                self.changed.wait_for(lambda: given_up() or self.oldest(horizon) >= horizon)
+                self.changed.wait_for(lambda: abandoned() or self.oldest(horizon) >= horizon)
             finally:
                 self.waiting_for = None
-            if given_up():
+            if abandoned():
                 raise WaitAbandoned
 
     def blocked(self) -> int | None:
-        """The batch that somebody in `wait_for` waits for, if there is one."""
+        """Return the batch that a thread in `wait_for` waits for, or None."""
         with self._lock:
             if self.waiting_for is None:
                 return None
@@ -288,7 +285,7 @@ class InFlightBatches:
             return oldest if oldest < self.waiting_for else None
 
     def end(self) -> None:
-        """The rows are no longer what they were: every handle is void."""
+        """Invalidate every handle, because rows were replaced."""
         with self._lock:
             self.generation += 1
             self._open.clear()
@@ -297,59 +294,59 @@ class InFlightBatches:
             self.changed.notify_all()
 
 
-Held = TypeVar("Held", bound=Handle)
+AnyHandle = TypeVar("AnyHandle", bound=Handle)
 
 PARTS = ("level0", "metadata", "home_dram", "home_block", "staging", "workspace", "outputs")
-"""What `LookupEngine.bytes_by_part` tells apart."""
+"""Keys of `LookupEngine.bytes_by_part`."""
 
 
 class NamedRows(Protocol):
-    """Rows of tables by name and number: a `TableGroup` of one process, or rows gathered from all ranks."""
+    """Rows of tables by name and number: a `TableGroup`, or rows gathered from all ranks."""
 
     def table(self, name: str) -> dict[str, Tensor]: ...
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]: ...
 
 
-class LookupEngine(ABC, Generic[Held]):
-    """The clocks, names, health and list of batches under way of an engine; what it does to rows is each engine's own.
+class LookupEngine(ABC, Generic[AnyHandle]):
+    """Base class of engines: clocks, names, health and in-flight batches.
 
     Parameters
     ----------
     configs : sequence of EmbeddingBagConfig
         All tables.
-    asked : sequence of EmbeddingBagConfig
-        Those whose features a batch has.
+    batch_tables : sequence of EmbeddingBagConfig
+        Tables whose features a batch contains.
     optimizer : RowOptimizerConfig
     tiers : TierConfig
-    own : LookupEngine or None
-        Whose clocks, health and batches are this one's, too.
+    shared : LookupEngine or None
+        Engine with which this one shares clocks, health and in-flight batches.
     """
 
     resident: bool
-    """Whether every row is in level 0, so that nothing is to be gained by preparing ahead."""
+    """Whether every row is in level 0, so that preparing ahead gains nothing."""
     row_order: tuple[str, ...]
-    """Sequence features in the order in which `look_up` gives their rows."""
+    """Sequence features in the order in which `look_up` returns their rows."""
 
     def __init__(
-        self, configs: Sequence[EmbeddingBagConfig], asked: Sequence[EmbeddingBagConfig],
-        optimizer: RowOptimizerConfig, tiers: TierConfig, own: LookupEngine[Any] | None = None,
+        self, configs: Sequence[EmbeddingBagConfig], batch_tables: Sequence[EmbeddingBagConfig],
+        optimizer: RowOptimizerConfig, tiers: TierConfig, shared: LookupEngine[Any] | None = None,
     ) -> None:  # fmt: skip
         self.configs, self.optimizer, self.tiers = tuple(configs), optimizer, tiers
-        self.pooled_keys = tuple(name for table in asked for name in table.feature_names)
-        self.dims = tuple(table.embedding_dim for table in asked for _ in table.feature_names)
-        self.sequence_keys = tuple(name for table in asked for name in table.sequence_features)
-        self.health: Health = Health() if own is None else own.health
-        self.step_clock: StepClock = StepClock(optimizer) if own is None else own.step_clock
-        self.in_flight: InFlightBatches = InFlightBatches() if own is None else own.in_flight
-        self.seconds: dict[str, float] = {} if own is None else own.seconds
-        """Stage of a step -> time that it took so far; see `progress.timed`."""
+        self.pooled_keys = tuple(name for table in batch_tables for name in table.feature_names)
+        self.dims = tuple(table.embedding_dim for table in batch_tables for _ in table.feature_names)
+        self.sequence_keys = tuple(name for table in batch_tables for name in table.sequence_features)
+        self.health: Health = Health() if shared is None else shared.health
+        self.step_clock: StepClock = StepClock(optimizer) if shared is None else shared.step_clock
+        self.in_flight: InFlightBatches = InFlightBatches() if shared is None else shared.in_flight
+        self.seconds: dict[str, float] = {} if shared is None else shared.seconds
+        """Stage of a step -> total seconds so far; see `progress.timed`."""
         self.batches = 0
-        """How many were ever prepared, for the noise of rounding."""
-        self.level0: Level0 = Level0() if own is None else own.level0
+        """Number of batches ever prepared, on which the rounding noise depends."""
+        self.level0: Level0 = Level0() if shared is None else shared.level0
 
     @property
     def transfers(self) -> Transfers:
-        """How what is looked up comes to the network, and its gradient back."""
+        """Transfers of looked-up rows to the network's device, and of gradients back."""
         return self.level0.transfers
 
     @transfers.setter
@@ -360,19 +357,19 @@ class LookupEngine(ABC, Generic[Held]):
 
     @property
     def step(self) -> int:
-        """Steps so far."""
+        """Number of steps so far."""
         return self.step_clock.step
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step."""
+        """Learning rate of the next step."""
         return self.step_clock.learning_rate
 
     @property
     def rate_factor(self) -> float:
-        """What the optimizer's rate is multiplied by from the next backward on, beside its schedule; 1 at first.
+        """Factor on the learning rate from the next backward pass on, in addition to the schedule; 1 at first.
 
-        Checkpoints have it, and those before it.
+        Checkpoints contain it, with all earlier factors.
         """
         return self.step_clock.rate_factor
 
@@ -381,91 +378,91 @@ class LookupEngine(ABC, Generic[Held]):
         self.step_clock.rate_factor = factor
 
     def load_position(self, step: int) -> None:
-        """Be at `step`, with rows and state that were written to the views of resident tables."""
+        """Set the step, after rows and state were written to the views of resident tables."""
         self.step_clock.load_position(step, self.step_clock.earlier, self.step_clock.changes)
 
     # A step
 
     @abstractmethod
-    def prepare(self, features: KeyedJagged) -> Held:
-        """Bring the rows of a batch into level 0, beside those of the batches under way."""
+    def prepare(self, features: KeyedJagged) -> AnyHandle:
+        """Bring the rows of a batch into level 0, in addition to the rows of the in-flight batches."""
 
     @abstractmethod
-    def prepare_now(self, features: KeyedJagged) -> Held:
-        """As `prepare` for a batch that is looked up at once; refused while others wait for that."""
+    def prepare_now(self, features: KeyedJagged) -> AnyHandle:
+        """Prepare a batch that is looked up at once; an error while prepared batches wait for their lookup."""
 
     @abstractmethod
-    def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> Held:
-        """As `prepare` on a thread of its own, once the backward pass `lookahead` + 1 batches before is done."""
+    def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> AnyHandle:
+        """Prepare a batch on another thread, after the backward pass of the batch `lookahead` + 1 before it."""
 
     @abstractmethod
-    def look_up(self, prepared: Held) -> tuple[Tensor, ...]:
-        """Pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in `row_order`."""
+    def look_up(self, prepared: AnyHandle) -> tuple[Tensor, ...]:
+        """Return the pooled output ``[B, sum of dims]`` and the rows of each sequence feature, in `row_order`."""
 
     @abstractmethod
     def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
-        """As `look_up` of a batch that was not prepared and will not be trained; changes nothing."""
+        """Look up a batch for evaluation. Neither the cache nor any row changes."""
 
     @abstractmethod
-    def update(self, prepared: Held, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
-        """One optimizer step from the gradients of what `look_up` gave; then the rows may go."""
+    def update(self, prepared: AnyHandle, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
+        """Apply one optimizer step from the gradients of the output of `look_up`, and release the rows."""
 
     # Tables
 
     @abstractmethod
     def tables_of(self, name: str) -> NamedRows:
-        """Rows of the table `name`."""
+        """Return the rows of the table `name`."""
 
     @abstractmethod
     def named_views(self) -> Iterator[tuple[str, Tensor]]:
-        """``tables.<name>.<part>`` and the view of it, for every table that lies whole in level 0."""
+        """Yield ``tables.<name>.<part>`` and its view, for every table that is completely in level 0."""
 
     @abstractmethod
     def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
-        """See `EmbeddingCollection.save`."""
+        """Implement `EmbeddingCollection.save`."""
 
     @abstractmethod
     def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
-        """See `EmbeddingCollection.load`."""
+        """Implement `EmbeddingCollection.load`."""
 
     @abstractmethod
-    def begin_with(
+    def initialize_from(
         self, directory: Path, manifest: Mapping[str, Any], optimizer: RowOptimizerConfig
     ) -> None:  # fmt: skip
-        """Begin new training with the rows and optimizer state of other tables, by whatever tiers, caches and codecs.
+        """Start new training with the rows and optimizer state of other tables, whatever their tiers and codecs.
 
-        Rows that the others never trained keep their initial values. Steps and schedules are counted from 0; the state
-        of row-wise Adam knows how many steps it is of.
+        Rows that were never trained keep their initial values. Steps and schedules start from 0, but Adam's bias
+        correction continues.
 
         Parameters
         ----------
         directory, manifest
             As for `load`.
         optimizer : RowOptimizerConfig
-            Of the other tables, by which rows take the steps that they missed.
+            Optimizer of the other tables, for the steps that their rows missed.
 
         Raises
         ------
         CheckpointError
-            As by `load`; also when these tables were trained.
+            Like `load`; also if these tables were already trained.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give back files and threads; nothing works afterwards."""
+        """Release files and threads; the engine cannot be used afterwards."""
 
     @abstractmethod
     def bytes_by_memory(self) -> dict[str, int]:
-        """Bytes in ``dram``, ``mapped`` files and ``block`` files, as they are now."""
+        """Return the bytes in use now in ``dram``, ``mapped`` files and ``block`` files."""
 
     @abstractmethod
     def bytes_by_part(self) -> dict[str, int]:
-        """Of level 0, cache metadata, homes in DRAM, file space, staging buffers and workspace, as they are now.
+        """Return the bytes in use now, by the keys of `PARTS`.
 
-        ``outputs`` are activations, and in no memory's sum: what the largest look-up gave, and its gradient.
+        ``outputs`` are the activations of the largest lookup and their gradient; no memory's sum includes them.
         """
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory for rows, all that describes them and what the update works in; file space is not in it."""
+        """Bytes of DRAM for rows, their metadata and the workspace of the update; file space is not included."""
         return self.bytes_by_memory()["dram"]

@@ -4,7 +4,7 @@ The arithmetic is in `kernels.update`, fused into the backward pass.
 
 If a step changes all rows (`RowOptimizerConfig.rows` is ``all``), rows that its batch lacks are changed lazily. Every
 row stores how many steps it has taken (its *clock*). When a row is read, the steps that it missed are applied one by
-one, each with the parameters of its own step. So a row has the same bits as if every step had been applied at once,
+one, each with that step's parameters. So a row has the same bits as if every step had been applied at once,
 wherever it is stored and whoever reads it in between. Closed forms, which exist for SGD, would depend on where a gap is
 cut. Nothing is swept before an evaluation or a checkpoint: reading applies missed steps, and rows at home may lag. The
 work is proportional to the steps missed, in total at most that of a dense optimizer.
@@ -25,14 +25,14 @@ from stratarec.kernels.update import Missed, RowUpdate, pace_of
 
 
 class RowState(NamedTuple):
-    """What a row optimizer keeps beside the weights."""
+    """State of a row optimizer in addition to the weights."""
 
     row: str = ""
-    """Name of the float kept for each row, or empty."""
+    """Name of the state with one float per row, or empty."""
     full: tuple[str, ...] = ()
-    """Names of the floats kept for each weight."""
+    """Names of the states with one float per weight."""
     lingers: bool = False
-    """Whether a row that was trained once goes on moving in batches that lack it, as Adam's moments let it."""
+    """Whether a trained row continues to change in batches that lack it, as with Adam's moments."""
 
 
 ROW_OPTIMIZERS = {
@@ -42,7 +42,7 @@ ROW_OPTIMIZERS = {
     "rowwise_adam": RowState(row="exp_avg_sq", full=("exp_avg",), lingers=True),
     "adam": RowState(full=("exp_avg", "exp_avg_sq"), lingers=True),
 }
-"""Every kind. A new one is an entry here and its rule in `kernels.update.rules`, which numbers the kinds."""
+"""All kinds. A new kind is an entry here and a rule in `kernels.update.rules`, which numbers the kinds."""
 
 if TYPE_CHECKING:
     RowOptimizerKind: TypeAlias = str
@@ -59,11 +59,11 @@ class ScheduleConfig:
     warmup_steps: int = 0
     """The factor rises linearly from 1 / warmup_steps to 1 over these steps."""
     warmup_share: float = 0.0
-    """Instead of `warmup_steps`, the share of `total_steps`, or of a run's steps, that they are."""
+    """Warm-up steps as a share of `total_steps`, or of the run's steps, instead of `warmup_steps`."""
     total_steps: int = 0
-    """Where the decay ends; 0 for the end of the run."""
+    """Step at which the decay ends; 0 for the end of the run."""
     final_factor: float = 0.0
-    """The factor at `total_steps` and after."""
+    """The factor at `total_steps` and later."""
     power: float = 1.0
     """Exponent of the polynomial decay; 1 is linear."""
 
@@ -77,8 +77,8 @@ class ScheduleConfig:
             raise ConfigError(f"schedule.warmup_share is {self.warmup_share}, expected 0 or more and less than 1")
         if self.warmup_share and self.warmup_steps:
             raise ConfigError(
-                f"schedule.warmup_share is {self.warmup_share} and warmup_steps {self.warmup_steps}: leave one of them "
-                "out"
+                f"schedule.warmup_share is {self.warmup_share} and schedule.warmup_steps is {self.warmup_steps}: set "
+                "only one of them"
             )
         if self.total_steps < 0:
             raise ConfigError(f"schedule.total_steps is {self.total_steps}, expected 0 or more")
@@ -94,11 +94,11 @@ class ScheduleConfig:
 
     @property
     def follows_run(self) -> bool:
-        """Whether it is of no use without the length of a run."""
+        """Whether the schedule depends on the length of the run."""
         return not self.total_steps and (self.kind != "constant" or self.warmup_share > 0)
 
     def of_run(self, steps: int) -> ScheduleConfig:
-        """This schedule in a run of so many steps, told in steps alone."""
+        """Return this schedule for a run of `steps` steps, with all lengths in steps."""
         if not self.follows_run and not self.warmup_share:
             return self
         total = self.total_steps or steps
@@ -106,7 +106,7 @@ class ScheduleConfig:
         return replace(self, total_steps=total, warmup_steps=warmup, warmup_share=0.0)
 
     def require_steps(self) -> None:
-        """Refuse a schedule whose length is not a number of steps."""
+        """Raise a `ConfigError` if the length of the schedule is not given in steps."""
         if self.follows_run or self.warmup_share:
             raise ConfigError(
                 f"schedule.total_steps is {self.total_steps} and warmup_share is {self.warmup_share}, but the length "
@@ -114,9 +114,9 @@ class ScheduleConfig:
             )
 
     def factor(self, step: int) -> float:
-        """The factor at `step`, counted from 0."""
+        """Return the factor at `step`, counted from 0."""
         if step < self.warmup_steps:
-            # Never 0: a first step at a rate of nothing would only be counted.
+            # Never 0: a first step with learning rate 0 would have no effect.
             return (step + 1) / self.warmup_steps
         if self.kind == "constant":
             return 1.0
@@ -127,33 +127,33 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RowOptimizerConfig:
-    """How a row changes when its summed gradient is known."""
+    """Optimizer of embedding rows."""
 
     kind: RowOptimizerKind = "rowwise_adagrad"
-    """Row-wise Adagrad keeps 4 bytes a row, Adagrad 4 a weight, row-wise Adam 4 a weight and 4 a row, Adam 8 a weight,
-    SGD none."""
+    """State: row-wise Adagrad 4 bytes per row, Adagrad 4 per weight, row-wise Adam 4 per weight and 4 per row, Adam 8
+    per weight, SGD none."""
     learning_rate: float = 0.02
     """Step size before the schedule."""
     eps: float = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
     beta1: float = 0.9
     """Decay of Adam's first moment."""
     beta2: float = 0.999
     """Decay of Adam's second moment."""
     weight_decay: float = 0.0
-    """L2 on rows; 0 for none. lambda here is the gradient of lambda / 2 times the sum of their squares."""
+    """Weight decay lambda of rows: the gradient of lambda / 2 times the sum of squares; 0 for none."""
     decay: Literal["l2", "decoupled"] = "l2"
-    """Where it acts: ``l2`` adds weight_decay times the row to its gradient, ``decoupled`` shrinks the row by
-    learning rate times weight_decay, whatever its gradient (AdamW)."""
+    """``l2`` adds weight_decay times the row to its gradient; ``decoupled`` shrinks the row by learning rate times
+    weight_decay, independent of its gradient (AdamW)."""
     rows: Literal["batch", "all"] = "batch"
-    """Which rows a step changes: those of its batch, or all, as an optimizer of whole tables would. ``all`` lets weight
-    decay, and Adam's moments, go on in rows that a batch lacks; they do so when they are next looked at, with the
-    same result. It keeps 4 bytes more a row."""
+    """Rows that a step changes: those of its batch, or ``all``, like an optimizer of complete tables. With ``all``,
+    weight decay and Adam's moments also act on rows that a batch lacks; these steps are applied when the row is next
+    read, with the same result. ``all`` takes 4 more bytes per row."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """Factor on the learning rate over steps."""
 
     def __post_init__(self) -> None:
-        # Here and not by its type alone: who makes one in Python passes any text.
+        # Checked here in addition to the type: Python callers may pass any string.
         if self.kind not in ROW_OPTIMIZERS:
             *others, last = ROW_OPTIMIZERS
             raise ConfigError(f"optimizer.kind is {self.kind!r}, expected {', '.join(others)} or {last}")
@@ -163,8 +163,8 @@ class RowOptimizerConfig:
             raise ConfigError(f"optimizer.rows is {self.rows!r}, expected batch or all")
         if self.rows == "all" and not (self.weight_decay or ROW_OPTIMIZERS[self.kind].lingers):
             raise ConfigError(
-                f"optimizer.rows is all, but without optimizer.weight_decay {self.kind} leaves rows that a batch lacks "
-                "as they are: set one, or rows to batch"
+                f"optimizer.rows is all, but {self.kind} without optimizer.weight_decay does not change rows that a "
+                "batch lacks: set optimizer.weight_decay, or set optimizer.rows to batch"
             )
         check_finite(self, "optimizer.")
         if not self.learning_rate >= 0:
@@ -179,35 +179,35 @@ class RowOptimizerConfig:
 
     @property
     def row_state(self) -> str:
-        """Name of the float kept for each row, or empty."""
+        """Name of the state with one float per row, or empty."""
         return ROW_OPTIMIZERS[self.kind].row
 
     @property
     def full_state(self) -> tuple[str, ...]:
-        """Names of the floats kept for each weight."""
+        """Names of the states with one float per weight."""
         return ROW_OPTIMIZERS[self.kind].full
 
     @property
     def clocked(self) -> bool:
-        """Whether a row knows how many steps it has taken."""
+        """Whether each row stores how many steps it has taken."""
         return self.rows == "all"
 
     @property
-    def kept(self) -> dict[str, int]:
-        """What rows have beside their weights: floats a row, floats a weight, whether there are clocks."""
+    def state_shape(self) -> dict[str, int]:
+        """State in addition to weights: floats per row, floats per weight, and whether rows have clocks."""
         return {"row_state": bool(self.row_state), "full_state": len(self.full_state), "clock": self.clocked}
 
     def rule(self, step: int, earlier: int = 0, factor: float = 1.0, scale: float = 1.0) -> RowUpdate:
-        """The update at `step`, counted from 0.
+        """Return the parameters of the update at `step`, counted from 0.
 
         Parameters
         ----------
         earlier : int
-            Steps of the runs before that state is of, too.
+            Steps of earlier runs that the optimizer state includes.
         factor : float
-            On the rate, beside the schedule's.
+            Factor on the learning rate, in addition to the schedule's.
         scale : float
-            On summed gradients.
+            Factor on summed gradients.
         """
         return RowUpdate(
             kind=self.kind,
@@ -217,18 +217,18 @@ class RowOptimizerConfig:
             decoupled=self.decay == "decoupled",
             beta1=self.beta1,
             beta2=self.beta2,
-            # Adam's corrections go on where an earlier run ended; the schedule has begun anew.
+            # Adam's bias correction continues from the earlier runs; the schedule starts at 0.
             step=earlier + step + 1,
             scale=scale,
         )
 
 
 Change = tuple[int, float]
-"""A step, and what the rate of it and later ones is multiplied by."""
+"""A step, and the factor on the learning rate from that step on."""
 
 
 class StepClock:
-    """The steps of a collection's tables.
+    """Counter of a collection's steps, with the parameters of each step.
 
     Parameters
     ----------
@@ -236,63 +236,63 @@ class StepClock:
 
     Notes
     -----
-    The numbers of past steps take 12 bytes a step, where all rows take it. They follow from the optimizer's settings
-    and the few changes of rate, which checkpoints have.
+    If steps change all rows, the parameters of past steps take 12 bytes per step. They follow from the optimizer's
+    settings and the few changes of the rate, which checkpoints contain.
     """
 
     def __init__(self, optimizer: RowOptimizerConfig) -> None:
         self.optimizer = optimizer
         self.step = 0
         self.earlier = 0
-        """Steps of the runs that these tables began with: schedules begin anew, the optimizer's state does not."""
+        """Steps of earlier runs that initialized these tables: schedules restart at 0, the optimizer state does not."""
         self.changes: tuple[Change, ...] = ()
         self._paces = np.empty((0, 3), dtype=np.float32)
-        self._known = 0
+        self._computed = 0
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step."""
+        """Learning rate of the next step."""
         return self.rule.rate
 
     @property
     def rule(self) -> RowUpdate:
-        """What the next step does to the rows of its batch."""
+        """Parameters of the next step."""
         return self._rule(self.step)
 
     def scaled_rule(self, scale: float) -> RowUpdate:
-        """As `rule` with gradients that are multiplied by `scale`."""
+        """Return `rule` for gradients multiplied by `scale`."""
         return self._rule(self.step, scale)
 
     @property
     def rate_factor(self) -> float:
-        """What the rate of the next step, and of later ones, is multiplied by, beside the schedule's factor."""
+        """Factor on the learning rate from the next step on, in addition to the schedule's factor."""
         return self._factor(self.step)
 
     @rate_factor.setter
     def rate_factor(self, factor: float) -> None:
         if not factor > 0:
-            raise TrainingError(f"a learning rate cannot be multiplied by {factor}, expected more than 0")
+            raise TrainingError(f"the factor on the learning rate is {factor}, expected more than 0")
         if factor != self.rate_factor:
             self.changes += ((self.step, factor),)
 
     def load_position(self, step: int, earlier: int, changes: Sequence[Change]) -> None:
-        """Be where another step_clock was."""
+        """Copy the position of another step clock."""
         self.step, self.earlier, self.changes = step, earlier, tuple((first, factor) for first, factor in changes)
-        self._known = 0
+        self._computed = 0
 
     @property
     def missed(self) -> Missed | None:
-        """What rows are to catch up with; None where a step changes the rows of its batch alone."""
+        """The steps that rows may have missed; None if a step changes only the rows of its batch."""
         if not self.optimizer.clocked:
             return None
         if self.step > len(self._paces):
-            # Doubled: a run appends a step at a time, and kernels take one array.
+            # Doubled: a run appends one step at a time, and kernels need one array.
             room = np.empty((max(2 * len(self._paces), self.step, 1024), 3), dtype=np.float32)
-            room[: self._known] = self._paces[: self._known]
+            room[: self._computed] = self._paces[: self._computed]
             self._paces = room
-        for step in range(self._known, self.step):
+        for step in range(self._computed, self.step):
             self._paces[step] = pace_of(self._rule(step))
-        self._known = max(self._known, self.step)
+        self._computed = max(self._computed, self.step)
         return Missed(rule=self.rule, steps=self.step, paces=self._paces)
 
     def _factor(self, step: int) -> float:

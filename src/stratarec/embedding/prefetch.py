@@ -1,7 +1,7 @@
-"""Batches prepared on a thread of their own while earlier ones train.
+"""Preparation of batches on a separate thread while earlier batches train.
 
-The thread stops at barriers (evaluations, checkpoints by steps, the end), whose places are known beforehand; `drain`
-is for what comes unforeseen. Both leave the same batches prepared whatever was fast.
+The thread stops at barriers (evaluations, checkpoints by step, the end), whose places are known in advance; `drain` is
+for unforeseen stops. In both cases the set of prepared batches does not depend on the speed of threads.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ Item = TypeVar("Item")
 
 
 class Prefetcher(Generic[Item]):
-    """Iterates over ``(item, prepared)`` of `source`, prepared up to `depth` items ahead of what was handed out last.
+    """Iterates over ``(item, prepared)`` of `source`, with up to `depth` items prepared ahead.
 
     Parameters
     ----------
     engine : LookupEngine
-        Of the collection that will see the batches.
+        Engine of the collection that will look up the batches.
     source : iterator
         Read on the thread, so that loading overlaps with training too.
     features : callable
-        What of an item the collection looks up; its second argument says whether it may end waiting by `WaitAbandoned`.
+        Returns the features of an item; its second argument is a function that returns true if it must stop waiting,
+        by raising `WaitAbandoned`.
     depth : int
-        With 0 there is no thread: an item is prepared when it is asked for.
+        With 0 there is no thread: an item is prepared when it is requested.
     pause_after : callable
-        Whether nothing is prepared beyond the i-th item until it has been trained: an evaluation or a checkpoint
-        follows it, which must find the same state whatever the depth.
+        Whether no item after the i-th is prepared until the i-th was trained. An evaluation or a checkpoint follows,
+        whose state must not depend on the depth.
 
     Notes
     -----
     Use it as a context manager: leaving it ends the thread and releases every batch that was not looked up. An error of
-    the source or of a batch is raised where the item is asked for. The thread that asks for items trains them: one that
-    asks for more than can be prepared before it has trained what it got gets an error.
+    the source or of a batch is raised when the item is requested. The thread that requests items also trains them: a
+    request that can only be served after the backward pass of an earlier item is an error.
     """
 
     def __init__(
@@ -59,9 +60,9 @@ class Prefetcher(Generic[Item]):
         self._in_flight = engine.in_flight
         self._changed = engine.in_flight.changed
         self._ready: deque[tuple[Item, Handle]] = deque()
-        self._given: weakref.WeakSet[Handle] = weakref.WeakSet()
-        # Counts of items: handed out, prepared or being prepared, and that may be prepared before all were handed out.
-        self._handed = self._begun = 0
+        self._handed_out: weakref.WeakSet[Handle] = weakref.WeakSet()
+        # Numbers of items: handed out; prepared or being prepared; and the limit to which items may be prepared.
+        self._returned = self._started = 0
         self._limit: int | None = None
         self._ended = self._stopped = False
         self._error: BaseException | None = None
@@ -69,7 +70,7 @@ class Prefetcher(Generic[Item]):
 
     def __enter__(self) -> Prefetcher[Item]:
         if self._depth:
-            # A daemon: an interpreter that ends must not wait for a source that blocks.
+            # A daemon: the interpreter must not wait for a blocked source at exit.
             self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
             self._thread.start()
         return self
@@ -85,78 +86,78 @@ class Prefetcher(Generic[Item]):
         for _, prepared in self._ready:
             prepared.release()
         self._ready.clear()
-        for prepared in self._given:
-            # One that was looked up may still have its backward pass.
+        for prepared in self._handed_out:
+            # A batch that was looked up may still have its backward pass.
             prepared.release_unused()
         self._in_flight.forgive()
 
     def drain(self) -> None:
-        """Prepare no more than the `depth` items that may be prepared by now, until the one after them is asked for.
+        """Prepare only the next `depth` items, until the item after them is requested.
 
-        How many that are follows from what was handed out, not from how fast the thread was.
+        Their number follows from the items handed out, not from the speed of the thread.
         """
         with self._changed:
             if self._limit is None:
-                self._limit = self._handed + self._depth
+                self._limit = self._returned + self._depth
 
     @property
     def drained(self) -> bool:
-        """Whether nothing is prepared beyond the item handed out last, nor will be before the next is asked for."""
+        """Whether no item after the last returned one is prepared, or will be before the next request."""
         with self._changed:
-            return not self._ready and (self._thread is None or self._ended or self._handed == self._limit)
+            return not self._ready and (self._thread is None or self._ended or self._returned == self._limit)
 
     def __iter__(self) -> Prefetcher[Item]:
         return self
 
     def __next__(self) -> tuple[Item, Handle]:
         if self._thread is None:
-            return self._given_out(self._prepare(next(self._source)))
+            return self._hand_out(self._prepare(next(self._source)))
         with self._changed:
-            if self._handed == self._limit:
+            if self._returned == self._limit:
                 self._limit = None
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._ready or self._ended or self._in_flight.blocked() is not None)
             if self._ready:
-                found = self._ready.popleft()
-                self._handed += 1
+                pair = self._ready.popleft()
+                self._returned += 1
                 self._changed.notify_all()
-                return self._given_out(found)
+                return self._hand_out(pair)
             blocked = None if self._ended else self._in_flight.blocked()
         if blocked is not None:
             raise TrainingError(
-                f"the next batch waits for the backward pass of batch {blocked}, which was handed out before: train "
-                "it, or release() it, before asking for more"
+                f"the next batch waits for the backward pass of batch {blocked}, which was returned before: train it, "
+                "or call its release(), before requesting another"
             )
         if self._error is not None:
             raise self._error
         raise StopIteration
 
-    def _given_out(self, found: tuple[Item, Handle]) -> tuple[Item, Handle]:
-        self._given.add(found[1])
-        return found
+    def _hand_out(self, pair: tuple[Item, Handle]) -> tuple[Item, Handle]:
+        self._handed_out.add(pair[1])
+        return pair
 
     def _prepare(self, item: Item) -> tuple[Item, Handle]:
+        features = self._features(item, lambda: self._stopped)
         if self._thread is None:
-            return item, self._engine.prepare(self._features(item, lambda: False))
-
-        def stopped() -> bool:
-            return self._stopped
-
-        return item, self._engine.prepare_ahead(self._features(item, stopped), self._depth, stopped)
+            return item, self._engine.prepare(features)
+        return item, self._engine.prepare_ahead(features, self._depth, lambda: self._stopped)
 
     def _run(self) -> None:
-        # Kernels of preparing take one core, or they would wait for those of the step that trains meanwhile.
+        # Kernels of this thread use one core; otherwise they would wait for those of the step that trains meanwhile.
         limit_threads(1)
         try:
             for place, item in enumerate(self._source):
                 if not self._may_prepare(last=self._pause_after(place)):
                     return
-                self._hand_over(self._prepare(item))
-        # Whoever leaves the context asked for it.
+                pair = self._prepare(item)
+                with self._changed:
+                    self._ready.append(pair)
+                    self._changed.notify_all()
+        # Expected when the context is left.
         except WaitAbandoned:
             pass
         except BaseException as error:
-            # Raised where the item is asked for: nobody sees an exception of a thread.
+            # Raised when the item is requested: an exception in a thread would be lost.
             self._error = error
         finally:
             with self._changed:
@@ -164,20 +165,15 @@ class Prefetcher(Generic[Item]):
                 self._changed.notify_all()
 
     def _may_prepare(self, *, last: bool) -> bool:
-        """Wait until there is to be another item, the `last` one before a pause; False when there is to be none."""
+        """Wait until another item may be prepared, the `last` one before a pause; False if the thread must end."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._has_room())
             if self._stopped:
                 return False
-            self._begun += 1
+            self._started += 1
             if last:
-                self._limit = self._begun
+                self._limit = self._started
             return True
 
     def _has_room(self) -> bool:
-        return len(self._ready) < self._depth and (self._limit is None or self._begun < self._limit)
-
-    def _hand_over(self, found: tuple[Item, Handle]) -> None:
-        with self._changed:
-            self._ready.append(found)
-            self._changed.notify_all()
+        return len(self._ready) < self._depth and (self._limit is None or self._started < self._limit)

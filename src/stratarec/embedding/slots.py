@@ -188,7 +188,7 @@ class CpuSlots(SlotMemory):
         self.slots, self.width = slots, width
 
     def _allocate(self, slots: int, width: int) -> FloatRows:
-        return FloatRows.allocate(slots, width, **self._optimizer.kept)
+        return FloatRows.allocate(slots, width, **self._optimizer.state_shape)
 
     @property
     def nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Which tables leave level 0, where they are at home then, and how they are cached."""
+"""Configuration of tables outside level 0: their home and their cache."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ else:
 """A key of `kernels.cache.POLICIES`, which is the one list of policies."""
 
 OVERFLOW_SHARE = 16
-"""One set in so many is kept for rows whose own set is full of rows in use."""
-_CHANCE = 1e-9
+"""One set in this many is an overflow set, for rows whose own set is full of rows in use."""
+_OVERFLOW_PROBABILITY = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +31,13 @@ class TableTier:
     """The home of one table's rows, and the float32 cache over it."""
 
     home: HomeKind = "dram"
-    """``dram`` is an array, ``mapped`` an array in a mapped file, ``log`` an append-only log on a block device."""
+    """``dram`` is an array, ``mapped`` a memory-mapped file, ``log`` an append-only log on a block device."""
     codec: CodecConfig = field(default_factory=CodecConfig)
-    """How a row is encoded at rest."""
+    """Encoding of rows at home."""
     cache_rows: int
-    """Slots of level 0 for this table, the overflow area included."""
+    """Slots of level 0 for this table, including the overflow area."""
     hot_rows: int = 0
-    """So many first rows have slots of their own beside the cache's and never leave them."""
+    """Number of first rows that have permanent slots in addition to the cache."""
 
     def __post_init__(self) -> None:
         if self.cache_rows < 1:
@@ -48,22 +48,22 @@ class TableTier:
 
 @dataclass(frozen=True, kw_only=True)
 class TierConfig:
-    """Tables that do not lie whole in level 0; the others do, in float32."""
+    """Tables outside level 0; all other tables are in level 0, in float32."""
 
     tables: Mapping[str, TableTier] = field(default_factory=dict)
     """Table name -> home and cache."""
     policy: CachePolicy = "lru"
-    """Which row of a full set goes: the least recently used, the least often used, or the one of the highest id."""
+    """Row that is evicted from a full set: the least recently used, the least frequently used, or the highest id."""
     ways: int = 32
-    """Slots of a set."""
+    """Slots per set."""
     mapped_path: Path | None = None
-    """Directory of ``mapped`` homes."""
+    """Directory for ``mapped`` homes."""
     log_path: Path | None = None
-    """Directory of ``log`` homes."""
+    """Directory for ``log`` homes."""
     log_budget_bytes: int | None = None
-    """File space that all ``log`` homes together may take; None for what the disk has."""
+    """Maximum file space of all ``log`` homes together; None for all free disk space."""
     lookahead: int = 1
-    """Batches that a training run stages ahead."""
+    """Number of batches that are staged ahead in training."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.ways <= 256:
@@ -71,11 +71,13 @@ class TierConfig:
         for home, path in (("mapped", self.mapped_path), ("log", self.log_path)):
             named = [name for name, tier in self.tables.items() if tier.home == home]
             if named and path is None:
-                raise ConfigError(f"table {named[0]!r} is at home in {home!r}: give {home}_path, a directory")
+                raise ConfigError(
+                    f"table {named[0]!r} has home {home!r}, but {home}_path is not set; set it to a directory"
+                )
 
 
 def cache_sets(cache_rows: int, ways: int) -> tuple[int, int]:
-    """Sets and overflow sets that `cache_rows` slots make: one of each at least, and no more slots than asked for."""
+    """Return the numbers of sets and overflow sets of a cache of at most `cache_rows` slots; at least one of each."""
     total = max(cache_rows // ways, 2)
     overflow = max(total // OVERFLOW_SHARE, 1)
     return total - overflow, overflow
@@ -83,13 +85,13 @@ def cache_sets(cache_rows: int, ways: int) -> tuple[int, int]:
 
 @cache
 def slots_for_batch(rows: int, ways: int) -> int:
-    """Return the fewest slots in which a batch of so many distinct rows finds room, but for a chance of 1e-9."""
+    """Return the fewest slots that fit a batch of `rows` distinct rows with a probability of at least 1 - 1e-9."""
     least, most = 2, 2
-    while _overflow_chance(rows, *cache_sets(most * ways, ways), ways) > _CHANCE:
+    while _overflow_chance(rows, *cache_sets(most * ways, ways), ways) > _OVERFLOW_PROBABILITY:
         least, most = most + 1, 2 * most
     while least < most:
         middle = (least + most) // 2
-        if _overflow_chance(rows, *cache_sets(middle * ways, ways), ways) > _CHANCE:
+        if _overflow_chance(rows, *cache_sets(middle * ways, ways), ways) > _OVERFLOW_PROBABILITY:
             least = middle + 1
         else:
             most = middle
@@ -97,9 +99,9 @@ def slots_for_batch(rows: int, ways: int) -> int:
 
 
 def _overflow_chance(rows: int, sets: int, overflow_sets: int, ways: int) -> float:
-    """Return a bound on the chance that rows in sets by hash exceed these by more than the overflow sets hold.
+    """Return an upper bound on the probability that rows, assigned to sets by hash, do not fit the overflow sets.
 
-    Chernoff's bound: numbers of rows in different sets are negatively associated, each of a binomial distribution.
+    Chernoff's bound: the numbers of rows in different sets are negatively associated and binomially distributed.
     """
     room = overflow_sets * ways
     if rows <= ways + room:

@@ -1,4 +1,4 @@
-"""To and from TorchRec: table configurations and keyed jagged tensors. TorchRec is imported only when called."""
+"""Conversion of table configurations and keyed jagged tensors to and from TorchRec, which is imported when needed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def _torchrec() -> Any:
     try:
         import torchrec
     except ImportError as error:
-        raise ConfigError(f"this needs torchrec, which does not import here: {error}") from error
+        raise ConfigError(f"torchrec cannot be imported: {error}; install it") from error
     return torchrec
 
 
 def from_torchrec(value: Any) -> Any:
-    """Our form of a TorchRec `EmbeddingBagConfig`, `EmbeddingConfig` or `KeyedJaggedTensor`.
+    """Convert a TorchRec `EmbeddingBagConfig`, `EmbeddingConfig` or `KeyedJaggedTensor`.
 
     An `EmbeddingConfig` (unpooled) becomes a table with `sequence_features`. A `KeyedJaggedTensor` with inverse
     indices becomes a tuple of `InverseJagged`, one for each run of keys that share their inverse. Tensors are shared,
-    not copied, except where keys of a group have to be joined.
+    not copied, unless keys of a group must be joined.
     """
     torchrec = _torchrec()
     if isinstance(value, torchrec.KeyedJaggedTensor):
@@ -38,20 +38,15 @@ def from_torchrec(value: Any) -> Any:
             batch_size=value.stride(),
             weights=value.weights_or_none(),
         )
-    if isinstance(value, torchrec.EmbeddingBagConfig):
+    if isinstance(value, torchrec.EmbeddingBagConfig | torchrec.EmbeddingConfig):
+        pooled, names = isinstance(value, torchrec.EmbeddingBagConfig), tuple(value.feature_names)
         return EmbeddingBagConfig(
             name=value.name,
             num_embeddings=value.num_embeddings,
             embedding_dim=value.embedding_dim,
-            feature_names=tuple(value.feature_names),
-            pooling="mean" if value.pooling == torchrec.PoolingType.MEAN else "sum",
-        )
-    if isinstance(value, torchrec.EmbeddingConfig):
-        return EmbeddingBagConfig(
-            name=value.name,
-            num_embeddings=value.num_embeddings,
-            embedding_dim=value.embedding_dim,
-            sequence_features=tuple(value.feature_names),
+            feature_names=names if pooled else (),
+            sequence_features=() if pooled else names,
+            pooling="mean" if pooled and value.pooling == torchrec.PoolingType.MEAN else "sum",
         )
     raise ConfigError(
         f"cannot convert {type(value).__name__} from torchrec; expected EmbeddingBagConfig, EmbeddingConfig or "
@@ -60,7 +55,7 @@ def from_torchrec(value: Any) -> Any:
 
 
 def to_torchrec(value: EmbeddingBagConfig | KeyedJagged | Sequence[InverseJagged]) -> Any:
-    """TorchRec's form of a table or of a batch's ids; raises `ConfigError` for what TorchRec has no form of.
+    """Convert a table or the ids of a batch to TorchRec; raises a `ConfigError` if TorchRec has no equivalent.
 
     Groups over the same samples become one `KeyedJaggedTensor` with a stride a key and inverse indices, which
     TorchRec's unsharded modules expand after pooling.
@@ -77,7 +72,7 @@ def to_torchrec(value: EmbeddingBagConfig | KeyedJagged | Sequence[InverseJagged
         )
     if value.feature_names and value.sequence_features:
         raise ConfigError(
-            f"table {value.name!r} is looked up pooled and unpooled; TorchRec needs two tables, one of each kind"
+            f"table {value.name!r} has pooled and sequence features; TorchRec needs a separate table for each kind"
         )
     common: dict[str, Any] = {
         "name": value.name,
@@ -95,7 +90,7 @@ def _variable_stride(torchrec: Any, groups: Sequence[InverseJagged]) -> Any:
         raise ConfigError(f"expected groups over the same samples, got {[group.batch_size for group in groups]}")
     bags = [(key, group.inverse, group.bags()[key]) for group in groups for key in group.keys]
     if any(bag.weights is not None for _, _, bag in bags):
-        raise ConfigError("groups with per-sample weights have no form in torchrec; expand them first")
+        raise ConfigError("torchrec does not support groups with per-sample weights; expand them first")
     keys = [key for key, _, _ in bags]
     return torchrec.KeyedJaggedTensor(
         keys=keys,
@@ -111,10 +106,10 @@ def _groups(value: Any) -> tuple[InverseJagged, ...]:
     order = dict(zip(names, inverses, strict=True))
     runs: list[tuple[torch.Tensor, dict[str, JaggedTensor]]] = []
     for key, bag in value.to_dict().items():
-        found = JaggedTensor(values=bag.values(), offsets=bag.offsets(), weights=bag.weights_or_none())
+        features = JaggedTensor(values=bag.values(), offsets=bag.offsets(), weights=bag.weights_or_none())
         bags = runs[-1][1] if runs and torch.equal(runs[-1][0], order[key]) else {}
-        if bags and next(iter(bags.values())).batch_size == found.batch_size:
-            bags[key] = found
+        if bags and next(iter(bags.values())).batch_size == features.batch_size:
+            bags[key] = features
         else:
-            runs.append((order[key], {key: found}))
+            runs.append((order[key], {key: features}))
     return tuple(InverseJagged(unique=KeyedJagged.from_features(bags), inverse=inverse) for inverse, bags in runs)

@@ -40,7 +40,7 @@ from stratarec.hot.selection import (
 from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
 from stratarec.kernels.runtime.cores import cores
 
-ADVICE = "make it anew with `stratarec profile DATASET --hot BYTES`"
+ADVICE = "create it again with `stratarec profile DATASET --hot BYTES`"
 Method = Literal["inputs", "accesses"]
 Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 
@@ -53,9 +53,9 @@ class HotTable(Model):
     row_bytes: Count
     """Weights and optimizer state."""
     hot: Count
-    """How many: all tail buckets, and the most frequent values."""
+    """Number of hot rows: all tail buckets and the most frequent values."""
     accesses: Share
-    """Share of the table's training lookups that go to them."""
+    """Share of the table's training lookups that use hot rows."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> HotTable:
@@ -65,7 +65,7 @@ class HotTable(Model):
 
 
 class InputShare(Model):
-    """Share of inputs all of whose lookups are hot, and the interval that holds it with a chance of 99 %."""
+    """Share of inputs of which all lookups are hot, and its 99 % confidence interval."""
 
     share: Share
     low: Share
@@ -73,37 +73,37 @@ class InputShare(Model):
 
 
 class Point(Model):
-    """What a budget is worth."""
+    """Hot rows, lookups and inputs for one budget."""
 
     budget_bytes: Count
     row_share: Share
-    """Of all bytes of the model's tables."""
+    """Share of the bytes of the model's tables."""
     accesses: Share
-    """Share of training lookups that go to hot rows."""
+    """Share of training lookups that use hot rows."""
     inputs: InputShare
     counted: InputShare
-    """The same by the rows with most lookups per byte."""
+    """The share with the rows that have the most lookups per byte."""
 
 
 class HotProfile(Model):
-    """Which rows are hot."""
+    """The hot rows of a data set, as stored in a file."""
 
     format: Literal[2] = 2
     dataset: str
     fingerprint: Hash
-    """Of the data set that it is of."""
+    """Fingerprint of the data set."""
     split: Literal["train"] = "train"
     method: Method
-    """Chosen to make most inputs hot, or, where that was no better, to have most lookups per byte."""
+    """``inputs`` if the rows were chosen to make the most inputs hot, ``accesses`` for the most lookups per byte."""
     chosen: Point
     curve: tuple[Point, ...]
-    """For other budgets."""
+    """Other budgets."""
     tables: tuple[HotTable, ...]
     seconds: Annotated[float, pydantic.Field(ge=0)]
-    """That calibration took."""
+    """Duration of the calibration."""
 
     def write(self, path: Path) -> None:
-        """Write it as a sealed file."""
+        """Write a sealed file."""
         write_sealed(path, self.to_dict())
 
     @classmethod
@@ -113,51 +113,51 @@ class HotProfile(Model):
         Parameters
         ----------
         dataset : Dataset
-            That it must be of.
+            Data set to which the profile must belong.
 
         Raises
         ------
         ConfigError
-            When the file is damaged, or of another data set.
+            If the file is damaged or belongs to another data set.
         """
-        found = read_sealed(path, cls, ADVICE, ConfigError)
-        if dataset is not None and found.fingerprint != dataset.fingerprint:
+        profile = read_sealed(path, cls, ADVICE, ConfigError)
+        if dataset is not None and profile.fingerprint != dataset.fingerprint:
             raise ConfigError(
-                f"{path} is a hot profile of another data set ({found.dataset}, {found.fingerprint[:8]}) than "
-                f"{dataset.path} ({dataset.fingerprint[:8]}): its ids mean other values; {ADVICE}"
+                f"{path} is a hot profile of another data set ({profile.dataset}, {profile.fingerprint[:8]}) than "
+                f"{dataset.path} ({dataset.fingerprint[:8]}), whose ids have other meanings; {ADVICE}"
             )
-        rows = [(table.name, table.rows) for table in found.tables]
+        rows = [(table.name, table.rows) for table in profile.tables]
         if dataset is not None and sorted(rows) != sorted(dataset.table_rows().items()):
-            raise ConfigError(f"{path} has other tables or rows than {dataset.path}, which it is of; {ADVICE}")
-        return found
+            raise ConfigError(f"{path} has other tables or rows than {dataset.path}; {ADVICE}")
+        return profile
 
     @property
     def points(self) -> list[Point]:
-        """The chosen budget among the others."""
+        """All budgets, including the chosen one, in ascending order."""
         return sorted((self.chosen, *self.curve), key=lambda point: point.budget_bytes)
 
     @property
     def row_bytes(self) -> dict[str, int]:
-        """Table -> weights and optimizer state of a row."""
+        """Table -> bytes of weights and optimizer state of a row."""
         return {table.name: table.row_bytes for table in self.tables}
 
     def hot(self, parts: Sequence[RowRange]) -> Counts:
-        """``[parts]`` hot rows of each of the data set's tables."""
+        """Return ``[parts]`` numbers of hot rows of the data set's tables."""
         tables = {table.name: table.hot for table in self.tables}
         return np.array([tables[part.table] for part in parts], dtype=np.int64)
 
 
 CONFIDENCE = 0.99
-"""Of every interval: the chance that it holds the true share."""
-# Inputs that follow each other in storage (and share their session) are sampled together.
+"""Confidence level of every interval."""
+# Inputs that are neighbours in storage (and share a session) are sampled together.
 _CHUNK = 1024
 _ROW_GROUPS = 16
-# Inputs that hot rows are chosen by: more do not change a few dozen thresholds.
+# Number of inputs for choosing hot rows: more do not change a few dozen thresholds.
 _CHOOSING = 1 << 17
 
 
 def estimate(shares: NDArray[np.float64]) -> InputShare:
-    """The share of inputs from those of equally large samples that were drawn alike, by Student's t."""
+    """Estimate the share of inputs from the shares of equally large random samples, by Student's t."""
     mean, number = float(shares.mean()), len(shares)
     if number < 2:
         return InputShare(share=mean, low=0.0, high=1.0)
@@ -167,23 +167,22 @@ def estimate(shares: NDArray[np.float64]) -> InputShare:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InputSample:
-    """Inputs of some row groups."""
+    """A sample of inputs from some row groups."""
 
     choosing: Needs
-    """``[N, parts]`` of those that hot rows are chosen by."""
+    """``[N, parts]`` needs of the inputs for choosing hot rows."""
     judging: Needs
-    """``[M, parts]`` of others."""
+    """``[M, parts]`` needs of other inputs, for judging the choice."""
     chunks: NDArray[np.int64]
-    """``[M]`` which of the equal samples each of these is of: row groups, or where those are few, parts of them."""
+    """``[M]`` subsample of each judging input: its row group, or a part of it if there are few row groups."""
 
     def judge(self, hot: Counts) -> InputShare:
-        """Share of inputs that are hot where the first ``hot[p]`` rows of each part are."""
-        found = are_hot(self.judging, hot)
-        return estimate(np.bincount(self.chunks, found) / np.bincount(self.chunks))
+        """Estimate the share of inputs that are hot if the first ``hot[p]`` rows of each part are hot."""
+        return estimate(np.bincount(self.chunks, are_hot(self.judging, hot)) / np.bincount(self.chunks))
 
 
 def draw(dataset: Dataset, parts: Sequence[RowRange], split: str, seed: int) -> InputSample:
-    """What the inputs of up to 16 row groups need, drawn at random; half of them are for judging.
+    """Draw up to 16 row groups at random and compute the needs of their inputs; half of them are for judging.
 
     Notes
     -----
@@ -196,20 +195,20 @@ def draw(dataset: Dataset, parts: Sequence[RowRange], split: str, seed: int) -> 
     drawn = sorted(draws.permutation(len(places))[:_ROW_GROUPS].tolist())
     reader = NeedsReader(dataset, parts)
     with ThreadPoolExecutor(cores(), thread_name_prefix="stratarec-hot") as threads:
-        found = list(threads.map(lambda place: reader.of(dataset.row_group(split, *places[place])), drawn))
-    chunk = max(min(_CHUNK, min(map(len, found)) // 4), 1)
-    numbers = [np.arange(len(needs)) // chunk for needs in found]
-    few = len(found) < _ROW_GROUPS
+        needs_by_group = list(threads.map(lambda place: reader.of(dataset.row_group(split, *places[place])), drawn))
+    chunk = max(min(_CHUNK, min(map(len, needs_by_group)) // 4), 1)
+    numbers = [np.arange(len(needs)) // chunk for needs in needs_by_group]
+    few = len(needs_by_group) < _ROW_GROUPS
     judged, chunks, first = [], [], 0
     for place, number in enumerate(numbers):
         odd = number % 2 == 1
         judged.append(odd)
         chunks.append(number[odd] // 2 + first if few else np.full(int(odd.sum()), place))
         first += int(number[-1]) // 2 + 1 if few else 0
-    choosing = np.concatenate([needs[~odd] for needs, odd in zip(found, judged, strict=True)])
+    choosing = np.concatenate([needs[~odd] for needs, odd in zip(needs_by_group, judged, strict=True)])
     if len(choosing) > _CHOOSING:
         choosing = choosing[draws.permutation(len(choosing))[:_CHOOSING]]
-    judging = np.concatenate([needs[odd] for needs, odd in zip(found, judged, strict=True)])
+    judging = np.concatenate([needs[odd] for needs, odd in zip(needs_by_group, judged, strict=True)])
     return InputSample(
         choosing=choosing,
         judging=judging if len(judging) else choosing,
@@ -224,7 +223,7 @@ CURVE = (0.02, 0.068, 0.124, 0.25, 0.5)
 
 
 def budgets(dataset: Dataset, row_bytes: Mapping[str, int], *, seed: int = 0) -> tuple[Point, ...]:
-    """What the budgets of `CURVE` are worth; `row_bytes` as of `calibrate`. None of data without tables."""
+    """Evaluate the budgets of `CURVE`, with `row_bytes` as for `calibrate`; empty for data without tables."""
     parts = parts_of(dataset, row_bytes)
     if not parts:
         return ()
@@ -246,28 +245,30 @@ def calibrate(
     Parameters
     ----------
     row_bytes : mapping of str to int
-        Vocabulary -> weights and optimizer state of a row; 0 for tables that are hot at no cost.
+        Vocabulary -> bytes of weights and optimizer state of a row; 0 for tables that are hot at no cost.
     budget : int
         Bytes of all hot rows.
     curve : sequence of float
-        Other budgets to look at, as shares of all bytes.
+        Other budgets to evaluate, as shares of all bytes.
     field : str
-        Names the budget in errors.
+        Name of the budget in errors.
 
     Raises
     ------
     ConfigError
-        For a budget that holds no row, or all of them.
+        If the budget fits no row, or all rows.
     """
-    began = time.perf_counter()
+    start = time.perf_counter()
     parts = parts_of(dataset, row_bytes)
     total = sum(part.nbytes for part in parts)
     if budget < min(part.row_bytes for part in parts if part.row_bytes):
-        raise ConfigError(f"{field} is {budget:,} bytes, which hold no row; expected less than {readable(total)}")
+        raise ConfigError(
+            f"{field} is {budget:,} bytes, which do not fit one row; expected more, and less than {readable(total)}"
+        )
     if budget >= total:
         raise ConfigError(
-            f"{field} is {readable(budget)}, and all {len(dataset.vocabularies)} tables take {readable(total)}: "
-            "every row fits, so none is hotter than others. Give less, or train without hot rows"
+            f"{field} is {readable(budget)}, but all {len(dataset.vocabularies)} tables take only {readable(total)}, "
+            "so every row would be hot: set less, or train without hot rows"
         )
     sample = draw(dataset, parts, "train", seed)
     hot, method, point = _choose(parts, budget, sample)
@@ -278,63 +279,56 @@ def calibrate(
         method=method,
         chosen=point,
         curve=tuple(others),
-        tables=_tables(dataset, parts, hot),
-        seconds=time.perf_counter() - began,
+        tables=_tables(parts, hot),
+        seconds=time.perf_counter() - start,
     )
 
 
 def _choose(parts: Sequence[RowRange], budget: int, sample: InputSample) -> tuple[Counts, Method, Point]:
-    """Hot rows of each part, how they were chosen, and what they are worth."""
+    """Return the hot rows of each part, the method that chose them, and their evaluation."""
     counted, complete = hottest_rows(parts, budget), most_inputs(parts, budget, sample.choosing)
     by_count, by_input = sample.judge(counted), sample.judge(complete)
     better = by_input.share > by_count.share
-    hot, found = (complete, by_input) if better else (counted, by_count)
+    hot, share = (complete, by_input) if better else (counted, by_count)
     point = Point(
         budget_bytes=budget,
         row_share=used_bytes(parts, hot) / sum(part.nbytes for part in parts),
         accesses=share_of_accesses(parts, hot),
-        inputs=found,
+        inputs=share,
         counted=by_count,
     )
     return hot, "inputs" if better else "accesses", point
 
 
-def _tables(dataset: Dataset, parts: Sequence[RowRange], hot: Counts) -> tuple[HotTable, ...]:
-    found = []
-    for name, rows in dataset.table_rows().items():
-        own = [(part, int(taken)) for part, taken in zip(parts, hot, strict=True) if part.table == name]
-        total = sum(int(part.counts.sum()) for part, _ in own)
-        accesses = sum(int(part.counts[:taken].sum()) for part, taken in own)
-        found.append(
-            HotTable(
-                name=name,
-                rows=rows,
-                row_bytes=own[0][0].row_bytes,
-                hot=sum(taken for _, taken in own),
-                accesses=accesses / total if total else 0.0,
-            )
+def _tables(parts: Sequence[RowRange], hot: Counts) -> tuple[HotTable, ...]:
+    return tuple(
+        HotTable(
+            name=part.table,
+            rows=part.rows,
+            row_bytes=part.row_bytes,
+            hot=int(count),
+            accesses=share_of_accesses([part], np.array([count])),
         )
-    return tuple(found)
+        for part, count in zip(parts, hot, strict=True)
+    )
 
 
-def passed_over(dataset: Dataset) -> str:
-    """What to say of ids that keep the order of an earlier data set; empty where this one's counts rank all."""
+def warn_inherited_ids(dataset: Dataset) -> str:
+    """Return a warning if ids keep the order of an earlier data set, else an empty string."""
     tables = [name for name, info in dataset.vocabularies.items() if 0 < info.inherited < info.values]
     if not tables:
         return ""
     return (
-        f"ids of {', '.join(tables)} go on from an earlier data set, so what became popular since lies behind its "
-        "rows, which would have to be hot, too: prepare without data.vocabulary.base where that leaves few hot inputs"
+        f"ids of {', '.join(tables)} continue those of an earlier data set, so newly popular values come after its "
+        "rows, which would have to be hot, too: if few inputs are hot, prepare without data.vocabulary.base"
     )
 
 
-def without_skew(profile: HotProfile) -> str:
-    """What to say of data whose hot rows are hardly more popular than others; empty where they are."""
+def warn_little_skew(profile: HotProfile) -> str:
+    """Return a warning if hot rows are hardly more popular than others, else an empty string."""
     point = profile.chosen
     if point.accesses < 2 * point.row_share:
-        return (
-            f"{point.row_share:.1%} of the rows take {point.accesses:.1%} of the lookups: there is little skew to use"
-        )
+        return f"{point.row_share:.1%} of the rows receive {point.accesses:.1%} of the lookups: hot rows save little"
     if point.inputs.share < 0.01:
-        return f"{point.inputs.share:.2%} of the inputs are hot: too few for batches of their own"
+        return f"{point.inputs.share:.2%} of the inputs are hot: too few for separate batches"
     return ""

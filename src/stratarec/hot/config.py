@@ -1,8 +1,8 @@
-"""The ``hot:`` section of a recipe: whether popular rows stay in fast memory, and batches of them alone are trained.
+"""The ``hot:`` section of a recipe: popular rows that stay in fast memory, and batches of hot inputs only.
 
-Batches of their own are not the default: on Globo's first days that order of samples cost 0.003 test AUC, and gave no
-speed beyond what resident rows give, which spare the moves whichever batch looks them up. A cache spares nearly as
-many by itself, so leave both off unless `stratarec train` with ``hot.budget`` is measurably faster on your log.
+Separate hot batches are not the default: on Globo's first days their order of samples cost 0.003 test AUC. They were
+not faster than resident hot rows alone, which save moves in every batch. A cache saves nearly as many moves, so leave
+both off unless `stratarec train` with ``hot.budget`` is measurably faster on your log.
 """
 
 from __future__ import annotations
@@ -18,34 +18,30 @@ from stratarec.errors import ConfigError
 Batches: TypeAlias = Literal["proportional", "adaptive", "none"]
 
 
-def _bytes(value: Any, field: str) -> int | None:
-    return None if value is None else parse_bytes(value, f"hot.{field}")
-
-
 def _budget(value: Any) -> int | None:
-    return _bytes(value, "budget")
+    return None if value is None else parse_bytes(value, "hot.budget")
 
 
 def _copies(value: Any) -> int | None:
-    return _bytes(value, "copies")
+    return None if value is None else parse_bytes(value, "hot.copies")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HotConfig:
-    """Rows that never leave level 0, and how inputs that need no others are trained."""
+    """Rows that never leave level 0, and training of the inputs that need only such rows."""
 
     budget: Annotated[int | None, BeforeValidator(_budget)] = None
-    """Bytes of memory.dram for hot rows of tables that do not lie whole in it, weights and optimizer state; null for
-    none. Several processes have `copies` in its place."""
+    """Bytes of memory.dram for hot rows, weights and optimizer state, of tables that are not completely in DRAM; null
+    for none. With several processes, use `copies` instead."""
     batches: Batches = "none"
-    """Whether inputs all of whose rows are hot or lie whole in DRAM make batches of their own. ``none`` leaves batches
-    as they are; ``proportional`` trains those evenly among the others; ``adaptive`` in turns, whose length follows the
-    validation loss from epoch to epoch (FAE, arXiv 2103.00686). Both cost quality where many inputs are hot. Several
-    processes leave batches as they are."""
+    """Whether hot inputs, which need only hot rows or tables in DRAM, form separate batches. ``none``: no;
+    ``proportional``: hot batches are spread evenly among the others; ``adaptive``: hot and other batches alternate in
+    turns whose length follows the validation loss from epoch to epoch (FAE, arXiv 2103.00686). Both reduce quality if
+    many inputs are hot. Ignored with several processes."""
     copies: Annotated[int | None, BeforeValidator(_copies)] = None
-    """Where several processes share the tables: bytes of memory.dram of each for copies of hot rows with their
-    optimizer state, so that these do not travel; null for none, as no step that was measured got shorter by them. Their
-    gradients are added with those of the network, in ``distributed.dense_wire``."""
+    """With several processes: bytes of memory.dram of each process for copies of hot rows and their optimizer state,
+    which are then not exchanged; null for none, since no measured step became shorter. Their gradients are summed with
+    those of the network, in ``distributed.dense_wire``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", _budget(self.budget))
@@ -54,15 +50,15 @@ class HotConfig:
             raise ConfigError(f"hot.batches is {self.batches!r}, expected one of {', '.join(get_args(Batches))}")
 
     @property
-    def apart(self) -> bool:
-        """Whether hot inputs have batches of their own."""
+    def separate_batches(self) -> bool:
+        """Whether hot inputs form separate batches."""
         return self.budget is not None and self.batches != "none"
 
-    def leave(self, dram: int | None, ranks: int) -> int | None:
-        """What is left of a budget of DRAM beside hot rows, of one process or of each of several."""
-        name, taken = ("budget", self.budget) if ranks == 1 else ("copies", self.copies)
-        if dram is None or taken is None:
+    def remaining_dram(self, dram: int | None, ranks: int) -> int | None:
+        """Return the budget of DRAM of each process without the bytes of hot rows."""
+        name, hot_bytes = ("budget", self.budget) if ranks == 1 else ("copies", self.copies)
+        if dram is None or hot_bytes is None:
             return dram
-        if taken >= dram:
-            raise ConfigError(f"hot.{name} is {taken:,} bytes of memory.dram, which is {dram:,}; give it less")
-        return dram - taken
+        if hot_bytes >= dram:
+            raise ConfigError(f"hot.{name} is {hot_bytes:,} bytes, expected less than memory.dram ({dram:,} bytes)")
+        return dram - hot_bytes

@@ -8,7 +8,7 @@ batches in flight.
 
 `measure_drift` compares each day of a log with the day before: the share of lookups of values that the day before did
 not have, and the shift of the means of dense features. Uses are counted by row and day; in large tables a sample of
-rows stands for the others, as in `kernels/reuse`. Histories are left out: they contain what their users clicked before.
+rows represents the others, as in `kernels/reuse`. Histories are left out: they contain what their users clicked before.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from stratarec.kernels.runtime.cores import cores
 from stratarec.progress import Progress, SilentProgress
 
 Floats = NDArray[np.float64]
-# Rows that are followed, of one table and of all together: some 60 bytes each.
+# Maximum rows that are tracked, of one table and of all together: about 60 bytes each.
 _FOLLOWED, _FOLLOWED_IN_ALL = 1 << 16, 1 << 22
 _LEAST_FOLLOWED = 1 << 10
 _SIZES = 40
-# Shares of a table that LFU is replayed with.
+# Cache sizes of the LFU simulation, as shares of a table.
 _COUNTED = (0.02, 0.1, 0.25, 0.5)
 # Batches in flight: the one that trains and the one prepared ahead of it, as by default.
 _IN_FLIGHT = 2
@@ -44,39 +44,39 @@ _IN_FLIGHT = 2
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableReuse:
-    """How the rows of a table are used again."""
+    """Reuse of the rows of a table."""
 
     table: str
     features: tuple[str, ...]
-    """That look it up."""
+    """Features that use the table."""
     rows: int
     used: float
-    """Rows with any use."""
+    """Number of rows with any use."""
     lookups: float
     uses: float
-    """Different rows of each batch, added up."""
+    """Sum of the distinct rows of all batches."""
     again: float
     """Share of uses that are not a row's first."""
     distance: float
-    """Other rows between two uses of a row, median; NaN where no row is used twice."""
+    """Median number of other rows between two uses of a row; NaN if no row is used twice."""
     top: Mapping[float, float]
-    """Share of the rows that are used -> share of lookups that go to so many of the most frequent."""
+    """Share of the used rows, most frequent first -> their share of the lookups."""
     sizes: NDArray[np.int64]
-    """``[M]`` rows of a cache, ascending, to `rows`."""
+    """``[M]`` cache sizes in rows, ascending up to `rows`."""
     hits: Mapping[str, Floats]
     """Policy -> ``[M]`` share of uses whose row is in the cache."""
     exact: bool
-    """Whether all rows were followed."""
+    """Whether all rows were tracked."""
 
     def rate(self, policy: str, share: float) -> float:
-        """Hits of a cache of a share of all rows."""
+        """Return the hit rate of a cache with the given share of all rows."""
         return float(np.interp(share * self.rows, self.sizes, self.hits[policy]))
 
 
 def measure_reuse(
     dataset: Dataset, split: str = "train", *, batch_size: int = 4096, progress: Progress | None = None
 ) -> list[TableReuse]:
-    """How rows are used again in an epoch, table by table, those with most rows first.
+    """Measure the reuse of rows in an epoch, per table, largest table first.
 
     Raises
     ------
@@ -105,10 +105,11 @@ def measure_reuse(
                 pass
             progress.advance(1)
     progress.finish()
-    found = [
-        _of(name, tuple(each.name for each in features[name]), rows[name], trace) for name, trace in traces.items()
+    tables = [
+        _reuse_of(name, tuple(column.name for column in features[name]), rows[name], trace)
+        for name, trace in traces.items()
     ]
-    return sorted((each for each in found if each.uses), key=lambda each: -each.rows)
+    return sorted((table for table in tables if table.uses), key=lambda table: -table.rows)
 
 
 def _trace(rows: int, followed: int) -> ReuseTrace:
@@ -120,12 +121,13 @@ def _sizes(rows: int) -> NDArray[np.int64]:
     return np.unique(np.geomspace(1, rows, _SIZES).astype(np.int64)) if rows > _SIZES else np.arange(1, rows + 1)
 
 
-def _of(name: str, features: tuple[str, ...], rows: int, trace: ReuseTrace) -> TableReuse:
+def _reuse_of(name: str, features: tuple[str, ...], rows: int, trace: ReuseTrace) -> TableReuse:
     weights = trace.weights
     used, uses = float(weights @ (trace.uses > 0)), float(weights @ trace.uses)
     lfu = np.interp(trace.sizes, np.append(trace.counted, rows), np.append(trace.lfu_hits, uses - used))
     hits = {
-        name: each / max(uses, 1) for name, each in (("lru", trace.lru_hits), ("lfu", lfu), ("rank", _ranked(trace)))
+        name: counts / max(uses, 1)
+        for name, counts in (("lru", trace.lru_hits), ("lfu", lfu), ("rank", _ranked(trace)))
     }
     by_lookups = np.argsort(-trace.lookups, kind="stable")
     below, lookups = np.cumsum(weights[by_lookups]), np.cumsum((weights * trace.lookups)[by_lookups])
@@ -146,45 +148,45 @@ def _of(name: str, features: tuple[str, ...], rows: int, trace: ReuseTrace) -> T
 
 
 def _ranked(trace: ReuseTrace) -> Floats:
-    """``[M]`` hits of caches that keep the first rows, beside those of the batches in flight."""
+    """Return ``[M]`` hits of caches that keep the first rows, next to the rows of the batches in flight."""
     weights = trace.weights
     again = np.where(trace.uses > 0, trace.uses - 1, 0)
-    kept, passing = (np.concatenate([[0], np.cumsum(weights * each)]) for each in (again, trace.soon))
-    held = np.concatenate([[0.0], np.cumsum(weights * trace.held)])
-    # With the first k rows kept for good, slots are these and what others need for a while.
-    slots = np.concatenate([[0], np.cumsum(weights)]) + held[-1] - held
-    found: Floats = np.interp(trace.sizes, slots, kept + passing[-1] - passing)
-    return found
+    resident, passing = (np.concatenate([[0], np.cumsum(weights * counts)]) for counts in (again, trace.soon))
+    occupied = np.concatenate([[0.0], np.cumsum(weights * trace.held)])
+    # If the first k rows are permanent, the slots are those of these rows and what other rows occupy temporarily.
+    slots = np.concatenate([[0], np.cumsum(weights)]) + occupied[-1] - occupied
+    hits: Floats = np.interp(trace.sizes, slots, resident + passing[-1] - passing)
+    return hits
 
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY = 86_400
-# Days that are told apart: longer logs are cut into as many periods of several days.
+# Maximum number of periods: longer logs are divided into periods of several days.
 _MOST_DAYS = 32
-# Rows that are followed, of one table and of all together: 128 bytes each.
+# Maximum rows that are tracked, of one table and of all together: 128 bytes each.
 _DRIFT_ROWS, _DRIFT_ROWS_IN_ALL, _LEAST_DRIFT_ROWS = 1 << 15, 1 << 20, 1 << 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DayDrift:
-    """Changes from period to period."""
+    """Changes of the data from period to period."""
 
     days: int
-    """Of a period."""
+    """Length of a period."""
     starts: NDArray[np.int64]
-    """``[P]`` days since 1970 on which periods begin, ascending; those without a sample are left out."""
+    """``[P]`` first day of each period with samples, in days since 1970, ascending."""
     unseen: dict[str, Floats]
-    """Vocabulary -> ``[P]`` share of lookups whose row the period before did not use; NaN of the first."""
+    """Vocabulary -> ``[P]`` share of lookups of rows that the previous period did not use; NaN for the first."""
     shift: dict[str, Floats]
-    """Dense feature -> ``[P]`` by how many deviations, of all samples, its mean moved since the period before."""
+    """Dense feature -> ``[P]`` change of its mean since the previous period, in standard deviations of all samples."""
 
 
 def measure_drift(dataset: Dataset, split: str = "train") -> DayDrift | None:
-    """Changes of a split from day to day; None where the data have no times, or all of one day."""
+    """Measure the changes of a split from day to day; None if the data have no times, or only one day."""
     bounds, unit = dataset.manifest.carried.times, _PER_SECOND[dataset.schema.time_unit] * _DAY
     if not dataset.schema.time or bounds is None or bounds[0] // unit == bounds[1] // unit:
         return None
-    first, last = (each // unit for each in bounds)
+    first, last = (bound // unit for bound in bounds)
     days = -(-(last - first + 1) // _MOST_DAYS)
     count = (last - first) // days + 1
     rows = dataset.table_rows()
@@ -194,48 +196,48 @@ def measure_drift(dataset: Dataset, split: str = "train") -> DayDrift | None:
         for name, features in dataset.schema.vocabularies().items()
     }
     traces = {name: DayTrace(rows[name], followed, count) for name, features in tables.items() if features}
-    # Samples, sums and squares of each number.
+    # Counts, sums and sums of squares of each dense feature.
     moments = {feature.name: np.zeros((3, count)) for feature in dataset.schema.dense}
     samples = np.zeros(count, np.int64)
     with dataset.reader(split) as reader:
         for shard, stored in enumerate(dataset.shards(split)):
             for group in range(len(stored.row_groups)):
                 columns = reader.read(shard, group).expand(dataset.groups, ())
-                # A data set that goes on from another one has no day before its own first.
+                # Days before the first one (of a data set that continues another) count as the first.
                 day = np.clip((columns[TIME].to_numpy() // unit - first) // days, 0, count - 1).astype(np.int32)
                 samples += np.bincount(day, minlength=count)
                 for name, trace in traces.items():
                     for feature in tables[name]:
                         trace.add(*_lookups(columns[feature], day))
-                for name, found in moments.items():
-                    _add_moments(found, columns[name].to_numpy().astype(np.float64), day)
-    kept = np.flatnonzero(samples)
-    if len(kept) < 2:
+                for name, sums in moments.items():
+                    _add_moments(sums, columns[name].to_numpy().astype(np.float64), day)
+    periods = np.flatnonzero(samples)
+    if len(periods) < 2:
         return None
     return DayDrift(
         days=days,
-        starts=first + kept * days,
-        unseen={name: trace.unseen(kept) for name, trace in traces.items()},
-        shift={name: _shift(found[:, kept]) for name, found in moments.items()},
+        starts=first + periods * days,
+        unseen={name: trace.unseen(periods) for name, trace in traces.items()},
+        shift={name: _shift(sums[:, periods]) for name, sums in moments.items()},
     )
 
 
 def _lookups(column: pa.Array, day: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Ids, and the day of each."""
+    """Return the ids, and the period of each."""
     if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
         return column.to_numpy(), day
     return column.flatten().to_numpy(), np.repeat(day, column.value_lengths().to_numpy())
 
 
-def _add_moments(found: Floats, values: Floats, day: NDArray[np.int32]) -> None:
-    known = np.isfinite(values)
-    for place, power in enumerate((None, values[known], values[known] ** 2)):
-        found[place] += np.bincount(day[known], power, minlength=found.shape[1])
+def _add_moments(sums: Floats, values: Floats, day: NDArray[np.int32]) -> None:
+    finite = np.isfinite(values)
+    for place, power in enumerate((None, values[finite], values[finite] ** 2)):
+        sums[place] += np.bincount(day[finite], power, minlength=sums.shape[1])
 
 
 def _shift(moments: Floats) -> Floats:
     count, total, squares = moments
     mean = total.sum() / max(count.sum(), 1)
     deviation = np.sqrt(max(squares.sum() / max(count.sum(), 1) - mean**2, 0.0))
-    each = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
-    return np.diff(each, prepend=np.nan) / deviation if deviation > 0 else np.zeros(len(count))
+    means = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
+    return np.diff(means, prepend=np.nan) / deviation if deviation > 0 else np.zeros(len(count))

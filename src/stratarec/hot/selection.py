@@ -35,25 +35,25 @@ Needs = NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowRange:
-    """The rows of a table."""
+    """The rows of a table, with their use counts."""
 
     table: str
     rows: int
     row_bytes: int
     """Weights and optimizer state of a row."""
     tail: int
-    """So many first rows are hot together or not at all."""
+    """Number of tail buckets, which are hot together or not at all."""
     counts: Counts
-    """``[rows]`` training lookups. They rise where ids keep the order of an earlier data set."""
+    """``[rows]`` training lookups. They may increase with the row if ids keep the order of an earlier data set."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its rows."""
+        """Bytes of all rows."""
         return self.rows * self.row_bytes
 
 
 def row_bytes_of(dataset: Dataset, width: int, optimizer: RowOptimizerConfig) -> dict[str, int]:
-    """Vocabulary -> float32 weights and optimizer state of a row, where every table is `width` wide."""
+    """Return, by vocabulary, the bytes of float32 weights and optimizer state of a row of width `width`."""
     if width < 1:
         raise ConfigError(f"the width of rows is {width}, expected at least 1")
     record = RecordCodec.of(CodecConfig(), width, optimizer)
@@ -61,7 +61,7 @@ def row_bytes_of(dataset: Dataset, width: int, optimizer: RowOptimizerConfig) ->
 
 
 def parts_of(dataset: Dataset, row_bytes: Mapping[str, int]) -> list[RowRange]:
-    """The rows of all tables."""
+    """Return the rows of all tables."""
     return [
         RowRange(
             table=name,
@@ -75,39 +75,40 @@ def parts_of(dataset: Dataset, row_bytes: Mapping[str, int]) -> list[RowRange]:
 
 
 def used_bytes(parts: Sequence[RowRange], hot: Counts) -> int:
-    """Bytes of the first ``hot[i]`` rows of each part."""
+    """Return the bytes of the first ``hot[i]`` rows of each part."""
     return sum(part.row_bytes * int(rows) for part, rows in zip(parts, hot, strict=True))
 
 
 def share_of_accesses(parts: Sequence[RowRange], hot: Counts) -> float:
-    """Share of all training lookups that go to hot rows."""
+    """Return the share of training lookups that use hot rows."""
     total = sum(int(part.counts.sum()) for part in parts)
-    taken = sum(int(part.counts[: int(rows)].sum()) for part, rows in zip(parts, hot, strict=True))
-    return taken / total if total else 0.0
+    hot_lookups = sum(int(part.counts[: int(rows)].sum()) for part, rows in zip(parts, hot, strict=True))
+    return hot_lookups / total if total else 0.0
 
 
-# Halvings of the least lookups per byte; enough to tell any two counts apart.
+# Bisection steps on the lookups per byte; enough to separate any two counts.
 _HALVINGS = 100
 
 
 def hottest_rows(parts: Sequence[RowRange], budget: int, floor: Counts | None = None) -> Counts:
-    """``[parts]`` first rows of each part with most lookups per byte that fit into `budget` bytes together.
+    """Choose ``[parts]`` numbers of first rows with the most lookups per byte that fit `budget` bytes together.
 
     Parameters
     ----------
+    parts : sequence of RowRange
         Rows that take no bytes are hot, too.
     floor : ndarray
-        ``[parts]`` rows that are hot in any case, and fit.
+        ``[parts]`` first rows that are hot in any case, and fit the budget.
     """
     least = np.zeros(len(parts), dtype=np.int64) if floor is None else floor
     falling = [_falling(part) for part in parts]
 
     def hot(rate: float) -> Counts:
-        taken = [
+        rows = [
             len(counts) - int(np.searchsorted(counts[::-1], rate * part.row_bytes)) if part.row_bytes else part.rows
             for part, counts in zip(parts, falling, strict=True)
         ]
-        return np.maximum(np.array(taken, dtype=np.int64), least)
+        return np.maximum(np.array(rows, dtype=np.int64), least)
 
     low, high = (
         0.0,
@@ -120,37 +121,37 @@ def hottest_rows(parts: Sequence[RowRange], budget: int, floor: Counts | None = 
 
 
 def _falling(part: RowRange) -> Counts:
-    """Counts that fall with the row: a row in front of a popular one goes with it, tail buckets have one mean."""
+    """Return counts that decrease with the row: a row before a popular one gets its count, tail buckets their mean."""
     falling = part.counts.copy()
     falling[: part.tail] = -(-int(falling[: part.tail].sum()) // part.tail)
     return np.maximum.accumulate(falling[::-1])[::-1]
 
 
 def _fill(parts: Sequence[RowRange], hot: Counts, budget: int) -> Counts:
-    """Rows as popular as those that just fitted, then any, part by part where they fit; smallest rest first."""
-    found = hot.copy()
-    spare = budget - used_bytes(parts, found)
-    lacking = [part.nbytes - int(rows) * part.row_bytes for part, rows in zip(parts, found, strict=True)]
-    for place in sorted((place for place, size in enumerate(lacking) if size), key=lambda place: lacking[place]):
+    """Use the remaining budget for further rows, part by part; parts with the fewest remaining bytes first."""
+    filled = hot.copy()
+    spare = budget - used_bytes(parts, filled)
+    missing = [part.nbytes - int(rows) * part.row_bytes for part, rows in zip(parts, filled, strict=True)]
+    for place in sorted((place for place, size in enumerate(missing) if size), key=lambda place: missing[place]):
         part = parts[place]
-        more = min(part.rows - int(found[place]), spare // part.row_bytes)
-        if int(found[place]) + more < part.tail:
+        more = min(part.rows - int(filled[place]), spare // part.row_bytes)
+        if int(filled[place]) + more < part.tail:
             continue
-        found[place] += more
+        filled[place] += more
         spare -= more * part.row_bytes
-    return found
+    return filled
 
 
-# Neighbouring thresholds of a part are this far apart, or one row.
+# Ratio of neighbouring thresholds of a part, which differ by at least one row.
 _STEP = 1.04
-# Of the budget, for tables that are hot whole.
+# Share of the budget for small tables that are completely hot.
 _SMALL_SHARE = 0.01
-# Rounds of filling what is left.
+# Rounds in which the remaining budget is used.
 _ROUNDS = 64
 
 
 def thresholds(part: RowRange) -> Counts:
-    """The numbers of first rows at which a part may be cut, rising from 0 to all of them."""
+    """Return the candidate numbers of hot rows of a part, ascending from 0 to all rows."""
     values = part.rows - part.tail
     steps = int(np.log(max(values, 1)) / np.log(_STEP)) + 1
     wide = np.round(values / _STEP ** np.arange(steps)).astype(np.int64)
@@ -158,32 +159,32 @@ def thresholds(part: RowRange) -> Counts:
 
 
 def most_inputs(parts: Sequence[RowRange], budget: int, needs: Needs) -> Counts:
-    """``[parts]`` first rows of each part that fit into `budget` bytes and make many inputs hot.
+    """Choose ``[parts]`` numbers of first rows that fit `budget` bytes and make many inputs hot.
 
     Parameters
     ----------
     needs : ndarray
-        ``[N, parts]`` of sampled inputs.
+        ``[N, parts]`` needs of sampled inputs.
 
     Notes
     -----
-    Every input is lost once, so it takes time in proportion to N * parts, and some thousand steps over all thresholds.
+    Every input is lost once, so time is proportional to N * parts, plus some thousand steps over all thresholds.
     """
     hot = np.zeros(len(parts), dtype=np.int64)
     small = fitting_whole(parts, budget)
     hot[small] = [parts[place].rows for place in small]
     large = [place for place in range(len(parts)) if place not in small]
     if large:
-        rest = budget - used_bytes(parts, hot)
-        hot[large] = _most_inputs([parts[place] for place in large], rest, needs[:, large])
+        remaining = budget - used_bytes(parts, hot)
+        hot[large] = _most_inputs([parts[place] for place in large], remaining, needs[:, large])
     return hottest_rows(parts, budget, hot)
 
 
 def fitting_whole(parts: Sequence[RowRange], budget: int) -> list[int]:
-    """The smallest parts, which take a hundredth of the budget together: nothing is gained by cutting them."""
+    """Return the smallest parts, which take 1 % of the budget together: they are not worth cutting."""
     order = sorted(range(len(parts)), key=lambda place: parts[place].nbytes)
-    taken = np.cumsum([parts[place].nbytes for place in order])
-    return order[: int(np.searchsorted(taken, budget * _SMALL_SHARE, side="right"))]
+    total = np.cumsum([parts[place].nbytes for place in order])
+    return order[: int(np.searchsorted(total, budget * _SMALL_SHARE, side="right"))]
 
 
 def _most_inputs(parts: Sequence[RowRange], budget: int, needs: Needs) -> Counts:
@@ -197,38 +198,38 @@ def _most_inputs(parts: Sequence[RowRange], budget: int, needs: Needs) -> Counts
 
 
 class _Peel:
-    """Thresholds that fall."""
+    """Thresholds of all parts, lowered step by step."""
 
     def __init__(self, parts: Sequence[RowRange], cuts: Sequence[Counts], levels: NDArray[np.int16]) -> None:
         widest = max(map(len, cuts))
         self._levels = levels
-        # Bytes up to each threshold; behind the last one there is nothing more.
+        # Bytes up to each threshold; constant after the last threshold.
         padded = [np.pad(cut, (0, widest - len(cut)), mode="edge") for cut in cuts]
         self._bytes = np.stack([cut * part.row_bytes for part, cut in zip(parts, padded, strict=True)])
         self.level = np.array([len(cut) - 1 for cut in cuts])
         self._inputs = np.stack([np.bincount(column, minlength=widest) for column in levels.T])
-        # Inputs of each part in rising order of level, so that those above a threshold lie together.
+        # Inputs of each part in ascending order of level, so that inputs above a threshold are contiguous.
         self._order = np.argsort(levels, axis=0, kind="stable").astype(np.int32).T.copy()
         self._first = np.pad(np.cumsum(self._inputs, axis=1), ((0, 0), (1, 0)))
         self._alive = np.ones(len(levels), dtype=bool)
 
     @property
     def used(self) -> int:
-        """Bytes of what is hot."""
+        """Bytes of all hot rows."""
         return int(self._bytes[np.arange(len(self.level)), self.level].sum())
 
     def step(self, excess: int) -> None:
-        """Lower the one threshold that loses fewest inputs a byte; bytes beyond `excess` count nothing."""
+        """Lower the threshold that loses the fewest inputs per byte; bytes beyond `excess` do not count."""
         above = self._inputs[:, ::-1].cumsum(axis=1)[:, ::-1]
         lost = np.pad(above[:, 1:], ((0, 0), (0, 1)))
         freed = np.minimum(self._bytes[np.arange(len(self.level)), self.level][:, None] - self._bytes, excess)
-        # Where nothing is lost the most bytes go first.
+        # If no input is lost, the step that frees the most bytes is first.
         cost = np.where(freed > 0, (lost + 1e-9) / np.maximum(freed, 1), np.inf)
         place, level = np.unravel_index(np.argmin(cost), cost.shape)
         self._lose(int(place), int(level))
 
     def _lose(self, place: int, level: int) -> None:
-        """Inputs that need more than threshold `level` of part `place` are hot no longer."""
+        """Lower part `place` to threshold `level`; inputs that need more are no longer hot."""
         inputs = self._order[place, self._first[place, level + 1] : self._first[place, self.level[place] + 1]]
         inputs = inputs[self._alive[inputs]]
         self._alive[inputs] = False
@@ -241,20 +242,20 @@ class _Peel:
 def _complete(
     parts: Sequence[RowRange], cuts: Sequence[Counts], levels: NDArray[np.int64], level: NDArray[np.int64], budget: int
 ) -> NDArray[np.int64]:
-    """Raise thresholds while what is left pays for inputs that lack rows of one part alone."""
-    found, reach = level.copy(), np.arange(max(map(len, cuts)))
+    """Raise thresholds while the remaining budget pays for inputs that lack rows of a single part."""
+    chosen, reach = level.copy(), np.arange(max(map(len, cuts)))
     for _ in range(_ROUNDS):
-        spare = budget - used_bytes(parts, np.array([cut[at] for cut, at in zip(cuts, found, strict=True)]))
-        lacking = levels > found
-        alone = lacking & (lacking.sum(axis=1) == 1)[:, None]
+        spare = budget - used_bytes(parts, np.array([cut[at] for cut, at in zip(cuts, chosen, strict=True)]))
+        missing = levels > chosen
+        single = missing & (missing.sum(axis=1) == 1)[:, None]
         best, place = 0.0, -1
         for number, (part, cut) in enumerate(zip(parts, cuts, strict=True)):
-            gained = np.bincount(levels[alone[:, number], number], minlength=len(reach)).cumsum()[: len(cut)]
-            cost = (cut - cut[found[number]]) * part.row_bytes
+            gained = np.bincount(levels[single[:, number], number], minlength=len(reach)).cumsum()[: len(cut)]
+            cost = (cut - cut[chosen[number]]) * part.row_bytes
             worth = np.where((cost > 0) & (cost <= spare), gained / np.maximum(cost, 1), 0.0)
             if worth.max() > best:
                 best, place, to = float(worth.max()), number, int(worth.argmax())
         if place < 0:
             break
-        found[place] = to
-    return found
+        chosen[place] = to
+    return chosen

@@ -21,7 +21,7 @@ from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.errors import ConfigError
-from stratarec.hot.calibrator import HotProfile, calibrate, passed_over
+from stratarec.hot.calibrator import HotProfile, calibrate, warn_inherited_ids
 from stratarec.hot.config import HotConfig
 from stratarec.hot.selection import Counts, RowRange, hottest_rows, parts_of, share_of_accesses, used_bytes
 from stratarec.planning.bytes import (
@@ -306,7 +306,7 @@ def make_hot_plan(
     ConfigError
         When there is nothing to be hot: all tables lie whole in DRAM.
     """
-    rest = replace(memory, dram=hot.leave(memory.dram, ranks))
+    rest = replace(memory, dram=hot.remaining_dram(memory.dram, ranks))
     plan = make_plan(tables, dataset, optimizer, memory, batch_size=batch_size, tiers=tiers, ranks=ranks)
     if ranks > 1:
         if hot.copies is None:
@@ -328,7 +328,7 @@ def make_hot_plan(
         rows = {table.name: table.hot for table in found.tables if table.name not in whole}
         plan = make_plan(tables, dataset, optimizer, rest, batch_size=batch_size, tiers=tiers, hot=rows)
         if whole <= _whole(plan):
-            return _with_hot_rows(plan, found, hot.budget, row_bytes, passed_over(dataset))
+            return _with_hot_rows(plan, found, hot.budget, row_bytes, warn_inherited_ids(dataset))
         whole &= _whole(plan)
 
 

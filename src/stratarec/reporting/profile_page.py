@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFor
 
 from stratarec.config.units import readable
 from stratarec.data.duplication import Duplication, Profile
-from stratarec.hot.calibrator import HotProfile, Point, without_skew
+from stratarec.hot.calibrator import HotProfile, Point, warn_little_skew
 from stratarec.hot.reuse import DayDrift, Floats, TableReuse
 from stratarec.kernels.cache import POLICIES
 from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, SERIES, Chart, ShownTable, new_axes, write_html
@@ -250,7 +250,7 @@ def about_hot(profile: HotProfile) -> list[str]:
         f"{point.inputs.share:.2%} of the inputs need no others (99 % interval {_interval(point)})",
         f"chosen {how}; by count alone {point.counted.share:.2%} of the inputs; {profile.seconds:.1f} s",
     ]
-    remark = without_skew(profile)
+    remark = warn_little_skew(profile)
     return [*said, f"note: {remark}"] if remark else said
 
 

@@ -25,8 +25,7 @@ from stratarec.distributed.towers.tower_model import DisaggregatedModel
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError, StorageError
-from stratarec.hot.hot_loader import HotLoader, classify, rate_after, validation_losses
-from stratarec.hot.hot_loader import beside as counts_file
+from stratarec.hot.hot_loader import HotLoader, classify, counts_path, rate_after, validation_losses
 from stratarec.io.atomic import check_output
 from stratarec.io.scratch import ScratchDirectory
 from stratarec.models import CTRModel, build_model
@@ -50,7 +49,7 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
         "early_stopping", "calibration", "device",
     )  # fmt: skip
     train = {key: value for key, value in content["train"].items() if key not in free}
-    if recipe.hot.apart:  # another order of samples
+    if recipe.hot.separate_batches:  # another order of samples
         train["hot"] = content["hot"]
     return {
         "model": content["model"],
@@ -218,7 +217,7 @@ def hot_loader(
 
 def _place(dataset: Dataset) -> Path | None:
     """Where counts are kept; None where nothing can be written beside the data."""
-    place = counts_file(dataset, "train")
+    place = counts_path(dataset, "train")
     try:
         check_output(place)
     except StorageError:
@@ -240,7 +239,7 @@ def sharding_plan(
     `by_towers`, the tables of a tower lie on its host.
     """
     loads = table_loads(recipe, dataset, tables, plan, ranks)
-    kind, budget = recipe.distributed.sharding, recipe.hot.leave(recipe.memory.dram, ranks)
+    kind, budget = recipe.distributed.sharding, recipe.hot.remaining_dram(recipe.memory.dram, ranks)
     if not by_towers:
         return plan_sharding(loads, ranks, kind, budget)
     towers = _loads_by_tower(recipe, dataset, loads)

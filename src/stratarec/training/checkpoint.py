@@ -245,10 +245,10 @@ class Checkpoint:
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 
     def warm_start(self, model: CTRModel, rows: RowOptimizerConfig) -> None:
-        """Give network and tables to a `model` that begins with them; see `LookupEngine.begin_with`."""
+        """Give network and tables to a `model` that begins with them; see `LookupEngine.initialize_from`."""
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
-        model.embeddings.engine.begin_with(self.path / "tables", self.state["tables"], rows)
+        model.embeddings.engine.initialize_from(self.path / "tables", self.state["tables"], rows)
 
 
 def load(path: Path) -> Checkpoint:

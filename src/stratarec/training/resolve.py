@@ -99,7 +99,7 @@ def find_slates(recipe: Recipe, dataset: Dataset, ranks: int) -> Slates | None:
             f"{where}, and without histories samples are kept together by schema.session, {schema.session}: name that, "
             "or leave out schema.session and prepare again"
         )
-    if ranks > 1 or recipe.hot.apart:
+    if ranks > 1 or recipe.hot.separate_batches:
         cut = "ranks share batches: train in one process" if ranks > 1 else "hot.batches deals samples: set it to none"
         raise ConfigError(f"train.loss.kind is {loss.kind}, which needs whole slates in a batch, and {cut}")
     return Slates(by=by, description=_counted(recipe.train, dataset, by))

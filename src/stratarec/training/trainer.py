@@ -185,7 +185,7 @@ class Trainer:
 
     def _new_loader(self, share: BatchShare) -> Loader:
         config = loader_config(self.config, self._slates.by if self._slates else None)
-        if share.ranks > 1 or not self.recipe.hot.apart:
+        if share.ranks > 1 or not self.recipe.hot.separate_batches:
             return Loader(self.dataset, "train", config, share)
         return hot_loader(self.recipe, self.dataset, config, self.plan, lambda: self.state.evaluations, self.progress)
 

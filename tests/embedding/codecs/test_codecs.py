@@ -162,12 +162,12 @@ def test_indices_and_arrays_that_do_not_fit_are_refused() -> None:
 )
 def test_rows_have_the_bytes_of_records_that_an_exact_codec_makes(kind: Any, rows: Any) -> None:
     optimizer = RowOptimizerConfig(kind=kind, rows=rows)
-    codec, held = RecordCodec.of(CodecConfig(), 3, optimizer), FloatRows.allocate(5, 3, **optimizer.kept)
+    codec, held = RecordCodec.of(CodecConfig(), 3, optimizer), FloatRows.allocate(5, 3, **optimizer.state_shape)
     for part in held.parts:
         part[:] = np.random.default_rng(len(part)).integers(1, 99, len(part))
     expected = np.zeros((5, codec.record_bytes), dtype=np.uint8)
     assert codec.encode(held, np.arange(5), expected, np.arange(5), np.zeros(5, dtype=np.uint64), 0) == -1
     np.testing.assert_array_equal(held.to_records(), expected)
-    other = FloatRows.allocate(5, 3, **optimizer.kept)
+    other = FloatRows.allocate(5, 3, **optimizer.state_shape)
     other.load_records(expected)
     np.testing.assert_array_equal(other.to_records(), expected)

@@ -65,7 +65,7 @@ def test_direct_writes_that_are_refused_after_a_file_was_opened_are_made_without
 
     monkeypatch.setattr(os, "pwrite", refusing)
     made = LogRecords(tmp_path / "log", rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
-    with pytest.warns(RuntimeWarning, match="refuses direct input and output"):
+    with pytest.warns(RuntimeWarning, match="direct I/O"):
         made.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 1))
     made.flush()
     assert_readable(made)
@@ -77,7 +77,7 @@ def test_direct_reads_that_are_refused_are_made_without(store: LogRecords, monke
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
     monkeypatch.setattr(os, "preadv", refusing)
-    with pytest.warns(RuntimeWarning, match="refuses direct input and output"):
+    with pytest.warns(RuntimeWarning, match="direct I/O"):
         assert store.segments.refuses_direct(int(store.segments.used[0]))
     for slot in store.segments.used:
         assert not fcntl.fcntl(int(store.segments.descriptors[slot]), fcntl.F_GETFL) & os.O_DIRECT

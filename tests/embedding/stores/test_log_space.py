@@ -179,7 +179,7 @@ def test_a_full_disk_is_an_error_that_leaves_the_store_whole(mounted: Path) -> N
 
 
 @small_disk
-@pytest.mark.filterwarnings("ignore:.*takes no hard links")
+@pytest.mark.filterwarnings("ignore:.*hard links")
 def test_a_checkpoint_on_a_full_disk_is_an_error_and_the_one_before_stays(mounted: Path, tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     write(store, np.arange(1000), 1)
@@ -200,17 +200,12 @@ def test_a_mapped_file_that_does_not_fit_is_refused_when_it_is_made(mounted: Pat
     with refuses(StorageError, f"{mounted}/records.map 2600000"):
         MappedRecords(mounted, rows=10_000, record_bytes=RECORD_BYTES)
     assert not list(mounted.iterdir())
-    store = MappedRecords(mounted, rows=10_000, record_bytes=RECORD_BYTES, sparse=True)
-    assert store.memory().block_bytes == 0
-    store.write(np.arange(10), random_records(np.arange(10), RECORD_BYTES, 1))
-    assert 0 < store.memory().block_bytes <= 8192
-    store.close()
 
 
 @pytest.mark.parametrize("mounted", [("ramfs", "mode=0755")], indirect=True)
 def test_a_file_system_without_direct_reads_is_used_with_one_warning(mounted: Path) -> None:
     store = open_store(mounted)
-    with pytest.warns(RuntimeWarning, match="refuses direct input") as warned:
+    with pytest.warns(RuntimeWarning, match="direct I/O") as warned:
         write(store, np.arange(ROWS), 1)
     assert len(warned) == 1
     store.flush()
@@ -222,17 +217,17 @@ def test_a_file_system_without_direct_reads_is_used_with_one_warning(mounted: Pa
 def test_where_links_are_refused_files_are_copied_once(mounted: Path, tmp_path: Path) -> None:
     store = open_store(mounted / "store")
     write(store, np.arange(1000), 1)
-    with pytest.warns(RuntimeWarning, match="takes no hard links"):
+    with pytest.warns(RuntimeWarning, match="hard links"):
         store.checkpoint(new_directory(tmp_path / "first"), None)
     first = {path.name: path.stat().st_ino for path in (tmp_path / "first").glob("segment-*")}
     write(store, np.arange(10), 2)
-    with pytest.warns(RuntimeWarning, match="takes no hard links") as warned:
+    with pytest.warns(RuntimeWarning, match="hard links") as warned:
         manifest = store.checkpoint(new_directory(tmp_path / "second"), tmp_path / "first")
     second = {path.name: path.stat().st_ino for path in (tmp_path / "second").glob("segment-*")}
     assert len(warned) == len(second) - len(first) == 1
     assert all(second[name] == inode for name, inode in first.items())
     contents = read_all(store)
-    with pytest.warns(RuntimeWarning, match="takes no hard links"):
+    with pytest.warns(RuntimeWarning, match="hard links"):
         store.restore(tmp_path / "second", manifest)
     assert_same_contents(store, *contents)
     store.close()

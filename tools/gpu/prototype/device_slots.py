@@ -127,7 +127,7 @@ class DeviceSlots(SlotMemory):
 
     def __init__(self, level0: Level0, slots: int, width: int, optimizer: Any) -> None:
         self._level0, self._optimizer, self.slots, self.width = level0, optimizer, slots, width
-        self._device, kept = level0.device, optimizer.kept
+        self._device, kept = level0.device, optimizer.state_shape
         sizes = slots * width, slots * kept["row_state"], slots * width * kept["full_state"], slots * kept["clock"]
         kinds = (torch.float32,) * 3 + (torch.int32,)
         self._parts = tuple(

@@ -1,1 +1,1 @@
-"""Where rows rest."""
+"""Stores: the homes of rows outside level 0."""

@@ -208,19 +208,16 @@ class MappedRecords(ArrayRecords):
         R.
     record_bytes : int
         Bytes of one record.
-    sparse : bool
-        Reserve no space: rows that were never written take none, but SIGBUS ends the process if the file system fills
-        up. For file systems whose free space is guaranteed.
 
     Raises
     ------
     StorageError
-        If the file cannot be created, or the file system has no room for it (unless `sparse`).
+        If the file cannot be created, or the file system has no room for it.
     """
 
     kind = "mapped"
 
-    def __init__(self, directory: Path, *, rows: int, record_bytes: int, sparse: bool = False) -> None:
+    def __init__(self, directory: Path, *, rows: int, record_bytes: int) -> None:
         self.path = Path(directory) / "records.map"
         size = max(rows * record_bytes, mmap.PAGESIZE)
         make_directory(self.path.parent)
@@ -229,9 +226,8 @@ class MappedRecords(ArrayRecords):
         try:
             with self.path.open("x+b") as file:
                 os.truncate(file.fileno(), size)
-                if not sparse:
-                    # After this, a full file system would be a signal (SIGBUS) and not an error.
-                    os.posix_fallocate(file.fileno(), 0, size)
+                # After this, a full file system would be a signal (SIGBUS) and not an error.
+                os.posix_fallocate(file.fileno(), 0, size)
                 memory = mmap.mmap(file.fileno(), size)
         except OSError as error:
             self.path.unlink(missing_ok=True)

@@ -17,39 +17,48 @@ from threading import Lock, RLock
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.embedding.stores.arrays import allocate_bytes, resident_bytes
+from stratarec.embedding.stores.arrays import allocate_bytes, clear_bits, resident_bytes, set_rows
 from stratarec.embedding.stores.base import Manifest, StoreBytes, check_rows
-from stratarec.embedding.stores.log_compaction import Background, Compactor, background_due, dead_weight
 from stratarec.embedding.stores.log_layout import BlockLayout, Locations, LogConfig, plan_layout
-from stratarec.embedding.stores.log_segments import Appender, NoRoom, Segments, check_segments, keep_segments
+from stratarec.embedding.stores.log_segments import (
+    Appender,
+    Background,
+    Compactor,
+    NoRoom,
+    Segments,
+    background_due,
+    check_segments,
+    dead_weight,
+    keep_segments,
+)
 from stratarec.embedding.stores.row_files import DeltaChain, require_same
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.scratch import hold
-from stratarec.kernels.blocks import ReadBuffers, Wanted, aio, as_bytes, as_tags, cpu, reads
+from stratarec.kernels.blocks import ReadBuffers, ReadRequest, aio, as_bytes, as_tags, cpu, reads
 
 
 class LogRecords:
     """A `RecordStore` on a block device.
 
-    Rows are appended to immutable segment files in large writes; a location of 4 bytes a row (8 where the cells need
-    it) is kept in DRAM. Reads are direct and parallel, and every block that is read is checked. Segments with few live
-    rows are rewritten behind the reader's back. A checkpoint is hard links plus the locations that changed.
+    Rows are appended to immutable segment files in large writes. A location of 4 bytes per row (8 if there are too many
+    cells) is kept in DRAM. Reads are direct and parallel, and the checksum of every block is verified. Segments with
+    few live rows are rewritten in the background. A checkpoint is hard links plus the locations that changed.
 
     Parameters
     ----------
     directory : Path
-        For segment files, on a local disk; used by one store at a time. What lies there from before is removed.
+        Directory of segment files, on a local disk; used by one store at a time. Existing segments are removed.
     rows : int
         R.
     record_bytes : int
         Bytes of one record.
     config : LogConfig
-        Sizes, depth of reads and budget.
+        Sizes, read depth and budget.
 
     Raises
     ------
     StorageError
-        When the directory cannot be used.
+        If the directory cannot be used.
     """
 
     kind = "log"
@@ -67,7 +76,7 @@ class LogRecords:
         self._background = Background(self._compact_quietly)
 
     def _lay_out(self, directory: Path, layout: BlockLayout) -> None:
-        """Begin empty, with segments of `layout`."""
+        """Initialize an empty store with segments of `layout`."""
         self.layout = layout
         self.segments = Segments(directory, layout, self.config.budget_bytes)
         self._front = Appender(self.segments, self._lock, -layout.segment_bytes)
@@ -80,31 +89,31 @@ class LogRecords:
 
     def read(self, rows: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
         check_rows(self, rows, out)
-        found = np.empty(len(rows), np.bool_)
+        written = np.empty(len(rows), np.bool_)
         cells, entries = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         with self._lock:
             self.segments.close_retired()
             front, back, shape = self._front.buffer, self._back.buffer, self.layout.shape
-            count = cpu.find(rows, self._locations.of_row, front, back, shape, out.reshape(-1), found, cells, entries)
-            # Copies: the compactor may remove a segment while it is read, and its file then stays open until the next
-            # call that holds the lock (`close_retired`).
+            count = cpu.find(rows, self._locations.of_row, front, back, shape, out.reshape(-1), written, cells, entries)
+            # Copies: the compactor may remove a segment while it is read; its file then stays open until the next call
+            # that holds the lock (`close_retired`).
             descriptors, sequences = self.segments.descriptors.copy(), self.segments.sequences.copy()
         if count:
             # Ascending cells let neighbours share a block or a read.
             order = np.argsort(cells[:count])
-            wanted = Wanted(descriptors, sequences, cells[order], entries[order], rows, out.reshape(-1))
-            bad = self._reader.read(wanted)
+            request = ReadRequest(descriptors, sequences, cells[order], entries[order], rows, out.reshape(-1))
+            bad = self._reader.read(request)
             if bad >= 0 and self.segments.refuses_direct(bad // self.layout.segment_blocks):
-                bad = self._reader.read(wanted)
+                bad = self._reader.read(request)
             if bad >= 0:
                 raise self.segments.damage(*divmod(bad, self.layout.segment_blocks))
-        return found
+        return written
 
     def written(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         check_rows(self, rows)
         with self._lock:
-            found: NDArray[np.bool_] = self._locations.of_row[rows] != 0
-        return found
+            written: NDArray[np.bool_] = self._locations.of_row[rows] != 0
+        return written
 
     def check(self) -> None:
         with self._moving:
@@ -129,14 +138,14 @@ class LogRecords:
             self._spill()
 
     def mark_written(self, rows: NDArray[np.int64]) -> None:
-        raise ValueError("a log store's records are not addressable memory: write them")
+        raise ValueError("a log store's records are not addressable memory; call write instead")
 
     def _spill(self) -> None:
-        """Make room in the writer's buffer, compacting where space has run out or amplification has."""
+        """Make room in the write buffer; compact if file space is exhausted or amplification exceeds its bound."""
         self._with_room(self._front.make_room)
         with self._lock:
             self.segments.close_retired()
-        # The writer pays where the thread cannot keep up; otherwise amplification would have no bound.
+        # The writer compacts if the thread cannot keep up; otherwise amplification would have no bound.
         if dead_weight(self.segments, self.config.most_amplification):
             with self._moving:
                 self._compact_while(lambda: dead_weight(self.segments, self.config.most_amplification))
@@ -144,17 +153,17 @@ class LogRecords:
             self._background.wake()
 
     def _with_room(self, action: Callable[[], None]) -> None:
-        """Do what needs file space, compacting as long as there is none."""
+        """Call `action`, which needs file space; compact as long as there is none."""
         full = _attempt(action)
         if full is None:
             return
         with self._moving:
             while full is not None:
-                if not self._gains():
+                if not self._gains_space():
                     raise self._full(full) from full
                 full = _attempt(action)
 
-    def _gains(self) -> bool:
+    def _gains_space(self) -> bool:
         try:
             return self._compactor.rewrite_one()
         except NoRoom:
@@ -162,11 +171,11 @@ class LogRecords:
 
     def _full(self, reason: NoRoom) -> StorageError:
         segments, room = self.segments, os.statvfs(self.segments.directory)
-        need = self.layout.buffer_blocks * self.layout.block_bytes
+        needed = self.layout.buffer_blocks * self.layout.block_bytes
         return StorageError(
-            f"{segments.directory} is full ({reason}): {need} more bytes are needed, {segments.file_bytes} are in use, "
-            f"{room.f_bavail * room.f_frsize} are free there, and compaction cannot gain any: raise "
-            "memory.block.budget, free space, or give the tables fewer bytes by their codec"
+            f"{segments.directory} is full ({reason}): {needed} more bytes are needed, {segments.file_bytes} are in "
+            f"use, {room.f_bavail * room.f_frsize} are free, and compaction cannot free any: raise "
+            "memory.block.budget, free disk space, or choose a smaller precision for the tables"
         )
 
     def flush(self) -> None:
@@ -176,12 +185,12 @@ class LogRecords:
     # Compaction
 
     def compact(self) -> None:
-        """Rewrite every segment of which more than a twentieth is dead."""
+        """Rewrite every segment of which more than 5 % is dead."""
         with self._moving:
             self._compact_while(lambda: True)
 
     def _compact_quietly(self) -> None:
-        """The background thread's work; a pass at a time, so that a checkpoint need not wait long."""
+        """Compact in the background thread, one segment at a time, so that a checkpoint does not wait long."""
         due = True
         while due:
             with self._moving:
@@ -189,7 +198,7 @@ class LogRecords:
                 try:
                     due = due and self._compactor.rewrite_one()
                 except NoRoom:
-                    # The writer finds out for itself when it runs out of room.
+                    # The writer raises the error when it runs out of room.
                     return
 
     def _compact_while(self, due: Callable[[], bool]) -> None:
@@ -209,18 +218,18 @@ class LogRecords:
                 self._back.seal()
             except NoRoom as full:
                 raise self._full(full) from full
-            # Sealed first: segments in checkpoints never change again, so that a link is as good as a copy.
+            # Sealed first: segments in checkpoints never change again, so a link is as good as a copy.
             last = previous if self._chain.continues(previous) else None
-            # Segments before locations: what the chain says must not point at what is not there.
+            # Segments before locations: saved locations must not point to missing segments.
             segments = keep_segments(self.segments, directory, last)
             files = self._chain.save(
                 directory,
                 previous,
                 self._locations.as_bytes,
                 self._locations.written_rows,
-                self._locations.changed_rows,
+                lambda: set_rows(self._locations.changed),
             )
-            self._locations.forget_changes()
+            clear_bits(self._locations.changed)
         return {**self._identity, **self.layout.segmentation, "segments": segments, "files": files}
 
     @property
@@ -228,14 +237,14 @@ class LogRecords:
         return {"format": 1, "layout": "log", **self.layout.identity}
 
     def restore(self, directory: Path, manifest: Manifest) -> None:
-        """See `RecordStore.restore`; segments are linked, and their checksums checked by later reads and `check`."""
+        """Restore a checkpoint; segments are linked, and their checksums are verified by later reads and `check`."""
         require_same(directory, manifest, self._identity, "segments", "files")
-        # All that can be refused is refused before anything of the store is touched.
+        # The checkpoint is validated before anything in the store changes.
         layout = self.layout.adopting(manifest, self.config)
         entries = check_segments(self.segments, directory, manifest)
         self._chain.verify(directory, manifest["files"])
         with self._moving, self._lock:
-            self._forget()
+            self._clear()
             if layout != self.layout:
                 self._reader.close()
                 self._lay_out(self.segments.directory, layout)
@@ -246,16 +255,16 @@ class LogRecords:
             segments = self.segments
             bad = cpu.count_live(self._locations.of_row, segments.live, segments.blocks, self.layout.shape)
             if bad >= 0:
-                raise CheckpointError(f"{directory}: row {bad} lies in no segment; use another checkpoint")
+                raise CheckpointError(f"{directory}: row {bad} is in no segment; use another checkpoint")
 
-    def _forget(self) -> None:
-        self._front.forget()
-        self._back.forget()
+    def _clear(self) -> None:
+        self._front.reset()
+        self._back.reset()
         self.segments.clear()
         self._locations.clear()
         self._chain = DeltaChain()
 
-    # The rest
+    # Resources
 
     def memory(self) -> StoreBytes:
         with self._lock:
@@ -265,11 +274,11 @@ class LogRecords:
         return StoreBytes(dram_bytes=dram, block_bytes=files)
 
     def close(self) -> None:
-        # First: its work needs the reader's files and both locks.
+        # First: the background thread uses the reader's files and both locks.
         self._background.close()
         self._reader.close()
         with self._moving, self._lock:
-            self._forget()
+            self._clear()
         self._guard.close()
 
 
@@ -281,20 +290,23 @@ def _attempt(action: Callable[[], None]) -> NoRoom | None:
     return None
 
 
-# Neighbouring blocks are read by one call up to so many bytes.
-# Larger pieces gain nothing where rows are scattered, and depth times this is memory that the budget counts.
+# The most bytes of neighbouring blocks that one call reads. Larger reads gain nothing if rows are scattered, and the
+# memory for depth times this many bytes counts towards the budget.
 _BUFFER_BYTES = 16 << 10
 
 
 class Reader:
-    """Keeps up to `depth` reads under way; for one caller at a time.
+    """Reads records with up to `depth` asynchronous reads in flight; for one caller at a time.
+
+    Asynchronous reads from one thread, because threads that read would take the interpreter lock from the training
+    thread twice per thread and call.
 
     Parameters
     ----------
-    layout : Layout
-        Of the segments that are read.
+    layout : BlockLayout
+        Layout of the segments.
     depth : int
-        Reads under way, each with a buffer of its own.
+        Reads in flight, each with its own buffer.
     """
 
     def __init__(self, layout: BlockLayout, depth: int) -> None:
@@ -310,20 +322,20 @@ class Reader:
             tags=as_tags(self.scratch),
             data=as_bytes(self.scratch),
         )
-        # One thread at a depth of 128 reads as fast as 32 to 64 threads did, for less than half of their processor
-        # time. 512 reads under way were a tenth faster than 128, for four times the buffers.
+        # One thread at a depth of 128 reads as fast as 32 to 64 threads, with less than half of their processor time.
+        # A depth of 512 was 10 % faster than 128, for four times the buffers.
         self._context = aio.open_context(depth)
 
-    def read(self, wanted: Wanted) -> int:
-        """Read records into ``wanted.out``; -1, or a block that failed."""
-        return int(reads.read_cells(self._context, wanted, self._buffers, self._layout.shape))
+    def read(self, request: ReadRequest) -> int:
+        """Read records into ``request.out``; return -1, or a block that failed."""
+        return int(reads.read_cells(self._context, request, self._buffers, self._layout.shape))
 
     def verify(self, descriptor: int, sequence: int, blocks: int) -> int:
-        """Check a whole segment; -1, or the block that failed."""
+        """Verify all blocks of a segment; return -1, or the block that failed."""
         place = np.int32(descriptor), np.uint64(sequence), 0, blocks
         return int(cpu.verify_segment(*place, self.scratch, self._layout.shape))
 
     def close(self) -> None:
-        """Give back what the system holds for this reader."""
+        """Release the system's context for asynchronous reads."""
         aio.close_context(self._context)
         self._context = 0

@@ -1,4 +1,4 @@
-"""Where records lie: cells in blocks, blocks in segments, and the location of each row in DRAM."""
+"""Layout of a log: cells in blocks, blocks in segments, and the location of each row in DRAM."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.config.validate import check_finite
-from stratarec.embedding.stores.arrays import allocate_bits, allocate_bytes, clear_bits, set_rows
+from stratarec.embedding.stores.arrays import allocate_bits, allocate_bytes, clear_bits
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels.blocks import BLOCK_ALIGNMENT, CHECKSUM_BYTES, Index, Shape
 
-# A table is some so many segments, which makes what compaction may leave unclaimed (a few segments) a small part of it.
+# Number of segments of a table: many, so that the few segments that compaction may leave are a small part of it.
 _SEGMENTS = 64
 _LARGEST_SEGMENT = 4 << 30
-# Open segments, short ones that a checkpoint sealed, and room to move in.
+# Slots for open segments, short segments that a checkpoint sealed, and compaction.
 _SPARE_SLOTS = 64
 _CHUNK_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """How a log store uses its device."""
+    """Sizes and limits of a log store."""
 
     segment_bytes: int = 0
     """Bytes of one segment file; 0 for a 64th of the records, between the buffer's size and 4 GiB."""
     # 4 MiB wrote no faster (2.1 GB/s), and two buffers of it were a ninth of a small budget.
     buffer_bytes: int = 1 << 20
-    """Rows are gathered in DRAM up to so many bytes (twice that, with compaction's own) and written at once."""
+    """Bytes of rows that are gathered in DRAM and written at once; compaction has a second buffer of this size."""
     depth: int = 128
-    """Reads under way at once."""
+    """Reads in flight at once."""
     budget_bytes: int = 0
-    """The most file space in the store's directory; 0 for as much as the file system has."""
+    """Maximum file space in the store's directory; 0 for all free space of the file system."""
     most_amplification: float = 1.5
-    """File bytes over the bytes of blocks that live rows need, beyond four segments; what is over it is compacted."""
+    """Maximum ratio of file bytes to the bytes of blocks that live rows need, beyond four segments."""
 
     def __post_init__(self) -> None:
         check_finite(self, "log.")
@@ -49,36 +49,36 @@ class LogConfig:
 
 # A log compacts beyond 1.5 times its live blocks and four segments of a 64th of the records, or of a buffer if larger.
 DEAD_SHARE = LogConfig().most_amplification - 1 + 4 / _SEGMENTS
-"""Of a log's blocks, what it may take beyond them."""
+"""Maximum dead space of a log, as a share of its blocks."""
 DEAD_BYTES = 4 * LogConfig().buffer_bytes
-"""What any log may take beyond that."""
+"""Additional maximum dead space of any log, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockLayout:
-    """A layout that `plan_layout` chose; the same numbers mean the same bytes."""
+    """A layout chosen by `plan_layout`; equal values mean equal bytes."""
 
     rows: int
     record_bytes: int
     tag_bytes: int
-    """4, or 8 where row numbers need it."""
+    """4, or 8 if row numbers need it."""
     block_bytes: int
-    """4096, or the least multiple of it that holds one record."""
+    """The smallest multiple of 4096 that fits one record."""
     per_block: int
-    """Records in a block; none straddles two."""
+    """Records in a block; no record spans two blocks."""
     segment_blocks: int
     slots: int
-    """The most segments there can be at once."""
+    """Maximum number of segments at once."""
     buffer_blocks: int
 
     @property
     def shape(self) -> Shape:
-        """What kernels need."""
+        """The sizes that kernels use."""
         return Shape(self.block_bytes // 8, self.per_block, self.record_bytes, self.tag_bytes // 4, self.segment_blocks)
 
     @property
     def location_type(self) -> np.dtype[Any]:
-        """uint32, or uint64 where the cells need it."""
+        """uint32, or uint64 if the number of cells needs it."""
         return np.dtype(np.uint32 if self.slots * self.segment_blocks * self.per_block < 2**32 - 1 else np.uint64)
 
     @property
@@ -88,66 +88,68 @@ class BlockLayout:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint's files must agree with. How long segments are is not in it, see `adopting`."""
+        """Values that a checkpoint must have in common; the length of segments is not included, see `adopting`."""
         return {name: getattr(self, name) for name in ("rows", "record_bytes", "tag_bytes", "block_bytes", "per_block")}
 
     @property
     def segmentation(self) -> dict[str, Any]:
-        """How blocks are numbered through segments: locations are of it."""
+        """Values that determine how blocks are numbered across segments, and with them the locations."""
         return {name: getattr(self, name) for name in ("segment_blocks", "slots", "buffer_blocks")}
 
     @property
     def padded_bytes(self) -> int:
-        """File bytes of all records, each once, in whole blocks."""
+        """File bytes of all records, each stored once, in whole blocks."""
         return self.blocks * self.block_bytes
 
     @property
     def blocks(self) -> int:
-        """Of all records, each once."""
+        """Number of blocks of all records, each stored once."""
         return -(-self.rows // self.per_block)
 
     def adopting(self, manifest: Mapping[str, Any], config: LogConfig) -> BlockLayout:
-        """This layout with the segments of a checkpoint: a budget decides their length, and may change.
+        """Return this layout with the segment length of a checkpoint; it depends on the budget, which may change.
 
         Raises
         ------
         CheckpointError
-            When the manifest lacks them, or `config` leaves no room for three.
+            If the manifest lacks the length, or `config` leaves no room for three segments.
         """
         try:
-            made = replace(self, **{name: int(manifest[name]) for name in self.segmentation})
+            layout = replace(self, **{name: int(manifest[name]) for name in self.segmentation})
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError("the manifest of a log is damaged: it lacks the length of its segments") from error
-        # The manifest decides sizes of arrays: what is absurd is refused before anything is allocated for it.
+            raise CheckpointError("the manifest of a log is damaged: the length of its segments is missing") from error
+        # The manifest determines sizes of arrays: impossible values are rejected before anything is allocated.
         most = max(
-            2 * -(-self.blocks // made.segment_blocks) + _SPARE_SLOTS, _narrow(made.segment_blocks, self.per_block)
+            2 * -(-self.blocks // layout.segment_blocks) + _SPARE_SLOTS, _narrow(layout.segment_blocks, self.per_block)
         )
-        whole = made.buffer_blocks > 0 and made.segment_blocks > 0 and made.segment_blocks % made.buffer_blocks == 0
-        if not whole or not 0 < made.slots <= most or made.buffer_blocks * self.block_bytes > _LARGEST_SEGMENT:
+        valid = (
+            layout.buffer_blocks > 0 and layout.segment_blocks > 0 and layout.segment_blocks % layout.buffer_blocks == 0
+        )
+        if not valid or not 0 < layout.slots <= most or layout.buffer_blocks * self.block_bytes > _LARGEST_SEGMENT:
             raise CheckpointError(
-                f"the manifest of a log is damaged: a store of {self.rows} rows never has {made.slots} segments of "
-                f"{made.segment_blocks} blocks, in buffers of {made.buffer_blocks}; use another checkpoint"
+                f"the manifest of a log is damaged: a store of {self.rows} rows never has {layout.slots} segments of "
+                f"{layout.segment_blocks} blocks, in buffers of {layout.buffer_blocks}; use another checkpoint"
             )
-        if config.budget_bytes and config.budget_bytes < 3 * made.segment_bytes:
+        if config.budget_bytes and config.budget_bytes < 3 * layout.segment_bytes:
             raise CheckpointError(
                 f"this log's share of memory.block.budget is {config.budget_bytes}, and this checkpoint needs three "
-                f"segments of {made.segment_bytes} bytes; raise it"
+                f"segments of {layout.segment_bytes} bytes; raise it"
             )
-        return made
+        return layout
 
 
 def _narrow(segment_blocks: int, per_block: int) -> int:
-    """How many segments four bytes of location can tell apart."""
+    """Return the number of segments that locations of four bytes can address."""
     return (2**32 - 2) // (segment_blocks * per_block)
 
 
 def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> BlockLayout:
-    """The layout of a store of `rows` records.
+    """Return the layout of a store of `rows` records.
 
     Raises
     ------
     ConfigError
-        When `config` leaves no room for a segment.
+        If `config` leaves no room for a segment.
     """
     tag_bytes = 4 if rows < 2**32 - 1 else 8
     cell_bytes = tag_bytes + record_bytes
@@ -155,16 +157,16 @@ def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> BlockLayout:
     per_block = (block_bytes - CHECKSUM_BYTES) // cell_bytes
     buffer_blocks = max(1, config.buffer_bytes // block_bytes)
     all_blocks = max(1, -(-rows // per_block))
-    wanted = config.segment_bytes // block_bytes or min(all_blocks // _SEGMENTS, _LARGEST_SEGMENT // block_bytes)
+    segment = config.segment_bytes // block_bytes or min(all_blocks // _SEGMENTS, _LARGEST_SEGMENT // block_bytes)
     if config.budget_bytes and not config.segment_bytes:
-        # Compaction can only free whole segments: few long ones would leave a small budget no room to move in.
-        wanted = min(wanted, config.budget_bytes // 16 // block_bytes)
-    # Whole buffers, so that a write never straddles two segments.
-    segment_blocks = max(1, wanted // buffer_blocks) * buffer_blocks
+        # Compaction can only free whole segments: few long ones would leave no room for it within a small budget.
+        segment = min(segment, config.budget_bytes // 16 // block_bytes)
+    # A multiple of the buffer, so that no write spans two segments.
+    segment_blocks = max(1, segment // buffer_blocks) * buffer_blocks
     needed = -(-all_blocks // segment_blocks)
     slots = 2 * needed + _SPARE_SLOTS
-    # Locations of 4 bytes are more than a quarter of a table's memory under the smallest budgets: slots are given up
-    # to keep them so short, as long as half as many again are left as all rows need.
+    # With the smallest budgets, locations of 4 bytes take more than a quarter of a table's memory. The number of slots
+    # is reduced to keep locations this short, as long as 1.5 times the slots that all rows need are left.
     narrow = _narrow(segment_blocks, per_block)
     if slots > narrow >= int(1.5 * needed) + 16:
         slots = narrow
@@ -186,13 +188,14 @@ def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> BlockLayout:
 
 
 def location_bytes(rows: int, record_bytes: int) -> int:
-    """Bytes of DRAM that say where `rows` records lie."""
+    """Return the bytes of DRAM for the locations of `rows` records."""
     return rows * plan_layout(rows, record_bytes, LogConfig()).location_type.itemsize
 
 
 class Locations:
-    """A location for each row (see `stratarec.kernels.blocks`) and a bit that says whether it changed since the last
-    checkpoint; pages of rows that were never written do not exist.
+    """The location of each row (see `stratarec.kernels.blocks`), and a bit for each that changed since a checkpoint.
+
+    Pages of rows that were never written do not exist.
     """
 
     def __init__(self, layout: BlockLayout) -> None:
@@ -206,30 +209,22 @@ class Locations:
 
     @property
     def as_bytes(self) -> NDArray[np.uint8]:
-        """``[R, 4 or 8]`` uint8, the same memory."""
+        """``[R, 4 or 8]`` uint8 view of the locations."""
         return self.of_row.view(np.uint8).reshape(self._layout.rows, -1)
 
     def index(self, live: NDArray[np.int64]) -> Index:
-        """What kernels keep as records move; `live` is that of `Segments`."""
+        """Return the index that kernels update when records move; `live` is that of `Segments`."""
         return Index(self.of_row, self.changed, live)
 
     def written_rows(self) -> Iterator[NDArray[np.int64]]:
-        """Rows that have a location, ascending, in chunks."""
+        """Yield the rows that have a location, ascending, in chunks."""
         for first in range(0, len(self.of_row), _CHUNK_ROWS):
             rows = np.flatnonzero(self.of_row[first : first + _CHUNK_ROWS])
             if len(rows):
                 yield rows + first
 
-    def changed_rows(self) -> Iterator[NDArray[np.int64]]:
-        """Rows whose location changed since `forget_changes`, ascending, in chunks."""
-        return set_rows(self.changed)
-
-    def forget_changes(self) -> None:
-        """Begin a new checkpoint's changes."""
-        clear_bits(self.changed)
-
     def clear(self) -> None:
-        """Have no row written, giving the memory back."""
-        # New memory, not zeros: untouched pages cost nothing again.
+        """Mark all rows as never written and release the memory."""
+        # New memory instead of zeros: untouched pages cost nothing.
         self.of_row = self._new()
         clear_bits(self.changed)

@@ -1,8 +1,11 @@
-"""Segment files of a log store, and the buffer that gathers records before they are written.
+"""Segment files of a log store, the buffer that gathers records before they are written, and compaction.
 
 Segments are created, appended to, sealed and removed, never changed in place. A segment has a *slot*, which numbers its
 cells and is reused after the segment is removed, and a *sequence* number, which names its file, seeds its checksums and
 is never reused. Checkpoints contain hard links to the same files.
+
+Compaction is greedy: the segment with the fewest live rows costs the least to move for the space that it frees. Moved
+rows go to separate segments, because rows that survived one compaction are likely to survive the next.
 """
 
 from __future__ import annotations
@@ -13,16 +16,17 @@ import mmap
 import os
 import resource
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import RLock
+from threading import Event, RLock, Thread
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.embedding.stores.arrays import allocate_bytes
-from stratarec.embedding.stores.log_layout import BlockLayout
+from stratarec.embedding.stores.log_layout import BlockLayout, Locations
 from stratarec.embedding.stores.row_files import link_or_copy
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import make_directory, storage_error
@@ -33,12 +37,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class NoRoom(Exception):
-    """A segment cannot grow: the budget is spent or the file system is full. Compaction may help."""
+    """A segment cannot grow because the budget is used up or the file system is full. Compaction may help."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentEntry:
-    """A sealed segment as a checkpoint's manifest has it."""
+    """Entry of a sealed segment in a checkpoint's manifest."""
 
     slot: int
     sequence: int
@@ -46,15 +50,15 @@ class SegmentEntry:
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """Name of the file."""
         return f"segment-{self.sequence:010d}.log"
 
 
 class Segments:
     """The segment files of one store.
 
-    The arrays are indexed by slot. `descriptors` is -1 where there is no segment; kernels read from copies of it, so
-    that a file removed under a running read stays open until the read is over (`retired`).
+    The arrays are indexed by slot. `descriptors` is -1 for a slot without a segment. Kernels read from copies of it, so
+    a file that is removed during a read stays open until the read is over (`retired`).
     """
 
     def __init__(self, directory: Path, layout: BlockLayout, budget_bytes: int) -> None:
@@ -68,34 +72,34 @@ class Segments:
         self.retired: list[int] = []
         self.next_sequence = 1
         self.bytes_written = 0
-        # A row is read once and kept by the caches above: pages of the system's cache would hold it a second time, in
-        # memory that no budget counts.
+        # A row is read once and then cached in level 0: the page cache would store it a second time, in memory that no
+        # budget counts.
         self._direct = hasattr(os, "O_DIRECT")
         make_directory(directory)
-        # What a process that died left behind: no checkpoint refers to this directory.
+        # Left by a process that died: no checkpoint refers to this directory.
         for path in directory.glob("segment-*.log"):
             path.unlink()
 
     def entry(self, slot: int) -> SegmentEntry:
-        """The segment in `slot`."""
+        """Return the entry of the segment in `slot`."""
         return SegmentEntry(slot=slot, sequence=int(self.sequences[slot]), blocks=int(self.blocks[slot]))
 
     def path(self, slot: int) -> Path:
-        """The file of the segment in `slot`."""
+        """Return the file of the segment in `slot`."""
         return self.directory / self.entry(slot).name
 
     @property
     def used(self) -> NDArray[np.int64]:
-        """Slots that hold a segment."""
+        """Slots with a segment."""
         return np.flatnonzero(self.descriptors >= 0)
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of all segments."""
+        """Bytes of all segment files."""
         return int(self.blocks.sum()) * self.layout.block_bytes
 
     def create(self) -> int:
-        """A new empty segment's slot; `NoRoom` when every slot is taken."""
+        """Create an empty segment and return its slot; `NoRoom` if every slot is in use."""
         free = np.flatnonzero(self.descriptors < 0)
         if not len(free):
             raise NoRoom(f"all {self.layout.slots} segments are in use")
@@ -103,7 +107,7 @@ class Segments:
         self.sequences[slot], self.next_sequence = self.next_sequence, self.next_sequence + 1
         self.blocks[slot] = self.live[slot] = 0
         self.sealed[slot] = self.synced[slot] = False
-        # Exclusive: a file of that name would be another store's.
+        # Exclusive: an existing file of that name would belong to another store.
         self.descriptors[slot] = self._open(self.path(slot), os.O_RDWR | os.O_CREAT | os.O_EXCL)
         return slot
 
@@ -117,7 +121,7 @@ class Segments:
                     if error.errno != errno.EINVAL:
                         raise
                 # tmpfs and some network file systems.
-                self._leave_direct()
+                self._disable_direct()
                 if flags & os.O_CREAT:
                     path.unlink(missing_ok=True)
             return open_file(path, flags)
@@ -132,9 +136,9 @@ class Segments:
             raise storage_error(path, error) from error
 
     def refuses_direct(self, slot: int) -> bool:
-        """Whether the file system takes direct input and output when a file is opened and refuses it now.
+        """Whether the file system refuses direct reads although it accepted O_DIRECT when the file was opened.
 
-        If so, all files do without it from here on, and what failed may be tried again.
+        If so, direct I/O is disabled for all files, and the caller may retry the read.
         """
         if not self._direct:
             return False
@@ -142,17 +146,17 @@ class Segments:
             os.preadv(int(self.descriptors[slot]), [mmap.mmap(-1, self.layout.block_bytes)], 0)
         except OSError as error:
             if error.errno == errno.EINVAL:
-                self._leave_direct()
+                self._disable_direct()
                 return True
         return False
 
-    def _leave_direct(self) -> None:
+    def _disable_direct(self) -> None:
         self._direct = False
         for descriptor in self.descriptors[self.used].tolist():
             fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
         warnings.warn(
-            f"the file system of {self.directory} refuses direct input and output: reads go through the page cache, "
-            "whose memory no figure here counts; name a directory on a local disk",
+            f"the file system of {self.directory} does not support direct I/O: reads use the page cache, whose memory "
+            "the reported figures do not include; choose a directory on a local disk",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -165,12 +169,12 @@ class Segments:
         words : ndarray
             ``[blocks * block_words]`` uint64, page-aligned.
         allowance : int
-            Bytes by which the budget may be exceeded: compaction must write before it can free.
+            Bytes by which the budget may be exceeded: compaction writes before it frees space.
 
         Raises
         ------
         NoRoom
-            When the budget or the file system has no room; the segment is as it was.
+            If the budget or the file system has no room; the segment is unchanged.
         """
         if self.budget_bytes and self.file_bytes + words.nbytes > self.budget_bytes + allowance:
             raise NoRoom(f"its share of memory.block.budget is {self.budget_bytes}")
@@ -178,7 +182,7 @@ class Segments:
         try:
             self._write(descriptor, words.view(np.uint8).data, start)
         except OSError as error:
-            # What was written of it has no place in `blocks`, and would shift whatever is appended next.
+            # A partial write is not counted in `blocks` and would shift the blocks that are appended next.
             os.ftruncate(descriptor, start)
             if error.errno in _FULL:
                 raise NoRoom(error.strerror) from error
@@ -193,16 +197,16 @@ class Segments:
         try:
             return os.pwrite(descriptor, content, start)
         except OSError as error:
-            # Direct writes may be refused at once, or for the rest of one that was cut short.
+            # Direct writes may be refused at once, or for the rest of a partial write.
             if error.errno != errno.EINVAL or not self._direct:
                 raise
-            self._leave_direct()
+            self._disable_direct()
             return 0
 
     def remove(self, slot: int) -> None:
-        """Remove a segment without live rows; its descriptor stays open until `close_retired`."""
+        """Remove a segment without live rows; its file stays open until `close_retired`."""
         assert not self.live[slot], f"segment {self.path(slot)} has {self.live[slot]} live rows"
-        # The name goes at once, which gives space back as soon as no read is left; a checkpoint has its own link.
+        # Unlinked at once, so space is freed when the last read ends; a checkpoint has its own link.
         self.path(slot).unlink(missing_ok=True)
         self.retired.append(int(self.descriptors[slot]))
         self.descriptors[slot] = -1
@@ -210,28 +214,28 @@ class Segments:
         self.sealed[slot] = False
 
     def close_retired(self) -> None:
-        """Close the files of removed segments; no read may be running."""
+        """Close the files of removed segments; no read may be in progress."""
         while self.retired:
             os.close(self.retired.pop())
 
     def sync(self, slot: int) -> None:
         """Make a sealed segment durable."""
         if not self.synced[slot]:
-            # Once: a sealed segment does not change. Nothing else is synced, since after a crash the working directory
-            # is not trusted.
+            # Once: a sealed segment does not change. Nothing else is synced, because the working directory is not
+            # trusted after a crash.
             os.fsync(int(self.descriptors[slot]))
             self.synced[slot] = True
 
     def adopt(self, source: Path, entry: SegmentEntry) -> None:
-        """Take a checkpoint's segment file over, under another name of the same file."""
+        """Add a checkpoint's segment through a hard link to its file."""
         path = self.directory / entry.name
-        # A link, not the checkpoint's own name: this one is removed when compaction has emptied the segment.
+        # A link, not the checkpoint's name: the link is removed when compaction has emptied the segment.
         path.unlink(missing_ok=True)
         link_or_copy(source, path)
         self.descriptors[entry.slot] = self._open(path, os.O_RDONLY)
         self.sequences[entry.slot], self.blocks[entry.slot] = entry.sequence, entry.blocks
         self.sealed[entry.slot] = self.synced[entry.slot] = True
-        # Never one that was used before: checksums are seeded by it, and files of checkpoints are named by it.
+        # Never reused: it seeds checksums, and files of checkpoints are named by it.
         self.next_sequence = max(self.next_sequence, entry.sequence + 1)
 
     def clear(self) -> None:
@@ -242,7 +246,7 @@ class Segments:
         self.close_retired()
 
     def damage(self, slot: int, block: int) -> StorageError:
-        """What is wrong with a block that could not be read, in words."""
+        """Return the error for a block that could not be read."""
         path, entry, size = self.path(slot), self.entry(slot), self.layout.block_bytes
         where = f"{path}: block {block} of segment {entry.sequence} (offset {block * size})"
         try:
@@ -258,7 +262,7 @@ class Segments:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """`os.open`, raising the process's own limit of open files where the system lets it: each segment is a file."""
+    """Open a file; raise the process's limit of open files if necessary and allowed, as each segment is a file."""
     try:
         return os.open(path, flags, 0o644)
     except OSError as error:
@@ -271,10 +275,10 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def keep_segments(segments: Segments, directory: Path, last: Path | None) -> list[dict[str, Any]]:
-    """Sync the segments, all sealed, and link them into `directory`; their entries for the manifest.
+    """Sync the sealed segments and link them into `directory`; return their entries for the manifest.
 
-    A file that the last checkpoint has too is linked from there: the working directory may be on another file system,
-    from which it was copied once already.
+    A file that the last checkpoint contains is linked from there: the working directory may be on another file system,
+    from which the file was already copied once.
     """
     entries = []
     for slot in segments.used:
@@ -292,7 +296,7 @@ def _same(path: Path, segments: Segments, entry: SegmentEntry) -> bool:
 
 
 def check_segments(segments: Segments, directory: Path, manifest: dict[str, Any]) -> list[SegmentEntry]:
-    """The segments of a manifest; `CheckpointError` names the file that is missing or truncated."""
+    """Return the segments of a manifest; `CheckpointError` names the file that is missing or truncated."""
     entries = [SegmentEntry(**fields) for fields in manifest["segments"]]
     for entry in entries:
         path, size = directory / entry.name, entry.blocks * segments.layout.block_bytes
@@ -308,10 +312,10 @@ def check_segments(segments: Segments, directory: Path, manifest: dict[str, Any]
 
 
 class Appender:
-    """Gathers records in blocks that already have their place in a segment, and writes them many at a time.
+    """Gathers records in blocks that already have their place in a segment, and writes many blocks at a time.
 
-    `buffer` is what kernels read and advance. It is looked at under `lock`, which is not held while a full buffer is
-    written: nobody but its owner adds to a buffer.
+    Kernels read and fill `buffer` under `lock`. The lock is not held while a full buffer is written, because only the
+    owner adds to a buffer.
     """
 
     def __init__(self, segments: Segments, lock: RLock, allowance: int) -> None:
@@ -324,34 +328,34 @@ class Appender:
         self.slot = -1
 
     def make_room(self) -> None:
-        """Write a full buffer out and open a segment where none is.
+        """Write out a full buffer, and open a segment if there is none.
 
         Raises
         ------
         NoRoom, StorageError
-            When that cannot be done; the buffer is as it was and its rows are still read from it.
+            If that fails; the buffer is unchanged and its rows are still read from it.
         """
         if self.slot >= 0 and self._state[cpu.NEXT] == self._state[cpu.LIMIT]:
             self.write_out()
         if self.slot < 0:
             with self._lock:
                 self.slot = self._segments.create()
-                # Cells have numbers before they are written: a row in the buffer has its location already.
+                # Cells are numbered before they are written: a row in the buffer already has its location.
                 base = self.slot * self._layout.segment_blocks * self._layout.per_block
                 self._state[:] = (base, 0, 0, self._layout.buffer_blocks * self._layout.per_block)
 
     def write_out(self) -> None:
-        """Write what the buffer holds, the last block padded with empty cells; a full segment is sealed."""
+        """Write the contents of the buffer, with empty cells at the end of the last block; seal a full segment."""
         cells = int(self._state[cpu.NEXT] - self._state[cpu.FIRST])
         if cells:
             blocks = -(-cells // self._layout.per_block)
             words = self._words[: blocks * self._layout.block_bytes // 8]
             entry = self._segments.entry(self.slot)
-            # Without the lock: the cells are filled, and readers only copy them.
+            # Without the lock: the cells are complete, and readers only copy them.
             cpu.seal(words, self._layout.shape, blocks, np.uint64(entry.sequence), entry.blocks)
             self._segments.append(self.slot, words, self._allowance)
-            # Only now do readers look for these rows in the file: it holds them since the line above. The buffer is
-            # zeroed because an empty cell's tag is 0.
+            # From here on readers look for these rows in the file, which contains them since the line above. The buffer
+            # is zeroed because the tag of an empty cell is 0.
             with self._lock:
                 words[:] = 0
                 self._segments.bytes_written += words.nbytes
@@ -363,7 +367,7 @@ class Appender:
             self._seal()
 
     def seal(self) -> None:
-        """Write what the buffer holds and close the segment, however short."""
+        """Write the contents of the buffer and seal the segment, however short."""
         if self.slot >= 0:
             self.write_out()
         if self.slot >= 0:
@@ -375,10 +379,150 @@ class Appender:
             # An empty file cannot be told from a truncated one.
             if not self._segments.blocks[self.slot]:
                 self._segments.remove(self.slot)
-            self.forget()
+            self.reset()
 
-    def forget(self) -> None:
-        """Be without a segment; what the buffer held is gone."""
+    def reset(self) -> None:
+        """Discard the contents of the buffer and the reference to the segment."""
         self.slot = -1
         self._state[:] = 0
         self._words[:] = 0
+
+
+# Background compaction begins slightly before the bound, so that writers seldom wait for it.
+_EARLY = 0.96
+# Bytes that are read and moved at a time; the lock is held while they are moved.
+_STRIDE_BYTES = 1 << 20
+# Rewriting a segment with a larger share of live rows costs more than it frees.
+_MOST_LIVE = 0.95
+
+
+def dead_weight(segments: Segments, most_amplification: float) -> bool:
+    """Whether the segments exceed `most_amplification` times their live rows by more than four segments."""
+    cells = int(segments.blocks.sum()) * segments.layout.per_block
+    free = 4 * segments.layout.segment_blocks * segments.layout.per_block
+    return cells > most_amplification * int(segments.live.sum()) + free
+
+
+def background_due(segments: Segments, most_amplification: float) -> bool:
+    """Whether the background thread should compact: the space bound is near, or few slots are free."""
+    cells = int(segments.blocks.sum()) * segments.layout.per_block
+    free = 2 * segments.layout.segment_blocks * segments.layout.per_block
+    # Two segments instead of the four of `dead_weight`: the thread should finish before writers must wait.
+    early = cells > _EARLY * most_amplification * int(segments.live.sum()) + free
+    return early or len(segments.used) > segments.layout.slots - 12
+
+
+def next_to_rewrite(segments: Segments) -> int:
+    """Return the slot of the segment to rewrite next, or -1 if none would free space."""
+    sealed = np.flatnonzero(segments.sealed)
+    if not len(sealed):
+        return -1
+    live, cells = segments.live[sealed], segments.blocks[sealed] * segments.layout.per_block
+    # If slots run out instead of bytes (short segments that checkpoints sealed use one each), the segment with the
+    # fewest live rows is selected, whatever its share of live rows.
+    if len(segments.used) > segments.layout.slots - 12:
+        return int(sealed[np.argmin(live)])
+    best = int(np.argmin(live / cells))
+    return int(sealed[best]) if live[best] <= _MOST_LIVE * cells[best] else -1
+
+
+class Compactor:
+    """Moves live rows out of segments; one caller at a time."""
+
+    def __init__(self, segments: Segments, locations: Locations, lock: RLock) -> None:
+        self._segments, self._locations, self._lock = segments, locations, lock
+        self.appender = Appender(segments, lock, allowance=0)
+        layout = segments.layout
+        self.stride = allocate_bytes(max(_STRIDE_BYTES // layout.block_bytes, 1) * layout.block_bytes).view(np.uint64)
+
+    def rewrite_one(self) -> bool:
+        """Rewrite the segment that frees the most space; return False if none frees any.
+
+        Raises
+        ------
+        NoRoom
+            If there is no room for the moved rows; every row is then in its old or its new place.
+        StorageError
+            If the segment is damaged; it is kept.
+        """
+        # From here on writers may supersede rows of the segment, but never add any, because it is sealed.
+        with self._lock:
+            slot = next_to_rewrite(self._segments)
+        if slot < 0:
+            return False
+        entry = self._segments.entry(slot)
+        stride = len(self.stride) // self._segments.layout.shape.block_words
+        for first in range(0, entry.blocks, stride):
+            # The remaining rows were superseded while the first ones were moved.
+            if not self._segments.live[slot]:
+                break
+            self._move(entry, first, min(stride, entry.blocks - first))
+        with self._lock:
+            self._segments.remove(slot)
+        return True
+
+    def _move(self, entry: SegmentEntry, first: int, blocks: int) -> None:
+        layout, target = self._segments.layout, self.appender
+        shape, per_block = layout.shape, layout.per_block
+        words = self.stride[: blocks * shape.block_words]
+        descriptor = int(self._segments.descriptors[entry.slot])
+        request = descriptor, np.uint64(entry.sequence), first, blocks, words, shape
+        # Without the lock: a sealed segment does not change, and `_moving` keeps it from being removed.
+        bad = cpu.read_checked(*request)
+        if bad >= 0 and self._segments.refuses_direct(entry.slot):
+            bad = cpu.read_checked(*request)
+        # Damaged blocks are not skipped: their rows would be lost silently when the segment is removed.
+        if bad >= 0:
+            raise self._segments.damage(entry.slot, first + bad)
+        source = as_tags(words), as_bytes(words), (entry.slot * layout.segment_blocks + first) * per_block
+        done, cells = 0, blocks * per_block
+        while True:
+            with self._lock:
+                index = self._locations.index(self._segments.live)
+                done = cpu.relocate(*source, done, cells, index, target.buffer, shape)
+            if done == cells:
+                return
+            # Without the lock, because it writes a megabyte; readers find the rows in the buffer meanwhile.
+            target.make_room()
+
+
+class Background:
+    """A thread that calls `work` when woken; an exception is kept and raised by the caller's next call."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work, self._wake, self._ends = work, Event(), False
+        self._thread: Thread | None = None
+        self._error: Exception | None = None
+
+    def wake(self) -> None:
+        """Schedule a call of `work`."""
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="stratarec-compaction", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            if self._ends:
+                return
+            try:
+                self._work()
+            # An exception in a thread would be lost; the caller's next write raises it.
+            except Exception as error:
+                self._error = error
+
+    def raise_error(self) -> None:
+        """Raise the exception of the thread, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """End the thread."""
+        # Before the wake-up, which would otherwise begin another pass.
+        self._ends = True
+        if self._thread is not None:
+            self._wake.set()
+            self._thread.join()

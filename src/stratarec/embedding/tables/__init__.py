@@ -1,1 +1,1 @@
-"""Tables of one width that share kernel calls."""
+"""Table groups, the directory of their cache, and the movement of rows."""

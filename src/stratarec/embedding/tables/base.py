@@ -149,7 +149,7 @@ class TableGroup(ABC):
         Parameters
         ----------
         out : ndarray
-            ``[N]`` slots of the whole batch; this group writes those of its own features.
+            ``[N]`` slots of the complete batch; the group writes those of its features.
 
         Raises
         ------
@@ -220,9 +220,9 @@ class TableGroup(ABC):
 
     # Rows by number
 
-    @abstractmethod
     def table(self, name: str) -> dict[str, Tensor]:
         """Return ``weight`` ``[R, D]`` and optimizer state of a table: views if it is resident, else copies."""
+        return self.part(name, 0, next(table.num_embeddings for table in self.configs if table.name == name))
 
     @abstractmethod
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:

@@ -25,12 +25,11 @@ from stratarec.embedding.optimizers import StepClock
 from stratarec.embedding.slots import Level0, SlotMemory, StagedBatch
 from stratarec.embedding.stores.base import RecordStore
 from stratarec.embedding.tables.base import BatchStamp, TableGroup
-from stratarec.embedding.tables.directory import Directory
-from stratarec.embedding.tables.mover import SlotRecords, mover_of
+from stratarec.embedding.tables.cache import Directory, SlotRecords, mover_of
 from stratarec.embedding.tiers import slots_for_batch
-from stratarec.errors import ConfigError, StrataError, TrainingError
+from stratarec.errors import StrataError, TrainingError
 from stratarec.io.atomic import make_directory
-from stratarec.kernels.bags import BagBatch, Ids
+from stratarec.kernels.bags import BagBatch
 
 
 class CachedTables(TableGroup):
@@ -141,7 +140,7 @@ class CachedTables(TableGroup):
 
     def read(self, bags: BagBatch, out: Tensor) -> list[Tensor]:
         spans = [bags.span(feature) for feature in range(len(self.features))]
-        rows = [self._rows_of(feature, bags.values[first:last]) for feature, (first, last) in enumerate(spans)]
+        rows = [self._rows_of(feature, bags) for feature in range(len(self.features))]
         distinct, place = np.unique(np.concatenate(rows), return_inverse=True)
         values = np.empty(len(bags.values), dtype=np.int64)
         for (first, last), part in zip(spans, np.split(place, np.cumsum([len(part) for part in rows])), strict=False):
@@ -151,15 +150,13 @@ class CachedTables(TableGroup):
         memory = self.copy(distinct)
         return self.pool(memory.stage(layout, replace(bags, values=values)), out, memory)
 
-    def _rows_of(self, feature: int, ids: Ids) -> Indices:
+    def _rows_of(self, feature: int, bags: BagBatch) -> Indices:
         """Check a feature's ids and return their rows in the group."""
-        table, name = self.features[feature]
-        wrong = (ids < 0) | (ids >= table.num_embeddings)
-        if wrong.any():
-            raise ConfigError(
-                f"feature {name!r}: id {ids[wrong][0]} is outside table {table.name!r}, "
-                f"expected 0 to {table.num_embeddings - 1}"
-            )
+        table, (first, last) = self.features[feature][0], bags.span(feature)
+        ids = bags.values[first:last]
+        outside = (ids < 0) | (ids >= table.num_embeddings)
+        if outside.any():
+            self.check_id(bags, first + int(outside.argmax()))
         rows: Indices = ids.astype(np.int64) + self.first_row[table.name]
         return rows
 
@@ -178,9 +175,6 @@ class CachedTables(TableGroup):
         if missed is not None:
             copies.apply_missed_steps_to_range(0, len(rows), missed)
         return copies
-
-    def table(self, name: str) -> dict[str, Tensor]:
-        return self.part(name, 0, next(table.num_embeddings for table in self.configs if table.name == name))
 
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
         """Return copies of rows ``first:last`` of a table, all steps applied."""

@@ -91,19 +91,15 @@ class ResidentTables(TableGroup):
         if self._chain.started or self.step_clock.optimizer.clocked:
             mark_rows(self.layout, staged.bags, self._changed)
 
-    def table(self, name: str) -> dict[str, Tensor]:
+    def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
+        """Return views of rows ``first:last`` of a table."""
         # A view can be written at any time without notice: from now on every checkpoint has all rows.
         self._viewed, self._fresh = True, False
-        first = self.first_row[name]
-        last = first + next(table.num_embeddings for table in self.configs if table.name == name)
+        first, last = self.first_row[name] + first, self.first_row[name] + last
         missed = self.step_clock.missed
         if missed is not None:
             self.memory.apply_missed_steps_to_range(first, last, missed)
         return self.memory.views(first, last)
-
-    def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Return views of rows ``first:last`` of a table."""
-        return {part: view[first:last] for part, view in self.table(name).items()}
 
     def write_rows(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
         self.memory.write(rows, source, places)

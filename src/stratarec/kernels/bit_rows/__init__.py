@@ -1,4 +1,4 @@
-"""Rows of bytes in addressable memory, with one bit a row: gather, scatter, test and set.
+"""Rows of bytes in addressable memory, with one bit per row: gather, scatter, test and set.
 
 Shapes: `array` is ``[R, W]`` uint8, `bits` ``[ceil(R / 8)]`` uint8 (bit ``r & 7`` of byte ``r >> 3``), `rows` ``[n]``
 int64 within 0..R-1 and distinct, `records` ``[n, W]`` uint8. Callers check them.
@@ -13,16 +13,16 @@ from stratarec.kernels.bit_rows import cpu
 from stratarec.kernels.runtime.threads import use_torch_threads
 
 _CHUNKS = 16
-# Fewer bytes than this are copied by the calling thread. Waking the others is cheap only where they are idle: with both
-# of two cores busy elsewhere, copying 2 MB took 15 ms with all threads and 0.5 ms with one.
+# Fewer bytes than this are copied by the calling thread. Waking other threads is cheap only if cores are idle: with
+# both of two cores busy, copying 2 MB took 15 ms with all threads and 0.5 ms with one.
 _SERIAL_BYTES = 4 << 20
 
 
 def test_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """``[n]`` bool: the bit of each row."""
-    found = np.empty(len(rows), np.bool_)
-    cpu.test_bits(bits, rows, found)
-    return found
+    """Return ``[n]`` bool, the bit of each row."""
+    is_set = np.empty(len(rows), np.bool_)
+    cpu.test_bits(bits, rows, is_set)
+    return is_set
 
 
 def set_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
@@ -30,11 +30,9 @@ def set_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
     cpu.set_bits(bits, rows)
 
 
-def gather(
-    array: NDArray[np.uint8], rows: NDArray[np.int64], wanted: NDArray[np.bool_], out: NDArray[np.uint8]
-) -> None:
-    """``out[i] = array[rows[i]]`` where ``wanted[i]``; nothing else is read or written."""
-    arguments = array.reshape(-1), rows, wanted, out.reshape(-1), array.shape[1]
+def gather(array: NDArray[np.uint8], rows: NDArray[np.int64], mask: NDArray[np.bool_], out: NDArray[np.uint8]) -> None:
+    """Set ``out[i] = array[rows[i]]`` where ``mask[i]``; nothing else is read or written."""
+    arguments = array.reshape(-1), rows, mask, out.reshape(-1), array.shape[1]
     if out.nbytes < _SERIAL_BYTES:
         cpu.gather_part(*arguments, 0, len(rows))
     else:
@@ -42,15 +40,9 @@ def gather(
         cpu.gather(*arguments, _CHUNKS)
 
 
-def scatter(
-    array: NDArray[np.uint8],
-    rows: NDArray[np.int64],
-    records: NDArray[np.uint8],
-    wanted: NDArray[np.bool_] | None = None,
-) -> None:
-    """``array[rows[i]] = records[i]``, where ``wanted[i]`` if that is given."""
-    wanted = np.ones(len(rows), np.bool_) if wanted is None else wanted
-    arguments = array.reshape(-1), rows, wanted, records.reshape(-1), array.shape[1]
+def scatter(array: NDArray[np.uint8], rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
+    """Set ``array[rows[i]] = records[i]``."""
+    arguments = array.reshape(-1), rows, records.reshape(-1), array.shape[1]
     if records.nbytes < _SERIAL_BYTES:
         cpu.scatter_part(*arguments, 0, len(rows))
     else:

@@ -1,6 +1,6 @@
-"""Numba bodies of rows in addressable memory.
+"""Numba kernels for rows in addressable memory.
 
-Two rows may share a byte of a bitmap, so bits are set by one thread; copies are spread over all.
+Two rows may share a byte of a bitmap, so bits are set by one thread; copies use all threads.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ U = np.uint64
 
 
 @njit(nogil=True, cache=True)
-def test_bits(bits, rows, found):
+def test_bits(bits, rows, is_set):
     for i in range(len(rows)):
         prefetch(bits, rows[min(i + AHEAD, len(rows) - 1)] >> 3)
         row = U(rows[i])
-        found[i] = (bits[row >> U(3)] >> (row & U(7))) & U(1) != U(0)
+        is_set[i] = (bits[row >> U(3)] >> (row & U(7))) & U(1) != U(0)
 
 
 @njit(nogil=True, cache=True)
@@ -37,32 +37,31 @@ def copy_bytes(source, first, target, place, size):
 
 
 @njit(nogil=True, cache=True)
-def gather_part(array, rows, wanted, out, width, first, last):
+def gather_part(array, rows, mask, out, width, first, last):
     W = U(width)
     for i in range(first, last):
         prefetch(array, rows[min(i + AHEAD, last - 1)] * width)
-        if wanted[i]:
+        if mask[i]:
             copy_bytes(array, U(rows[i]) * W, out, U(i) * W, W)
 
 
 @njit(parallel=True, nogil=True, cache=True)
-def gather(array, rows, wanted, out, width, chunks):
+def gather(array, rows, mask, out, width, chunks):
     count = len(rows)
     for chunk in prange(chunks):
-        gather_part(array, rows, wanted, out, width, count * chunk // chunks, count * (chunk + 1) // chunks)
+        gather_part(array, rows, mask, out, width, count * chunk // chunks, count * (chunk + 1) // chunks)
 
 
 @njit(nogil=True, cache=True)
-def scatter_part(array, rows, wanted, records, width, first, last):
+def scatter_part(array, rows, records, width, first, last):
     W = U(width)
     for i in range(first, last):
         prefetch(array, rows[min(i + AHEAD, last - 1)] * width)
-        if wanted[i]:
-            copy_bytes(records, U(i) * W, array, U(rows[i]) * W, W)
+        copy_bytes(records, U(i) * W, array, U(rows[i]) * W, W)
 
 
 @njit(parallel=True, nogil=True, cache=True)
-def scatter(array, rows, wanted, records, width, chunks):
+def scatter(array, rows, records, width, chunks):
     count = len(rows)
     for chunk in prange(chunks):
-        scatter_part(array, rows, wanted, records, width, count * chunk // chunks, count * (chunk + 1) // chunks)
+        scatter_part(array, rows, records, width, count * chunk // chunks, count * (chunk + 1) // chunks)

@@ -16,13 +16,9 @@ def set_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
     bits[:] = np.packbits(every, bitorder="little")
 
 
-def gather(
-    array: NDArray[np.uint8], rows: NDArray[np.int64], wanted: NDArray[np.bool_], out: NDArray[np.uint8]
-) -> None:
-    out[wanted] = array[rows[wanted]]
+def gather(array: NDArray[np.uint8], rows: NDArray[np.int64], mask: NDArray[np.bool_], out: NDArray[np.uint8]) -> None:
+    out[mask] = array[rows[mask]]
 
 
-def scatter(
-    array: NDArray[np.uint8], rows: NDArray[np.int64], records: NDArray[np.uint8], wanted: NDArray[np.bool_]
-) -> None:
-    array[rows[wanted]] = records[wanted]
+def scatter(array: NDArray[np.uint8], rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
+    array[rows] = records

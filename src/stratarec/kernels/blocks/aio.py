@@ -1,8 +1,8 @@
-"""Linux's asynchronous I/O from compiled code: many reads under way, and one thread that waits for them all.
+"""Linux's asynchronous I/O from compiled code: many reads in flight, and one thread that waits for all of them.
 
-The calls go through libc's `syscall`, so that compiled code submits and collects without the interpreter lock; a pool
-of threads would take it twice for each of its members at every read. Where the system has no such calls, the context is
-0, and nothing is ever accepted: the caller reads by itself.
+The calls go through libc's `syscall`, so compiled code submits and collects without the interpreter lock; a pool of
+threads would take it twice per thread and read. On systems without these calls the context is 0 and no request is
+accepted: the caller reads synchronously.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REQUEST_WORDS, EVENT_WORDS = 8, 4
 U = np.uint64
 
 # Random reads of 4 KiB: 32 threads gave 60 to 83 thousand a second at 8 to 10 us of processor time each, one thread
-# with 128 under way 56 to 92 thousand at 3.2 to 5.
+# with 128 reads in flight 56 to 92 thousand at 3.2 to 5.
 _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 _SETUP, _DESTROY, _GETEVENTS, _SUBMIT = _NUMBERS.get(platform.machine(), (0, 0, 0, 0))
 _AVAILABLE = sys.platform == "linux" and platform.machine() in _NUMBERS
@@ -28,24 +28,24 @@ _syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 6))
 
 
 def open_context(depth: int) -> int:
-    """A context for `depth` reads at once, or 0 where the system has none to give."""
+    """Return a context for `depth` concurrent reads, or 0 if the system provides none."""
     if not _AVAILABLE:
         return 0
     context = ctypes.c_ulong(0)
-    # The system limits all contexts together (`fs.aio-max-nr`); another process may have taken them.
+    # The system limits the sum of all contexts (`fs.aio-max-nr`); other processes may use them up.
     failed = ctypes.CDLL(None).syscall(_SETUP, depth, ctypes.byref(context))
     return 0 if failed else context.value
 
 
 def close_context(context: int) -> None:
-    """Give a context back."""
+    """Release a context."""
     if context:
         ctypes.CDLL(None).syscall(_DESTROY, ctypes.c_ulong(context))
 
 
 @njit(nogil=True, cache=True)
 def prepare(requests, number, descriptor, address, size, offset):
-    """Make request `number` of `requests` (`REQUEST_WORDS` words each, a ``struct iocb``) a read; its address."""
+    """Fill request `number` of `requests` (`REQUEST_WORDS` words each, a ``struct iocb``) and return its address."""
     first = U(number * REQUEST_WORDS)
     requests[first] = U(number)
     requests[first + U(1)] = U(0)
@@ -60,11 +60,11 @@ def prepare(requests, number, descriptor, address, size, offset):
 
 @njit(nogil=True, cache=True)
 def submit(context, addresses, count):
-    """Start the first `count` requests; how many were accepted."""
+    """Submit the first `count` requests; return the number accepted."""
     done = 0
     while context != 0 and done < count:
         got = _syscall(_SUBMIT, context, count - done, np.int64(addresses.ctypes.data) + done * 8, 0, 0)
-        # The queue is full, or a signal came: the caller reads the rest by itself.
+        # The queue is full, or a signal arrived: the caller does the remaining reads synchronously.
         if got <= 0:
             break
         done += got
@@ -73,9 +73,9 @@ def submit(context, addresses, count):
 
 @njit(nogil=True, cache=True)
 def collect(context, events, least):
-    """Wait for `least` requests to end; how many have: their numbers are at ``events[4 i]``, bytes read 2 words on."""
+    """Wait for `least` requests; return how many ended: ``events[4 i]`` is a request, ``events[4 i + 2]`` its bytes."""
     got = 0
     while got <= 0:
-        # Fails only where a signal comes first.
+        # Fails only if a signal arrives first.
         got = _syscall(_GETEVENTS, context, least, len(events) // EVENT_WORDS, np.int64(events.ctypes.data), 0)
     return got

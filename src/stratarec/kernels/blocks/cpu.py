@@ -1,7 +1,7 @@
-"""Numba bodies of checksummed blocks; `shape` is `Shape`, `state` the numbers of an open segment and its buffer.
+"""Numba kernels of checksummed blocks; `shape` is `Shape`, `state` is `Buffer.state`.
 
-The checksum is a sum of bijections of the words, each with its place mixed in. A change of one word, so of any one
-byte, changes exactly one term and therefore always the sum; the loop vectorises, and takes about 0.3 us for 4 KiB.
+The checksum is a sum of bijections of the words, each combined with its place. A change of one word changes exactly one
+term and therefore always the sum. The loop is vectorized and takes about 0.3 us for 4 KiB.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from stratarec.kernels.simd.prefetch import prefetch
 
 AHEAD = 16
 U = np.uint64
-# Of `Buffer.state`.
+# Entries of `Buffer.state`.
 BASE, FIRST, NEXT, LIMIT = 0, 1, 2, 3
 HEADER = 8
 ALIGNMENT = 4096
-# Reads in a row that bring nothing new before a block counts as unreadable.
+# Consecutive reads without new bytes before a block counts as unreadable.
 TRIES = 8
 
 # A symbol, not a ctypes pointer: machine code that holds an address cannot be cached.
@@ -28,11 +28,11 @@ pread = types.ExternalFunction("pread", types.int64(types.int32, types.uint64, t
 
 @njit(nogil=True, cache=True)
 def checksum(words, first, count, sequence, block):
-    """The checksum that belongs into ``words[first]`` of the block of `count` words there."""
+    """Return the checksum of the block of `count` words at ``words[first]``, which is stored in that word."""
     total = U(0)
     start = U(first)
-    # A sum of independent products: they run in vectors, where a chained hash waits for each word. The place of a word
-    # is in its term, so that words which change places are found.
+    # A sum of independent products vectorizes; a chained hash would wait for each word. The place of a word is part of
+    # its term, so swapped words are detected.
     for i in range(U(1), U(count)):
         term = (words[start + i] ^ (i * U(0x9E3779B97F4A7C15))) * U(0xBF58476D1CE4E5B9)
         total += (term ^ (term >> U(32))) * U(0x94D049BB133111EB)
@@ -41,7 +41,7 @@ def checksum(words, first, count, sequence, block):
 
 @njit(nogil=True, cache=True)
 def seal(words, shape, blocks, sequence, first_block):
-    """Give the first `blocks` blocks in `words` their checksums."""
+    """Store the checksums of the first `blocks` blocks in `words`."""
     for b in range(blocks):
         first = b * shape.block_words
         words[first] = checksum(words, first, shape.block_words, sequence, first_block + b)
@@ -49,7 +49,7 @@ def seal(words, shape, blocks, sequence, first_block):
 
 @njit(nogil=True, cache=True)
 def first_damaged(words, shape, blocks, sequence, first_block):
-    """The first of `blocks` blocks in `words` whose checksum is wrong, or -1."""
+    """Return the first of `blocks` blocks in `words` whose checksum is wrong, or -1."""
     for b in range(blocks):
         first = b * shape.block_words
         if words[first] != checksum(words, first, shape.block_words, sequence, first_block + b):
@@ -59,7 +59,7 @@ def first_damaged(words, shape, blocks, sequence, first_block):
 
 @njit(nogil=True, cache=True, inline="always")
 def record_place(shape, block, k):
-    """Byte at which record `k` of the `block`-th block in memory begins."""
+    """Return the offset in bytes of record `k` of the `block`-th block in memory."""
     return block * shape.block_words * 8 + HEADER + shape.per_block * shape.tag_words * 4 + k * shape.record_bytes
 
 
@@ -74,7 +74,7 @@ def tag_of(tags, shape, block, k):
 
 @njit(nogil=True, cache=True, inline="always")
 def put(buffer, shape, row, source, start):
-    """Copy a record into the next cell of the buffer; its location."""
+    """Copy a record into the next cell of the buffer; return its location."""
     state, tags, data = buffer
     local = state[NEXT] - state[FIRST]
     block = local // shape.per_block
@@ -91,9 +91,9 @@ def put(buffer, shape, row, source, start):
 
 @njit(nogil=True, cache=True)
 def append(rows, records, begin, index, buffer, shape):
-    """Write records of rows[begin:] into the buffer until it is full; the index of the first row that did not fit.
+    """Write records of rows[begin:] into the buffer until it is full; return the index of the first row left out.
 
-    A row whose record is in this buffer already is overwritten in place: it costs the file nothing.
+    A row whose record is already in this buffer is overwritten in place, which takes no file space.
     """
     locations, changed, live = index
     state, _, data = buffer
@@ -110,7 +110,7 @@ def append(rows, records, begin, index, buffer, shape):
             continue
         if state[NEXT] == state[LIMIT]:
             return i
-        # The old record is dead where it lies; its segment is emptied by compaction alone.
+        # The old record is dead; only compaction empties its segment.
         if cell >= 0:
             live[cell // per_segment] -= 1
         locations[U(row)] = put(buffer, shape, row, records, i * shape.record_bytes)
@@ -122,10 +122,10 @@ def append(rows, records, begin, index, buffer, shape):
 
 @njit(nogil=True, cache=True)
 def relocate(source_tags, source, first_cell, begin, cells, index, buffer, shape):
-    """Move the live records of `cells` cells in memory into the buffer; the index of the first that did not fit.
+    """Move the live records of `cells` cells in memory into the buffer; return the index of the first cell left out.
 
-    `source` holds whole blocks, of which the first cell has number `first_cell`. A record is live when the location of
-    its row is the cell itself.
+    `source` contains complete blocks, whose first cell has number `first_cell`. A record is live if the location of its
+    row is this cell.
     """
     locations, changed, live = index
     state = buffer.state
@@ -137,7 +137,7 @@ def relocate(source_tags, source, first_cell, begin, cells, index, buffer, shape
         if tag == U(0):
             continue
         row = tag - U(1)
-        # Written anew since, perhaps while its block was read: the caller holds the lock from here to the new location.
+        # Superseded, perhaps while its block was read: the caller holds the lock from here to the new location.
         if U(locations[row]) != U(first_cell + i + 1):
             continue
         if state[NEXT] == state[LIMIT]:
@@ -151,7 +151,7 @@ def relocate(source_tags, source, first_cell, begin, cells, index, buffer, shape
 
 @njit(nogil=True, cache=True, inline="always")
 def from_buffer(cell, buffer, shape, out, place):
-    """Copy the record of `cell` from a buffer if it is there; whether it was."""
+    """Copy the record of `cell` from a buffer and return True if it is there, else return False."""
     state, _, data = buffer
     inside = cell - state[BASE] - state[FIRST]
     if inside < 0 or inside >= state[NEXT] - state[FIRST]:
@@ -163,14 +163,14 @@ def from_buffer(cell, buffer, shape, out, place):
 
 
 @njit(nogil=True, cache=True)
-def find(rows, locations, front, back, shape, out, found, cells, entries):
-    """Copy what is in the two buffers; list the cells of the others and their places in `rows`, and return how many."""
+def find(rows, locations, front, back, shape, out, written, cells, entries):
+    """Copy the records that are in the two buffers; list cells and indices of the others and return their number."""
     count = 0
     for i in range(len(rows)):
         prefetch(locations, rows[min(i + AHEAD, len(rows) - 1)])
         cell = np.int64(locations[U(rows[i])]) - 1
-        # A location of 0 is a row that was never written, which is what new memory holds.
-        found[i] = cell >= 0
+        # New memory is zero, so location 0 is a row that was never written.
+        written[i] = cell >= 0
         if cell < 0:
             continue
         place = i * shape.record_bytes
@@ -184,16 +184,16 @@ def find(rows, locations, front, back, shape, out, found, cells, entries):
 
 @njit(nogil=True, cache=True)
 def read_on(descriptor, address, size, offset, got):
-    """Go on with a read of `size` bytes at `offset`, of which `got` came (below 0: an error); how many there are now.
+    """Continue a read of `size` bytes at `offset`, of which `got` arrived (below 0: an error); return the bytes read.
 
-    A signal, a network or a busy device may cut a read short, which is no damage. Reads begin at a whole alignment.
+    A signal, a network or a busy device may shorten a read, which is no damage. Reads begin at aligned offsets.
     """
     got, tries = max(np.int64(got), np.int64(0)), TRIES
     while got < size and tries > 0:
-        # Direct reads begin at whole blocks of the device, so part of one that came is read again.
+        # Direct reads begin at blocks of the device, so a partial block is read again.
         done = got // ALIGNMENT * ALIGNMENT
         more = pread(np.int32(descriptor), U(address + done), U(size - done), offset + done)
-        # The end of the file: it is shorter than it was written.
+        # The end of the file: the file was truncated.
         if more == 0:
             break
         if done + more > got:
@@ -205,19 +205,19 @@ def read_on(descriptor, address, size, offset, got):
 
 @njit(nogil=True, cache=True)
 def read_checked(descriptor, sequence, first, blocks, words, shape):
-    """Read `blocks` blocks from `first` on into `words` (aligned) and check them; -1, or which of them failed."""
+    """Read `blocks` blocks from `first` on into `words` (aligned) and verify them; return -1, or a failed block."""
     block_bytes = shape.block_words * 8
     got = read_on(descriptor, words.ctypes.data, blocks * block_bytes, first * block_bytes, 0)
-    whole = max(got, 0) // block_bytes
-    bad = first_damaged(words, shape, whole, sequence, first)
-    if bad < 0 and whole < blocks:
-        return whole
+    complete = max(got, 0) // block_bytes
+    bad = first_damaged(words, shape, complete, sequence, first)
+    if bad < 0 and complete < blocks:
+        return complete
     return bad
 
 
 @njit(nogil=True, cache=True)
 def verify_segment(descriptor, sequence, first, last, scratch, shape):
-    """Read blocks [first, last) of a segment and check them; -1, or the block that failed."""
+    """Read blocks [first, last) of a segment and verify them; return -1, or the block that failed."""
     most = len(scratch) // shape.block_words
     while first < last:
         count = min(most, last - first)
@@ -230,7 +230,7 @@ def verify_segment(descriptor, sequence, first, last, scratch, shape):
 
 @njit(nogil=True, cache=True)
 def count_live(locations, live, blocks, shape):
-    """Count the live cells of each slot into `live`; -1, or the first row whose cell is in no written block."""
+    """Count the live cells of each slot into `live`; return -1, or the first row whose cell is in no written block."""
     per_segment = U(shape.per_block * shape.segment_blocks)
     per_block = U(shape.per_block)
     for row in range(len(locations)):
@@ -238,7 +238,7 @@ def count_live(locations, live, blocks, shape):
         if location == U(0):
             continue
         slot = (location - U(1)) // per_segment
-        # The locations come from a file: an unsigned comparison refuses whatever is outside.
+        # Locations come from a file: the unsigned comparison rejects all values out of range.
         if slot >= U(len(live)) or (location - U(1) - slot * per_segment) // per_block >= U(blocks[slot]):
             return row
         live[slot] += 1

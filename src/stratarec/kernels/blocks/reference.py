@@ -9,7 +9,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def checksum(block: bytes, sequence: int, number: int) -> int:
-    """The checksum of a block (its first 8 bytes aside) that is the `number`-th of segment `sequence`."""
+    """Return the checksum of block `number` of segment `sequence`, without its first 8 bytes."""
     total = 0
     for i in range(1, len(block) // 8):
         word = int.from_bytes(block[i * 8 : i * 8 + 8], "little")
@@ -19,7 +19,7 @@ def checksum(block: bytes, sequence: int, number: int) -> int:
 
 
 def pack(records: dict[int, bytes], *, block_bytes: int, per_block: int, tag_bytes: int) -> bytes:
-    """A block, its checksum left zero, that holds the records of the given rows in that order."""
+    """Return a block with the given rows and records in that order; its checksum is left zero."""
     tags = b"".join((row + 1).to_bytes(tag_bytes, "little") for row in records)
     body = bytes(8) + tags.ljust(per_block * tag_bytes, b"\0") + b"".join(records.values())
     return body.ljust(block_bytes, b"\0")

@@ -1,4 +1,4 @@
-"""Which slot of level 0 holds which row: staging a batch brings its rows in and lists what must be moved.
+"""The row cache of level 0: staging a batch assigns slots to its rows and lists the rows to move.
 
 Shapes: T tables of a group, S slots, N ids of a batch.
 """
@@ -28,63 +28,63 @@ POLICIES = {"lru": cpu.LRU, "lfu": cpu.LFU, "rank": cpu.RANK}
 
 @dataclass(frozen=True)
 class HotSlots:
-    """Rows of each table that have slots for good, behind the slots of all tables; arrays have one entry a table."""
+    """Rows of each table with permanent slots, after the slots of all caches; arrays have one entry per table."""
 
     rows: Ints
-    """So many first rows are hot."""
+    """Number of hot first rows."""
     start: Ints
-    """``[T + 1]`` first slot of a table's hot rows, which lie there in their order."""
+    """``[T + 1]`` first slot of each table's hot rows, which are stored in order."""
 
     @classmethod
     def of(cls, rows: Ints, slots: int) -> HotSlots:
-        """The first `rows` of each table, behind `slots` others."""
+        """Return the hot slots of the first `rows` of each table, after `slots` other slots."""
         return cls(rows=rows, start=np.concatenate([[0], np.cumsum(rows)]).astype(np.int64) + slots)
 
     def locate(self, tables: NDArray[np.int32], ids: Ints) -> Ints:
-        """The slot of each (table, id), or -1 where it is not hot."""
+        """Return the slot of each (table, id), or -1 if it is not hot."""
         return np.where(ids < self.rows[tables], self.start[tables] + ids, -1)
 
     def rows_in(self, slots: Ints) -> tuple[Ints, Ints]:
-        """Table and id of what lies in hot slots."""
+        """Return table and id of the row in each hot slot."""
         tables = np.searchsorted(self.start, slots, side="right") - 1
         return tables, slots - self.start[tables]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheLayout:
-    """Where each table's slots lie; arrays have one entry a table."""
+    """Layout of the slots of all tables; arrays have one entry per table."""
 
     ways: int
     policy: str
     rows: Ints
-    """Rows of the table."""
+    """Number of rows of the table."""
     first_row: Ints
-    """Where the table's rows start in the group's store."""
+    """First row of the table in the group's store."""
     slot_start: Ints
     """``[T + 1]``."""
     sets: Ints
     overflow_sets: Ints
     """Sets of the overflow area, which follows the cache sets."""
     noise: RowNoise
-    """What initial weights and rounding are functions of."""
+    """Keys of initial weights and rounding noise."""
     bound: NDArray[np.float32]
     """Initial weights are uniform in +-bound."""
     hot: HotSlots | None = None
-    """Rows that no set holds; by default none."""
+    """Rows with permanent slots; by default none."""
 
     @property
     def slots(self) -> int:
-        """S, without those of hot rows."""
+        """S, without the slots of hot rows."""
         return int(self.slot_start[-1])
 
     @cached_property
     def hot_slots(self) -> HotSlots:
-        """`hot`, or none of any table."""
+        """`hot`, or an object without hot rows."""
         return self.hot or HotSlots.of(np.zeros(len(self.rows), dtype=np.int64), self.slots)
 
     @cached_property
     def places(self) -> tuple[Any, ...]:
-        """`cpu.Places` as kernels take it."""
+        """Arguments of `cpu.Places`."""
         hot = self.hot_slots
         return (
             self.rows, hot.rows, hot.start[:-1] - self.slot_start[:-1], self.slot_start, self.sets,
@@ -94,23 +94,22 @@ class CacheLayout:
 
 @dataclass(frozen=True)
 class CacheState:
-    """What the slots hold. `counts` has one entry unless the policy counts.
+    """Contents of the slots. `counts` has one entry unless the policy counts uses.
 
-    The stamp of a slot is that of the last batch that used it, or emptied it: what was not stamped since a checkpoint
-    is as the checkpoint has it.
-
-    Arrays have `lanes.PADDING` entries behind the last slot: searches read them, and missing rows touch the last one.
+    The stamp of a slot is that of the last batch that used or emptied it: a slot that was not stamped since a
+    checkpoint is unchanged. Arrays have `lanes.PADDING` entries after the last slot, which searches read; lookups of
+    missing rows touch the last entry.
     """
 
     tags: NDArray[np.int32]
     stamps: NDArray[np.int32]
     counts: NDArray[np.uint32]
     reach: Ints
-    """Of each table: sets of the overflow area that one of its rows may lie in; 0 when the area is empty."""
+    """Number of overflow sets per table that a lookup must search; 0 if the overflow area is empty."""
 
     @classmethod
     def empty(cls, layout: CacheLayout) -> CacheState:
-        """All slots free; a stamp of -1 is older than any batch."""
+        """Return the state with all slots free; a stamp of -1 is older than any batch."""
         tags, stamps = (allocate(layout.slots + PADDING).view(np.int32) for _ in range(2))
         stamps.fill(-1)
         return cls(
@@ -140,18 +139,18 @@ class Moves:
 
 @dataclass(kw_only=True)
 class Staging:
-    """How far the staging of a batch has come.
+    """Result of staging a batch.
 
     Parameters
     ----------
     rows_in, victims, released : ndarray
-        ``[T]`` rows that come in, how many of them take the slot of another row, and rows that leave the overflow area.
+        ``[T]`` number of rows to fetch, of rows evicted for them, and of rows removed from the overflow area.
     stuck : ndarray
-        ``[T]`` ids that found no room; once the others are where they should be, stage again with a later horizon.
+        ``[T]`` number of ids without room; after the other moves are done, stage again with a later horizon.
     reach : ndarray
-        ``[T]`` `CacheState.reach` as it was before.
+        ``[T]`` `CacheState.reach` before staging.
     bad : int
-        Place in the batch's values of an id outside its table, or -1. Nothing of that table moves; others may.
+        Index in the batch's values of an id outside its table, or -1. Rows of that table do not move; others may.
     """
 
     rows_in: Ints
@@ -163,22 +162,22 @@ class Staging:
 
     @property
     def rows_out(self) -> int:
-        """Rows that go out of all tables."""
+        """Number of rows to write back, of all tables."""
         return int(self.victims.sum() + self.released.sum())
 
 
 @dataclass
 class StageWorkspace:
-    """Lists of one batch; grow to the largest met."""
+    """Lists of one batch, which grow to the largest batch."""
 
     arrays: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     room: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Tables, those with the most lookups first."""
+    """Tables in descending order of lookups."""
     _planned: bytes = b""
 
     def prepare(self, lookups: Ints, layout: CacheLayout) -> dict[str, NDArray[np.int64]]:
-        """Lists with room for every lookup and every overflow slot of each table."""
+        """Return lists with room for every lookup and every overflow slot of each table."""
         if lookups.tobytes() == self._planned:
             return self.arrays
         self._planned = lookups.tobytes()
@@ -202,10 +201,10 @@ def stage(
     horizon: int,
     workspace: StageWorkspace,
 ) -> Staging:
-    """Give every id of the batch a slot and write it, relative to its table's first slot, to `out`; -1 without room.
+    """Assign a slot to every id of the batch; `out` gets it relative to the table's first slot, or -1 without room.
 
-    A slot is given up only when its stamp is below `horizon`: with lookahead k, ``batch - k``. What comes in and goes
-    out follows from the sequence of batches and horizons alone. `undo` takes it back as long as nothing has moved.
+    A slot is reused only if its stamp is below `horizon`: with lookahead k, ``batch - k``. Moves follow from the
+    sequence of batches and horizons only. `undo` reverts the assignment as long as nothing has moved.
     """
     tables = len(layout.sets)
     none = np.zeros((4, tables), dtype=np.int64)
@@ -224,34 +223,34 @@ def stage(
 
 
 def undo(state: CacheState, staging: Staging, workspace: StageWorkspace) -> None:
-    """Let every slot hold the row again that it held before `stage`, of which nothing has moved yet.
+    """Restore the row of every slot as before `stage`, if nothing has moved yet.
 
-    Stamps stay, so a row that would have gone may stay a batch longer than if it had not been tried.
+    Stamps are not restored, so a row may stay in its slot one batch longer than without the attempt.
     """
     lists = workspace.arrays
     for table, first in enumerate(workspace.room[:-1]):
-        came = slice(first, first + staging.rows_in[table])
-        left = slice(first, first + staging.released[table])
-        # A row may have come into a slot of the overflow area that another had just left.
-        state.tags[lists["in_slot"][came]] = lists["in_victim"][came] + 1
-        state.tags[lists["out_slot"][left]] = lists["out_row"][left] + 1
+        fetched = slice(first, first + staging.rows_in[table])
+        released = slice(first, first + staging.released[table])
+        # In this order: a fetched row may be in a slot of the overflow area that was just released.
+        state.tags[lists["in_slot"][fetched]] = lists["in_victim"][fetched] + 1
+        state.tags[lists["out_slot"][released]] = lists["out_row"][released] + 1
     state.reach[:] = staging.reach
 
 
 def released(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -> Moves:
-    """Rows that leave the overflow area; to be written before any row comes in."""
+    """Return the rows released from the overflow area, which must be written back before rows are fetched."""
     return _moves(layout, workspace, staging.released.sum(), ("out_row", "out_slot", staging.released))
 
 
 def moves(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -> tuple[Moves, Moves]:
-    """All rows that go out, to be written first, and all that come in."""
+    """Return all rows to write back, which must be done first, and all rows to fetch."""
     victims = ("in_victim", "in_slot", staging.rows_in)
     outgoing = _moves(layout, workspace, staging.rows_out, ("out_row", "out_slot", staging.released), victims)
     return outgoing, _moves(layout, workspace, staging.rows_in.sum(), ("in_row", "in_slot", staging.rows_in))
 
 
 def _moves(layout: CacheLayout, workspace: StageWorkspace, total: int, *lists: tuple[str, str, Ints]) -> Moves:
-    found = Moves(
+    moves = Moves(
         rows=np.empty(total, dtype=np.int64),
         slots=np.empty(total, dtype=np.int64),
         tables=np.empty(total, dtype=np.int32),
@@ -261,18 +260,18 @@ def _moves(layout: CacheLayout, workspace: StageWorkspace, total: int, *lists: t
     for rows, slots, count in lists:
         done = cpu.compact(
             workspace.room, count, (workspace.arrays[rows], workspace.arrays[slots]), layout.first_row,
-            tuple(layout.noise), done, (found.rows, found.slots, found.tables, found.keys),
+            tuple(layout.noise), done, (moves.rows, moves.slots, moves.tables, moves.keys),
         )  # fmt: skip
-    return found
+    return moves
 
 
 def row_keys(layout: CacheLayout, tables: NDArray[np.int32], ids: Ints) -> NDArray[np.uint64]:
-    """Key of the noise of each (table, id): a function of seed, table name and id."""
+    """Return the noise key of each (table, id): a function of seed, table name and id."""
     return cpu.row_keys(tuple(layout.noise), tables, ids)  # type: ignore[no-any-return]
 
 
 def locate(layout: CacheLayout, state: CacheState, tables: NDArray[np.int32], ids: Ints) -> Ints:
-    """The slot of each (table, id), or -1 where it is not resident; changes nothing."""
+    """Return the slot of each (table, id), or -1 if it is not resident; stamps do not change."""
     out = np.empty(len(ids), dtype=np.int64)
     places = layout.slot_start, layout.sets, layout.overflow_sets, layout.ways
     cpu.locate(ids, tables, places, state.reach, state.tags, out)
@@ -286,12 +285,12 @@ def initialize(
     level: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]],
     width: int,
 ) -> None:
-    """Initial values in the slots of rows that were never written: those that `kernels.random.fill_uniform` gives.
+    """Write initial values, as `kernels.random.fill_uniform`, to the slots of rows that were never written.
 
     Parameters
     ----------
     level : tuple of ndarray
-        Weights, row state, full state and clocks of all slots; what is not kept is empty.
+        Weights, row state, full state and clocks of all slots; arrays of unused state are empty.
     """
     weights, full_state = level[0], level[2]
     cpu.initialize(

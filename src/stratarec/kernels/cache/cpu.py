@@ -1,12 +1,12 @@
-"""Numba bodies of the row cache: find rows among the slots, choose victims, bring in what is missing.
+"""Numba kernels of the row cache: find rows in slots, choose victims, assign slots to missing rows.
 
-Table t owns slots ``[slot_start[t], slot_start[t + 1])``: first ``sets[t]`` sets of W ways, then overflow sets of W
-ways, which take rows whose own set is full of rows in use. A tag is a row's id + 1, 0 when the slot is empty; a stamp
-is that of the last batch that used or emptied the slot. A slot whose stamp is not below the horizon is in use and is
-never a victim.
+Table t has slots ``[slot_start[t], slot_start[t + 1])``: first ``sets[t]`` sets of W ways, then overflow sets of W
+ways for rows whose own set is full of rows in use. A tag is a row's id + 1, or 0 if the slot is empty. A stamp is that
+of the last batch that used or emptied the slot. A slot whose stamp is not below the horizon is in use and never a
+victim.
 
-Hot rows have slots for good: rows below ``hot_rows[t]`` lie, in their order, from slot ``hot[t]`` on, counted from the
-table's first. These slots have neither tag nor stamp.
+Hot rows have permanent slots: rows below ``hot_rows[t]`` are stored in order from slot ``hot[t]`` on, counted from the
+table's first slot. These slots have neither tag nor stamp.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stratarec.kernels.simd.prefetch import prefetch
 
 U = np.uint64
 LRU, LFU, RANK = 0, 1, 2
-# Overflow sets that a row may lie in: enough that a row finds room while the area as a whole has some.
+# Overflow sets that are searched for a row: enough that a row finds room while the area has some.
 PROBES = 16
 # Lookups ahead of the one in use whose set is prefetched.
 AHEAD = 16
@@ -33,7 +33,7 @@ LINE = 16
 
 
 class Lookups(NamedTuple):
-    """A batch, the place of each feature among its keys, and the features of each table."""
+    """A batch, the position of each feature in its keys, and the features of each table."""
 
     bags: Bags
     key: NDArray[np.int64]
@@ -42,7 +42,7 @@ class Lookups(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the slots of each table and of its hot rows lie; arrays have one entry a table."""
+    """Slots of each table and of its hot rows; arrays have one entry per table."""
 
     rows: NDArray[np.int64]
     hot_rows: NDArray[np.int64]
@@ -55,7 +55,7 @@ class Places(NamedTuple):
 
 
 class Area(NamedTuple):
-    """The slots of one table: its first one, its sets, and the overflow sets behind them."""
+    """The slots of one table: first slot, sets, and the overflow sets after them."""
 
     start: int
     sets: int
@@ -64,7 +64,7 @@ class Area(NamedTuple):
 
 
 class State(NamedTuple):
-    """What slots hold: `CacheState`."""
+    """Contents of slots, as `CacheState`."""
 
     tags: NDArray[np.int32]
     stamps: NDArray[np.int32]
@@ -72,17 +72,17 @@ class State(NamedTuple):
     reach: NDArray[np.int64]
 
 
-# Stamps against a horizon, not counters of pins that a backward pass releases: with those, what may go, and so
-# rounding, depended on how far a batch had come.
+# Stamps with a horizon instead of pins that a backward pass releases: with pins, evictions, and therefore rounding,
+# depended on the progress of batches.
 class BatchStamps(NamedTuple):
-    """The stamp of the batch, and the first stamp of slots that are in use."""
+    """Stamp of the batch, and the first stamp of slots in use."""
 
     batch: int
     horizon: int
 
 
 class StageLists(NamedTuple):
-    """What moves. Those of table t start at ``room[t]``; tables are taken in `order`, the longest first."""
+    """Lists of moves. Entries of table t start at ``room[t]``; tables are processed in `order`, the largest first."""
 
     room: NDArray[np.int64]
     order: NDArray[np.int64]
@@ -95,7 +95,7 @@ class StageLists(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """One table's share of the lists of rows that come in."""
+    """One table's part of the lists of rows to fetch."""
 
     row: NDArray[np.int64]
     slot: NDArray[np.int64]
@@ -103,7 +103,7 @@ class Arrivals(NamedTuple):
 
 
 class Found(NamedTuple):
-    """`Staging`, and the place of a bad id of each table or -1."""
+    """Results as in `Staging`, and the index of an invalid id of each table or -1."""
 
     rows_in: NDArray[np.int64]
     victims: NDArray[np.int64]
@@ -114,19 +114,19 @@ class Found(NamedTuple):
 
 @njit(**BODY)
 def area_of(places, t):
-    """The slots of table t."""
+    """Return the slots of table t."""
     return Area(places.slot_start[t], places.sets[t], places.overflow_sets[t], places.ways)
 
 
 @njit(**BODY)
 def spread(row, sets):
-    """The set of a row: Fibonacci hashing spreads consecutive ids, the popular ones of a ranked table, evenly."""
+    """Return the set of a row: Fibonacci hashing spreads consecutive ids, the popular ones of a table, evenly."""
     return (((U(row) * U(0x9E3779B1)) & U(0xFFFFFFFF)) * U(sets)) >> U(32)
 
 
 @njit(**BODY)
 def spread_overflow(row, sets):
-    """The first overflow set of a row; independent of `spread`."""
+    """Return the first overflow set of a row, independent of `spread`."""
     return ((mix(U(row) + GOLDEN) >> U(32)) * U(sets)) >> U(32)
 
 
@@ -139,7 +139,7 @@ def prefetch_set(tags, stamps, first, ways):
 
 @njit(**BODY)
 def find_way(tags, first, ways, tag):
-    """The way of `tag` in the set whose first slot is `first`, plus 1; 0 when it is absent."""
+    """Return the way of `tag` in the set whose first slot is `first`, plus 1; 0 if it is absent."""
     way = find_equal(tags, first, tag)
     block = U(LANES)
     while block < U(ways) and way == block:
@@ -150,7 +150,7 @@ def find_way(tags, first, ways, tag):
 
 @njit(**BODY)
 def find_overflow(tags, first, sets, ways, row, reach):
-    """The slot of `row` in the first `reach` sets that it may have of the overflow area at slot `first`, or -1."""
+    """Return the slot of `row` in the first `reach` of its sets in the overflow area at slot `first`, or -1."""
     home = spread_overflow(row, sets)
     for probe in range(U(reach)):
         start = U(first) + (home + probe) % U(sets) * U(ways)
@@ -162,7 +162,7 @@ def find_overflow(tags, first, sets, ways, row, reach):
 
 @njit(**BODY)
 def find_slot(tags, area, row, reach):
-    """The slot of `row` in its table's area, or -1; overflow sets beyond `reach` hold none of the table's rows."""
+    """Return the slot of `row` in its table's area, or -1; overflow sets beyond `reach` have none of its rows."""
     first = U(area.start) + spread(row, area.sets) * U(area.ways)
     way = find_way(tags, first, area.ways, np.int32(row + 1))
     slot = np.int64(first) + way - 1 if way else np.int64(-1)
@@ -173,7 +173,7 @@ def find_slot(tags, area, row, reach):
 
 @njit(**BODY)
 def oldest(stamps, first, ways, horizon):
-    """The slot of the set at `first` with the least stamp, or -1 when that is in use."""
+    """Return the slot of the set at `first` with the smallest stamp, or -1 if that slot is in use."""
     stamp = least(stamps, first, U(ways))
     for block in range(U(LANES), U(ways), U(LANES)):
         stamp = min(stamp, least(stamps, first + block, U(ways) - block))
@@ -182,9 +182,9 @@ def oldest(stamps, first, ways, horizon):
 
 @njit(**BODY)
 def victim(state, first, ways, policy, horizon):
-    """The slot to give up in the set at `first`: an empty one, else the policy's choice of those not in use, or -1.
+    """Return the slot to use in the set at `first`: an empty one, else the policy's choice of unused ones, or -1.
 
-    Ties go to the lower way, so the choice is a function of the set's content alone.
+    Ties are resolved to the lower way, so the choice is a function of the contents of the set.
     """
     empty = find_way(state.tags, U(first), ways, np.int32(0))
     if empty:
@@ -208,21 +208,21 @@ def victim(state, first, ways, policy, horizon):
 
 @njit(**BODY)
 def touch(slot, batch, state, policy):
-    """Note that `batch` uses the slot."""
+    """Record that `batch` uses the slot."""
     if policy == LFU:
-        # Once a batch, however often it looks the row up: else one batch full of an id would keep its row for long.
+        # Once per batch, however often it looks up the row: else one batch full of an id would keep its row for long.
         state.counts[slot] += np.uint32(state.stamps[slot] != batch and state.counts[slot] < np.uint32(0xFFFFFFFF))
     state.stamps[slot] = batch
 
 
 @njit(**BODY)
 def find_rows(t, lookups, places, area, state, batch, out, pending):
-    """Translate one table's ids into slots where they are resident; the places of the others go to `pending`.
+    """Translate one table's ids to slots if they are resident; add the indices of others to `pending`.
 
-    Returns (number pending, place of a bad id or -1).
+    Returns (number pending, index of an invalid id or -1).
     """
     misses, bags = 0, lookups.bags
-    # Read once: to the compiler what is stored below might change them.
+    # Read once: the compiler assumes that the stores below may change them.
     limit, hot_rows, hot, reach = places.rows[t], places.hot_rows[t], places.hot[t], state.reach[t]
     for f in lookups.table_features[lookups.table_start[t] : lookups.table_start[t + 1]]:
         begin, end = span(bags, lookups.key[f])
@@ -247,7 +247,7 @@ def find_rows(t, lookups, places, area, state, batch, out, pending):
 
 @njit(**BODY)
 def release_overflow(area, state, stamps, out_row, out_slot, listed):
-    """Empty the overflow slots that are no longer in use, adding to a list. Returns (listed, whether any row stays)."""
+    """Empty the overflow slots that are not in use and list their rows; return (listed, whether any row stays)."""
     stay = False
     first = area.start + area.sets * area.ways
     for slot in range(U(first), U(first + area.overflow_sets * area.ways)):
@@ -268,7 +268,7 @@ def release_overflow(area, state, stamps, out_row, out_slot, listed):
 
 @njit(**BODY)
 def admit(row, area, state, policy, horizon):
-    """The slot for a missing row, or -1 when every candidate is in use, and how many overflow sets were searched."""
+    """Return the slot for a missing row, or -1 if every candidate is in use, and the overflow sets searched."""
     slot = victim(state, area.start + np.int64(spread(row, area.sets)) * area.ways, area.ways, policy, horizon)
     if slot >= 0:
         return slot, U(0)
@@ -284,9 +284,9 @@ def admit(row, area, state, policy, horizon):
 
 @njit(**BODY)
 def bring_in(pending, values, area, reach, policy, state, stamps, out, arrivals, rows_in):
-    """Give every pending id a slot, adding to the list of rows that come in and the rows whose slots they take.
+    """Assign a slot to every pending id; list the rows to fetch and the rows that they replace.
 
-    Returns (rows in, victims, reach of the overflow area, ids that found no room).
+    Returns (rows in, victims, reach of the overflow area, ids without room).
     """
     stuck, victims, misses = 0, 0, U(len(pending))
     for p in range(misses):
@@ -294,7 +294,7 @@ def bring_in(pending, values, area, reach, policy, state, stamps, out, arrivals,
         prefetch_set(state.tags, state.stamps, U(area.start) + spread(later, area.sets) * U(area.ways), area.ways)
         i = U(pending[p])
         row = values[i]
-        # Again: an id before it in the list may be the same row, which has come in by now.
+        # Searched again: an earlier id in the list may be the same row, which then has a slot by now.
         slot = find_slot(state.tags, area, row, reach)
         if slot < 0:
             slot, searched = admit(row, area, state, policy, stamps.horizon)
@@ -315,11 +315,11 @@ def bring_in(pending, values, area, reach, policy, state, stamps, out, arrivals,
 
 
 @njit(**BODY)
-def stage_tables(member, counter, lookups, places, state, stamps, lists, found, out):
-    """Bring every row of the batch into its table's slots and write slots, relative to the table's first, to `out`.
+def stage_tables(member, counter, lookups, places, state, stamps, lists, result, out):
+    """Assign slots to every row of the batch and write them, relative to the table's first slot, to `out`.
 
-    Entries of `found` count what the lists have; ids without room are `stuck`, and nothing of a table with a bad id
-    moves.
+    `result` receives the lengths of the lists; ids without room are `stuck`. Rows of a table with an invalid id do not
+    move.
     """
     while True:
         task = take(counter)
@@ -328,40 +328,40 @@ def stage_tables(member, counter, lookups, places, state, stamps, lists, found, 
         # The longest first: begun last it would keep the whole team waiting.
         t = lists.order[U(task)]
         area, begin, end = area_of(places, t), lists.room[t], lists.room[t + 1]
-        # The distinct ids are not found first: a repeated one finds the row that the first brought in.
+        # Ids are not deduplicated first: a repeated id finds the row that its first occurrence fetched.
         waiting = lists.pending[begin:end]
-        misses, found.bad[t] = find_rows(t, lookups, places, area, state, stamps.batch, out, waiting)
-        if found.bad[t] >= 0:
+        misses, result.bad[t] = find_rows(t, lookups, places, area, state, stamps.batch, out, waiting)
+        if result.bad[t] >= 0:
             continue
         if state.reach[t]:
-            found.released[t], stay = release_overflow(
-                area, state, stamps, lists.out_row[begin:end], lists.out_slot[begin:end], found.released[t]
+            result.released[t], stay = release_overflow(
+                area, state, stamps, lists.out_row[begin:end], lists.out_slot[begin:end], result.released[t]
             )
             state.reach[t] *= stay
         arrivals = Arrivals(lists.in_row[begin:end], lists.in_slot[begin:end], lists.in_victim[begin:end])
-        found.rows_in[t], replaced, state.reach[t], found.stuck[t] = bring_in(
+        result.rows_in[t], replaced, state.reach[t], result.stuck[t] = bring_in(
             waiting[:misses], lookups.bags.values, area, state.reach[t], places.policy, state, stamps, out, arrivals,
-            found.rows_in[t],
+            result.rows_in[t],
         )  # fmt: skip
-        found.victims[t] += replaced
+        result.victims[t] += replaced
 
 
 @njit(nogil=True, cache=True)
-def stage(team, lookups, places, state, stamps, lists, found, out):
-    """`stage_tables` by a team. Plain tuples come in: unpacking a named one takes twice as long."""
+def stage(team, lookups, places, state, stamps, lists, result, out):
+    """Run `stage_tables` with a team. Arguments are plain tuples: unpacking a named tuple takes twice as long."""
     bags, key, table_start, table_features = lookups
-    given = (
+    arguments = (
         np.zeros(1, np.int64), Lookups(Bags(*bags), key, table_start, table_features), Places(*places), State(*state),
-        BatchStamps(*stamps), StageLists(*lists), Found(*found), out,
+        BatchStamps(*stamps), StageLists(*lists), Found(*result), out,
     )  # fmt: skip
-    run_team(team, stage_tables, given)
+    run_team(team, stage_tables, arguments)
 
 
 @njit(nogil=True, cache=True)
 def compact(room, count, lists, first_row, noise, total, moves):
     """Add the tables' `lists`, rows and slots, to `total` entries of `moves`: row in the group, slot, table, noise key.
 
-    Rows below 0 are left out. Returns the number of entries.
+    Rows below 0 are skipped. Returns the number of entries.
     """
     total = U(total)
     row, slot = lists
@@ -380,7 +380,7 @@ def compact(room, count, lists, first_row, noise, total, moves):
 
 @njit(**BODY)
 def initialize_row(slot, key, bound, slots, D, full):
-    """Uniform weights in +-bound and zeros for state and clock; `full` is how many floats its weights' state has."""
+    """Write uniform weights in +-bound and zeros for state and clock; `full` is the number of floats of full state."""
     weights, row_state, full_state, clock = slots
     for d in range(D):
         weights[slot * D + d] = -bound + (bound + bound) * unit(key, d)
@@ -407,7 +407,7 @@ def initialize(moves, absent, bounds, slots, width, full, chunks):
 
 @njit(nogil=True, cache=True)
 def locate(row, tables, places, reach, tags, out):
-    """The slot of each (table, row), or -1; changes nothing. `places` are first slot, sets, overflow sets and ways."""
+    """Find the slot of each (table, row), or -1. `places` are first slot, sets, overflow sets and ways."""
     slot_start, sets, overflow_sets, ways = places
     for i in range(U(len(row))):
         t = U(tables[i])
@@ -416,7 +416,7 @@ def locate(row, tables, places, reach, tags, out):
 
 @njit(nogil=True, cache=True)
 def row_keys(noise, tables, ids):
-    """The key of the noise of each (table, id), as `compact` gives it."""
+    """Return the noise key of each (table, id), as in `compact`."""
     out = np.empty(len(ids), dtype=np.uint64)
     for i in range(U(len(ids))):
         out[i] = key_of(noise, U(tables[i]), ids[i])

@@ -17,7 +17,7 @@ def _mix(state: int) -> int:
 
 @dataclass
 class Slot:
-    """One slot of level 0; `row` is -1 when it is free."""
+    """One slot of level 0; `row` is -1 if it is free."""
 
     row: int = -1
     stamp: int = -1
@@ -38,7 +38,7 @@ class TableCache:
         self.slots = [Slot() for _ in range((self.sets + self.overflow_sets) * self.ways)]
 
     def stage(self, ids: list[int], batch: int, horizon: int) -> tuple[list[int], list[int], list[int]]:
-        """Slots of `ids` (-1: no room), rows that came in, rows that went out, each in order."""
+        """Return slots of `ids` (-1: no room), rows fetched, and rows evicted, each in order."""
         rows_in, rows_out, missing = list[int](), list[int](), list[int]()
         for row in ids:
             place = self._find(row)
@@ -71,19 +71,19 @@ class TableCache:
         return range(first, first + self.ways), [range(start, start + self.ways) for start in starts]
 
     def _find(self, row: int) -> int:
-        own, overflow = self._candidates(row)
-        for places in (own, *overflow):
+        regular, overflow = self._candidates(row)
+        for places in (regular, *overflow):
             for place in places:
                 if self.slots[place].row == row:
                     return place
         return -1
 
     def _room(self, row: int, horizon: int) -> int:
-        own, overflow = self._candidates(row)
-        for place in own:
+        regular, overflow = self._candidates(row)
+        for place in regular:
             if self.slots[place].row < 0:
                 return place
-        free = [place for place in own if self.slots[place].stamp < horizon]
+        free = [place for place in regular if self.slots[place].stamp < horizon]
         if free:
             return min(free, key=lambda place: self._rank(self.slots[place]))
         for places in overflow:
@@ -93,7 +93,7 @@ class TableCache:
         return -1
 
     def _rank(self, slot: Slot) -> tuple[int, int]:
-        """The least goes first."""
+        """Return the eviction order: the smallest is first."""
         if self.policy == "rank":
             return -slot.row, 0
         return (slot.count if self.policy == "lfu" else 0), slot.stamp

@@ -1,6 +1,6 @@
-"""Rows that go home and rows that come in, in one pass over the slots, where records are addressable memory.
+"""Write back evicted rows and fetch the rows that replace them, in one pass, for records in addressable memory.
 
-The plain form of it is `kernels.codec.encode` of the victims, then `kernels.codec.decode` and
+The equivalent in separate steps is `kernels.codec.encode` of the victims, then `kernels.codec.decode` and
 `kernels.cache.initialize` of the rows that take their slots.
 """
 
@@ -28,21 +28,21 @@ def swap(
     home: tuple[Bytes, ...],
     write: int,
 ) -> tuple[int, int] | None:
-    """Move what `kernels.cache.stage` listed as coming in, and the victims of it.
+    """Swap the rows that `kernels.cache.stage` listed: write back each victim and read the row that replaces it.
 
     Parameters
     ----------
     slots : tuple of ndarray
         Weights, row state, full state and clocks of level 0.
     home : tuple of ndarray
-        Records ``[R, record_bytes]`` and the bits of rows that were written, and of those that changed.
+        Records ``[R, record_bytes]``, and the bits of written rows and of changed rows.
     write : int
         As for `kernels.codec.encode`.
 
     Returns
     -------
     tuple of int or None
-        Table and row of a victim that the codec cannot hold.
+        Table and row of a victim that the codec cannot represent.
     """
     records, written, changed = home
     arrays = workspace.arrays

@@ -1,7 +1,7 @@
-"""Numba bodies of the swap: a row goes home and the one that takes its slot comes in, slot by slot.
+"""Numba kernels of the swap: write back a slot's row and read the row that replaces it, slot by slot.
 
-A slot is in the first cache once for both, and nothing is listed, counted or marked apart. No row comes in and goes out
-in the same batch, so entries are independent of each other.
+A slot is in the L1 cache once for both, and there are no separate passes for lists, counts or marks. No row is fetched
+and evicted in the same batch, so entries are independent.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from stratarec.kernels.simd.prefetch import prefetch
 U = np.uint64
 # Entries ahead of the one in use.
 AHEAD = 12
-# Entries that a member takes at a time: few enough for threads to end together, enough that the first rows of a piece,
-# not prefetched early, do not count.
+# Entries that a thread processes at a time: few enough for threads to end together, enough that the first rows of a
+# piece, which are prefetched late, do not matter.
 PIECE_ROWS = 128
 
 
 class SwapLists(NamedTuple):
-    """The rows that come in: those of table t are ``count[t]`` entries from ``room[t]`` on, dealt out in pieces."""
+    """Rows to fetch: table t has ``count[t]`` entries from ``room[t]`` on, processed in pieces."""
 
     room: NDArray[np.int64]
     count: NDArray[np.int64]
@@ -38,7 +38,7 @@ class SwapLists(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What rows of each table are: the first of the group, key of the noise, bound of initial weights."""
+    """Properties of each table's rows: first row in the group, noise keys, bound of initial weights."""
 
     first: NDArray[np.int64]
     noise: tuple
@@ -50,7 +50,7 @@ def prefetch_swap(form, slots, home, slot, row, victim):
     records, written, changed = home
     size = U(form.record_bytes)
     prefetch_slot(form, slots, U(slot))
-    # Of the 165 ns that a cold row costs, 47 are for its lines.
+    # Of the 165 ns of a cold row, 47 are for the cache lines of its record.
     prefetch_lines(records, U(row) * size, size, U(64))
     prefetch(written, row >> 3)
     if victim >= 0:
@@ -59,21 +59,21 @@ def prefetch_swap(form, slots, home, slot, row, victim):
         prefetch(changed, victim >> 3)
 
 
-# Lists, encoding, marking and decoding in passes of their own took 11.9 ms for 41,600 rows; this takes 6.2.
+# Separate passes for lists, encoding, marking and decoding took 11.9 ms for 41,600 rows; this takes 6.2.
 @njit(**BODY)
 def swap_row(form, slots, home, t, rows, entry, write_key):
-    """Send the victim home, if there is one, and bring the row in; returns whether the codec can hold the victim.
+    """Write back the victim, if there is one, and read the row; return whether the codec can represent the victim.
 
     `entry` is slot, row and victim.
     """
     records, written, changed = home
     slot, row, victim = entry
-    size, held = U(form.record_bytes), True
-    # The victim first: its floats lie where those of the row come to lie.
+    size, valid = U(form.record_bytes), True
+    # The victim first: the row overwrites its floats.
     if victim >= 0:
         place = U(rows.first[t] + victim)
-        held = encode_row(form, slots, slot, records, place * size, key_of(rows.noise, t, victim), write_key)
-        # Atomically: rows of two members may share a byte.
+        valid = encode_row(form, slots, slot, records, place * size, key_of(rows.noise, t, victim), write_key)
+        # Atomically: rows of two threads may share a byte.
         set_bit(written, place)
         set_bit(changed, place)
     place = U(rows.first[t] + row)
@@ -82,12 +82,12 @@ def swap_row(form, slots, home, t, rows, entry, write_key):
     else:
         D, full = U(form.width), U(form.full_state) * U(form.width)
         initialize_row(slot, key_of(rows.noise, t, row), rows.bound[t], slots, D, full)
-    return held
+    return valid
 
 
 @njit(**BODY)
 def swap_pieces(member, counter, form, slots, home, lists, pieces, rows, write, refused):
-    """Take pieces of the tables' lists; table t has those from ``pieces[t]`` on. `refused` has one entry a piece."""
+    """Process pieces of the tables' lists; table t's begin at ``pieces[t]``. `refused` has one entry per piece."""
     write_key = write_key_of(write)
     while True:
         piece = take(counter)
@@ -111,16 +111,16 @@ def swap_pieces(member, counter, form, slots, home, lists, pieces, rows, write, 
 
 @njit(nogil=True, cache=True)
 def swap(team, form, slots, home, lists, rows, write):
-    """All lists; returns the first entry whose victim the codec cannot hold, or -1."""
+    """Process all lists; return the first entry whose victim the codec cannot represent, or -1."""
     lists = SwapLists(*lists)
     count = lists.count
     pieces = np.zeros(len(count) + 1, np.int64)
     for t in range(len(count)):
         pieces[t + 1] = pieces[t] + (count[t] + PIECE_ROWS - 1) // PIECE_ROWS
-    # One entry a piece, not one for all: which is the first does not depend on who comes first.
+    # One entry per piece: the result does not depend on the timing of threads.
     refused = np.full(pieces[-1], -1)
-    given = (np.zeros(1, np.int64), form, slots, home, lists, pieces, Rows(*rows), write, refused)
-    run_team(team, swap_pieces, given)
+    arguments = (np.zeros(1, np.int64), form, slots, home, lists, pieces, Rows(*rows), write, refused)
+    run_team(team, swap_pieces, arguments)
     for entry in refused:
         if entry >= 0:
             return entry

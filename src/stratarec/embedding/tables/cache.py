@@ -1,0 +1,540 @@
+"""The cache of a table group: a directory of rows in slots, movers between slots and home, and saved slots.
+
+The cache of each table is set-associative, with a tag and a stamp of 4 bytes per slot. A row is in its slot or in its
+record, never in both: a resident row was fetched to be trained and is written back when its slot is needed, so there is
+no dirty bit. One set in sixteen belongs to an overflow area with another hash, for rows whose own set is full of rows
+in use. Hot rows have permanent slots after all caches of the group. Two comparisons show whether an id is hot, and its
+slot follows from the id, so hot rows need neither tag nor stamp.
+
+The `Directory` decides what moves, and a `Mover` moves it, in two parts. The first part can be undone: records are
+written to the home and read from it, and no slot has changed. The second part writes slots; an interrupt there loses
+rows, which the health of the collection records. If records are addressable memory (dram, mapped) that slots can be
+swapped with, rows are moved in one pass. If records are in files or slots are on another device, rows are encoded,
+written, read and decoded, one batch at a time.
+
+A slot record in a checkpoint is ``[row int64, stamp int32, count uint32, float32 row]``; a slot that was emptied has
+row -1. The slots that changed since the last checkpoint follow from their stamps, so training sets no marks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.slots import Records, SlotMemory
+from stratarec.embedding.stores.base import RecordStore
+from stratarec.embedding.stores.row_files import DeltaChain, read_rows, verify_file
+from stratarec.embedding.tiers import TableTier, cache_sets
+from stratarec.errors import CheckpointError, ConfigError, TrainingError
+from stratarec.io.atomic import make_directory
+from stratarec.kernels import cache as kernel
+from stratarec.kernels.bags import BagBatch, GroupLayout
+from stratarec.kernels.random import RowNoise, table_key
+
+MAX_ROWS = 2**31 - 2
+"""A tag is a row's number plus one in an int32."""
+_CHUNK_SLOTS = 1 << 19
+
+
+class Directory:
+    """The slots of a group of tables and the rows in them.
+
+    Parameters
+    ----------
+    configs : sequence of EmbeddingBagConfig
+        The tables, in the order of their rows in the group.
+    tiers : mapping of str to TableTier
+        Cache size of each table.
+    policy, ways : str, int
+        As in `TierConfig`.
+    seed : int
+        Seed of initial weights and rounding noise.
+
+    Raises
+    ------
+    ConfigError
+        For a table with more rows, or a cache with more slots, than tags and slot numbers can address.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[EmbeddingBagConfig],
+        tiers: Mapping[str, TableTier],
+        *,
+        policy: str,
+        ways: int,
+        seed: int,
+    ) -> None:
+        rows = np.array([table.num_embeddings for table in configs], dtype=np.int64)
+        shapes = np.array([cache_sets(tiers[table.name].cache_rows, ways) for table in configs], dtype=np.int64)
+        hot = np.array([tiers[table.name].hot_rows for table in configs], dtype=np.int64)
+        for table, sets, many in zip(configs, shapes.sum(axis=1).tolist(), hot.tolist(), strict=True):
+            _check_size(table, sets * ways, many)
+        # Tables are contiguous, each with its sets and then its overflow sets.
+        slots = int(shapes.sum()) * ways
+        self.layout = kernel.CacheLayout(
+            ways=ways,
+            policy=policy,
+            rows=rows,
+            first_row=np.cumsum(rows) - rows,
+            slot_start=np.cumsum([0, *(shapes.sum(axis=1) * ways)]).astype(np.int64),
+            sets=shapes[:, 0].copy(),
+            overflow_sets=shapes[:, 1].copy(),
+            noise=RowNoise.of(
+                [table_key(seed, table.name) for table in configs],
+                [table.numbering.first for table in configs],
+                [table.numbering.stride for table in configs],
+            ),
+            bound=np.array([table.bound for table in configs], dtype=np.float32),
+            hot=kernel.HotSlots.of(hot, slots) if hot.any() else None,
+        )
+        self.state = kernel.CacheState.empty(self.layout)
+        self.workspace = kernel.StageWorkspace()
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Parameters that determine the possible slots of each row, as JSON."""
+        layout = self.layout
+        sets = [
+            [int(regular), int(overflow)] for regular, overflow in zip(layout.sets, layout.overflow_sets, strict=True)
+        ]
+        shape = {"ways": layout.ways, "policy": layout.policy, "sets": sets}
+        if layout.hot is not None:
+            shape["hot"] = layout.hot.rows.tolist()
+        return shape
+
+    @property
+    def slots(self) -> int:
+        """Number of all slots; slots of hot rows come last."""
+        return int(self.layout.hot_slots.start[-1])
+
+    @property
+    def hot_slots(self) -> Indices:
+        """Slots of hot rows, in order."""
+        return np.arange(self.layout.slots, self.slots, dtype=np.int64)
+
+    def locate_hot(self, rows: Indices) -> Indices:
+        """Return the slot of each row of the group that is hot, or -1."""
+        tables = self.tables_of(rows)
+        return self.layout.hot_slots.locate(tables, rows - self.layout.first_row[tables])
+
+    def assign(
+        self, group: GroupLayout, bags: BagBatch, out: NDArray[np.int32], stamp: int, horizon: int
+    ) -> kernel.Staging:
+        """Assign a slot to every id of a batch and list the moves that this requires; `undo` reverts it.
+
+        Parameters
+        ----------
+        out : ndarray
+            ``[N]`` int32: receives the slots, relative to their table's first; -1 if there is no room.
+        stamp, horizon : int
+            As `value` and `horizon` of `BatchStamp`.
+        """
+        return kernel.stage(
+            group, self.layout, self.state, bags, out, batch=stamp, horizon=horizon, workspace=self.workspace
+        )  # fmt: skip
+
+    def undo(self, staging: kernel.Staging) -> None:
+        """Revert `assign`, before anything has moved."""
+        kernel.undo(self.state, staging, self.workspace)
+
+    def locate(self, rows: Indices) -> Indices:
+        """Return the slot of each row of the group, or -1 if it is at home."""
+        tables = self.tables_of(rows)
+        return kernel.locate(self.layout, self.state, tables, rows - self.layout.first_row[tables])
+
+    def moves_of(self, rows: Indices, slots: Indices) -> kernel.Moves:
+        """Return the moves of rows of the group into `slots`."""
+        tables = self.tables_of(rows)
+        keys = kernel.row_keys(self.layout, tables, rows - self.layout.first_row[tables])
+        return kernel.Moves(rows=rows, slots=slots, tables=tables, keys=keys)
+
+    def tables_of(self, rows: Indices) -> NDArray[np.int32]:
+        """Return the table of each row of the group."""
+        return (np.searchsorted(self.layout.first_row, rows, side="right") - 1).astype(np.int32)
+
+    # Stamps and tags at rest
+
+    def used(self) -> Iterator[Indices]:
+        """Yield the slots that contain a row, ascending, in chunks."""
+        yield from self._slots_where(self.state.tags, 1)
+        yield from self._hot_chunks()
+
+    def stamped_since(self, stamp: int) -> Iterator[Indices]:
+        """Yield the slots that were used or emptied at `stamp` or later, ascending, in chunks.
+
+        Hot slots have no stamps; all of them are included.
+        """
+        yield from self._slots_where(self.state.stamps, stamp)
+        yield from self._hot_chunks()
+
+    def _hot_chunks(self) -> Iterator[Indices]:
+        for first in range(self.layout.slots, self.slots, _CHUNK_SLOTS):
+            yield np.arange(first, min(first + _CHUNK_SLOTS, self.slots), dtype=np.int64)
+
+    def _slots_where(self, values: NDArray[np.int32], least: int) -> Iterator[Indices]:
+        for first in range(0, self.layout.slots, _CHUNK_SLOTS):
+            chunk = values[first : min(first + _CHUNK_SLOTS, self.layout.slots)]
+            slots = np.flatnonzero(chunk >= least)
+            if len(slots):
+                yield slots + first
+
+    def rows_in(self, slots: Indices) -> Indices:
+        """Return the group's row in each slot, or -1."""
+        rows = np.empty(len(slots), dtype=np.int64)
+        hot = slots >= self.layout.slots
+        tables, ids = self.layout.hot_slots.rows_in(slots[hot])
+        rows[hot] = self.layout.first_row[tables] + ids
+        # Slots of caches only: hot slots come after those of the last table and would be attributed to it.
+        tables = np.searchsorted(self.layout.slot_start, slots[~hot], side="right") - 1
+        tags = self.state.tags[slots[~hot]].astype(np.int64)
+        rows[~hot] = np.where(tags > 0, self.layout.first_row[tables] + tags - 1, -1)
+        return rows
+
+    def stamps_in(self, slots: Indices) -> NDArray[np.int32]:
+        """Return the stamp of each slot; -1 for hot slots."""
+        return self._values_in(self.state.stamps, slots, np.int32(-1))
+
+    def counts_in(self, slots: Indices) -> NDArray[np.uint32]:
+        """Return the use count of each slot's row; 0 for hot rows, and if the policy does not count."""
+        if len(self.state.counts) > 1:
+            return self._values_in(self.state.counts, slots, np.uint32(0))
+        return np.zeros(len(slots), dtype=np.uint32)
+
+    def _values_in(self, values: NDArray[Any], slots: Indices, hot: np.generic) -> NDArray[Any]:
+        # `where` evaluates both sides, so hot slots need a valid index.
+        last = max(self.layout.slots - 1, 0)
+        return np.where(slots < self.layout.slots, values[np.minimum(slots, last)], hot)
+
+    def clear(self) -> None:
+        """Empty every slot."""
+        self.state = kernel.CacheState.empty(self.layout)
+
+    def set_slots(
+        self, slots: Indices, rows: Indices, stamps: NDArray[np.int32], counts: NDArray[np.uint32]
+    ) -> None:  # fmt: skip
+        """Set the rows of the group (-1: none), stamps and counts of `slots`, read from a checkpoint."""
+        state, layout = self.state, self.layout
+        hot = slots >= layout.slots
+        if (self.rows_in(slots[hot]) != rows[hot]).any():
+            raise CheckpointError("hot slots contain rows that do not belong there; use another checkpoint")
+        slots, rows, stamps, counts = slots[~hot], rows[~hot], stamps[~hot], counts[~hot]
+        tables = np.searchsorted(layout.slot_start, slots, side="right") - 1
+        # A tag has 32 bits: a row of another table would become a row of this one.
+        stray = (rows >= 0) & ((rows < layout.first_row[tables]) | (rows >= (layout.first_row + layout.rows)[tables]))
+        if (rows < -1).any() or stray.any():
+            raise CheckpointError("slots contain rows of other tables; use another checkpoint")
+        state.tags[slots] = np.where(rows < 0, 0, rows - layout.first_row[tables] + 1).astype(np.int32)
+        state.stamps[slots] = stamps
+        if len(state.counts) > 1:
+            state.counts[slots] = counts
+        overflow_start = layout.slot_start[:-1] + layout.sets * layout.ways
+        # A lookup searches only as much of the overflow area as may contain rows; the exact extent is not known here.
+        spilled = np.unique(tables[(slots >= overflow_start[tables]) & (rows >= 0)])
+        state.reach[spilled] = np.minimum(layout.overflow_sets, kernel.PROBES)[spilled]
+
+    def fault(self, stamp: int) -> str:
+        """Describe the inconsistency of slots from a checkpoint whose clock is at `stamp`; empty if they are valid."""
+        if len(self.state.stamps) and (self.state.stamps.min() < -1 or self.state.stamps.max() > stamp):
+            return f"stamps of {self.state.stamps.min()} to {self.state.stamps.max()}, expected -1 to {stamp}"
+        for slots in self.used():
+            if (self.locate(self.rows_in(slots)) != slots).any():
+                return "a row is in two slots, or in a slot of another set"
+        return ""
+
+    def shift(self, by: int) -> None:
+        """Subtract `by` from all stamps; older stamps become -1."""
+        stamps = self.state.stamps
+        # Raised before subtracting: the oldest stamps would overflow 32 bits and become the newest.
+        np.maximum(stamps, by - 1, out=stamps)
+        stamps -= np.int32(by)
+
+
+def _check_size(table: EmbeddingBagConfig, slots: int, hot: int) -> None:
+    if hot > table.num_embeddings:
+        raise ConfigError(
+            f"table {table.name!r}: hot_rows is {hot:,}, expected at most its {table.num_embeddings:,} rows"
+        )
+    if table.num_embeddings > MAX_ROWS:
+        raise ConfigError(
+            f"table {table.name!r} has {table.num_embeddings:,} rows; a cached table has at most {MAX_ROWS:,}: split "
+            "it into several tables, or leave it out of the tiers to keep it in level 0"
+        )
+    if slots > MAX_ROWS:
+        raise ConfigError(f"table {table.name!r}: cache_rows is {slots:,}, expected at most {MAX_ROWS:,}")
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Rows that are ready to be decoded into slots: their moves, records, and whether each record exists."""
+
+    incoming: kernel.Moves
+    records: Records
+    present: NDArray[np.bool_]
+
+
+class Mover(ABC):
+    """Moves the rows of a group between slots and their home.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Names of the tables, for errors.
+    directory : Directory
+        Lists the moves.
+    codec, store, memory
+        Rows are floats in `memory` and records of `codec` in `store`.
+    """
+
+    def __init__(
+        self, names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: SlotMemory
+    ) -> None:
+        self._names, self._directory = tuple(names), directory
+        self.codec, self.store, self.memory = codec, store, memory
+        self._buffer = np.zeros((0, codec.record_bytes), dtype=np.uint8)
+
+    @abstractmethod
+    def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
+        """Do the first part of a move, which changes no slot; return the argument of `finish`.
+
+        Raises
+        ------
+        StorageError, TrainingError
+            If the home cannot be read or written, or a row does not fit its codec.
+        """
+
+    @abstractmethod
+    def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
+        """Do the second part of a move, which writes slots.
+
+        Raises
+        ------
+        TrainingError
+            If a row does not fit its codec; some rows are then lost.
+        """
+
+    @abstractmethod
+    def copy(self, moves: kernel.Moves, memory: SlotMemory) -> None:
+        """Decode rows from the home into slots of `memory`; nothing else changes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the staging buffer; 0 for addressable homes."""
+        return self._buffer.nbytes
+
+    def write_rows(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
+        """Encode rows `places` of `source` and write them to the store as `rows`."""
+        keys = self._directory.moves_of(rows, places).keys
+        records = np.zeros((len(rows), self.codec.record_bytes), dtype=np.uint8)
+        bad = self.codec.encode(source, places, records, np.arange(len(rows), dtype=np.int64), keys, write)
+        if bad >= 0:
+            raise self._unfit_row(int(rows[bad]))
+        self.store.write(rows, records)
+
+    def _encode(self, moves: kernel.Moves, records: Records, places: Indices, write: int) -> None:
+        bad = self.memory.encode(self.codec, moves.slots, records, places, moves.keys, write)
+        if bad >= 0:
+            raise self._unfit_row(int(moves.rows[bad]))
+
+    def _place(self, fetched: Fetched, places: Indices, memory: SlotMemory) -> None:
+        """Decode records into slots of `memory`; rows without a record get their initial values."""
+        memory.decode(self.codec, fetched.records, places, fetched.incoming.slots)
+        # A row that was never written has no record: its initial value follows from (seed, table, row).
+        if not fetched.present.all():
+            memory.initialize(self._directory.layout, fetched.incoming, ~fetched.present)
+
+    def _unfit_row(self, group_row: int) -> TrainingError:
+        table = int(self._directory.tables_of(np.array([group_row]))[0])
+        return self._unfit(table, group_row - int(self._directory.layout.first_row[table]))
+
+    def _unfit(self, table: int, row: int) -> TrainingError:
+        return TrainingError(
+            f"table {self._names[table]!r}, row {row}: a weight or its optimizer state is not a finite number that "
+            f"{self.codec.config.kind} can hold; lower the learning rate or give the table a wider precision"
+        )
+
+
+class AddressableHome(Mover):
+    """Mover for stores in addressable memory: it writes a slot's evicted row and reads its new row in one pass."""
+
+    @property
+    def _array(self) -> Records:
+        # Read from the store each time: a reference kept here would keep a closed store's memory alive.
+        array = self.store.array
+        assert array is not None
+        return array
+
+    def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
+        if not staging.released.any():
+            return None
+        # Before `finish`, which may put another row into a slot of the overflow area that is released here.
+        moves = kernel.released(self._directory.layout, staging, self._directory.workspace)
+        self._encode(moves, self._array, moves.rows, write)
+        self.store.mark_written(moves.rows)
+        return None
+
+    def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
+        layout, workspace, bits = self._directory.layout, self._directory.workspace, self.store.bits
+        assert bits is not None
+        refused = self.memory.swap(layout, staging, workspace, self.codec, (self._array, *bits), write)
+        if refused is not None:
+            raise self._unfit(*refused)
+
+    def copy(self, moves: kernel.Moves, memory: SlotMemory) -> None:
+        self._place(Fetched(moves, self._array, self.store.written(moves.rows)), moves.rows, memory)
+
+
+class StoredHome(Mover):
+    """Mover for other stores: records pass through a buffer that grows to the largest batch."""
+
+    def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
+        outgoing, incoming = kernel.moves(self._directory.layout, staging, self._directory.workspace)
+        if len(outgoing):
+            records = self._staging(len(outgoing))
+            self._encode(outgoing, records, np.arange(len(outgoing), dtype=np.int64), write)
+            self.store.write(outgoing.rows, records)
+        # Outgoing records are written first: incoming records reuse the buffer.
+        return self._fetch(incoming, self._staging(len(incoming))) if len(incoming) else None
+
+    def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
+        if fetched is not None:
+            self._place(fetched, np.arange(len(fetched.incoming), dtype=np.int64), self.memory)
+
+    def copy(self, moves: kernel.Moves, memory: SlotMemory) -> None:
+        # A temporary buffer: reading more rows than a batch has must not enlarge the permanent one.
+        records = np.empty((len(moves), self.codec.record_bytes), np.uint8)
+        self._place(self._fetch(moves, records), np.arange(len(moves), dtype=np.int64), memory)
+
+    def _fetch(self, incoming: kernel.Moves, records: Records) -> Fetched:
+        return Fetched(incoming, records, self.store.read(incoming.rows, records))
+
+    def _staging(self, rows: int) -> Records:
+        if len(self._buffer) < rows:
+            self._buffer = np.zeros((rows * 5 // 4, self.codec.record_bytes), dtype=np.uint8)
+        return self._buffer[:rows]
+
+
+def mover_of(
+    names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: SlotMemory
+) -> Mover:
+    """Return the mover for a store and a memory; parameters as those of `Mover`."""
+    addressable = memory.addresses_host and store.array is not None and store.bits is not None
+    kind = AddressableHome if addressable else StoredHome
+    return kind(names, directory, codec, store, memory)
+
+
+_HEAD = np.dtype([("row", "<i8"), ("stamp", "<i4"), ("count", "<u4")])
+_FOLDER = "slots"
+
+
+class SlotRecords:
+    """Saves and restores the contents of a cache's directory and slots, in a chain of files.
+
+    Parameters
+    ----------
+    codec : RecordCodec
+        Codec of the same rows as float32.
+    """
+
+    def __init__(self, directory: Directory, memory: SlotMemory, codec: RecordCodec) -> None:
+        self._directory, self._memory, self._codec = directory, memory, codec
+        self._chain = DeltaChain()
+        self._saved_at = 0
+        self.shape = (directory.slots, _HEAD.itemsize + codec.record_bytes)
+
+    def save(self, directory: Path, previous: Path | None, oldest_stamp: int) -> dict[str, Any]:
+        """Write the slots, or the slots stamped since `previous`, into ``<directory>/slots``; return the manifest."""
+        folder = directory / _FOLDER
+        make_directory(folder)
+        files = self._chain.save(
+            folder,
+            None if previous is None else previous / _FOLDER,
+            self,
+            self._directory.used,
+            lambda: self._directory.stamped_since(self._saved_at),
+        )
+        self._saved_at = oldest_stamp
+        return {"files": files, "record_bytes": self.shape[1]}
+
+    def restore(self, directory: Path, manifest: Mapping[str, Any], stamp: int) -> None:
+        """Fill an empty directory and its slots from the files that `save` wrote."""
+        folder = directory / _FOLDER
+        self._chain.verify(folder, manifest["files"])
+        # The generator stores each piece through `__setitem__`.
+        for _ in self._chain.load(folder, manifest["files"], self):
+            pass
+        # Names and sizes were checked, but not that every row is in at most one slot.
+        fault = self._directory.fault(stamp)
+        if fault:
+            raise CheckpointError(f"{folder} is damaged: {fault}; use another checkpoint")
+        self._saved_at = stamp
+
+    def shift(self, by: int) -> None:
+        self._saved_at = max(self._saved_at - by, 0)
+
+    def __getitem__(self, slots: Indices, /) -> NDArray[np.uint8]:
+        """Return the records of slots, to be written to a file."""
+        rows = self._directory.rows_in(slots)
+        head = np.empty(len(slots), dtype=_HEAD)
+        head["row"], head["stamp"] = rows, self._directory.stamps_in(slots)
+        head["count"] = self._directory.counts_in(slots)
+        floats = np.zeros((len(slots), self._codec.record_bytes), dtype=np.uint8)
+        filled = np.flatnonzero(rows >= 0)
+        # float32 is not rounded, so the keys of the noise do not matter.
+        keys = np.zeros(len(filled), dtype=np.uint64)
+        bad = self._memory.encode(self._codec, slots[filled], floats, filled, keys, 0)
+        if bad >= 0:
+            raise TrainingError(
+                f"row {rows[filled[bad]]} of the cached tables of width {self._codec.width} is not finite"
+            )
+        return np.concatenate([head.view(np.uint8).reshape(len(slots), -1), floats], axis=1)
+
+    def __setitem__(self, slots: Indices, records: NDArray[np.uint8], /) -> None:
+        """Store the records of slots, read from a file."""
+        head, floats = _split(records)
+        self._directory.set_slots(slots, head["row"], head["stamp"], head["count"])
+        filled = np.flatnonzero(head["row"] >= 0)
+        self._memory.decode(self._codec, floats, filled, slots[filled])
+
+
+def _split(records: NDArray[np.uint8]) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    head = np.ascontiguousarray(records[:, : _HEAD.itemsize]).view(_HEAD)[:, 0]
+    return head, np.ascontiguousarray(records[:, _HEAD.itemsize :])
+
+
+def saved_slots(
+    directory: Path, manifest: Mapping[str, Any], codec: RecordCodec, *, slots: int, rows: int
+) -> Iterator[tuple[Indices, FloatRows]]:
+    """Yield the rows that were in slots when a checkpoint was written, in pieces, each row once.
+
+    Parameters
+    ----------
+    slots, rows : int
+        Number of slots and of rows.
+    """
+    folder, files, width = directory / _FOLDER, manifest["files"], int(manifest["record_bytes"])
+    exact = codec.exact()
+    for entry in files:
+        verify_file(folder / entry["name"], entry["hash"])
+    # The last file with each slot: a row may have been in another slot before.
+    newest = np.full(slots, -1, dtype=np.int16)
+    for number, entry in enumerate(files):
+        for places, _ in read_rows(folder / entry["name"], entry["rows"], width, slots):
+            newest[places] = number
+    for number, entry in enumerate(files):
+        for places, records in read_rows(folder / entry["name"], entry["rows"], width, slots):
+            head, floats = _split(records)
+            if (head["row"] >= rows).any():
+                raise CheckpointError(f"{folder / entry['name']} has rows beyond 0..{rows - 1}; use another checkpoint")
+            valid = np.flatnonzero((newest[places] == number) & (head["row"] >= 0))
+            decoded = FloatRows.allocate(len(valid), codec.width, **codec.layout.kept)
+            exact.decode(floats, valid, decoded, np.arange(len(valid), dtype=np.int64))
+            yield head["row"][valid].astype(np.int64), decoded
