@@ -12,7 +12,7 @@ from hot.popular import ROW_BYTES, prepared
 from errors import missing
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.hot.calibrator import HotProfile, calibrate, estimate, without_skew
+from stratarec.hot.calibrator import HotProfile, calibrate, estimate, warn_little_skew
 from stratarec.hot.hot_loader import Classification, are_hot, classify
 from stratarec.hot.selection import RowRange, hottest_rows, most_inputs, parts_of, used_bytes
 from stratarec.io.sealed import write_sealed
