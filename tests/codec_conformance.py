@@ -23,7 +23,7 @@ from stratarec.kernels.codec import reference
 Floats = NDArray[np.float32]
 Records = NDArray[np.uint8]
 
-WIDTHS = [1, 3, 7, 33, 64, 130]
+WIDTHS = [3, 33, 130]
 LARGEST = {"fp32": 3.4028235e38, "fp16": 65504.0, "bf16": 3.3895314e38}
 GOLDEN_ROW = [0.1, -0.25, 1.0, 3.14159, -2.5e-6, 0.0, -0.7]
 

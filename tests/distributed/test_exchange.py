@@ -44,6 +44,7 @@ def test_pooling_at_the_owner_has_the_bits_of_one_process(
     compare(together(ranks.run(count, sharded, setup, tmp_path)), single(setup, tmp_path), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("home", "codec"), [("dram", "int8"), ("log", "fp32"), ("log", "int8")])
 def test_tables_with_homes_keep_their_bits_at_one_owner(ranks: Ranks, home: str, codec: str, tmp_path: Path) -> None:
     """What goes home, and how it is rounded, follows from the batches alone."""
@@ -68,6 +69,7 @@ def test_rows_that_travel_differ_by_the_order_of_sums_alone(
     compare(together(ranks.run(count, sharded, setup, tmp_path)), single(setup, tmp_path), 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("home", "layout", "optimizer"), [("mapped", "split", "adam of all rows"), ("log", "mixed", "rowwise_adagrad")]
 )
@@ -79,6 +81,7 @@ def test_float32_homes_have_the_bits_of_as_many_ranks_without(
     compare(together(ranks.run(2, sharded, replace(without, home=home), tmp_path)), want, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["whole", "rows", "split"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adam", "adam of all rows"])
 def test_one_rank_has_the_bits_of_no_exchange(layout: str, optimizer: str, tmp_path: Path) -> None:
@@ -86,6 +89,7 @@ def test_one_rank_has_the_bits_of_no_exchange(layout: str, optimizer: str, tmp_p
     compare(together([sharded(Mesh.alone(), setup, tmp_path)]), single(setup, tmp_path), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "layout", "tolerance"), [(2, "whole", 0), (4, "mixed", 1e-6)])
 def test_ranks_may_have_few_samples_or_none(
     ranks: Ranks, count: int, layout: str, tolerance: float, tmp_path: Path
@@ -104,6 +108,7 @@ def test_narrow_wires_repeat_to_the_bit_and_stay_near(ranks: Ranks, wire: Any, t
     assert any(not torch.equal(mine, theirs) for mine, theirs in zip(first["pooled"], exact["pooled"], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_batches_prepared_ahead_have_the_bits_of_one_process_that_does_so(
     ranks: Ranks, codec: str, tmp_path: Path
@@ -114,6 +119,7 @@ def test_batches_prepared_ahead_have_the_bits_of_one_process_that_does_so(
     compare(found, ahead(Mesh.alone(), setup, tmp_path, 2), 0)
 
 
+@pytest.mark.slow
 def test_ahead_or_not_rows_of_shared_tables_are_the_same(ranks: Ranks, tmp_path: Path) -> None:
     setup = Setup("split", home="dram", steps=30)
     found = [together(ranks.run(2, ahead, setup, tmp_path / str(depth), depth)) for depth in (0, 3)]
@@ -128,6 +134,7 @@ def test_a_bad_id_of_one_rank_ends_all_of_them_at_once(ranks: Ranks, tmp_path: P
     assert time.monotonic() - began < 15
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_too_small_on_one_rank_is_an_error_on_all(ranks: Ranks, tmp_path: Path) -> None:
     setup = Setup("whole", home="dram", steps=3)
     (message,) = ranks.refused(2, small, setup, tmp_path)
@@ -142,6 +149,7 @@ def test_weights_of_samples_are_refused() -> None:
         ShardedCollection(sharding, Mesh.alone())(weighted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "tolerance"), [("whole", 0), ("rows", 1e-4)])
 def test_rows_that_a_batch_lacks_change_on_their_owner(
     ranks: Ranks, layout: str, tolerance: float, tmp_path: Path

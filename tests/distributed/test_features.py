@@ -92,6 +92,7 @@ def test_ranks_train_and_score_as_one_process(ranks: Ranks, home: Path, tmp_path
     np.testing.assert_allclose(one.to_numpy(), two.to_numpy(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_ranks_without_samples_share_every_label(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     few = {"batch_size": 1, "portions": 1, "max_steps": 6, "eval_every": 0}
     train(Mesh.alone(), recipe(home, tmp_path / "one", **few))

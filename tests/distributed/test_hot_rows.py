@@ -80,6 +80,7 @@ def copies(mesh: Mesh, path: Path) -> dict[str, Any]:
     return {"copies": found, "sent": sent, "manifest": manifest}
 
 
+@pytest.mark.slow
 def test_copies_are_the_same_on_all_ranks_and_go_on_from_a_checkpoint_that_one_process_reads(
     ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_copies_are_the_same_on_all_ranks_and_go_on_from_a_checkpoint_that_one_p
         torch.testing.assert_close(one.table(table.name)["weight"], rest[table.name]["weight"], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", ["fp32", "int8"])
 def test_batches_ahead_leave_the_bits(ranks: Ranks, wire: Any, tmp_path: Path) -> None:
     """Two runs, one of them prepared ahead, and batches that some ranks have nothing of."""
@@ -110,6 +112,7 @@ def other(mesh: Mesh) -> None:
     collection_of(mesh, "split", {**HOT, "page": 5 + mesh.rank})
 
 
+@pytest.mark.slow
 def test_ranks_with_other_hot_rows_are_refused_on_all_of_them(ranks: Ranks) -> None:
     (message,) = ranks.refused(2, other)
     assert message.startswith("rank 1 was started with hot rows.page 6, rank 0 with 5")
@@ -155,6 +158,7 @@ def copying_run(mesh: Mesh, made: Recipe, resume: bool = False) -> tuple[dict[st
     return {"losses": trainer.state.losses, "test": result["test"]}, copied
 
 
+@pytest.mark.slow
 def test_runs_with_copies_train_the_model_of_one_process_and_resume_to_the_bit(
     ranks: Ranks, home: Path, tmp_path: Path
 ) -> None:
@@ -172,6 +176,7 @@ def test_runs_with_copies_train_the_model_of_one_process_and_resume_to_the_bit(
     assert_near(model(tmp_path / "cut"), model(tmp_path / "int8"), 0)
 
 
+@pytest.mark.slow
 def test_a_budget_beyond_the_memory_of_a_rank_is_one_error_on_all(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     made = copying(home, tmp_path / "run", {"dram": "20KiB", "precision": "int8"})
     messages = ranks.refused(2, copying_run, made)

@@ -154,6 +154,7 @@ def leaves(mesh: Mesh) -> None:
     mesh.rows.agree(None)
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_says_why_to_the_others(ranks: Ranks) -> None:
     ranks.begin(3, leaves, [()] * 3)
     found = ranks.end(3)
@@ -193,6 +194,7 @@ def sleeps(mesh: Mesh) -> None:
     mesh.rows.agree(None)
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_answer_is_named_after_the_timeout(ranks: Ranks) -> None:
     ranks.run(2, summed)  # processes that begin need longer than the timeout to meet
     ranks.begin(2, sleeps, [()] * 2, timeout=3.0)
@@ -219,6 +221,7 @@ def test_a_rank_that_is_stopped_while_others_wait_for_its_files_is_named(ranks: 
             ranks.kill(rank)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_told_to_end_says_so_and_the_others_repeat_it(ranks: Ranks, tmp_path: Path) -> None:
     started = tmp_path / "started"
     ranks.begin(2, forever, [(started,)] * 2)

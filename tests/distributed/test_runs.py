@@ -143,6 +143,7 @@ def network_of(mesh: Mesh, made: Recipe, resume: bool = False) -> dict[str, np.n
     return {name: value.numpy().copy() for name, value in trainer.model.network.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_ranks_have_masks_of_their_own_and_the_same_statistics(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     """The last batch of an epoch leaves a rank without samples; a resumed run has the same bits."""
     options = {"dropout": 0.2, "batch_norm": True}
@@ -170,6 +171,7 @@ def held(mesh: Mesh, made: Recipe, path: Path) -> dict[str, np.ndarray[Any, Any]
     return rows
 
 
+@pytest.mark.slow
 def test_other_numbers_of_ranks_and_other_shardings_take_over_every_row(
     ranks: Ranks, home: Path, tmp_path: Path
 ) -> None:
@@ -183,6 +185,7 @@ def test_other_numbers_of_ranks_and_other_shardings_take_over_every_row(
         assert found[0].keys() < want.keys()  # all tables; the rest is the network
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_fewer_ranks(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     train(Mesh.alone(), recipe(home, tmp_path / "one"))
     ranks.run(3, train, recipe(home, tmp_path / "many", max_steps=20))
@@ -195,6 +198,7 @@ def otherwise(mesh: Mesh, made: Recipe, other: Recipe) -> None:
     train(mesh, other if mesh.rank == 1 else made)
 
 
+@pytest.mark.slow
 def test_ranks_of_other_recipes_are_refused(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     made = recipe(home, tmp_path / "run")
     (message,) = ranks.refused(2, otherwise, made, recipe(home, tmp_path / "run", seed=5))
@@ -202,6 +206,7 @@ def test_ranks_of_other_recipes_are_refused(ranks: Ranks, home: Path, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_missing_part_of_a_checkpoint_is_an_error_on_all_ranks(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     made = recipe(home, tmp_path / "run", sharding="row", max_steps=10)
     ranks.run(2, train, made)
@@ -252,6 +257,7 @@ def test_work_of_one_process_is_refused_under_torchrun(
     assert not missing(f"{command}", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_ranks_begin_with_the_rows_of_another_run(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     """Of other tiers and another sharding; two steps on, the model is that of one process that began with them."""
     first = recipe(home, tmp_path / "first", TIERED, max_steps=20)

@@ -82,6 +82,7 @@ def pooled(mesh: Mesh, made: Recipe) -> Any:
         table_placement.travel = given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [{}, REGULARIZED], ids=["plain", "regularized"])
 def test_without_modules_the_exchange_by_towers_has_the_bits_of_the_flat_one(
     ranks: Ranks, home: Path, network: dict[str, Any], tmp_path: Path
@@ -100,6 +101,7 @@ def test_without_modules_the_exchange_by_towers_has_the_bits_of_the_flat_one(
             assert mine[figure] == pytest.approx(theirs[figure], abs=1e-9), figure
 
 
+@pytest.mark.slow
 def test_a_run_by_towers_resumes_to_the_bit(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     """Deduplicated data, int8 rows at home in logs, wires that round."""
     wires, runs = {"wire": "int8", "gradient_wire": "fp16", "dense_wire": "bf16"}, []
@@ -189,6 +191,7 @@ def loss_of(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
     return functional.binary_cross_entropy_with_logits(logits, batch.label, reduction="sum")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pooling", "sharding"), [("target_attention", "table"), ("transformer", "row")])
 def test_histories_groups_and_empty_batches_travel_between_peers(ranks: Ranks, pooling: Any, sharding: str) -> None:
     towers = TowersConfig(plan=(("item", "history"), ("os", "tags")), compression=2.0)

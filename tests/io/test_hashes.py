@@ -31,7 +31,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Two files, old enough to be remembered; the last test waits for as long as users do."""
+    """Two files, old enough to be remembered."""
     monkeypatch.setattr(hashes, "_SETTLE_NS", 20_000_000)
     (tmp_path / "data").mkdir()
     found = [tmp_path / "data" / name for name in ("one", "two")]
@@ -106,11 +106,14 @@ def test_a_damaged_cache_is_made_anew(files: list[Path], text: str) -> None:
     assert kept.read_text() == whole
 
 
-def test_a_data_set_is_hashed_once_and_damage_is_seen_all_the_same(tmp_path: Path) -> None:
+def test_a_data_set_is_hashed_once_and_damage_is_seen_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hashes, "_SETTLE_NS", 20_000_000)
     source = SyntheticConfig(samples=20_000, scale=0.001)
     dataset = prepare(PrepareConfig(source=source, path=str(tmp_path / "d")))
     shards = sum(shard.bytes for shard in dataset.shards("train"))
-    time.sleep(2.1)
+    time.sleep(0.05)
     assert bytes_read(lambda: Dataset.open(dataset.path)) > shards
     assert bytes_read(lambda: Dataset.open(dataset.path)) < shards / 2
     assert bytes_read(lambda: Dataset.open(dataset.path, verify="full")) > shards

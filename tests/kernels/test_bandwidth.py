@@ -24,7 +24,7 @@ def test_sums_of_parts_are_those_of_the_reference() -> None:
     np.testing.assert_array_equal(found, reference.sum_parts(flat, len(found)))
 
 
-@pytest.mark.parametrize("width", [1, 16, 33])
+@pytest.mark.parametrize("width", [16, 33])
 def test_sums_of_rows_are_those_of_the_reference(width: int) -> None:
     flat = values(500 * width)
     rows = np.random.default_rng(1).integers(0, 500, 16 * 64, dtype=np.uint64)

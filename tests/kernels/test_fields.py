@@ -13,7 +13,7 @@ from stratarec.kernels import csv_records
 from stratarec.kernels.csv_records import reference
 
 
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=80)
 @given(st.text(alphabet='a,"\n\r', max_size=24), st.booleans())
 @example('"a"\rb\n', True)
 @example('a""b\n"""",""\n', True)

@@ -11,7 +11,7 @@ from stratarec.kernels.reuse import ReuseTrace
 from stratarec.kernels.reuse.reference import lru_hits
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(
     batches=st.lists(st.lists(st.integers(0, 30), max_size=12), max_size=40),
     ahead=st.integers(1, 3),

@@ -71,7 +71,7 @@ def test_stores_past_the_caches_store_the_same() -> None:
 
 
 @pytest.mark.interpreted
-@pytest.mark.parametrize("width", [1, 3, 10, 16, 33, 96, 256, 276, 509, 1024])
+@pytest.mark.parametrize("width", [3, 16, 33])
 def test_blocks_make_up_the_row(width: int) -> None:
     lanes, whole = blocks(width)
     assert width % lanes == 0

@@ -120,7 +120,7 @@ def test_clusters_are_as_tight_as_an_exhaustive_search_finds(seed: int) -> None:
 
 
 @given(st.data())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_an_assignment_keeps_its_bounds_or_there_is_none(data: st.DataObject) -> None:
     count, clusters = data.draw(st.integers(2, 6)), data.draw(st.integers(2, 3))
     weights = np.array(data.draw(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 10**15)), min_size=count,
@@ -142,7 +142,7 @@ ITEMS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 100), st.floats(0.1
 
 
 @given(ITEMS, st.integers(2, 4), st.floats(1, 3), st.integers(20, 400))
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_towers_keep_their_bounds_or_say_what_stands_in_the_way(
     drawn: list[tuple[int, int, float]], towers: int, ratio: float, host: int
 ) -> None:

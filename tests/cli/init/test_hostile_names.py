@@ -82,7 +82,7 @@ def test_hostile_names_stay_names(kind: str, value: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(names=st.lists(NAMES, min_size=1, max_size=5, unique=True), value=TEXTS, kind=st.sampled_from(["csv", "pq"]))
 def test_any_log_gives_a_draft_or_one_error(
     names: list[str], value: str, kind: str, tmp_path_factory: pytest.TempPathFactory
