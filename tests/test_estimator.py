@@ -10,7 +10,6 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
-from sklearn.base import clone
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import Pipeline
@@ -85,16 +84,6 @@ def test_scores_are_those_of_the_commands(frame: pl.DataFrame, tmp_path: Path, m
     np.testing.assert_allclose(model.predict_proba(test)[:, 1], scores["score"].to_numpy(), atol=2e-6)
 
 
-def test_labels_may_be_any_two_values(frame: pl.DataFrame) -> None:
-    words = np.where(frame["click"].to_numpy() == 1, "yes", "no")
-    model = ClickModel(**SMALL, train__max_steps=20).fit(frame.drop("click"), words)
-    assert model.classes_.tolist() == ["no", "yes"]
-    assert set(model.predict(frame)) <= {"no", "yes"}
-    assert 0 <= model.score(frame, words) <= 1
-    with refuses(DataError, "row 1 maybe 'no' yes"):
-        model.score(frame, np.where(words == words[0], "maybe", words))
-
-
 def test_it_is_kept_whole_and_checked(fitted: ClickModel, frame: pl.DataFrame, tmp_path: Path) -> None:
     expected = fitted.predict_proba(frame)
     saved = fitted.save(tmp_path / "model")
@@ -108,13 +97,6 @@ def test_it_is_kept_whole_and_checked(fitted: ClickModel, frame: pl.DataFrame, t
     (saved / "estimator.json").write_text(state.replace('"price"', '"rpice"', 1))
     with pytest.raises(ExportError, match="was changed after it was written"):
         ClickModel.load(saved)
-
-
-def test_parameters_are_fields_of_a_recipe() -> None:
-    model = ClickModel(train__epochs=3).set_params(train__epochs=4, model__kind="deepfm")
-    assert model.get_params() == {"recipe": None, "train__epochs": 4, "model__kind": "deepfm"}
-    assert clone(model).get_params() == model.get_params()
-    assert repr(model) == "ClickModel(train__epochs=4, model__kind='deepfm')"
 
 
 MISTAKES = {

@@ -11,17 +11,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import forked
-import pyarrow as pa
 import pytest
 import yaml
 
 from errors import refuses
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.io.atomic import write_atomic, write_json, write_text
+from stratarec.io.atomic import write_json
 from stratarec.io.opening import SpecialFileError, create, is_leftover, open_regular, remove_leftovers, temporary_name
 
 
@@ -46,30 +44,6 @@ def home(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "work"
-
-
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_files_have_the_mode_that_the_umask_leaves(tmp_path: Path, umask: int, mode: int) -> None:
-    before = os.umask(umask)
-    try:
-        write_text(tmp_path / "a", "x")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "a").stat().st_mode & 0o777 == mode
-
-
-@pytest.mark.parametrize("error", [ValueError("no"), pa.ArrowInvalid("no"), KeyboardInterrupt()])
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
-    (tmp_path / "a").write_text("before")
-
-    def fail(file: Any) -> None:
-        file.write(b"half")
-        raise error
-
-    with pytest.raises(type(error)):
-        write_atomic(tmp_path / "a", fail)
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    assert (tmp_path / "a").read_text() == "before"
 
 
 WRITER = """

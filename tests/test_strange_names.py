@@ -15,8 +15,6 @@ import yaml
 from recipes import tiny
 from stratarec import Scorer
 from stratarec.cli import main
-from stratarec.cli.arguments import say, say_json
-from stratarec.reporting.terminal_tables import make_console, print_table
 
 NAMES = (
     "C*", "C1", "[", "[/x]", "a/b", "../../../evil", "<script>alert(1)</script>", "{{ 7*7 }}", "*", "a.b", "'\"&",
@@ -155,35 +153,6 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, capfd: pyt
         assert found.err.startswith("stratarec: ")
         assert found.err.count("\n") == 1
         assert not CONTROL.search(found.err), arguments
-
-
-def test_a_name_of_a_recipe_is_no_path_and_no_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("../../other", "..", "a/b", "a\x1bb", "a\nb", "pa\u202eth", "x" * 200, ""):
-        content = {**tiny(tmp_path), "name": name}
-        (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
-        assert main(["prepare", "r.yaml"]) == 2, name
-        assert [path.name for path in tmp_path.iterdir()] == ["r.yaml"], name
-    content = {**tiny(tmp_path, max_steps=2), "name": "* [a] ..\\é"}
-    content["train"]["run"] = ""
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
-    for command in ("prepare", "train"):
-        assert main([command, "-q", "r.yaml"]) == 0
-    assert [re.fullmatch(r"a-e-[0-9a-f]{8}", path.name) is not None for path in (tmp_path / "runs").iterdir()] == [True]
-
-
-def test_whatever_is_printed_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Heads of tables, such as names of runs, and lines, such as values of a log: by whoever prints them."""
-    evil = "\x1b]0;owned\x07\x9b31m\u202e"
-    console = make_console()
-    print_table(console, ["", f"runs/a{evil}"], [["auc", "0.5"]], text={""})
-    console.print(f"the best: {evil}\nnext")
-    say(f"a{evil}", f"b{evil}\nnext")
-    say_json({evil: evil})
-    found = capsys.readouterr().out
-    assert not CONTROL.search(found)
-    assert found.count("owned") == 5 + 1
-    assert "\nnext" not in found
 
 
 def test_a_warning_is_a_line_without_control_characters(tmp_path: Path) -> None:

@@ -131,24 +131,3 @@ def test_impossible_groups_are_refused() -> None:
     mixed = [InverseJagged(unique=part, inverse=torch.tensor([0])) for part in (unique, window)]
     with pytest.raises(ConfigError, match=r"call materialize\(\) first"):
         InverseJagged.concatenate(mixed)
-
-
-def test_a_batch_moves_with_all_that_it_holds() -> None:
-    group = InverseJagged(unique=keyed([[[1]], [[2, 3]]], ("h",)), inverse=torch.tensor([1, 0, 1], dtype=torch.int32))
-    windows = JaggedWindows(
-        key="w", values=torch.arange(4), start=torch.tensor([0, 2]), length=torch.tensor([2, 2])
-    )  # fmt: skip
-    sparse = keyed([[[5]], [[6]], [[]]], ("item",))
-    batch = Batch(
-        label=torch.zeros(3),
-        dense=torch.zeros(3, 2),
-        sparse=sparse,
-        groups=(group, InverseJagged(unique=windows, inverse=torch.tensor([1, 1, 0]))),
-        user=torch.arange(3),
-    )
-    moved = batch.to("cpu").expanded()
-    assert samples_of(moved.sparse) == samples_of(batch.expanded().sparse)
-    away = batch.replace(groups=()).to("meta")
-    assert {tensor.device.type for tensor in (away.label, away.dense, away.user, away.sparse.values)} == {"meta"}  # type: ignore[union-attr]
-    assert away.sparse.offsets is not None
-    assert away.sparse.offsets.is_meta

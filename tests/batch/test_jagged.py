@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from errors import refuses
@@ -25,14 +24,6 @@ def test_features_join_and_come_apart_again() -> None:
     swapped = joined.select(["b", "a"])
     assert swapped.keys == ("b", "a")
     assert swapped["a"].to_list() == [[1, 2], [], [3]]
-
-
-def test_a_slice_of_a_longer_feature_keeps_its_own_weights() -> None:
-    whole = feature([[1, 2], [3], [4, 5]], True)
-    part = JaggedTensor(values=whole.values, offsets=whole.offsets[1:], weights=whole.weights)
-    joined = KeyedJagged.from_features({"x": part})
-    assert joined["x"].to_list() == [[3], [4, 5]]
-    assert joined.weights.tolist() == pytest.approx([0.3, 0.4, 0.5])  # type: ignore[union-attr]
 
 
 def test_impossible_batches_are_refused() -> None:

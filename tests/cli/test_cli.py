@@ -194,18 +194,6 @@ def test_a_run_tells_machines_its_curves(
     assert json.loads(capsys.readouterr().out)["samples"]["test"] == 541
 
 
-def test_a_warning_is_a_line_of_json_too(tmp_path: Path) -> None:
-    before = """
-import warnings
-from stratarec.cli import compare_command
-compare_command.COMMAND = compare_command.COMMAND._replace(run=lambda args: warnings.warn("from\\nthere"))
-"""
-    done = forked.run(["compare", "--json", "x"], before=before, cwd=tmp_path)
-    assert done.returncode == 0
-    told = json.loads(done.stderr)
-    assert (told["event"], told["text"]) == ("warning", "UserWarning: from\nthere")
-
-
 @pytest.mark.parametrize(
     ("line", "offered"),
     [("stratarec tr", {"train"}), ("stratarec train --res", {"--resume"}), ("stratarec evaluate --split v", {"valid"})],
@@ -253,19 +241,6 @@ def test_a_defect_is_one_line_that_says_where_the_traceback_is(tmp_path: Path) -
     assert len(list(tmp_path.glob("stratarec-error-*.txt"))) == 2
 
 
-@pytest.mark.parametrize("command", ["prepare", "train"])
-def test_too_few_addresses_are_refused_before_anything_is_loaded(place: Path, tmp_path: Path, command: str) -> None:
-    before = sorted(place.rglob("*"))
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 24 << 30))"
-    done = forked.run([command, "r.yaml"], before=limit, cwd=place, environment={"TMPDIR": str(tmp_path)})
-    assert done.returncode == 2, done.stderr
-    assert re.fullmatch(
-        r"stratarec: out of memory: .* limited to 3\.0 GiB \(ulimit -v\), .*raise the .*\n", done.stderr
-    )
-    assert sorted(place.rglob("*")) == before
-    assert not list(tmp_path.glob("stratarec-error-*"))
-
-
 def test_too_little_memory_is_one_line(place: Path, tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))"
     arguments = ["train", "r.yaml", f"train.run={tmp_path / 'run'}", "model.embedding_dim=60000000"]
@@ -304,12 +279,3 @@ def test_a_run_goes_on_when_nobody_reads_its_progress(place: Path, tmp_path: Pat
     assert done.returncode == 0
     assert "AUC" in done.stdout
     assert (tmp_path / "run" / "result.json").is_file()
-
-
-def test_a_full_output_is_one_line(place: Path) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
-    with Path("/dev/full").open("w") as full:
-        done = forked.run(["evaluate", "-q", "runs/tiny"], stdout=full, cwd=place)
-    assert done.returncode == 2
-    assert done.stderr == "stratarec: cannot write: [Errno 28] No space left on device\n"

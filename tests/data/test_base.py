@@ -26,7 +26,7 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig, VocabularyOverride
-from stratarec.errors import ConfigError, DataError
+from stratarec.errors import ConfigError
 
 SCHEMA = Schema(
     sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi"), SparseFeature(name="place")),
@@ -200,12 +200,3 @@ def test_a_base_of_other_features_or_tails_is_refused(
     with refuses(ConfigError, message):
         prepare(config)
     assert not list(days.glob("never*"))
-
-
-def test_a_data_set_is_not_its_own_base_and_values_keep_their_type(days: Path, tmp_path: Path) -> None:
-    with refuses(ConfigError, "data.vocabulary.base data.path"):
-        prepare(day_config(days, 1, "day-1"), overwrite=True)
-    shutil.copytree(days / "day-0", tmp_path / "day-0")
-    log(1).with_columns(pl.col("item").cast(pl.String)).write_parquet(tmp_path / "log-1.parquet")
-    with refuses(DataError, "item Int64"):
-        prepare(day_config(tmp_path, 1, "day-0"))

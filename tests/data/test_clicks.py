@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -16,7 +15,7 @@ from stratarec.data.sources.base import ChunkShare
 from stratarec.data.sources.clicks import ClicksSource
 from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.splits import SplitConfig
-from stratarec.errors import ConfigError, DataError
+from stratarec.errors import DataError
 from stratarec.kernels.click_counts import FEATURES
 from stratarec.kernels.click_counts.reference import Click, features
 
@@ -105,18 +104,3 @@ def test_clicks_that_nobody_follows_are_counted_and_kept_as_events(tmp_path: Pat
     assert chunks[-1].note.startswith(
         "left out 2 of 4 clicks: no other user of their split clicks within 1h behind them"
     )
-
-
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        ({"negatives": 0}, "data.source.negatives 0 1"),
-        ({"contexts": ("item_id",)}, "data.source.contexts item_id"),
-        ({"contexts": ("weekday",)}, "data.source.contexts weekday"),
-        ({"contexts": ("device", "device")}, "data.source.contexts device"),
-        ({"negative_window": "soon"}, "data.source.negative_window soon"),
-    ],
-)
-def test_what_makes_no_samples_is_refused(field: dict[str, Any], message: str) -> None:
-    with refuses(ConfigError, message):
-        ClicksConfig(**field)

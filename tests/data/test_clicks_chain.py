@@ -88,19 +88,6 @@ def test_negatives_come_from_across_the_edge_of_files_and_none_twice(tmp_path: P
     assert 0 < late.sum() < len(late)
 
 
-def test_a_cut_log_leaves_none_to_wait_and_is_looked_back_on(tmp_path: Path) -> None:
-    log = click_log()
-    edge = int(log["timestamp"].search_sorted(FIRST + 10 * HOUR))
-    first, before = take(log[:edge], tmp_path / "first", last_window="cut")
-    assert not len(before.waiting)
-    assert first["label"].eq(1).sum() + first["label"].null_count() == edge == before.clicks
-    second, _ = take(log[edge:], tmp_path / "second", before)
-    whole, _ = take(log, tmp_path / "whole")
-    # Counts of clicks are those of one log; only negatives of the first one's last window are others.
-    clicked = [frame.filter(pl.col("label") != 0) for frame in (second, whole)]
-    assert_frame_equal(clicked[0], clicked[1].filter(pl.col("timestamp") >= FIRST + 10 * HOUR))
-
-
 def test_what_does_not_follow_is_refused(tmp_path: Path) -> None:
     log = click_log()
     edge = int(log["timestamp"].search_sorted(FIRST + 10 * HOUR))

@@ -266,20 +266,6 @@ def test_a_manifest_that_is_no_file_is_refused_at_once(
         Dataset.open(tmp_path / "data")
 
 
-def test_a_file_is_hashed_when_it_is_first_used(made: Path, tmp_path: Path) -> None:
-    shutil.copytree(made / "auto", tmp_path / "data")
-    path = tmp_path / "data" / manifest(tmp_path / "data")["vocabularies"]["item"]["path"]
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    dataset = Dataset.open(tmp_path / "data", verify="used")
-    list(Loader(dataset, "train", LoaderConfig(batch_size=64)).epoch(0))
-    with refuses(DatasetError, f"{path.name} hash"):
-        dataset.access_counts("item")
-    with refuses(DatasetError, f"{path.name} hash"):
-        Dataset.open(tmp_path / "data")
-
-
 def vocabulary(name: str, change: Callable[[pa.Table], pa.Table], made: Path, place: Path) -> Path:
     """A data set with another file of a vocabulary, and every hash right."""
     shutil.copytree(made / "auto", place)
@@ -326,12 +312,3 @@ def test_vocabularies_that_are_none_are_named(
         list(check(tmp_path / "data"))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_positives_that_are_not_those_of_the_files_are_named(made: Path, tmp_path: Path) -> None:
-    shutil.copytree(made / "auto", tmp_path / "data")
-    content = manifest(tmp_path / "data")
-    content["positives"]["train"] -= 1
-    seal(tmp_path / "data", content)
-    with refuses(DatasetError, "samples train"):
-        list(check(tmp_path / "data"))

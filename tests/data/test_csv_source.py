@@ -23,7 +23,7 @@ from stratarec.data.schema import DenseFeature, LabelRule, Schema, SparseFeature
 from stratarec.data.sources.base import ChunkShare, OnBadRow
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
-from stratarec.errors import ConfigError, DataError
+from stratarec.errors import DataError
 
 SCHEMA = Schema(
     label="y",
@@ -169,12 +169,6 @@ def test_a_url_is_read(tmp_path: Path) -> None:
     (tmp_path / "log.csv.gz").write_bytes(gzip.compress(delimited(",")))
     found = CsvSource(CsvConfig(paths=(f"file://{tmp_path}/*.csv.gz",), schema=SCHEMA), "error")
     assert pl.concat([chunk.frame for chunk in found.chunks(tmp_path)]).to_dicts() == EXPECTED
-
-
-def test_files_may_have_their_columns_in_any_order(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(delimited(","))
-    pl.DataFrame(ROWS).select(reversed(NAMES)).write_csv(tmp_path / "b.csv")
-    assert read(tmp_path / "*.csv").to_dicts() == EXPECTED * 2
 
 
 def test_chunks_go_on_where_they_stopped(tmp_path: Path) -> None:
@@ -328,33 +322,6 @@ def test_what_is_wrong_is_the_same_in_text_and_in_parquet(
             either(path, options)
         left = 2 if "y" in columns or options == HOURLY else 1
         assert either(path, options, "skip").height == left
-
-
-def test_a_column_may_stand_in_several_places(tmp_path: Path) -> None:
-    schema = Schema(
-        label="y",
-        dense=(DenseFeature(name="t"),),
-        sparse=(SparseFeature(name="u", type="integer"),),
-        time="t",
-        user="u",
-    )
-    path = tmp_path / "log.csv"
-    path.write_text("y,t,u\n1,5,7\n0,6.0,7.0\n")
-    found = read(path, schema)
-    assert found.to_dict(as_series=False) == {"y": [1, 0], "t": [5, 6], "u": [7, 7]}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"delimiter": "||"}, "data.source.delimiter '||' ASCII"),
-        ({"quote": "\n"}, r"data.source.quote '\n' ASCII"),
-        ({"delimiter": "'", "quote": "'"}, "data.source.quote"),
-    ],
-)
-def test_marks_are_checked(options: dict[str, str], message: str) -> None:
-    with refuses(ConfigError, message):
-        CsvConfig(**options)  # type: ignore[arg-type]
 
 
 def test_a_damaged_file_is_named_behind_the_rows_before_it(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import cut_sessions
 from stratarec.data.dedup_groups import Repeats, dedup_factor
 from stratarec.data.loading.loader import Loader, LoaderConfig
-from stratarec.data.loading.shuffle_buffer import _join_runs
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.partition import Partition
 from stratarec.data.prepare.prepare import prepare
@@ -30,7 +29,6 @@ from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError, DataError
 from stratarec.kernels.runs import find_runs
-from stratarec.progress import SilentProgress
 
 
 def schema(*, user: bool = True, **groups: str) -> Schema:
@@ -196,15 +194,6 @@ def test_runs_stay_together_and_sessions_do_not(pair: tuple[Dataset, Dataset], u
     assert shuffled[1] > 1.5 * stored[1]
 
 
-def test_tables_that_leave_no_runs_do_not_count() -> None:
-    sessions, every = np.array([0, 6]), np.arange(10)
-    assert _join_runs(10, sessions, [np.array([0, 3])]).tolist() == [0, 3, 6]
-    assert _join_runs(10, sessions, [every, np.array([0, 3])]).tolist() == [0, 3, 6]
-    assert _join_runs(10, sessions, [np.array([0, 3]), np.array([0, 4, 8])]).tolist() == [0, 3, 4, 6, 8]
-    assert _join_runs(10, sessions, [every]).tolist() == every.tolist()
-    assert _join_runs(10, sessions, []).tolist() == every.tolist()
-
-
 def test_sessions_stay_together_unless_samples_are_shuffled(pair: tuple[Dataset, Dataset]) -> None:
     grouped, plain = pair
 
@@ -238,25 +227,6 @@ def test_row_groups_end_where_sessions_end(sizes: list[int], most: int) -> None:
         assert piece.samples.tolist() == whole or (len(whole) == 1 and whole[0] > most)
 
 
-def test_declared_groups_are_kept_and_named_when_they_do_not_repeat(tmp_path: Path) -> None:
-    class Said(SilentProgress):
-        lines: list[str] = []  # noqa: RUF012
-
-        def say(self, text: str) -> None:
-            self.lines.append(text)
-
-    write_log(tmp_path / "log.parquet")
-    frame = pl.read_parquet(tmp_path / "log.parquet")
-    frame.with_columns(os=pl.int_range(pl.len()).cast(pl.String)).write_parquet(tmp_path / "log.parquet")
-    said = Said()
-    made = schema(os="place", city="place", age="other")
-    dataset = prepare(config(tmp_path, "declared", made, groups="declared"), progress=said)
-    assert dataset.groups == {"place": ("os", "city"), "other": ("age",)}
-    assert any("group 'place'" in line and "do not repeat together" in line and "'os'" in line for line in said.lines)
-    plain = prepare(config(tmp_path, "plain", made, groups="none"))
-    assert rows_of(dataset, "train") == rows_of(plain, "train")
-
-
 def test_a_session_without_a_name_is_a_bad_row(tmp_path: Path) -> None:
     frame = write_log(tmp_path / "log.parquet")
     frame[5, "session"] = None
@@ -266,13 +236,6 @@ def test_a_session_without_a_name_is_a_bad_row(tmp_path: Path) -> None:
     skipped = prepare(config(tmp_path, "skipping", schema(), on_bad_row="skip"))
     assert skipped.about.bad_rows == 1
     assert sum(skipped.samples(split) for split in skipped.splits) == len(frame) - 1
-
-
-def test_impossible_groups_are_refused() -> None:
-    with refuses(ConfigError, "'g'"):
-        SparseFeature(name="h", kind="history", of="x", group="g")
-    with refuses(ConfigError, "feature"):
-        schema(city="os")
 
 
 def test_the_formula_and_the_measure_agree_on_made_sessions() -> None:

@@ -12,7 +12,6 @@ import yaml
 
 from recipes import log_config, tiny
 from stratarec.cli import main
-from stratarec.data.data_quality import SAMPLE_ROWS, sample_rows
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.splits import SplitConfig
@@ -90,11 +89,3 @@ def test_they_are_looked_for_in_all_parts_of_a_log_and_for_every_label(tmp_path:
     # The last tenth alone is positive: no part of the log knows both classes.
     config = log_config(tmp_path, schema, frame(), shard_samples=shard_samples, split=SplitConfig(valid=0.2, test=0.0))
     assert [leak.feature for leak in prepare(config).about.leaks] == ["dwell"]
-
-
-def test_what_is_looked_at_is_bounded(tmp_path: Path) -> None:
-    def of(features: int) -> int:
-        return sample_rows(Schema(sparse=tuple(SparseFeature(name=f"f{each}") for each in range(features))))
-
-    assert of(3) == SAMPLE_ROWS
-    assert 400 * of(400) == 40 * of(40) == 2_000_000

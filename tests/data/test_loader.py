@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,13 +151,6 @@ def test_every_sample_comes_once_in_every_epoch(data: Dataset) -> None:
     assert not equal(one[0], next(Loader(data, "train", LoaderConfig(batch_size=300, seed=9)).epoch(0)))
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_dense_values_begin_where_those_of_torch_do(data: Dataset, rank: int) -> None:
-    """Products of the same values have the same bits then, whatever memory they are given."""
-    for batch in Loader(data, "train", LoaderConfig(batch_size=118), BatchShare(rank=rank, ranks=3)).epoch(0):
-        assert batch.dense.data_ptr() % 64 == 0
-
-
 @pytest.mark.parametrize("weights", ["", "share"])
 def test_features_come_in_the_order_of_the_schema(tmp_path: Path, weights: str) -> None:
     """Whatever their kinds; those of a log are told apart by how many values they have."""
@@ -203,16 +195,6 @@ def test_features_come_in_the_order_of_the_schema(tmp_path: Path, weights: str) 
     shares = frame["share"].to_list() if weights else [[1.0] * len(bag) for bag in tags]
     expected = [(place % 4, 1, place % 3, int(place % 5 > 0), shares[place]) for place in range(rows)]
     assert sorted(found) == sorted(expected)
-
-
-def test_no_thread_outlives_its_iterator(data: Dataset) -> None:
-    before = set(threading.enumerate())
-    for batch in itertools.islice(Loader(data, "train", LoaderConfig(batch_size=10)).epoch(0), 3):
-        assert batch.size == 10
-    iterator = Loader(data, "train", LoaderConfig(batch_size=10)).epoch(0)
-    next(iterator)
-    iterator.close()  # type: ignore[attr-defined]
-    assert set(threading.enumerate()) <= before
 
 
 def test_a_shard_damaged_after_opening_is_named(data: Dataset, tmp_path: Path) -> None:

@@ -128,21 +128,6 @@ def test_data_prepared_anew_behind_a_run_are_refused(root: Path, capsys: pytest.
     assert {path: path.read_bytes() for path in (root / "run").rglob("*") if path.is_file()} == before
 
 
-def test_other_samples_of_the_same_values_are_used_only_when_they_are_named(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # Other labels in the same rows: vocabularies and moments stay, the samples do not.
-    log = root / "logs" / "falling.parquet"
-    pl.read_parquet(log).with_columns(~pl.col("label")).write_parquet(log, row_group_size=500)
-    prepare(Recipe.from_dict(content(root, "falling")).data, overwrite=True)
-    for command in ("evaluate", "predict"):
-        assert "was prepared anew with other samples" in refused([command, str(root / "run")], capsys)
-    assert main(["evaluate", "-q", str(root / "run"), str(root / "falling")]) == 0
-    assert main(["export", "-q", str(root / "run")]) == 0
-    (root / "r.yaml").write_text(yaml.safe_dump(content(root, "falling")))
-    assert "it holds other samples" in refused(["train", "--resume", str(root / "r.yaml")], capsys)
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recipe, ``r.yaml``, and its data set."""

@@ -28,7 +28,6 @@ from stratarec.errors import DataError, StrataError
 
 # Before version 26 pyarrow neither writes nor reads all lists of a fixed size of which some are null.
 NULL_LISTS = int(pa.__version__.partition(".")[0]) >= 26
-NEEDS_NULL_LISTS = pytest.mark.skipif(not NULL_LISTS, reason="this version of pyarrow cannot write or read the file")
 
 BAD = object()
 """A value that no row may have."""
@@ -310,18 +309,6 @@ def test_lists_lose_nulls_and_what_is_over_length_and_text_is_split_at_the_whole
     assert read(tmp_path / "log.parquet", multi(**options))["tags"].to_list() == expected
 
 
-def test_a_time_beyond_its_unit_is_a_bad_row(tmp_path: Path) -> None:
-    path = tmp_path / "log.parquet"
-    moments = pa.array([dt.datetime(2020, 1, 1), dt.datetime(2500, 1, 1)], pa.timestamp("ms"))
-    write(path, {"y": pa.array([0, 1]), "t": moments})
-    assert read(path, Schema(label="y", time="t", time_unit="us"))["t"].to_list() == [
-        1_577_836_800_000_000,
-        16_725_225_600_000_000,
-    ]
-    with refuses(DataError, "row 2 't' 2500"):
-        read(path, Schema(label="y", time="t", time_unit="ns"))
-
-
 @pytest.mark.parametrize(("unit", "hint"), [("s", "us"), ("ms", "us"), ("us", "")])
 def test_timestamps_finer_than_the_unit_are_refused(tmp_path: Path, unit: TimeUnit, hint: str) -> None:
     path = tmp_path / "log.parquet"
@@ -376,29 +363,6 @@ def test_unsigned_ids_stay_what_they_are(tmp_path: Path) -> None:
         read(tmp_path / "*.parquet", Schema(label="y", sparse=(SparseFeature(name="c"),)))
 
 
-def test_null_lists_of_a_fixed_size_are_read_or_said_to_need_another_pyarrow(tmp_path: Path) -> None:
-    path, cells = tmp_path / "log.parquet", [["1", "2"], None, ["3", "4"]]
-    pl.DataFrame({"y": [0, 1, 0], "tags": cells}, {"y": pl.Int8, "tags": pl.Array(pl.String, 2)}).write_parquet(path)
-    if NULL_LISTS:
-        assert read(path, multi())["tags"].to_list() == cells
-    else:
-        with refuses(DataError, f"log.parquet group 0 {pa.__version__} pyarrow>=26"):
-            read(path, multi())
-
-
-def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
-    table = pa.Table.from_arrays([pa.array([0, 1]), pa.array([1, 2]), pa.array([3, 4])], names=["y", "c", "c"])
-    pq.write_table(table, tmp_path / "log.parquet")
-    with refuses(DataError, "log.parquet 'c' 2"):
-        read(tmp_path / "log.parquet", Schema(label="y", sparse=(SparseFeature(name="c"),)))
-
-
-def test_a_name_with_dots_is_no_path(tmp_path: Path) -> None:
-    path = tmp_path / "log.parquet"
-    write(path, {"y": pa.array([0, 1]), "a.b": pa.array([1, 2]), "a": pa.array([{"b": 5}, {"b": 6}])})
-    assert read(path, Schema(label="y", sparse=(SparseFeature(name="a.b"),)))["a.b"].to_list() == [1, 2]
-
-
 def test_files_must_agree_on_what_is_text(tmp_path: Path) -> None:
     schema = Schema(label="y", sparse=(SparseFeature(name="c"),))
     write(tmp_path / "a.parquet", {"y": pa.array([0, 1]), "c": pa.array([1, 2], pa.int16())})
@@ -423,12 +387,3 @@ def test_a_damaged_file_is_rows_or_a_data_error(tmp_path_factory: pytest.TempPat
     # Any other kind of error fails the test; flipped values may also read as other values.
     with contextlib.suppress(DataError):
         read(path, Schema(label="y", sparse=(SparseFeature(name="c"),)), "skip")
-
-
-@pytest.mark.parametrize(
-    "kind", [pa.null(), pa.list_(pa.null()), pytest.param(pa.list_(pa.null(), 1), marks=NEEDS_NULL_LISTS)]
-)
-def test_lists_of_nulls_take_the_type_of_other_files(tmp_path: Path, kind: pa.DataType) -> None:
-    write(tmp_path / "a.parquet", {"y": pa.array([0]), "tags": pa.array([None], kind)})
-    write(tmp_path / "b.parquet", {"y": pa.array([1]), "tags": pa.array([["x", None]])})
-    assert read(tmp_path / "*.parquet", multi())["tags"].to_list() == [None, ["x"]]

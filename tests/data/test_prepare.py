@@ -141,17 +141,6 @@ def test_clicks_of_one_moment_keep_the_order_of_the_log(tmp_path: Path) -> None:
     assert Counter((r["item_id"], r[TIME], *r["history"]) for r in samples.rows(named=True)) == expected
 
 
-def test_ids_are_ranked_by_training_lookups(tmp_path: Path) -> None:
-    click_log(tmp_path / "log.parquet")
-    dataset = prepare(clicks_config(tmp_path))
-    train = decoded(dataset, "train")
-    lookups = Counter(train["item_id"].to_list()) + Counter(i for bag in train["history"] for i in bag)
-    table = pl.read_parquet(dataset.path / dataset.vocabularies["item_id"].path)
-    known = table.tail(dataset.vocabularies["item_id"].values)
-    assert known["count"].to_list() == sorted(known["count"].to_list(), reverse=True)
-    assert dict(zip(known["value"], known["count"], strict=True)) == dict(lookups)
-
-
 class Stop(Exception):
     """Stands for a process that dies."""
 

@@ -11,7 +11,6 @@ import polars as pl
 import pytest
 
 from recipes import log_config
-from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
@@ -96,13 +95,3 @@ def test_copies_are_told_from_chance(
     frame: Callable[[], pl.DataFrame], schema: Schema, split: SplitConfig, reported: set[str], tmp_path: Path
 ) -> None:
     assert set(shares(tmp_path, frame(), schema, split=split)) == reported
-
-
-def test_overlapping_files_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    day = rows(2000).drop("tags").with_columns(user=pl.int_range(2000) % 90, time=pl.int_range(2000) + 1_700_000_000)
-    for name, part in (("1", day[:1200]), ("2", day[1000:])):
-        part.write_parquet(f"{name}.parquet")
-    assert main(["init", "1.parquet", "2.parquet", "--label", "click", "-o", "r.yaml"]) == 0
-    assert main(["prepare", "-q", "r.yaml", "data.path=d", "data.split={by: file, test: 2.parquet, valid: []}"]) == 0
-    assert dict(Dataset.open("d").about.repeated) == {"test": pytest.approx(0.2, abs=1e-4)}

@@ -145,17 +145,6 @@ def test_by_fraction_a_user_is_on_one_side_with_all_sessions(tmp_path: Path, his
                 assert np.count_nonzero(np.diff(sessions)) + 1 == len(set(sessions.tolist()))
 
 
-def test_by_fraction_a_share_of_none_is_none_and_the_seed_deals_anew(tmp_path: Path) -> None:
-    dealt = []
-    for seed in (0, 0, 1):
-        config = timed(tmp_path, list(range(400)), SplitConfig(by="fraction", valid=0.0, test=0.25, seed=seed))
-        dataset = prepare(config, overwrite=True)
-        assert dataset.samples("valid") == 0
-        assert 70 < dataset.samples("test") < 130
-        dealt.append(column(dataset, "test", TIME))
-    assert dealt[0] == dealt[1] != dealt[2]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -19,11 +19,8 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from errors import missing, refuses
-from stratarec.data.dataset.compatibility import settings as settings_of
-from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.sources import blocks as text
 from stratarec.data.sources.base import ChunkShare, OnBadRow
-from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.sources.csv import CsvSource
 from stratarec.data.sources.files import expand
 from stratarec.data.sources.presets import (
@@ -33,7 +30,7 @@ from stratarec.data.sources.presets import (
     CriteoConfig,
     CriteoSource,
 )
-from stratarec.errors import ConfigError, DataError
+from stratarec.errors import DataError
 
 
 def line(label: str = "1", dense: str = "5", sparse: str = "a9", fields: int = 40) -> bytes:
@@ -184,39 +181,6 @@ def test_a_line_without_an_end_is_refused_before_it_is_read(
             use(CriteoSource(CriteoConfig(paths=(str(path),)), "error"))
     assert time.monotonic() - began < 10
     assert held <= 2 * text.BLOCK_BYTES + (4 << 20)
-
-
-@pytest.mark.parametrize("block_bytes", [64, 1000, 1 << 20])
-@pytest.mark.parametrize("long", [299, 300, 301, 5000])
-@pytest.mark.parametrize("line", [1, 2, 11, 20])
-def test_the_longest_line_is_the_same_wherever_blocks_end(
-    tmp_path: Path, block_bytes: int, long: int, line: int
-) -> None:
-    row = "1" + "\t" * 39
-    lines = [row] * 20
-    lines[line - 1] = row + "x" * (long - len(row))
-    for ends in ("\n", ""):
-        (tmp_path / "log.tsv").write_text("\n".join(lines) + ends)
-        source = CriteoSource(
-            CriteoConfig(paths=(str(tmp_path / "log.tsv"),), max_line_bytes=300), "skip", block_bytes=block_bytes
-        )
-        if long <= 300:
-            assert sum(chunk.frame.height for chunk in source.chunks(tmp_path)) == 20
-        else:
-            with refuses(DataError, f"log.tsv line {line} 300 max_line_bytes"):
-                list(source.chunks(tmp_path))
-
-
-def test_limits_are_sizes_and_say_nothing_of_the_content(tmp_path: Path) -> None:
-    assert CriteoConfig(max_line_bytes="2MiB").max_line_bytes == 2 << 20  # type: ignore[arg-type]
-    with refuses(ConfigError, "data.source.max_line_bytes long"):
-        CriteoConfig(max_line_bytes="long")  # type: ignore[arg-type]
-    with refuses(ConfigError, "data.source.max_row_group_bytes 0"):
-        ClicksConfig(max_row_group_bytes=0)
-    found = [
-        settings_of(PrepareConfig(path="x", source=CriteoConfig(max_line_bytes=size))) for size in (1 << 20, 1 << 21)
-    ]
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

@@ -44,14 +44,6 @@ def test_an_override_changes_what_it_names_alone(tmp_path: Path) -> None:
     assert infos["C1"].values == 2
 
 
-@pytest.mark.parametrize(("name", "hint"), [("colour", "C1"), ("C33", "C3")])
-def test_an_override_of_no_vocabulary_is_refused_before_any_work(tmp_path: Path, name: str, hint: str) -> None:
-    made = recipe(tmp_path, overrides={name: {"min_count": 3}})
-    with refuses(ConfigError, f"data.vocabulary.overrides.{name} {hint}"):
-        prepare(made.data)
-    assert not list(tmp_path.glob("data*"))
-
-
 @pytest.mark.parametrize("name", ["min_count", "tail_buckets", "max_rows"])
 def test_limits_out_of_range_name_their_field(name: str) -> None:
     with refuses(ConfigError, f"data.vocabulary.{name} -1"):
@@ -103,23 +95,6 @@ def test_a_hash_beside_counted_ones_trains_and_scores(tmp_path: Path) -> None:
     with open_run(made.run) as trained:
         export(trained, tmp_path / "export")
     assert Scorer.open(tmp_path / "export").manifest.vocabularies["C1"].values == 0
-
-
-@pytest.mark.parametrize(
-    ("vocabulary", "message"),
-    [
-        ({"buckets": 0}, "data.vocabulary.buckets 0 1"),
-        ({"kind": "hashed"}, "data.vocabulary.kind count hash"),
-        (
-            {"overrides": {"C1": {"kind": "hash", "min_count": 3}}},
-            "data.vocabulary.overrides.C1.min_count 3 hash",
-        ),
-        ({"overrides": {"C1": {"buckets": 3}}}, "overrides.C1.buckets 3 count"),
-    ],
-)
-def test_what_a_kind_makes_no_use_of_is_refused(tmp_path: Path, vocabulary: dict[str, Any], message: str) -> None:
-    with refuses(ConfigError, message):
-        recipe(tmp_path, **vocabulary)
 
 
 def test_access_counts_are_one_number_a_row_and_fall(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from distributed.ranks import Ranks
 from distributed.test_exchange import compare
 from distributed.test_runs import TIERED, assert_near, content, model, recipe, train
 
-from errors import refuses
 from recipes import prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.config import DistributedConfig
@@ -20,7 +19,6 @@ from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import ShardedCollection, SharedEngine
 from stratarec.distributed.sharding import Sharding
 from stratarec.embedding import RowOptimizerConfig, TieredEmbeddingBagCollection
-from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
@@ -116,22 +114,6 @@ def other(mesh: Mesh) -> None:
 def test_ranks_with_other_hot_rows_are_refused_on_all_of_them(ranks: Ranks) -> None:
     (message,) = ranks.refused(2, other)
     assert message.startswith("rank 1 was started with hot rows.page 6, rank 0 with 5")
-
-
-@pytest.mark.parametrize(
-    ("layout", "hot", "optimizer", "message"),
-    [
-        ("rows", {"page": 41}, "sgd", "page 41 1 40"),
-        ("rows", {"pages": 1}, "sgd", "pages"),
-        ("whole", {"page": 1}, "sgd", "page"),
-        ("rows", {"page": 1}, "adam of all rows", "hot.copies"),
-    ],
-)
-def test_hot_rows_that_cannot_be_trained_are_refused(
-    layout: str, hot: dict[str, int], optimizer: str, message: str
-) -> None:
-    with refuses(ConfigError, message):
-        collection_of(Mesh.alone(), layout, hot, optimizer)
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from distributed.ranks import Ranks
 
-from errors import missing
 from recipes import last, prepared, tiny
-from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding.codecs import CodecConfig
@@ -246,15 +244,6 @@ def test_ranks_evaluate_and_predict_what_one_process_does(ranks: Ranks, home: Pa
         mine, whole = (pq.read_table(tmp_path / f"{name}.parquet") for name in (count, "one"))
         assert mine.drop_columns("score").equals(whole.drop_columns("score"))
         np.testing.assert_allclose(mine["score"].to_numpy(), whole["score"].to_numpy(), rtol=1e-5)
-
-
-@pytest.mark.parametrize("command", ["export", "prepare"])
-def test_work_of_one_process_is_refused_under_torchrun(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main([command, "anything"]) == 2
-    assert not missing(f"{command}", capsys.readouterr().err)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from errors import refuses
-from stratarec.distributed.wire import Wire, merged
+from stratarec.distributed.wire import Wire
 from stratarec.errors import TrainingError
 
 SPANS = [(5, 8), (3, 8), (0, 4), (7, 3)]
@@ -63,8 +63,3 @@ def test_what_does_not_fit_is_refused(kind: Any, bad: float) -> None:
     rows[11] = bad
     with refuses(TrainingError, f"step 9 {kind}"):
         Wire(kind, 1, 0).encode(rows, SPANS, "gradients", 9)
-
-
-def test_neighbouring_spans_are_one() -> None:
-    assert merged(SPANS) == [(8, 8), (7, 3)]
-    assert merged([]) == []

@@ -293,14 +293,6 @@ def test_a_row_that_its_codec_cannot_hold_ends_training(tmp_path: Path, home: Ho
     module.close()
 
 
-def test_a_row_that_is_no_number_is_not_saved(tmp_path: Path) -> None:
-    module = collection(None, tmp_path)
-    module(batch(0)).pooled.backward(torch.full((BATCH, 8), float("nan")))
-    with refuses(TrainingError, "row finite"):
-        module.save(tmp_path / "saved")
-    module.close()
-
-
 @pytest.mark.parametrize("home", [None, "dram", "mapped", "log"])
 def test_nothing_works_after_close(tmp_path: Path, home: HomeKind | None) -> None:
     module = collection(home, tmp_path)
@@ -477,18 +469,6 @@ def large() -> TieredEmbeddingBagCollection:
 
 
 # Two clocks
-
-
-@pytest.mark.parametrize(("codec", "differs"), [("int8", True), ("fp32", False)])
-def test_resuming_under_another_lookahead_says_whether_bits_may_differ(
-    tmp_path: Path, codec: str, differs: bool
-) -> None:  # fmt: skip
-    module = collection(codec=codec, lookahead=1)
-    step(module, 0)
-    manifest = module.save(tmp_path / "a")
-    assert collection(codec=codec, lookahead=1).load(tmp_path / "a", manifest) == ""
-    found = collection(codec=codec, lookahead=3).load(tmp_path / "a", manifest)
-    assert found == ("it was trained with a lookahead of 1, now it is 3, which decides when rows are rounded" * differs)
 
 
 def test_stamps_begin_anew_and_noise_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -73,16 +72,6 @@ def test_a_handle_is_looked_up_once_and_trained_once() -> None:
         module(prepared)
     assert all(torch.equal(rows, before[name]) for name, rows in rows_of(module).items())
     assert module.step == 1
-
-
-def test_a_handle_that_is_dropped_unused_is_an_error_once() -> None:
-    module = collection()
-    module.prepare(batch(0))
-    gc.collect()
-    with refuses(TrainingError, "batch 0"):
-        module.prepare(batch(1))
-    module(batch(1)).pooled.sum().backward()
-    assert not len(module.engine.in_flight)
 
 
 def test_a_look_up_without_a_backward_pass_lets_its_rows_go() -> None:
@@ -205,29 +194,3 @@ def test_what_is_no_jagged_batch_is_refused(change: dict[str, Any], message: str
     with torch.set_grad_enabled(training), refuses(ConfigError, message):
         module(features)
     assert all(torch.equal(rows, before[name]) for name, rows in rows_of(module).items())
-
-
-def test_a_bad_id_of_a_table_in_memory_releases_the_batch() -> None:
-    module = collection()
-    features = batch(0)
-    features.values[BATCH] = ROWS
-    for _ in range(3):
-        with refuses(ConfigError, "'b' id 1000"):
-            module(features)
-    assert not len(module.engine.in_flight)
-
-
-def test_sequences_come_in_the_order_of_the_tables_whatever_the_tiers() -> None:
-    configs = [
-        EmbeddingBagConfig(name=name, num_embeddings=9, embedding_dim=4, sequence_features=(f"{name}1", f"{name}2"))
-        for name in "abc"
-    ]
-    keys = ("b1", "c2", "a2", "a1", "c1", "b2")
-    features = KeyedJagged(keys=keys, values=torch.arange(6), offsets=None, batch_size=1)
-    for cached in ((), ("a",), ("b",), ("a", "c")):
-        tiers = TierConfig(tables={name: TableTier(cache_rows=32) for name in cached}, ways=4)
-        module = TieredEmbeddingBagCollection(configs, tiers=tiers)
-        found = module(features).sequences
-        assert list(found) == ["a1", "a2", "b1", "b2", "c1", "c2"]
-        for key, rows in found.items():
-            assert torch.equal(rows.values[0], module.table(key[0])["weight"][keys.index(key)])

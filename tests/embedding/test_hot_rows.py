@@ -14,7 +14,6 @@ from errors import refuses
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import CheckpointError
-from stratarec.kernels.cache import HotSlots
 
 STEPS = 120
 HOT = {"item": 340, "user": 500}
@@ -91,16 +90,3 @@ def test_hot_slots_of_another_row_in_a_checkpoint_are_damage() -> None:
     with refuses(CheckpointError, "rows"):
         group.directory.set_slots(slots, np.array([7]), stamps, counts)
     group.directory.set_slots(slots, np.array([0]), stamps, counts)
-
-
-def test_places_of_hot_rows_are_told_beyond_two_to_the_24() -> None:
-    found = HotSlots.of(np.array([(1 << 24) + 3, 2]), 100)
-    ids = np.array([0, (1 << 24) + 1, (1 << 24) + 2, (1 << 24) + 3, 1, 2])
-    tables = np.array([0, 0, 0, 0, 1, 1], dtype=np.int32)
-    slots = found.locate(tables, ids)
-    first = 100 + (1 << 24) + 3
-    assert slots.tolist() == [100, first - 2, first - 1, -1, first + 1, -1]
-    held = slots >= 0
-    back = found.rows_in(slots[held])
-    assert back[0].tolist() == tables[held].tolist()
-    assert back[1].tolist() == ids[held].tolist()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from interpreted import sized
 from torch import Tensor
@@ -244,23 +244,6 @@ def test_the_number_of_threads_changes_no_bit(kind: str) -> None:
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-@pytest.mark.interpreted
-@settings(deadline=None, max_examples=sized(20, 3))
-@given(st.integers(1, sized(3000, 200)), st.integers(1, sized(400, 40)), st.integers(0, 50))
-def test_one_id_a_bag_trains_as_bags_of_one(rows: int, batch: int, seed: int) -> None:
-    ids = torch.randint(0, rows, (batch,), generator=torch.Generator().manual_seed(seed))
-    results = []
-    for offsets in (None, torch.arange(batch + 1)):
-        module = TieredEmbeddingBagCollection(
-            [EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=4, feature_names=("x",))]
-        )
-        pooled = module(KeyedJagged(keys=("x",), values=ids, offsets=offsets, batch_size=batch)).pooled
-        pooled.square().sum().backward()
-        results.append((pooled.detach().clone(), module.table("t")["weight"].clone()))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
-
-
 def test_bad_batches_name_the_feature() -> None:
     module = collection(4)
     features = batch_of(np.random.default_rng(0), 3)
@@ -271,16 +254,6 @@ def test_bad_batches_name_the_feature() -> None:
         values[2 * list(SIZES).index("a1") + 1] = bad
         with refuses(ConfigError, f"'a1' id {bad} 'a' 0 49"):
             module(KeyedJagged(keys=tuple(SIZES), values=values, offsets=None, batch_size=2))
-
-
-def test_two_backwards_are_two_steps_and_no_grad_is_none() -> None:
-    module = collection(4)
-    features = batch_of(np.random.default_rng(0), 5)
-    with torch.no_grad():
-        module(features)
-    first, second = module(features), module(features)
-    (first.pooled.sum() + second.pooled.sum()).backward()
-    assert module.step == 2
 
 
 def test_schedules_follow_the_length_of_a_run() -> None:

@@ -21,7 +21,7 @@ from stratarec.embedding import (
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
-from stratarec.errors import ConfigError, TrainingError
+from stratarec.errors import ConfigError
 
 STEPS = 100
 ROWS = {"item": 20_000, "user": 20_000}
@@ -206,12 +206,6 @@ def test_records_of_rows_that_missed_steps_are_not_exported_as_they_are():
     assert (model.tables.rows("item", 0, ROWS["item"])["clock"] == 40).all()
 
 
-def test_a_batch_that_exceeds_the_cache_names_the_table_and_what_would_do():
-    model = Model(TierConfig(tables={"item": TableTier(cache_rows=16)}, ways=8), "sgd")
-    with refuses(TrainingError, "item table 48 rows 16"):
-        model(singles(torch.arange(5 * SAMPLES, dtype=torch.int32)))
-
-
 def singles(values: Tensor) -> KeyedJagged:
     """One id a bag."""
     values = values.clone()
@@ -265,23 +259,6 @@ def test_an_error_while_staging_ahead_is_raised_where_the_batch_is_asked_for():
     with refuses(ConfigError, "item id 20000"):
         train(model, data, 1)
     assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
-
-
-def test_draining_stops_preparing_and_the_next_item_resumes_it():
-    model = Model(tiers(0.5), "sgd")
-    data, seen = batches(20), []
-    with Prefetcher(model.tables.engine, iter(data), lambda item, _: item, depth=3) as source:
-        for place, (features, prepared) in enumerate(source):
-            model(prepared).sum().backward()
-            seen.append(features)
-            if place == 6:
-                source.drain()
-            assert source.drained == (place == 9)  # whatever was prepared by then
-            if source.drained:
-                assert model.tables.engine.batches == 10
-                break
-        rest = [features for features, prepared in source if model(prepared).sum().backward() is None]
-    assert [id(features) for features in seen + rest] == [id(features) for features in data]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adam", "adam", "adam of all rows"])

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hot.popular import ROW_BYTES, prepared
 
-from errors import missing
-from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.hot.calibrator import HotProfile, calibrate, estimate, warn_little_skew
 from stratarec.hot.hot_loader import Classification, are_hot, classify
@@ -105,21 +103,3 @@ def test_counting_goes_on_where_it_stopped_and_begins_anew_for_other_rows(datase
     assert resumed.shards == {**{name: whole.shards[name] for name in others}, **planted}
     other = calibrate(dataset, bytes_of(dataset), total(dataset) // 10, curve=())
     assert classify(dataset, *rows_of(dataset, other), "train", path).inputs < whole.inputs
-
-
-def test_the_command_prints_tables_and_writes_profile_and_report(
-    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    report = tmp_path / "p.html"
-    command = ["profile", str(dataset.path), "--batch-size", "500", "-o", str(report), "-q"]
-    assert main([*command, "--hot", "64KiB", "--classify"]) == 0
-    printed = capsys.readouterr().out
-    assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 80
-    assert "of the inputs need no others" in " ".join(printed.split())
-    assert not missing(f"{dataset.samples('train'):,}", printed)
-    assert "<svg" in report.read_text()
-    assert HotProfile.read(tmp_path / "p.hot.json", dataset).chosen.budget_bytes == 65536
-    assert main([*command, "--classify"]) == 2
-    assert main([*command, "--hot", "0"]) == 2
-    assert not missing("--hot '0'", capsys.readouterr().err)

@@ -49,14 +49,6 @@ def test_needs_are_those_of_a_loop_over_all_ids(tmp_path: Path, groups: str) -> 
     np.testing.assert_array_equal(np.concatenate(found), expected(dataset, parts))
 
 
-def test_bags_may_overlap_and_be_empty() -> None:
-    values = np.array([3, 0, 7, 9, 2], dtype=np.int32)
-    start, length = np.array([0, 1, 5, 2, 4]), np.array([3, 0, 0, 3, 1])
-    assert bag_needs(values, start, length, part(10)).tolist() == [8, 0, 0, 10, 3]
-    assert bag_needs(values, start, length, part(10, tail=4)).tolist() == [8, 0, 0, 10, 4]
-    assert bag_needs(values, start[:0], length[:0], part(10)).tolist() == []
-
-
 def test_ids_beyond_two_to_the_24_are_told_apart() -> None:
     first = 1 << 24
     values = np.array([first - 1, first, first + 1, first + 2, 2**31 - 2, -1], dtype=np.int32)

@@ -15,7 +15,6 @@ from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.tables.cache import Directory
 from stratarec.embedding.tiers import TableTier
-from stratarec.hot import reuse
 from stratarec.hot.reuse import TableReuse, measure_reuse
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.cache import POLICIES
@@ -74,16 +73,3 @@ def test_curves_are_those_of_replayed_caches(
     slots = int(share * found.rows)
     rate = float(np.interp(slots * 15 / 16, found.sizes, found.hits[policy]))
     assert rate == pytest.approx(replayed(dataset, policy, slots), abs=0.01)
-
-
-def test_what_stands_for_others_gives_the_same_within_one_per_cent(
-    dataset: Dataset, measured: dict[str, TableReuse], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = measured["item"]
-    monkeypatch.setattr(reuse, "_FOLLOWED", whole.rows // 4)
-    part = measure_reuse(dataset, batch_size=BATCH)[0]
-    assert not part.exact
-    for policy in POLICIES:
-        np.testing.assert_allclose(part.hits[policy], whole.hits[policy], atol=0.01)
-    assert part.again == pytest.approx(whole.again, abs=0.01)
-    assert part.top == pytest.approx(whole.top, abs=0.01)

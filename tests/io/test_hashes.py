@@ -88,14 +88,6 @@ def test_a_file_that_changed_is_read_again(files: list[Path], how: str) -> None:
     assert after[0] != before[0]
 
 
-def test_what_was_written_a_moment_ago_is_not_remembered(tmp_path: Path) -> None:
-    path = tmp_path / "new"
-    for number in range(20):
-        path.write_bytes(bytes([number]) * 100)
-        assert file_hashes([path]) == [file_hash(path)]
-    assert not list(cache_directory().rglob("*.json"))
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"one": 3}', '{"one": [[1, 2], 3]}', '{"one": [["a", 1, 2, 3], ""]}'])
 def test_a_damaged_cache_is_made_anew(files: list[Path], text: str) -> None:
     expected = file_hashes(files)

@@ -119,28 +119,6 @@ def test_what_a_user_put_into_ours_stops_the_replacement(
     assert main([command, "-q", "--overwrite", "r.yaml"]) == 0
 
 
-def test_a_work_directory_of_somebody_else_is_left_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (home / "data.preparing").mkdir()
-    (home / "data.preparing" / "plan.json").write_text("{}")
-    before = contents(home)
-    assert main(["prepare", "-q", "--overwrite", "r.yaml", "data.split.seed=1"]) == 2
-    assert not missing("data.preparing", capsys.readouterr().err)
-    assert contents(home) == before
-
-
-def test_links_are_followed_and_kept(home: Path) -> None:
-    (home / "big").mkdir()
-    for name in ("data", "run"):
-        (home / f"linked-{name}").symlink_to(f"big/{name}")
-    for _ in range(2):
-        assert main(["prepare", "-q", "--overwrite", "r.yaml", "data.path=linked-data/"]) == 0
-        assert main(["train", "-q", "--overwrite", "r.yaml", "train.run=linked-run"]) == 0
-    assert sorted(path.name for path in (home / "big").iterdir()) == ["data", "run"]
-    assert (home / "linked-data").is_symlink()
-    assert (home / "linked-run").is_symlink()
-    assert Dataset.open("linked-data").fingerprint == Dataset.open("data").fingerprint
-
-
 def trainer(home: Path, *overrides: str) -> Trainer:
     made = Recipe.load(home / "r.yaml", overrides)
     return Trainer(made, Dataset.open(made.data.path))
@@ -245,13 +223,3 @@ def test_a_run_may_go_on_from_inside_its_directory_but_not_be_replaced_there(
     assert not missing("directory", capsys.readouterr().err)
     assert main(["train", "-q", "--resume", *shared, "train.max_steps=5"]) == 0
     assert last(home / "runs/a").name == "step-00000005"
-
-
-def test_a_run_whose_checkpoints_were_deleted_keeps_its_result(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in (home / "runs/a/checkpoints").iterdir():
-        path.rename(home / f"kept-{path.name}")
-    before = contents(home)
-    for arguments in ([], ["--resume"]):
-        assert main(["train", "-q", "r.yaml", *arguments]) == 2
-        assert "whose checkpoints are gone" in capsys.readouterr().err
-    assert contents(home) == before

@@ -17,12 +17,6 @@ TENSORS = {
 }
 
 
-def test_the_order_of_the_mapping_does_not_reach_the_file(tmp_path: Path) -> None:
-    write_tensors(tmp_path / "one", TENSORS)
-    write_tensors(tmp_path / "other", dict(reversed(TENSORS.items())))
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
-
-
 def test_files_are_what_the_library_writes_and_reads(tmp_path: Path) -> None:
     write_tensors(tmp_path / "ours", TENSORS)
     save_file(TENSORS, tmp_path / "theirs")

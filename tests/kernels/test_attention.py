@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from errors import refuses
-from stratarec.errors import ConfigError
 from stratarec.kernels.attention import Pairs, pair_pool, pair_products, pair_sums, reference
 
 pytestmark = pytest.mark.interpreted
@@ -56,14 +54,3 @@ def test_pairs_and_their_gradients_equal_the_reference(name: str, width: int, sa
         torch.set_num_threads(kept)
     for one, two in zip(*runs, strict=True):
         assert torch.equal(one, two)
-
-
-def test_pairs_refuse_other_shapes_and_events_that_do_not_exist() -> None:
-    pairs = Pairs(first=torch.tensor([0, 2]), offsets=torch.tensor([0, 2, 4]))
-    rows, samples = torch.randn(4, 3), torch.randn(2, 3)
-    with refuses(ConfigError, "4 samples 2 3"):
-        pair_sums(samples, rows[:3], pairs)
-    with refuses(ConfigError, "samples 1 3"):
-        pair_products(samples[:1], rows, pairs)
-    with refuses(ConfigError, "4 weights 3"):
-        pair_pool(torch.randn(3), rows, pairs)

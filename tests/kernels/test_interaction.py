@@ -114,14 +114,6 @@ def test_interaction_takes_bfloat16_and_computes_in_float32(
             torch.testing.assert_close(mine.grad, theirs.grad.to(mine.dtype), rtol=1e-2, atol=1e-4)
 
 
-def test_interaction_refuses_other_shapes() -> None:
-    pooled = torch.randn(4, 3, 8)
-    with refuses(ConfigError, "4 7 3 8"):
-        dot_interaction(torch.randn(4, 7), pooled)
-    with refuses(ConfigError, "4 8"):
-        dot_interaction(None, pooled[:, 0])
-
-
 def test_noise_is_a_function_of_seed_table_and_row() -> None:
     key = table_key(3, "a")
     whole, part = np.empty((9, 5), np.float32), np.empty((4, 5), np.float32)

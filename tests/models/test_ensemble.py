@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from models.test_models import ROWS, batch_of, schema
+from models.test_models import batch_of, schema
 from torch import Tensor, nn
 from torch.nn import functional
 
-from errors import refuses
-from recipes import tiny
 from stratarec.batch.batch import Batch
-from stratarec.errors import ConfigError
-from stratarec.models import build_model, build_network
+from stratarec.models import build_network
 from stratarec.models.runs import Runs
 from stratarec.models.zoo.ensemble import EnsembleConfig
-from stratarec.recipe import Recipe
 from stratarec.training.steps.loss import Objective
 
 D, K, Q = 3, 4, 5
@@ -101,29 +96,3 @@ def test_the_loss_is_the_mean_of_those_of_members(weighted: bool) -> None:
     ).mean()
     total = 6.0 if weight is None else float(weight.sum())
     torch.testing.assert_close(Objective().mean(logits, batch), one / total)
-
-
-def test_half_of_the_members_begin_as_their_first_order_weights_alone() -> None:
-    network = build_model(CONFIG, schema(2, history=False), ROWS).network.score
-    assert network.layers[-1].weight[: K // 2].eq(0).all()
-    assert network.layers[-1].weight[K // 2 :].ne(0).any()
-    weight = network.numbers.weight
-    assert weight[..., : K // 2 * D].std(1).max() == 0
-    assert weight[..., K // 2 * D :].std(1).min() > 0
-
-
-MISTAKES = {"members": 0, "bins": 0, "member_mlp": (), "batch_norm": True, "embedding_dim": 0}
-
-
-@pytest.mark.parametrize(("name", "value"), MISTAKES.items(), ids=MISTAKES)
-def test_mistakes_are_named(name: str, value: Any) -> None:
-    with refuses(ConfigError, f"model.{name}"):
-        EnsembleConfig(**{name: value})
-
-
-def test_several_labels_are_refused_before_anything_is_prepared(tmp_path: Path) -> None:
-    content = tiny(tmp_path)
-    content["data"]["source"] = {"kind": "csv", "paths": ["log.csv"], "schema": {"labels": ["click", "like"]}}
-    content["model"] = {"kind": "ensemble"}
-    with refuses(ConfigError, "model.kind ensemble click"):
-        Recipe.from_dict(content)

@@ -94,21 +94,6 @@ def test_a_model_of_a_package_is_trained_by_the_command_line_and_exported(site: 
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"deep_mpl": [8]}, "r.yaml model.deep_mpl deep_mlp"),
-        ({"deep_mlp": 8}, "r.yaml model.deep_mlp 8"),
-        ({"embedding_dim": 0}, "r.yaml model.embedding_dim 0 1"),
-        ({"kind": "nfn"}, "r.yaml model.kind nfn"),
-    ],
-)
-def test_mistakes_in_its_section_are_named(site: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    install_example(site)
-    with refuses(ConfigError, message):
-        Recipe.from_dict(content(tmp_path, **change), "r.yaml")
-
-
-@pytest.mark.parametrize(
     ("kind", "message"),
     [
         ("broken", "lame lame:Model ValueError"),

@@ -10,7 +10,7 @@ from models.test_deduplicated import KEYS, ROWS, batch, numbered, schema
 from torch import nn
 from torch.nn import functional
 
-from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, build_model
+from stratarec.models import DLRMConfig, ModelConfig, build_model
 from stratarec.models.layers import MLP
 from stratarec.models.regularization import BatchNorm, Dropout, dropouts, seed_dropout, statistics
 from stratarec.models.zoo.dcn import DCNv2Config
@@ -21,16 +21,6 @@ DCN = DCNv2Config(embedding_dim=8, deep_mlp=(16,), dropout=0.4, batch_norm=True)
 
 def names(mlp: MLP) -> list[str]:
     return [type(layer).__name__ for layer in mlp]
-
-
-def test_every_hidden_layer_has_both_and_a_historys_attention_neither() -> None:
-    network = build_model(replace(DLRM, history=HistoryConfig(pooling="target_attention")), schema(), ROWS).network
-    assert len(statistics(network.score)) == 2 * 3
-    assert len(dropouts(network.score)) == 3
-    assert not dropouts(network.poolings)
-    assert not statistics(network.poolings)
-    network.take_labels(("a", "b"), DLRM)
-    assert len(dropouts(network.score.out)) == 2
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
@@ -44,12 +34,6 @@ def test_dropout_keeps_the_mean_and_its_gradient_has_its_mask(kind: torch.dtype)
     assert inputs.grad is not None
     assert torch.equal(inputs.grad, found)
     assert torch.equal(layer.eval()(inputs), inputs)
-
-
-def test_a_shared_mask_is_one_for_all_along_the_first_dimension() -> None:
-    found = Dropout(0.3, shared=True)(torch.ones(3, 40, 500))
-    assert torch.equal(found, found[:1].expand_as(found))
-    assert float((found[0] == 0).float().mean()) == pytest.approx(0.3, abs=0.02)
 
 
 def test_masks_are_a_function_of_their_key_and_layer() -> None:

@@ -10,9 +10,6 @@ import torch
 from models.test_models import HISTORIES, ROWS, batch_of, schema
 from torch.nn import functional
 
-from errors import refuses
-from stratarec.data.schema import SparseFeature
-from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, TowersConfig, build_model
 from stratarec.models.towers.modules import DotTower
 from stratarec.models.towers.network import TowerNetwork
@@ -109,23 +106,6 @@ def test_padded_is_the_same_function(config: ModelConfig, pooling: Any) -> None:
         torch.testing.assert_close(
             model.network.padded(dense, pooled, *sequences), model.network(dense, pooled, histories)
         )
-
-
-def test_towers_give_logits_of_several_labels_and_refuse_what_they_do_not_take() -> None:
-    plan = TowersConfig(plan=(("item", "history"), ("tags", "place")))
-    config = DLRMConfig(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,), towers=plan)
-    several = replace(schema(), label="label", labels=("click", "like"))
-    model = build_model(config, several, ROWS, click_rates=[0.2, 0.4])
-    assert model(batch_of(HISTORIES)).shape == (len(HISTORIES), 2)
-    with refuses(ConfigError, "model.embedding_dims model.towers"):
-        build_model(replace(config, embedding_dims={"place": 2}), schema(), ROWS)
-    last = SparseFeature(name="last", kind="sequence", of="item")
-    with_last = replace(schema(), sparse=(*schema().sparse, last))
-    wide = replace(config, towers=TowersConfig(plan=(("item", "history", "last"), ("tags", "place"))))
-    attentive = replace(wide, history=HistoryConfig(pooling="transformer"))
-    with refuses(ConfigError, "model.towers last model.history.pooling"):
-        build_model(attentive, with_last, ROWS)
-    assert build_model(wide, with_last, ROWS).network is not None
 
 
 @pytest.mark.parametrize(("config", "compression", "dense"), [(CONFIGS[0], 1.0, 0), (CONFIGS[1], 2.0, 2)])

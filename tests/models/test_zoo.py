@@ -25,9 +25,8 @@ from stratarec.models.runs import Runs
 from stratarec.models.zoo.autoint import AutoIntConfig
 from stratarec.models.zoo.deepfm import DeepFMConfig
 from stratarec.models.zoo.din import DINConfig
-from stratarec.models.zoo.fields import Parts
 from stratarec.models.zoo.finalmlp import FinalMLPConfig
-from stratarec.models.zoo.fm import FMConfig, fm_terms
+from stratarec.models.zoo.fm import FMConfig
 from stratarec.models.zoo.lr import LRConfig
 from stratarec.models.zoo.masknet import MaskNetConfig
 from stratarec.models.zoo.wide_deep import WideDeepConfig
@@ -257,19 +256,6 @@ def test_training_on_distinct_values_is_training_on_expanded_batches(name: str) 
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
     for table in GROUPED_ROWS:
         torch.testing.assert_close(*(model.embeddings.table(table)["weight"] for model in pair), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", [LRConfig, FMConfig, WideDeepConfig, DeepFMConfig, XDeepFMConfig])
-def test_what_numbers_say_at_first_is_next_to_nothing(kind: type[Any]) -> None:
-    """First-order weights, and products that are added up as they are: nothing that a short run has to unlearn."""
-    for seed in range(3):
-        model = build_model(kind(), schema(dense=20), ROWS, seed=seed)
-        fields = model.network.score.fields
-        assert not fields.numbers.weight[-1].any()
-        if kind in (FMConfig, DeepFMConfig):
-            given = batch_of(HISTORIES, 20)
-            vectors = fields(3 * given.dense.sign(), torch.zeros(given.size, 4, fields.numbers.weight.shape[0]))
-            assert fm_terms(Parts(own=vectors, common=None, runs=None, numbers=20)).sum(1).abs().max() < 1.5
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,9 @@ import pytest
 
 from errors import refuses
 from recipes import tiny
-from stratarec.config.units import parse_bytes
 from stratarec.errors import ConfigError
 from stratarec.planning.config import BlockConfig, MemoryConfig
 from stratarec.recipe import Recipe
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("4GiB", 4 << 30), ("512MiB", 512 << 20), ("512 mib", 512 << 20), ("1.5KiB", 1536), ("2GB", 2 * 10**9),
-        ("1TiB", 1 << 40), ("123", 123), (4096, 4096), ("10b", 10), (1e9, 10**9),
-    ],
-)  # fmt: skip
-def test_sizes_are_read_as_written(text: object, expected: int) -> None:
-    assert parse_bytes(text, "memory.dram") == expected
 
 
 def memory(root: Path, **section: Any) -> MemoryConfig:

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from errors import missing, refuses
-from stratarec.errors import ConfigError, DatasetError
+from stratarec.errors import ConfigError
 from stratarec.planning.bytes import MEMORIES, SHARED_BYTES, Memory, RowShape, in_memory
 from stratarec.planning.candidates import PIN_MARGIN, TableSpec, cache_sizes, candidates
 from stratarec.planning.config import BlockConfig, CacheConfig, MappedConfig, MemoryConfig
 from stratarec.planning.machine import BlockTier, DramTier, MappedTier, Tiers
 from stratarec.planning.placement import place
-from stratarec.planning.plan import Plan, compare_totals
+from stratarec.planning.plan import Plan
 from stratarec.planning.popularity import Popularity
 from stratarec.planning.solve import GAP
 from stratarec.planning.step_model import PENALTY
@@ -80,12 +80,6 @@ def test_precision_falls_only_as_far_as_the_budget_asks() -> None:
         assert made.used("dram") <= WORKSPACE + share * whole
         lowest.append(max(PENALTY[each.codec.kind] for each in made.tables))
     assert lowest == [PENALTY[kind] for kind in ("fp32", "fp16", "int8", "int4")]
-
-
-def test_a_table_whose_every_row_is_in_flight_is_whole_in_level_0_whatever_its_precision() -> None:
-    made = plan(precision="int8")
-    assert kinds(made)["tiny"] == kinds(made)["small"] == ("level0", "fp32")
-    assert any("whatever memory.precision says" in note and "small, tiny" in note for note in made.notes)
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 4])
@@ -197,17 +191,6 @@ def test_too_little_dram_names_the_table_and_the_least_budget(precision: str) ->
     assert not missing("device memory.block", str(error.value))
 
 
-def test_what_several_processes_need_is_named_for_each_of_them() -> None:
-    with refuses(ConfigError, "processes 1.0 4") as error:
-        place(TABLES, MemoryConfig(dram=MIB), TIERS, batch_size=BATCH, ranks=4)
-    needed = least(str(error.value), "memory.dram")
-    assert place(TABLES, MemoryConfig(dram=needed), TIERS, batch_size=BATCH, ranks=4).used("dram") <= 4 * needed
-    with pytest.raises(ConfigError):
-        place(TABLES, MemoryConfig(dram=int(needed * 0.99)), TIERS, batch_size=BATCH, ranks=4)
-    (note,) = place(TABLES, MemoryConfig(dram=16 << 30), TIERS, batch_size=BATCH, ranks=4).notes
-    assert note == "memory.dram is 16.0 GiB for each of 4 processes, but this machine has only 32.0 GiB"
-
-
 def test_twenty_six_tables_up_to_a_billion_rows_are_placed_in_seconds() -> None:
     tables = [table(f"t{place}", int(3 * 2.15**place), width=64) for place in range(26)]
     assert tables[-1].rows > 5e8
@@ -222,36 +205,3 @@ def test_a_plan_survives_json() -> None:
     content = json.loads(json.dumps(made.to_dict()))
     assert Plan.from_dict(content) == made
     assert content["predicted"]["bytes"]["dram"] == made.used("dram")
-
-
-def test_a_file_that_is_no_plan_is_refused(tmp_path: Any) -> None:
-    path = tmp_path / "plan.json"
-    plan().save(path)
-    assert Plan.load(path) == plan()
-    content = json.loads(path.read_text())
-    with refuses(DatasetError, "99 1"):
-        Plan.from_dict({**content, "format": 99})
-    del content["tables"][0]["rows"]
-    with refuses(DatasetError, "tables.0.rows"):
-        Plan.from_dict(content)
-    path.write_text("[]")
-    with refuses(DatasetError, "object"):
-        Plan.load(path)
-
-
-@pytest.mark.parametrize(
-    ("dram", "block", "defects"),
-    [
-        (1.0, 1.0, set()),
-        (1.04, 0.97, set()),
-        (1.06, 1.0, {"dram"}),
-        (1.0, 1.06, {"block"}),
-        (0.3, 0.1, {"dram", "block"}),
-    ],
-)
-def test_totals_may_leave_reserves_unused_but_no_more(dram: float, block: float, defects: set[str]) -> None:
-    made = plan(dram=30 * MIB, block=BlockConfig(path="rows"), precision="fp32")
-    used: dict[Memory, int] = {"dram": int(dram * made.used("dram")), "block": int(block * made.used("block"))}
-    assert {each.memory for each in compare_totals(made, used) if each.defect} == defects
-    without = made.used("block") - made.bytes["block"]["dead space"]
-    assert not any(each.defect for each in compare_totals(made, {**used, "block": without}) if each.memory == "block")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -66,22 +65,6 @@ def test_too_small_a_budget_is_one_line_and_exit_code_2(home: Path, capfd: pytes
     assert error.startswith("stratarec: the tables do not fit: the update of a batch alone needs ")
     assert not missing("memory.dram", error)
     assert "it is 1.0 KiB)" in error
-
-
-def test_a_plan_for_several_processes_names_the_budget_of_each(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    command = ["plan", str(home / "recipe.yaml"), "--ranks", "3"]
-    assert main([*command, "memory.dram=3KiB"]) == 2
-    error = capfd.readouterr().err
-    assert re.search(r"bytes \([^)]*\) of dram in each process\. Set", error), error
-    needed = re.search(r"memory\.dram to at least (\d+) \([^;)]*; it is 3\.0 KiB\) for each of 3 processes", error)
-    assert needed is not None, error
-    assert main([*command, f"memory.dram={int(int(needed[1]) * 0.99)}"]) == 2
-    capfd.readouterr()
-    assert main([*command, "memory.dram=5MiB"]) == 0
-    out = capfd.readouterr().out
-    assert "5.0 MiB in each of 3 processes" in out
-    assert "15.0 MiB" not in out
-    assert re.search(r"processes +3 ", out)
 
 
 def test_copies_of_hot_rows_are_within_the_budget_of_the_processes(home: Path, tmp_path: Path) -> None:

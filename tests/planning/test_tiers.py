@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from errors import refuses
-from stratarec.errors import StorageError
 from stratarec.planning import machine
 from stratarec.planning.config import BlockConfig, MappedConfig, MemoryConfig
 from stratarec.planning.machine import Tiers, measure_tiers
@@ -60,17 +58,3 @@ def test_measurements_are_kept_until_asked_for_again(tmp_path: Path) -> None:
     assert without_time(third) != without_time(second)
     assert third.age_seconds < second.age_seconds + 1
     assert without_time(measure_tiers(memory(tmp_path), cache=cache)) == without_time(third)
-
-
-def test_a_damaged_cache_is_replaced(tmp_path: Path) -> None:
-    cache = tmp_path / "tiers.json"
-    cache.write_text("{")
-    first = measure_tiers(MemoryConfig(), cache=cache)
-    assert measure_tiers(MemoryConfig(), cache=cache).dram == first.dram
-
-
-def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    section = MemoryConfig(block=BlockConfig(path=str(tmp_path / "file" / "rows")))
-    with refuses(StorageError, "file/rows"):
-        measure_tiers(section, cache=tmp_path / "tiers.json")

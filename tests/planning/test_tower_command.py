@@ -11,8 +11,6 @@ import yaml
 from errors import missing
 from recipes import prepared, tiny
 from stratarec.cli import main
-from stratarec.data.prepare.prepare import prepare
-from stratarec.models.towers.tower_config import check_plan
 from stratarec.planning import machine
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
@@ -73,19 +71,6 @@ def test_towers_are_printed_written_and_loaded(home: Path, capsys: pytest.Captur
     assert (tmp_path / "recipe.towers.yaml").read_text() == written
 
 
-def test_a_run_is_asked_instead_of_a_probe(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan(home, "--towers", "2", "--from", str(home / "run"), "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["inside"] > found["between"]
-    check_plan_of(home, found["plan"])
-
-
-def check_plan_of(home: Path, towers: list[list[str]]) -> None:
-    recipe = Recipe.load(home / "recipe.yaml", [f"model.towers={{plan: {json.dumps(towers)}}}"])
-    assert recipe.model.towers is not None
-    check_plan(recipe.model.towers, prepare(recipe.data).schema)
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -130,14 +115,6 @@ def test_what_cannot_be_is_one_line(
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
-
-
-def test_a_run_of_other_data_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["plan", str(home / "other.yaml"), "--towers", "2", "--from", str(home / "run")]
-    assert main(given) == 2
-    said = capsys.readouterr().err
-    assert "does not fit" in said
-    assert said.count("\n") == 1
 
 
 def test_steps_on_a_cluster_are_a_table_with_what_was_assumed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,10 +20,7 @@ from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.errors import ConfigError
 from stratarec.models import build_model
 from stratarec.models.zoo.dcn import DCNv2Config
-from stratarec.planning.bytes import RowShape
-from stratarec.planning.candidates import TableSpec
 from stratarec.planning.interaction import _inputs, _mixed, feature_keys, measure
-from stratarec.planning.popularity import Popularity
 from stratarec.planning.towers import (
     Item,
     Limits,
@@ -33,7 +30,6 @@ from stratarec.planning.towers import (
     balanced_clusters,
     partition,
     spread,
-    tied_items,
 )
 from stratarec.recipe import Recipe
 from stratarec.training.tower_partition import TowerRequest, make_towers
@@ -168,28 +164,6 @@ def test_towers_keep_their_bounds_or_say_what_stands_in_the_way(
         assert tower.bytes <= host
     tower_of = {name: number for number, names in enumerate(plan.plan) for name in names}
     assert all(len({tower_of[name] for name in item.features}) == 1 for item in items)
-
-
-def spec(name: str, rows: int) -> TableSpec:
-    shape = RowShape(width=4, row_state=True, full_state=0)
-    return TableSpec(name=name, rows=rows, shape=shape, lookups=8.0, popularity=Popularity.from_counts(np.ones(rows)))
-
-
-def test_features_of_a_table_and_histories_are_one_item() -> None:
-    schema = Schema(
-        user="u", time="t",
-        sparse=(
-            SparseFeature(name="a"), SparseFeature(name="b", vocabulary="shared"), SparseFeature(name="c"),
-            SparseFeature(name="d", vocabulary="shared"), SparseFeature(name="e", kind="history", of="a"),
-            SparseFeature(name="f", kind="history", of="c", vocabulary="shared"),
-        ),
-    )  # fmt: skip
-    items = tied_items(schema, [spec("a", 10), spec("shared", 20), spec("c", 30)])
-    assert [item.features for item in items] == [("a", "e"), ("b", "c", "d", "f")]
-    assert [item.bytes for item in items] == [10 * 20, 50 * 20]
-    assert [item.lookups for item in items] == [8.0, 16.0]
-    with refuses(ConfigError, "3 towers 2"):
-        partition(items, np.zeros((6, 6)), TowerBounds(towers=3), batch_size=1)
 
 
 def test_what_cannot_be_is_refused_by_name() -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 
 import pytest
 
-from stratarec.reporting.progress import JsonProgress, LineProgress, TaskSpeed
+from stratarec.reporting.progress import JsonProgress, TaskSpeed
 
 
 def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:
@@ -20,24 +18,6 @@ def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:
     for step in range(1, 11):
         pace.add(20.0 + 0.1 * step, 1 + step)
     assert pace.left(100) == pytest.approx(10.0)
-
-
-def test_a_reader_who_leaves_does_not_end_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w", closefd=False) as stream:
-        monkeypatch.setattr(sys, "stderr", stream)
-        progress = LineProgress()
-        progress.start("train", 10, "steps")
-        progress.say("a line that nobody reads")
-        progress.advance(1)
-        progress.finish()
-        monkeypatch.undo()
-        # What is still in the stream's buffer has no reader either.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, writer)
-    os.close(null)
-    os.close(writer)
 
 
 def test_lines_of_json_say_what_is_done_and_what_is_left(

@@ -237,16 +237,6 @@ def test_a_flipped_byte_is_refused_or_harmless(copy: Path, scores: np.ndarray[An
             assert count >= (FLIPS if name != "manifest.json" else FLIPS // 2), name
 
 
-def test_a_folder_that_is_a_link_is_refused(copy: Path, tmp_path: Path) -> None:
-    (copy / "vocabulary").symlink_to((copy / "vocabulary").rename(tmp_path / "folder"))
-    assert not missing("link", refused(copy))
-
-
-def test_no_export_at_all(tmp_path: Path, whole: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere", whole / "README.txt", whole.parent / "run"):
-        assert "is no exported model" in refused(folder)
-
-
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every place in JSON data, those of objects and lists too."""
     if path:

@@ -12,12 +12,9 @@ import torch
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from errors import refuses
 from recipes import prepared, tiny
 from stratarec import Scorer
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.prepare.prepare import prepare
-from stratarec.errors import ConfigError
 from stratarec.models.calibration import Calibration, LogitMap
 from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
@@ -170,12 +167,3 @@ def test_predictions_and_exports_have_it(run: tuple[Recipe, dict[str, Any]], tmp
 
 def as_tuples(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [{name: tuple(values) for name, values in each.items()} for each in result["calibration"]]
-
-
-def test_it_needs_a_validation_split(tmp_path: Path) -> None:
-    content = tiny(tmp_path, calibration="platt")
-    content["data"]["split"]["valid"] = 0.0
-    content["data"]["source"]["samples"] = 500
-    recipe = Recipe.from_dict(content)
-    with refuses(ConfigError, "train.calibration platt data.split"):
-        Trainer(recipe, prepare(recipe.data))

@@ -141,20 +141,6 @@ def test_a_resumed_run_has_its_weights_and_other_data_leave_them(tmp_path: Path)
         assert mine.model.network.correction == theirs.model.network.correction != (0.0,)
 
 
-MISTAKES: list[tuple[Any, str]] = [
-    ("balance", "train.class_weight balanced"),
-    ({"click": 0}, "train.class_weight.click 0.0 0"),
-    ({"click": 1e12}, "train.class_weight.click 1000000000000.0 0 1e+09"),
-    ({"buy": 2.0}, "train.class_weight.buy"),
-]
-
-
-@pytest.mark.parametrize(("value", "message"), MISTAKES, ids=str)
-def test_mistakes_are_named(tmp_path: Path, value: Any, message: str) -> None:
-    with refuses(ConfigError, message):
-        recipe(tmp_path, class_weight=value)
-
-
 def test_losses_of_slates_take_no_weights_of_classes() -> None:
     with refuses(ConfigError, "train.class_weight train.loss.kind softmax"):
         TrainConfig(class_weight="balanced", loss=LossConfig(kind="softmax", by="session"))

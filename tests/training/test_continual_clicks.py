@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,8 @@ from stratarec.data.sources.clicks import ClicksSource
 from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.io.atomic import write_atomic
-from stratarec.models.metrics import figures
-from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.evaluate import measured, score_split
 from stratarec.training.run import periods
-from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 HOUR, FIRST = 3_600, 1_600_000_000 // 3_600 * 3_600
@@ -111,25 +106,6 @@ def test_periods_in_one_command_and_in_several_are_the_same_and_leave_no_click_o
     assert main(["check", "-q", str(runs[0])]) == 0
 
 
-def test_scores_of_a_period_are_those_of_the_model_before_on_its_data_set(tmp_path: Path) -> None:
-    """Nothing is admitted, so that ids of both data sets are the same."""
-    files = write_logs(tmp_path, 3, 1200)
-    run = begin(tmp_path, files[0], min_count=10**6)
-    for number in (1, 2):
-        with open_run(run) as trained:
-            trained.model.network.calibration = None
-            shutil.copytree(run, before := tmp_path / f"before-{number}")
-            go_on(run, files[number])
-            dataset = Dataset.open(periods.of_number(run, number) / "data")
-            found = score_split(trained.model, dataset, "train", precision="float32", progress=SilentProgress())
-        known = periods.read(periods.of_number(run, number)).to_dict()["scores"]["all"]
-        expected = json.loads(json.dumps(figures(measured(dataset.schema.label_columns, found))))
-        for name in ("auc", "samples", "positives"):
-            assert known[name] == pytest.approx(expected[name], abs=1e-5), name
-        assert known["log_loss"] == pytest.approx(expected["log_loss"], rel=1e-6)
-        assert before.exists()
-
-
 def test_what_a_run_on_clicks_refuses_is_one_line(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,22 +138,3 @@ def test_whoever_is_forgotten_is_in_no_click_that_waits_or_is_looked_back_on(hom
         assert left.frames[part].equals(kept.frames[part].filter(~gone))
     assert len(kept.first) - len(left.first) == 1
     go_on(run, logs(home)[2])
-
-
-@pytest.mark.slow
-def test_random_clicks_stay_at_chance_over_ten_periods(tmp_path: Path) -> None:
-    files = write_logs(tmp_path, 11, 2500)
-    run = begin(tmp_path, files[0], min_count=5)
-    go_on(run, *files[1:])
-    found = [periods.read(path).scores["all"] for path in periods.paths(run)]
-    assert len(found) == 10
-    deviations = []
-    for scores in found:
-        positives, samples = int(scores["positives"]), int(scores["samples"])  # type: ignore[arg-type]
-        # All of a file's clicks: five hours of its own, and one of the file before.
-        assert 2000 < positives < 2700
-        error = np.sqrt((samples + 1) / (12.0 * positives * (samples - positives)))
-        deviations.append((float(scores["auc"]) - 0.5) / error)  # type: ignore[arg-type]
-    assert np.abs(deviations).max() < 4
-    # Of all of them together: chance is one deviation.
-    assert abs(np.sum(deviations)) / np.sqrt(len(deviations)) < 3

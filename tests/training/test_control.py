@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from errors import refuses
 from recipes import assert_same_model, interrupt, last, prepared, tiny, train
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.errors import CheckpointError, ConfigError, Interrupted, StrataError, TrainingError
+from stratarec.errors import CheckpointError, Interrupted, StrataError, TrainingError
 from stratarec.models import CTRModel
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
@@ -154,16 +152,6 @@ def test_another_metric_cannot_go_on_where_its_best_checkpoint_is_gone(home: Pat
     assert contents(tmp_path / "a") == before
 
 
-def test_without_a_validation_split_early_stopping_is_refused_at_once(home: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"run": str(tmp_path / "a"), "max_steps": 3}
-    made = Recipe.from_dict(without_validation(home, early_stopping={"patience": 1}, **options))
-    with refuses(ConfigError, "patience 1 data.split.valid"):
-        train(made)
-    assert not (tmp_path / "a").exists()
-    train(Recipe.from_dict(without_validation(home, **options)), progress=(said := Said()))
-    assert any("has no validation split: nothing is evaluated" in line for line in said.lines)
-
-
 def interrupt_evaluation(trainer: Trainer, number: int) -> None:
     """Ctrl-C in the middle of an evaluation, counted from 1 and the test included."""
     model, begin, begun = trainer.model, trainer.model.eval, 0
@@ -270,18 +258,6 @@ def test_a_signal_in_the_final_test_is_one_line_and_its_own_exit_code(
     assert result(tmp_path / "a")["test"]
 
 
-def test_a_second_ctrl_c_ends_at_once_and_leaves_the_last_checkpoint(home: Path, tmp_path: Path) -> None:
-    made = recipe(home, tmp_path / "a", max_steps=20)
-    trainer = Trainer(made, Dataset.open(made.data.path))
-    interrupt(trainer, at=17, times=2)
-    with pytest.raises(Interrupted, match="stopped at once"):
-        trainer.train()
-    assert last(tmp_path / "a").name == "step-00000014"
-    train(made, resume=True)
-    train(recipe(home, tmp_path / "b", max_steps=20))
-    assert_same_model(last(tmp_path / "a"), last(tmp_path / "b"))
-
-
 def test_a_checkpoint_that_was_being_written_anew_is_found_again(home: Path, tmp_path: Path) -> None:
     made = recipe(home, tmp_path / "a", max_steps=20)
     train(recipe(home, tmp_path / "a", max_steps=14))
@@ -339,14 +315,3 @@ def test_a_trainer_gives_torchs_settings_back(home: Path, tmp_path: Path, how: s
         with pytest.raises(error):
             trainer.train()
     assert settings() == before
-
-
-@pytest.mark.slow
-def test_importing_changes_no_setting() -> None:
-    code = (
-        "import torch; u = torch.utils.deterministic; threads = torch.get_num_threads(); state = torch.get_rng_state();"
-        "import stratarec.training.trainer, stratarec.cli; "
-        "assert torch.get_num_threads() == threads and torch.equal(state, torch.get_rng_state()); "
-        "assert not torch.are_deterministic_algorithms_enabled() and u.fill_uninitialized_memory"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -23,7 +23,7 @@ from stratarec.cli.check.parts import check
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.errors import CheckpointError, StorageError, TrainingError
+from stratarec.errors import CheckpointError, TrainingError
 from stratarec.io.atomic import file_hash
 from stratarec.io.sealed import write_sealed
 from stratarec.progress import SilentProgress
@@ -222,16 +222,6 @@ def test_numbers_that_no_training_gives_are_named(
     rewrite(tmp_path / "run", change)
     with refuses(CheckpointError, f"state.json {message}"):
         list(check(tmp_path / "run"))
-
-
-def test_a_run_that_lies_behind_links_is_not_gone_on_with(home: Path, tmp_path: Path) -> None:
-    """Its checkpoints would be pruned, and they may be another run's."""
-    for part in ("checkpoints", "tensorboard"):
-        shutil.copytree(home / "plain", tmp_path / part, ignore=shutil.ignore_patterns(part))
-        (tmp_path / part / part).symlink_to(home / "plain" / part)
-        trainer = Trainer(recipe(home, tmp_path / part, steps=8), Dataset.open(home / "data"))
-        with refuses(StorageError, f"{part} link directory"):
-            trainer.train(resume=True)
 
 
 @pytest.mark.parametrize("lost", ["seed", "dense", "embedding"])

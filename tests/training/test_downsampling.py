@@ -9,10 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from errors import refuses
 from recipes import agreeing_scores
 from stratarec.data.prepare.prepare import prepare
-from stratarec.errors import ConfigError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.evaluate import evaluate_split
@@ -66,14 +64,3 @@ def test_a_quarter_of_the_negatives_gives_the_probabilities_of_all(tmp_path: Pat
         assert found["calibration"] == pytest.approx(1, abs=0.15)
         assert found["auc"] > 0.7
     agreeing_scores(made.run, tmp_path / "log.parquet", tmp_path, rtol=1e-5)
-
-
-def test_all_negatives_are_kept_by_default_and_samples_are_those_of_before(tmp_path: Path) -> None:
-    dataset = prepare(recipe(tmp_path, 1.0).data)
-    assert sum(dataset.samples(split) for split in dataset.splits) == ROWS
-
-
-@pytest.mark.parametrize("share", [0.0, -0.5, 1.5])
-def test_the_share_is_checked(tmp_path: Path, share: float) -> None:
-    with refuses(ConfigError, f"data.split.negatives {share} 0"):
-        recipe(tmp_path, share)

@@ -18,7 +18,6 @@ from errors import refuses
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.vocabulary import Eviction, VocabularyConfig
 from stratarec.errors import ConfigError, ExportError
 from stratarec.io.sealed import unsealed, write_sealed
 from stratarec.recipe import Recipe
@@ -202,13 +201,3 @@ def test_what_cannot_be_evicted_is_told_in_a_line(tmp_path: Path, limits: dict[s
 def _check(made: dict[str, Any]) -> None:
     recipe = Recipe.from_dict(made)
     recipe.data.vocabulary.check(recipe.data.source.schema)  # type: ignore[union-attr]
-
-
-def test_values_are_idle_by_time_alone(tmp_path: Path) -> None:
-    made = content(tmp_path)
-    schema = made["data"]["source"]["schema"]
-    schema["time"], schema["sparse"] = "", schema["sparse"][:3]
-    recipe = Recipe.from_dict(made)
-    config = VocabularyConfig(evict={"item": Eviction(idle="1d")})
-    with refuses(ConfigError, "schema.time"):
-        config.check(recipe.data.source.schema)  # type: ignore[union-attr]

@@ -216,37 +216,6 @@ def test_what_matters_is_told_from_noise_with_the_same_numbers_for_the_same_seed
     assert all("Importance, like" in each and len(re.findall(r"\d ±\d", each)) == 28 for each in (page, report))
 
 
-def test_a_row_is_what_it_is_by_its_file_and_by_its_split(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scores = root / "scores.csv"
-    assert main(["predict", str(root / "run"), "-q", "-o", str(scores)]) == 0
-    scored = pl.read_csv(scores).row(7, named=True)
-    ask, row = ["explain", str(root / "run")], f"log.parquet:{scored['row']}"
-    capsys.readouterr()
-    told = []
-    log_file = str(root / "log.parquet")
-    # A log may stand behind options.
-    for more in (
-        ["--row", row],
-        [log_file, "--row", str(scored["row"])],
-        ["--row", f"{log_file}:{row[12:]}", log_file],
-    ):
-        assert main([*ask, *more, "-q", "--json"]) == 0
-        told.append(json.loads(capsys.readouterr().out))
-    log = pl.read_parquet(root / "log.parquet").row(scored["row"] - 1, named=True)
-    for found in told:
-        values = found["values"]
-        assert (float(values["x"]), values["item"]) == (log["x"], str(log["item"]))
-        assert float(values["y"]) == pytest.approx(log["y"], rel=1e-5)
-        assert values["tags"].split(" and ")[0] == (", ".join(map(str, log["tags"][:3])) or "(nothing)")
-        for name, parts in found["labels"].items():
-            assert 1 / (1 + math.exp(-parts["logit"])) == pytest.approx(scored[f"score_{name}"], rel=1e-5)
-            assert sum(parts["parts"].values()) + parts["together"] + parts["base"] == pytest.approx(parts["logit"])
-            assert parts["label"] == (None if scored[f"label_{name}"] is None else int(scored[f"label_{name}"]))
-            assert list(parts["parts"]) == sorted(parts["parts"], key=lambda name: -abs(parts["parts"][name]))
-    assert told[1]["labels"] == told[2]["labels"]
-    assert told[0]["labels"]["click"]["parts"] == pytest.approx(told[1]["labels"]["click"]["parts"], abs=1e-4)
-
-
 def test_a_sum_of_parts_is_told_as_it_is_and_curves_are_those_of_the_log(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -84,30 +83,6 @@ def test_a_full_disk_leaves_nothing(
     assert size(small_disk / "out.parquet") == needed
 
 
-READ_ONLY = """
-import ctypes, os, pathlib, subprocess
-user = os.getuid()
-assert not ctypes.CDLL(None).unshare(0x10020000)  # user and mount namespaces of its own
-pathlib.Path("/proc/self/uid_map").write_text(f"0 {user} 1")
-for options in (["--bind", RUN, RUN], ["-o", "remount,bind,ro", RUN]):
-    subprocess.run(["mount", *options], check=True, stderr=subprocess.DEVNULL)
-"""
-
-
-@pytest.mark.parametrize("command", ["predict", pytest.param("export", marks=pytest.mark.slow)])
-def test_a_run_on_a_read_only_file_system_is_one_line(run: Path, tmp_path: Path, command: str) -> None:
-    limited = READ_ONLY.replace("RUN", repr(str(run)))
-    if forked.python(limited).returncode:
-        pytest.skip("user and mount namespaces are not permitted here")
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    done = forked.run([command, "-q", str(run)], before=limited)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(rf"stratarec: cannot write {run}/\S+: no permission to write in {run}; .*\n", done.stderr)
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
-    assert forked.run([command, "-q", str(run), "-o", str(tmp_path / "out.parquet")], before=limited).returncode == 0
-    assert (tmp_path / "out.parquet").exists()
-
-
 def test_what_is_there_is_never_replaced_nor_followed(run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
@@ -125,22 +100,6 @@ def test_what_is_there_is_never_replaced_nor_followed(run: Path, tmp_path: Path)
     assert (tmp_path / ".out.tmp" / "mine").exists()
     assert not (tmp_path / "target").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.tmp", "file", "folder", "nowhere", "out"]
-
-
-def test_a_directory_that_comes_in_between_stays(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    rename = os.rename
-
-    def late(source: Path, target: Path) -> None:
-        target.mkdir()
-        (target / "mine").touch()
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", late)
-    with open_run(run) as trained, pytest.raises(StorageError, match=r"cannot write .*out"):
-        export(trained, tmp_path / "out")
-    assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]
 
 
 def test_weights_that_are_no_numbers_are_not_exported(run: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from sklearn.metrics import ndcg_score, roc_auc_score
 from errors import check_refusal, missing
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.training.predict import TopRows
 
 ROWS = 3000
 
@@ -257,28 +256,6 @@ def test_the_best_rows_of_each_group_are_written_in_order(place: Path) -> None:
     for (user,), rows in part.group_by("who"):
         mine = best.filter(pl.Series(who == user))["score"]
         assert mine.to_list() == rows["score"].sort(descending=True)[:3].to_list()
-
-
-@pytest.mark.parametrize("groups", [50, 400_000])
-def test_the_best_rows_of_more_rows_than_are_buffered_keep_their_columns_and_their_order(groups: int) -> None:
-    random, size, best = np.random.default_rng(0), 700_000, TopRows(3)
-    group = pl.Series(random.integers(0, groups, size)).cast(pl.String)
-    group = group.set(pl.Series(random.random(size) < 0.01), None)
-    score = random.integers(0, 1000, size).astype(np.float32)
-    # Columns that are passed through have any names.
-    rows = pl.DataFrame({"row": np.arange(size), "group": group, "score": score, "@place": np.arange(size) % 7})
-    for first in range(0, size, 90_000):
-        part = slice(first, first + 90_000)
-        best.add(rows[part].to_arrow(), group[part], score[part])
-    expected: dict[str, list[tuple[float, int]]] = {}
-    for row, (key, value) in enumerate(zip(group.to_list(), score.tolist(), strict=True)):
-        if key is not None:
-            expected.setdefault(key, []).append((-value, row))
-    ranked = [(row, rank) for each in expected.values() for rank, (_, row) in enumerate(sorted(each)[:3], 1)]
-    result = pl.DataFrame(best.result())
-    assert list(zip(result["row"].to_list(), result["rank"].to_list(), strict=True)) == ranked
-    assert result.drop("rank").equals(rows[result["row"]])
-    assert best.ungrouped == group.null_count()
 
 
 @pytest.mark.parametrize(

@@ -98,19 +98,6 @@ def test_batches_have_every_label_of_their_samples(place: Path) -> None:
             assert (count.known, count.positives) == (len(known), known.sum()), (split, name)
 
 
-def test_the_first_label_says_what_is_in_a_history(place: Path) -> None:
-    frame, dataset = pl.read_parquet(place / "log.parquet"), Dataset.open(place / "data")
-    table = pl.concat(
-        pl.DataFrame(dataset.read_row_group("train", shard, group).to_pydict())
-        for shard, info in enumerate(dataset.shards("train"))
-        for group in range(len(info.row_groups))
-    )
-    for row, history in table.select("@row", "before").iter_rows():
-        user, at = frame["who"][row - 1], frame["at"][row - 1]
-        earlier = frame.filter((pl.col("who") == user) & (pl.col("at") < at) & (pl.col("click") == 1))
-        assert len(history) == min(len(earlier), 3)
-
-
 @pytest.fixture(scope="module")
 def scores(place: Path) -> pl.DataFrame:
     """What the run says of its test split."""

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from sklearn.ensemble import HistGradientBoostingClassifier
-from sklearn.metrics import roc_auc_score
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
@@ -76,19 +74,6 @@ def assert_chance(auc: float, positives: int, samples: int, most: float = 0.003)
 def dense(dataset: Dataset, split: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     batches = list(Loader(dataset, split, LoaderConfig(batch_size=8192)).epoch(0))
     return np.concatenate([b.dense.numpy() for b in batches]), np.concatenate([b.label.numpy() for b in batches])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("law", "split", "negatives"),
-    [("zipf", "time", 4), ("uniform", "fraction", 1)],
-)
-def test_boosted_trees_on_all_that_is_counted_are_at_chance(root: Path, law: str, split: str, negatives: int) -> None:
-    dataset = prepare(random_recipe(root, law, split, negatives).data)
-    trees = HistGradientBoostingClassifier(max_iter=30, random_state=0).fit(*dense(dataset, "train"))
-    values, label = dense(dataset, "test")
-    auc = roc_auc_score(label, trees.predict_proba(values)[:, 1])
-    assert_chance(float(auc), int(label.sum()), len(label))
 
 
 DLRM = {"kind": "dlrm", "bottom_mlp": [16], "top_mlp": [16]}

@@ -14,12 +14,9 @@ from errors import missing
 from recipes import tiny
 from stratarec.cli import main
 from stratarec.data.dataset import writer as storage
-from stratarec.data.prepare.prepare import prepare
 from stratarec.progress import SilentProgress
-from stratarec.recipe import Recipe
 from stratarec.training.evaluate import ScoredSamples, logits
 from stratarec.training.run.open_run import open_run
-from stratarec.training.trainer import Trainer
 
 
 def write_logs(root: Path) -> dict[str, pl.DataFrame]:
@@ -116,21 +113,3 @@ def test_scores_join_to_the_rows_they_were_made_of(tmp_path: Path, capsys: pytes
         assert (best["rank"] == 1).sum() == len(expected)
         assert main(["evaluate", "-q", run, "--split", "train", "--rank-by", by]) == 0
         assert not missing(f"train {by} {len(expected)}", capsys.readouterr().out)
-
-
-@pytest.mark.usefixtures("small_row_groups")
-def test_rows_are_left_out_on_demand_and_counted_where_there_are_no_files(tmp_path: Path) -> None:
-    write_logs(tmp_path)
-    for name, content, columns in (
-        ("without", recipe(tmp_path, keep_rows=False), ["label", "score"]),
-        ("counted", tiny(tmp_path, max_steps=12, epochs=1), ["row", "label", "score"]),
-    ):
-        content["data"]["path"], content["train"]["run"] = str(tmp_path / name), str(tmp_path / f"run-{name}")
-        made = Recipe.from_dict(content)
-        Trainer(made, prepare(made.data)).train()
-        output = tmp_path / f"{name}.parquet"
-        assert main(["predict", "-q", str(tmp_path / f"run-{name}"), "--split", "train", "-o", str(output)]) == 0
-        assert pl.read_parquet(output).columns == columns
-    rows = pl.read_parquet(tmp_path / "counted.parquet")["row"]
-    assert rows.n_unique() == len(rows)
-    assert 1 <= rows.min() <= rows.max() <= 6000  # type: ignore[operator]

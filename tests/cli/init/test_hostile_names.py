@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -110,28 +109,3 @@ def test_two_parquet_columns_of_one_name_are_refused(tmp_path: Path, capsys: pyt
     pq.write_table(table.append_column("item", table["item"]), tmp_path / "log.parquet")
     assert main(["init", str(tmp_path / "log.parquet")]) == 2
     assert not missing("2 item", capsys.readouterr().err)
-
-
-def words_of(command: str) -> list[str]:
-    """Arguments that bash gives to each `stratarec` of a command line."""
-    script = f"stratarec() {{ printf '%s\\0' \"$@\"; }}\n{command}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
-    return done.stdout.decode(errors="surrogateescape").split("\0")[:-1]
-
-
-PATHS = ("log.yaml", "a  b.yaml", "-x.yaml", "it's $(id) `id`.yaml", "a\nb\\n.yaml", "é\u202e.yaml", "\udcff.yaml")
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_printed_commands_can_be_pasted(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(log([], "v"), tmp_path / "log.csv")
-    assert main(["init", "log.csv", f"--output={name}"]) == 0
-    command = capsys.readouterr().out.splitlines()[-1].rpartition("then: ")[2]
-    prepare, path, train, again = words_of(command)
-    assert (prepare, train, path) == ("prepare", "train", again)
-    assert Path(path) == Path(name)
-    comments = [line.removeprefix("#   ") for line in Path(name).read_text().split("\n")[1:3]]
-    assert words_of("\n".join(comments)) == [prepare, path, train, again]

@@ -141,20 +141,6 @@ def test_labels_are_found(column: str, values: list[Any], expected: object, tmp_
     assert guess(read_sample((str(write(frame, tmp_path / "log.csv")),))).label == expected
 
 
-def test_a_reason_stands_beside_each_guess_and_small_logs_are_split_at_random(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(log().drop("created_at"), tmp_path / "log.csv")
-    assert main(["init", "log.csv"]) == 0
-    said = capsys.readouterr().out
-    assert "price        dense     numbers with fractions\n" in said
-    assert said.endswith("wrote log.yaml; look at it, then: stratarec prepare log.yaml && stratarec train log.yaml\n")
-    text = Path("log.yaml").read_text()
-    assert "split: {by: fraction, valid: 0.1, test: 0.1}  # users at random\n" in text
-    assert "#   row: another value in every row, as a row's own number has\n" in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -15,7 +15,6 @@ import pytest
 
 from stratarec.cli import main
 from stratarec.cli.init.guess import guess
-from stratarec.cli.init.numbers import typed
 from stratarec.cli.init.sample import read_sample
 from stratarec.cli.init.times import as_times
 from stratarec.data.data_quality import find_leak
@@ -207,26 +206,6 @@ def test_times_are_read_as_they_are_written(values: list[Any], form: str | None,
     assert f"({first}" in str(found.span)
     assert said in found.how
     assert ("fits, too" in found.how) == ("fits, too" in said)
-
-
-@pytest.mark.parametrize(
-    ("cells", "kind", "words"),
-    [
-        (["1", "2", None], pl.Int64, ()),
-        (["1", " NA", "null"], pl.Int64, (" NA", "null")),
-        (["1.5", "inf", "?"], pl.Float64, ("?", "inf")),
-        (["18446744073709551617", "3"], pl.String, ()),
-        (["18446744073709551617", "NA"], pl.String, ()),
-        (["NA", "NL", "1"], pl.String, ()),
-        (["NA", "none"], pl.String, ()),
-        (["true ", " False", None], pl.Boolean, ()),
-        (["00123", "123", "0"], pl.String, ()),
-        (["-0.5", "0", "10"], pl.Float64, ()),
-    ],
-)
-def test_numbers_are_found_among_words_for_nothing(cells: list[str | None], kind: Any, words: tuple[str, ...]) -> None:
-    column, missing = typed(pl.Series("x", cells))
-    assert (column.dtype, missing) == (kind, words)
 
 
 GENRES = ["Action", "Drama", "Comedy", "Science Fiction"]

@@ -23,7 +23,7 @@ from stratarec.cli import main
 from stratarec.cli.tune.space import Space
 from stratarec.cli.tune.trial import Trial
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.errors import ConfigError, DatasetError, Interrupted, StorageError, TrainingError
+from stratarec.errors import ConfigError, DatasetError, Interrupted, StorageError
 from stratarec.io.lock import held
 from stratarec.io.owned_directory import claim
 from stratarec.io.sealed import write_sealed
@@ -229,15 +229,6 @@ def test_trials_that_do_worse_end_early(home: Path, tmp_path: Path, monkeypatch:
     assert tuned(home, tmp_path, 8).value == pytest.approx(0.51)
     assert [state for _, state, _ in history(tmp_path)] == ["complete"] * 5 + ["pruned"] * 3
     assert told == [3] * 5 + [0] * 3
-
-
-def test_a_trial_that_fails_is_one_trial_and_all_are_an_error(home: Path, tmp_path: Path) -> None:
-    best = tuned(home, tmp_path / "some", 4, ("train.dense.learning_rate=choice(0.001,1.0e+30)",))
-    states = {params["train.dense.learning_rate"]: state for params, state, _ in history(tmp_path / "some")}
-    assert states["0.001"] == "complete"
-    assert best.values == {"train.dense.learning_rate": 0.001}
-    with refuses(TrainingError, "1 --space"):
-        tuned(home, tmp_path / "none", 1, ("train.dense.learning_rate=choice(1.0e+30)",))
 
 
 def test_one_study_a_directory_and_one_process_a_study(home: Path, whole: tuple[Path, Best]) -> None:

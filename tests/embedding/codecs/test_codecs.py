@@ -114,17 +114,6 @@ def test_unknown_choices_are_refused(fields: dict[str, str], message: str) -> No
         codec_of(**fields)
 
 
-def test_records_are_as_small_as_their_parts() -> None:
-    sizes = {
-        kind: RecordCodec(CodecConfig(kind=kind), width=65, row_state=True, full_state=0).record_bytes
-        for kind in ("fp32", "fp16", "bf16", "int8", "int4")
-    }
-    assert sizes == {"fp32": 264, "fp16": 134, "bf16": 134, "int8": 73, "int4": 41}
-    wide = CodecConfig(kind="int8", parameters="fp32", state="bf16")
-    assert RecordCodec(wide, width=64, row_state=True, full_state=1).record_bytes == 64 + 8 + 2 + 128
-    assert RecordCodec(wide, width=64, row_state=False, full_state=2).record_bytes == 64 + 8 + 256
-
-
 @pytest.mark.parametrize("change", [{"format": 99}, {"kind": "int3"}, {"width": None}])
 def test_identities_of_other_versions_are_refused(change: dict[str, object]) -> None:
     identity = {**codec_of(kind="int8").identity, **change}

@@ -85,17 +85,6 @@ def test_direct_reads_that_are_refused_are_made_without(store: LogRecords, monke
     assert_readable(store)
 
 
-def test_a_file_system_without_locks_is_used_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(file: object, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", unsupported)
-    made = LogRecords(tmp_path / "log", rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
-    made.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 1))
-    assert_readable(made)
-    made.close()
-
-
 FILES = """
 import resource, sys
 import numpy as np

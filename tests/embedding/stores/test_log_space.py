@@ -13,7 +13,7 @@ from errors import refuses
 from store_conformance import assert_same_contents, new_directory, random_records, read_all
 from stratarec.embedding.stores.arrays import MappedRecords
 from stratarec.embedding.stores.log import LogRecords
-from stratarec.embedding.stores.log_layout import LogConfig, plan_layout
+from stratarec.embedding.stores.log_layout import LogConfig
 from stratarec.errors import CheckpointError, StorageError
 
 ROWS, RECORD_BYTES = 4000, 260
@@ -202,17 +202,6 @@ def test_a_mapped_file_that_does_not_fit_is_refused_when_it_is_made(mounted: Pat
     assert not list(mounted.iterdir())
 
 
-@pytest.mark.parametrize("mounted", [("ramfs", "mode=0755")], indirect=True)
-def test_a_file_system_without_direct_reads_is_used_with_one_warning(mounted: Path) -> None:
-    store = open_store(mounted)
-    with pytest.warns(RuntimeWarning, match="direct I/O") as warned:
-        write(store, np.arange(ROWS), 1)
-    assert len(warned) == 1
-    store.flush()
-    assert_same_contents(store, np.ones(ROWS, np.bool_), random_records(np.arange(ROWS), RECORD_BYTES, 1))
-    store.close()
-
-
 @small_disk
 def test_where_links_are_refused_files_are_copied_once(mounted: Path, tmp_path: Path) -> None:
     store = open_store(mounted / "store")
@@ -231,18 +220,6 @@ def test_where_links_are_refused_files_are_copied_once(mounted: Path, tmp_path: 
         store.restore(tmp_path / "second", manifest)
     assert_same_contents(store, *contents)
     store.close()
-
-
-def test_locations_take_four_bytes_until_cells_need_eight() -> None:
-    config = LogConfig()
-    for rows, size in ((1000, 4), (10**9, 4), (2 * 10**9, 4), (4 * 10**9, 8), (10**10, 8)):
-        layout = plan_layout(rows, 76, config)
-        assert layout.location_type.itemsize == size
-        assert layout.slots * layout.segment_blocks * layout.per_block > 1.5 * rows
-        assert layout.tag_bytes == (4 if rows < 2**32 else 8)
-    assert plan_layout(1000, 4080, config).block_bytes == 4096
-    assert plan_layout(1000, 4085, config).block_bytes == 8192
-    assert plan_layout(1000, 4080 + 4096, config).per_block == 1
 
 
 def test_untouched_rows_cost_nothing(tmp_path: Path) -> None:
