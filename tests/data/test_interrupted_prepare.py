@@ -1,4 +1,4 @@
-"""What an interrupted `prepare` leaves behind: taken up where it stopped, or left alone when it cannot be."""
+"""Preparation that is interrupted, and data sets that are replaced while they are read."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ import polars as pl
 import pytest
 import yaml
 
-from errors import missing
+from errors import missing, refuses
 from recipes import fill_disk, log_config, prepared, tiny
 from stratarec.cli import main
+from stratarec.data.dataset import dataset as module
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.errors import DatasetError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
+from stratarec.training.trainer import Trainer
 
 
 def identities(folder: Path) -> dict[str, tuple[int, int]]:
@@ -160,3 +163,45 @@ def test_what_is_neither_stale_nor_damaged_is_taken_up(tmp_path: Path, half: Pat
     prepare(config(tmp_path), progress=said)
     assert not said.messages
     assert identities(tmp_path / "data" / "train")["shard-00000.parquet"] == before["shard-00000.parquet"]
+
+
+def made(root: Path, seed: int) -> Recipe:
+    content = tiny(root, max_steps=2)
+    content["data"]["source"] |= {"samples": 1000, "seed": seed}
+    return Recipe.from_dict(content)
+
+
+def test_files_of_another_data_set_are_never_read_for_those_that_were_opened(tmp_path: Path) -> None:
+    recipe = made(tmp_path, 1)
+    prepare(recipe.data)
+    dataset = Dataset.open(recipe.data.path)
+    trainer = Trainer(recipe, dataset)
+    prepare(made(tmp_path, 2).data, overwrite=True)
+    with refuses(DatasetError, "data"):
+        trainer.train()
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_same_data_set_prepared_anew_is_read(tmp_path: Path) -> None:
+    recipe = made(tmp_path, 1)
+    prepare(recipe.data)
+    trainer = Trainer(recipe, Dataset.open(recipe.data.path))
+    prepare(recipe.data, overwrite=True)
+    trainer.train()
+
+
+def test_a_data_set_that_is_replaced_while_it_is_opened_is_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(made(tmp_path, 1).data)
+    before, hashes = Dataset.open(tmp_path / "data").fingerprint, module.file_hashes
+
+    def replaced_first(*args: Any, **options: Any) -> list[str]:
+        monkeypatch.setattr(module, "file_hashes", hashes)
+        prepare(made(tmp_path, 2).data, overwrite=True)
+        return hashes(*args, **options)
+
+    monkeypatch.setattr(module, "file_hashes", replaced_first)
+    after = Dataset.open(tmp_path / "data").fingerprint
+    assert after != before
+    assert after == Dataset.open(tmp_path / "data", verify="full").fingerprint

@@ -1,17 +1,23 @@
-"""Logs in many part files: some without rows, some with other columns, in directories of directories."""
+"""Files of a log are named, found and opened as the recipe says."""
 
 from __future__ import annotations
 
 import gzip
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import polars as pl
 import pytest
 
+from errors import missing, refuses
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.sources.files import expand
+from stratarec.errors import DataError
 from stratarec.recipe import Recipe
 
 ROWS = 1200
@@ -91,3 +97,105 @@ def test_columns_that_not_every_file_has_are_left_out(
     schema = Recipe.load("r.yaml").data.source.schema
     assert [feature.name for feature in (*schema.dense, *schema.sparse)] == ["item"]
     assert main(["prepare", "-q", "r.yaml"]) == 0
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two files, another name of the first, and the working directory beside them."""
+    for name in ("a.tsv", "b.tsv"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "link").symlink_to(tmp_path / "a.tsv")
+    os.link(tmp_path / "a.tsv", tmp_path / "hard")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("first", ["a.tsv", "*.tsv"])
+@pytest.mark.parametrize("again", ["a.tsv", "./a.tsv", "folder/a.tsv", "link", "hard", "[a].tsv", "?.tsv", "file://{}"])
+def test_a_file_that_is_named_twice_is_refused(logs: Path, first: str, again: str) -> None:
+    with refuses(DataError, "data.source.paths") as caught:
+        expand((first, again.format(logs / "a.tsv")))
+    assert str(logs / "a.tsv") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["[ab].tsv", "zip::a"])
+def test_a_file_with_marks_in_its_name_is_that_file(logs: Path, name: str) -> None:
+    (logs / name).write_text("c")
+    (found,) = expand((str(logs / name),))
+    with found.open() as file:
+        assert (found.path, file.read()) == (str(logs / name), b"c")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("foo://bucket/*.gz", "data.source.paths foo://bucket/*.gz"),
+        ("none.parquet", "none.parquet data.source.paths"),
+        ("none-*.parquet", "file"),
+        ("ftp://127.0.0.1:9/log", "file://"),
+        ("a\0b", r"a\x00b"),
+        ("data:text/plain,hi", "data:text/plain,hi"),
+        ("memory://a.tsv", "protocol memory"),
+        ("simplecache::s3://bucket/log.gz", "file"),
+        ("reference://log::file://none", "file"),
+        (
+            "zip://a.tsv::none.zip",
+            "file:// http:// s3:// hf://",
+        ),
+        ("", "'' data.source.paths"),
+    ],
+)
+def test_a_path_that_cannot_be_read_is_one_line(url: str, message: str) -> None:
+    with refuses(DataError, message) as caught:
+        expand((url,))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "package"),
+    [
+        ("s3://bucket/log.gz", "s3fs"),
+        ("gs://bucket/log.gz", "gcsfs"),
+        ("abfs://bucket/*.gz", "adlfs"),
+        ("https://example.org/log.gz", '"fsspec[http]"'),
+        ("hf://datasets/log.gz", "huggingface_hub"),
+    ],
+)
+def test_a_url_without_its_library_names_the_package(url: str, package: str) -> None:
+    protocol = url.partition("://")[0]
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except ImportError:
+        pass
+    else:
+        pytest.skip(f"the library for {protocol}:// is installed here")
+    with pytest.raises(DataError) as caught:
+        expand((url,))
+    assert not missing(f"{url} {protocol}:// {package}", str(caught.value))
+
+
+def test_templates_of_a_reference_file_never_run(logs: Path) -> None:
+    run = "{{ cycler.__init__.__globals__.os.system('touch owned') }}"
+    made = {"version": 1, "gen": [{"key": run, "url": "x", "dimensions": {"i": [0]}}], "refs": {"log": "a,b"}}
+    (logs / "made.json").write_text(json.dumps(made))
+    with refuses(DataError, "file"):
+        expand((f"reference://log::{logs}/made.json",))
+    assert not (logs / "owned").exists()
+
+
+def test_a_directory_stands_for_the_files_below_it(tmp_path: Path) -> None:
+    root = tmp_path / "_log" / ".x"
+    for name in ("dt=2/part-0", "dt=1/part-0", "dt=1/_SUCCESS", ".part-0.crc", "_delta_log/0.json", "dt=3/empty"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("" if name in ("dt=1/_SUCCESS", "dt=3/empty") else "x")
+    (root / "dt=1" / "up").symlink_to(root)
+    (root / "dt=4").symlink_to(root / "_delta_log" / "0.json")
+    expected = [str(root / name) for name in ("dt=1/part-0", "dt=2/part-0", "dt=4")]
+    for pattern in (str(root), f"{root}/", f"file://{root}", f"{root}/dt=*"):
+        assert [file.path for file in expand((pattern,))] == expected, pattern
+    (tmp_path / "empty").mkdir()
+    for pattern, message in (("empty", "no file matches"), ("_log/.x/dt=3", "the file is empty")):
+        with pytest.raises(DataError, match=message):
+            expand((str(tmp_path / pattern),))

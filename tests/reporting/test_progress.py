@@ -1,13 +1,18 @@
-"""Progress in lines: an estimate that a slow start does not spoil, and a reader who leaves."""
+"""Progress on terminals, in notebooks and for machines."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from stratarec.reporting.progress import JsonProgress, TaskSpeed
+from stratarec.progress import SilentProgress
+from stratarec.reporting.progress import JsonProgress, NotebookProgress, TaskSpeed, progress_of_notebook
+from stratarec.reporting.step_time import StepTime
 
 
 def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:
@@ -44,3 +49,62 @@ def test_lines_of_json_say_what_is_done_and_what_is_left(
     # Fewer than one a second; the first already knows the pace.
     assert events[1]["eta_seconds"] == pytest.approx(0.2 * (100 - events[1]["done"]))
     assert (events[-1]["done"], events[-1]["total"], events[-1]["seconds"]) == (40, 100, 6.0)
+
+
+@pytest.fixture
+def progress(monkeypatch: pytest.MonkeyPatch) -> NotebookProgress:
+    """Its output is looked at here, and drawn in `test_notebooks`."""
+    monkeypatch.setattr(NotebookProgress, "_draw", lambda self, now=False: None)
+    return NotebookProgress()
+
+
+def lines(html: str) -> dict[str, list[tuple[float, float]]]:
+    """Colour -> the points of its line; the output must be well-formed."""
+    root = ElementTree.fromstring(html.replace("&ensp;", " "))
+    found = {}
+    for each in root.iter("polyline"):
+        pairs = [pair.split(",") for pair in each.attrib["points"].split()]
+        found[each.attrib["stroke"]] = [(float(x), float(y)) for x, y in pairs]
+    return found
+
+
+def test_without_a_notebook_there_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert isinstance(progress_of_notebook(), SilentProgress)
+
+    class Terminal:
+        """IPython in a terminal, which has no kernel."""
+
+        @staticmethod
+        def get_ipython() -> object:
+            return object()
+
+    monkeypatch.setitem(sys.modules, "IPython", Terminal)
+    assert isinstance(progress_of_notebook(), SilentProgress)
+
+
+def position(**stages: float) -> dict[str, Any]:
+    """Of 11 steps of 100 samples, the first of which was not timed; a step takes a second."""
+    return {
+        "step": 11, "trained_samples": 1100, "untimed_samples": 100, "train_seconds": 10.0,
+        "stage_seconds": {name.replace("_", " "): 10 * share for name, share in stages.items()},
+    }  # fmt: skip
+
+
+USUAL = {
+    "wait": 0.1, "look_up": 0.05, "forward": 0.25, "backward": 0.5, "update_rows": 0.1, "update_network": 0.1,
+    "read": 0.2, "bring_in": 0.3,
+}  # fmt: skip
+
+
+def test_a_step_is_the_sum_of_its_stages() -> None:
+    found = StepTime.of(position(**USUAL))
+    assert found is not None
+    assert found.seconds == pytest.approx(1.0)
+    assert [stage.share for stage in found.stages] == pytest.approx([0.1, 0.05, 0.2, 0.4, 0.1, 0.1, 0.05])
+    assert found.hidden == pytest.approx(0.8)
+    slowest, memory = found.verdict(cached=True)
+    assert slowest == "slowest part of a step: network, backward (400 ms, 40% of 1,000 ms); all steps took 10 s"
+    assert "at most 30% of a step" in memory
+    assert "more memory buys no speed" in list(found.verdict(cached=False))[1]
+    assert StepTime.of(position()) is None

@@ -1,4 +1,4 @@
-"""Writes, compacts and checkpoints a log store in a process that is killed, over and over; run by test_log_kill.py.
+"""Writes, compacts and checkpoints a log store in a process that is killed, over and over; run by test_stores.py.
 
 The victims are forks of this process, which itself never starts a thread: importing anew for each would take seconds.
 """

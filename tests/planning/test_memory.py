@@ -1,16 +1,21 @@
-"""The ``memory:`` section: sizes as people write them, and every mistake named."""
+"""The memory section and plan files: values that cannot be used are refused by field."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzzing.artefacts import TIERS, make_log, place_tables, recipe
 
 from errors import refuses
 from recipes import tiny
-from stratarec.errors import ConfigError
+from stratarec.data.prepare.prepare import prepare
+from stratarec.errors import ConfigError, DatasetError
+from stratarec.io.sealed import write_sealed
 from stratarec.planning.config import BlockConfig, MemoryConfig
+from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 
 
@@ -52,3 +57,36 @@ def test_the_section_survives_a_round_trip(tmp_path: Path) -> None:
 def test_mistakes_name_the_field(tmp_path: Path, section: dict[str, Any], message: str) -> None:
     with refuses(ConfigError, message):
         memory(tmp_path, **section)
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("plan")
+    make_log(root)
+    made = recipe(root, root / "run", memory=TIERS)
+    prepare(made.data)
+    plan = place_tables("cached", made)
+    assert plan is not None
+    return plan.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("cache_rows", 2**40), ("cache_rows", -1), ("rows", 2**62), ("width", 10**400),
+        ("pinned", -1), ("lookups", -1.0), ("distinct", 1e300), ("misses", float("nan")),
+        ("bytes", {"dram": {"slot weights": 10**400}}), ("bytes", {"dram": {"slot weights": -1}}),
+        ("seconds", {"compute": -1.0, "staging": 0.0, "device": 0.0}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_numbers_that_no_plan_has_are_named(content: dict[str, Any], tmp_path: Path, field: str, value: Any) -> None:
+    made = json.loads(json.dumps(content))
+    cached = next(table for table in made["tables"] if table["tier"] != "level0")
+    cached[field] = value
+    if value != value:
+        (tmp_path / "plan.json").write_text(json.dumps(made))
+    else:
+        write_sealed(tmp_path / "plan.json", made)
+    with refuses(DatasetError, "NaN" if value != value else field):
+        Plan.load(tmp_path / "plan.json").summary  # noqa: B018

@@ -1,0 +1,174 @@
+"""Benchmarks train once, mark figures of other code, and print tables of 80 columns."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.init.test_public_recipes import ROWS, frame
+
+from benchmarks import quality, report
+from benchmarks.registry import BENCHMARKS
+from benchmarks.sources import source_hash
+from errors import missing
+from stratarec.data.schema import Schema
+from stratarec.recipe import Recipe
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files of the columns of `frappe_x1`, and a place for what is made of them."""
+    schema: Schema = Recipe.load(quality.ROOT / "src/stratarec/recipes/frappe_x1.yaml").data.source.schema  # type: ignore[union-attr]
+    (tmp_path / "frappe_x1").mkdir()
+    for split, rows in ROWS.items():
+        frame(schema, rows, split != "train").write_parquet(tmp_path / "frappe_x1" / f"{split}.parquet")
+    monkeypatch.setattr(quality, "LOGS", tmp_path)
+    monkeypatch.setattr(quality, "WORK", tmp_path / "work")
+    monkeypatch.setattr(quality, "DATA", tmp_path / "data")
+    monkeypatch.delenv("STRATAREC_FUXICTR", raising=False)
+    return tmp_path
+
+
+def evaluations(*aucs: float, seconds: float) -> dict[str, Any]:
+    return {
+        "auc": max(aucs), "log_loss": 0.1,
+        "evaluations": [
+            {"step": place, "auc": auc, "seconds": 2 * seconds * place, "processor_seconds": seconds * place}
+            for place, auc in enumerate(aucs, 1)
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_is_trained_once_and_compared_with_what_was_published(
+    logs: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = quality.run(quick=True)
+    metrics, (row,) = first["metrics"], first["samples"]["rows"]
+    assert capsys.readouterr().err.count("FuxiCTR left out: set STRATAREC_FUXICTR") == 1
+    assert metrics["auc_best"] == metrics["auc_dcnv2"] == row["auc"]
+    assert metrics["auc_delta_bars_min"] == row["auc"] - quality.PUBLISHED["dcnv2"].auc
+    assert [each["step"] for each in row["evaluations"]] == [1, 2]
+    assert 0 < row["seconds_to_best"] <= row["seconds"]
+    assert row["rows_behind_caches"] == 0.0
+    monkeypatch.setattr(quality, "Trainer", None)
+    assert quality.run(quick=True)["metrics"] == metrics
+
+
+def test_every_model_is_one_that_a_recipe_takes(logs: Path) -> None:
+    for name in quality.PUBLISHED:
+        made = quality.recipe(name, 1, quality.Setting(precision="bf16", epochs=3))
+        assert made.model.kind == name
+        assert made.train.embedding.weight_decay == quality.PUBLISHED[name].decay
+
+
+FILES = {
+    "benchmarks/speed.py": "from benchmarks.tools import go\nfrom stratarec.kernels import pool\n",
+    "benchmarks/tools.py": "import stratarec.more\n\ndef go():\n    import stratarec.late\n",
+    "src/stratarec/__init__.py": "",
+    "src/stratarec/kernels/__init__.py": "from stratarec.kernels.pool import f\n",
+    "src/stratarec/kernels/pool.py": "# fast\nf = 1\n",
+    "src/stratarec/more.py": "m = 1\n",
+    "src/stratarec/late.py": "g = 1\n",
+    "src/stratarec/other.py": "h = 1\n",
+}
+CHANGES = [
+    ("src/stratarec/kernels/pool.py", "f = 2\n", True),
+    ("src/stratarec/late.py", "g = 2\n", False),
+    ("src/stratarec/more.py", "m = 2\n", True),
+    ("src/stratarec/__init__.py", "x = 0\n", True),
+    ("src/stratarec/kernels/pool.py", "# faster\n\nf = 1\n", False),
+    ("src/stratarec/kernels/pool.py", '"""Says more."""\n\nf = (1)\n', False),
+    ("src/stratarec/other.py", "h = 2\n", False),
+    ("benchmarks/tools.py", "import stratarec.more\n", False),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "differs"), CHANGES)
+def test_the_hash_is_of_the_modules_that_are_imported(tmp_path: Path, name: str, text: str, differs: bool) -> None:
+    for file, content in FILES.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(content)
+    before = source_hash("benchmarks.speed", tmp_path)
+    (tmp_path / name).write_text(text)
+    source_hash.cache_clear()
+    assert (source_hash("benchmarks.speed", tmp_path) != before) == differs
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_figure_of_other_code_is_marked(tmp_path: Path, older: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MATTER", report.MATTER[:1])
+    result = {
+        "benchmark": "embedding", "quick": False, "config": {}, "metrics": {report.MATTER[0][2]: 2.0},
+        "hardware": {"processor": "Intel(R) Xeon(R) Processor", "avx512": True},
+        "sources": "0" if older else source_hash(BENCHMARKS["embedding"]),
+    }  # fmt: skip
+    (tmp_path / "embedding.json").write_text(json.dumps(result))
+    pages = [tmp_path / "README.md", tmp_path / "page.md"]
+    for page in pages:
+        page.write_text(f"a\n{report.BEGIN}\n{report.END}\nb\n")
+    for _ in range(2):
+        report.update_documents(*pages, tmp_path / "figures.svg", tmp_path)
+    assert ("2.00\\* |" in pages[0].read_text()) == older
+    for page in pages:
+        assert not missing("AVX-512", page.read_text())
+        assert ("easured before the code" in page.read_text()) == older
+        assert page.read_text().endswith(f"{report.END}\nb\n")
+
+
+@pytest.mark.parametrize("module", BENCHMARKS.values())
+def test_a_benchmark_can_be_imported_without_its_peers(module: str) -> None:
+    assert callable(importlib.import_module(module).run)
+
+
+ROOT = Path(__file__).parents[2]
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from benchmarks import report
+for name in sys.argv[1:]:
+    report.print_result(report.read_result(Path(name)))
+    print("=====")
+"""
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "COLUMNS": "80"},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[Path, str]:
+    """Every result file as it is printed."""
+    done = bench("-c", SCRIPT, *map(str, RESULTS))
+    assert done.returncode == 0, done.stderr
+    return dict(zip(RESULTS, done.stdout.split("=====\n"), strict=False))
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_results_fit_80_columns_with_whole_words(printed: dict[Path, str], path: Path) -> None:
+    text = printed[path]
+    assert max(map(len, text.splitlines())) <= 80
+    content = json.loads(path.read_text())
+    for name in content["metrics"]:
+        assert re.search(rf"^{name} +\S+$", text, re.MULTILINE)
+    words = re.findall(r"[a-z]+", text)
+    for row in content["samples"]["rows"]:
+        for name, value in row.items():
+            if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+                continue  # in the file alone
+            # Neither a word of a head nor a cell is broken.
+            assert set(re.findall(r"[a-z]+", name.replace("_", " "))) <= set(words)
+            assert not isinstance(value, str) or value in text
