@@ -16,7 +16,6 @@ import polars as pl
 import pytest
 import xxhash
 
-from errors import refuses
 from stratarec.cli.check.parts import check
 from stratarec.data.dataset.compatibility import feature_difference, input_difference
 from stratarec.data.dataset.dataset import Dataset
@@ -26,7 +25,6 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig, VocabularyOverride
-from stratarec.errors import ConfigError
 
 SCHEMA = Schema(
     sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi"), SparseFeature(name="place")),
@@ -169,34 +167,3 @@ def test_max_rows_leaves_the_values_of_the_base(days: Path, tmp_path: Path) -> N
     shutil.copytree(days / "day-0", tmp_path / "day-0")
     made = prepare(day_config(tmp_path, 1, "day-0", max_rows=2))
     assert values_of(made, "item") == values_of(Dataset.open(days / "day-0"), "item")
-
-
-def other_schema(**changes: Any) -> Schema:
-    """The schema, with a feature changed."""
-    sparse = [replace(feature, **changes.get(feature.name, {})) for feature in SCHEMA.sparse]
-    return replace(SCHEMA, sparse=tuple(sparse), dense=(replace(SCHEMA.dense[0], **changes.get("age", {})),))
-
-
-@pytest.mark.parametrize(
-    ("schema", "vocabulary", "message"),
-    [
-        (other_schema(tags={"max_length": 3}), {}, "schema.sparse[1].max_length 3 50"),
-        (other_schema(age={"transform": "none"}), {}, "schema.dense[0].transform none log1p"),
-        (
-            replace(SCHEMA, sparse=SCHEMA.sparse[:2]),
-            {"overrides": {}},
-            "schema.sparse item tags place",
-        ),
-        (SCHEMA, {"tail_buckets": 6}, "data.vocabulary.tail_buckets item 6 5"),
-        (SCHEMA, {"overrides": {}}, "data.vocabulary.kind place count hash"),
-    ],
-)
-def test_a_base_of_other_features_or_tails_is_refused(
-    days: Path, schema: Schema, vocabulary: dict[str, Any], message: str
-) -> None:
-    config = day_config(days, 1, "day-0", **vocabulary)
-    assert isinstance(config.source, ParquetConfig)
-    config = replace(config, path=str(days / "never"), source=replace(config.source, schema=schema))
-    with refuses(ConfigError, message):
-        prepare(config)
-    assert not list(days.glob("never*"))

@@ -191,25 +191,6 @@ def test_chunks_go_on_where_they_stopped(tmp_path: Path) -> None:
 
 
 HEAD = b"user,y,when,item,unused,price,shop,tags\n"
-GOOD = b"u,1,5,a,,1,7,t\n"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (HEAD + GOOD + b'u,1,5,a"b,,1,7,t\n' + GOOD, "line 3"),
-        (HEAD + b'u,1,5,"a\nb",,1,7,t\n' + b"u,1,5,a,,x,7,t\n", "line 4 price 'x'"),
-        (HEAD + b"u,yes,5,a,,1,7,t\n", "line 2 'y' yes 0 1"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_named_by_file_line_and_column(tmp_path: Path, content: bytes, message: str) -> None:
-    """The usual faults are in `test_malformed`, from file to exit code."""
-    path = tmp_path / "log.csv"
-    path.write_bytes(content)
-    with refuses(DataError, message) as caught:
-        read(path, max_line_bytes=1 << 20)
-    assert str(caught.value).startswith(str(path))
-    assert "\n" not in str(caught.value)
 
 
 def write_both(root: Path, columns: dict[str, list[Any]]) -> list[Path]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import pickle
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,10 @@ from stratarec.data.prepare import executor as executors
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.executor import LEASE, Stage, grant, leased, revoke, revoke_leases
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.prepare.workspace import log_shares
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks_config import ClicksConfig
-from stratarec.data.sources.csv import CsvConfig, CsvSource
-from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
+from stratarec.data.sources.csv import CsvConfig
+from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.sources.presets import CriteoConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.errors import DataError, StorageError
@@ -126,27 +123,6 @@ def test_pieces_give_the_same_bytes_in_any_order_and_done_twice(tmp_path: Path, 
     assert not (tmp_path / "many.preparing").exists()
 
 
-@pytest.mark.parametrize(("files", "readers"), [(1, 5), (1, 30), (3, 2), (3, 5), (30, 2)])
-def test_shares_are_all_of_a_log_once(tmp_path: Path, files: int, readers: int) -> None:
-    rows = frame(3000)
-    for number in range(files):
-        part = rows[number * 100 : number * 100 + 100]
-        part.write_csv(tmp_path / f"log{number:02d}.csv")
-        part.write_parquet(tmp_path / f"log{number:02d}.parquet", row_group_size=9)
-    text = CsvSource(CsvConfig(paths=(f"{tmp_path}/*.csv",), schema=SCHEMA), "error", block_bytes=400)
-    parquet = ParquetSource(ParquetConfig(paths=(f"{tmp_path}/*.parquet",), schema=SCHEMA), "error")
-    for source in (text, parquet):
-        whole = list(source.chunks(tmp_path))
-        shares = log_shares(source, readers)
-        found = sorted(
-            (chunk for share in shares for chunk in source.chunks(tmp_path, share)), key=lambda chunk: chunk.index
-        )
-        assert len(shares) > 1
-        assert [chunk.index for chunk in found] == [chunk.index for chunk in whole]
-        assert all(one.frame.equals(other.frame) for one, other in zip(found, whole, strict=True))
-        assert [chunk.bytes_done for chunk in found] == [chunk.bytes_done for chunk in whole]
-
-
 def test_of_several_bad_rows_the_first_of_the_log_is_named(tmp_path: Path) -> None:
     rows = frame(3000).with_columns(pl.col("price").cast(pl.String))
     for number in range(3):
@@ -191,16 +167,3 @@ def test_a_task_of_an_earlier_call_cannot_write(tmp_path: Path, monkeypatch: pyt
     for place in (tmp_path, tmp_path / "elsewhere"):
         with pytest.raises(StorageError, match="is not there, or no work"), leased(place, again):
             pytest.fail("worked without a lease")
-
-
-def test_a_call_waits_for_the_tasks_of_an_earlier_one(tmp_path: Path) -> None:
-    token = grant(tmp_path)
-    with (tmp_path / LEASE).open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        waiting = threading.Thread(target=revoke_leases, args=(tmp_path,))
-        waiting.start()
-        waiting.join(0.15)
-        assert waiting.is_alive()
-        assert (tmp_path / LEASE).read_text() == token
-    waiting.join(10)
-    assert (tmp_path / LEASE).read_text() == ""

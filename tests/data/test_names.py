@@ -10,14 +10,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from errors import refuses
 from recipes import log_config
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.vocabulary import VocabularyConfig
-from stratarec.errors import ConfigError
 
 ODD = [
     "label", "count", "value", "id", "__row", "__file", "__split", "__group", "__time", "__session", "__partition",
@@ -78,21 +76,6 @@ def test_a_feature_may_have_any_ordinary_name(tmp_path: Path, groups: str) -> No
     names = [name for name in ODD if name != "@"]
     frame = log(tmp_path / "log.parquet", *names)
     check_samples(prepared(tmp_path, dict.fromkeys(names, ""), groups=groups), frame, names)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"label": ""}, "schema.label ''"),
-        ({"time": "@row"}, "schema.time @row"),
-        ({"user": "label"}, "schema.user label"),
-        ({"session": "tags"}, "schema.session tags"),
-        ({"session": "a\x1bb"}, r"schema.session a\x1bb"),
-    ],
-)
-def test_keys_that_cannot_be_are_refused(options: dict[str, str], message: str) -> None:
-    with refuses(ConfigError, message):
-        Schema(sparse=(SparseFeature(name="tags", kind="multi", separator="|"),), **options)  # type: ignore[arg-type]
 
 
 def test_a_history_uses_the_vocabulary_of_what_it_is_a_history_of(tmp_path: Path) -> None:

@@ -143,22 +143,3 @@ def test_by_fraction_a_user_is_on_one_side_with_all_sessions(tmp_path: Path, his
             for group in range(len(shard.row_groups)):
                 sessions = dataset.read_row_group(split, number, group)[SESSION].to_numpy()
                 assert np.count_nonzero(np.diff(sessions)) + 1 == len(set(sessions.tolist()))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"by": "fraction", "valid": 1.0}, "valid 1.0"),
-        ({"by": "fraction", "valid": -0.1}, "valid -0.1"),
-        ({"by": "fraction", "test": float("nan")}, "test nan"),
-        ({"by": "fraction", "test": "1d"}, "'1d'"),
-        ({"by": "fraction", "valid": 0.5, "test": 0.5}, "train"),
-        ({"by": "time"}, "valid 0.1"),
-        ({"by": "time", "valid": "0h", "test": "1h"}, "'0h'"),
-        ({"by": "time", "valid": "1h", "test": "1 hour"}, "1 hour"),
-        ({"by": "file"}, "valid 0.1"),
-    ],
-)
-def test_impossible_splits_are_refused(options: dict[str, Any], message: str) -> None:
-    with refuses(ConfigError, message):
-        SplitConfig(**options)

@@ -16,7 +16,6 @@ from torch import Tensor
 from errors import refuses
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, ScheduleConfig, TieredEmbeddingBagCollection
-from stratarec.embedding.config import RowPart
 from stratarec.embedding.optimizers import ROW_OPTIMIZERS
 from stratarec.errors import ConfigError
 from stratarec.kernels.pooling import reference as pooling
@@ -276,63 +275,6 @@ def table(**change: Any) -> EmbeddingBagConfig:
     return EmbeddingBagConfig(
         **{"name": "t", "num_embeddings": 3, "embedding_dim": 2, "feature_names": ("x",), **change}
     )
-
-
-INFINITE, NOT_A_NUMBER = float("inf"), float("nan")
-REFUSED: dict[Any, tuple[str, list[tuple[dict[str, Any], str]]]] = {
-    ScheduleConfig: (
-        r"schedule\.",
-        [
-            ({"kind": "cosine", "total_steps": -1}, r"total_steps is -1, expected 0 or more"),
-            ({"warmup_share": 1.0}, r"warmup_share is 1.0, expected 0 or more and less than 1"),
-            ({"warmup_share": 0.5, "warmup_steps": 3}, "warmup_share is 0.5"),
-            ({"kind": "polynomial", "warmup_steps": 9, "total_steps": 9}, r"total_steps is 9, .*warmup_steps \(9\)"),
-            ({"warmup_steps": -1}, "warmup_steps is -1, expected 0 or more"),
-            ({"final_factor": 1.1}, "final_factor is 1.1, expected 0 to 1"),
-            ({"final_factor": NOT_A_NUMBER}, "final_factor is nan, expected a finite number"),
-            ({"power": 0.0}, "power is 0.0, expected more than 0"),
-            ({"power": NOT_A_NUMBER}, "power is nan, expected a finite number"),
-            ({"kind": "linear"}, "kind is 'linear', expected constant, cosine or polynomial"),
-        ],
-    ),
-    RowOptimizerConfig: (
-        r"optimizer\.",
-        [
-            ({"kind": "adamw"}, "kind is 'adamw', expected sgd, rowwise_adagrad, adagrad, rowwise_adam or adam"),
-            ({"decay": "L2"}, "decay is 'L2', expected l2 or decoupled"),
-            ({"learning_rate": -1.0}, "learning_rate is -1.0, expected 0 or more"),
-            ({"learning_rate": NOT_A_NUMBER}, "learning_rate is nan, expected a finite number"),
-            ({"eps": 0.0}, "eps is 0.0, expected more than 0"),
-            ({"weight_decay": -0.1}, "weight_decay is -0.1, expected 0 or more"),
-            ({"beta1": 1.0}, "beta1 is 1.0, expected 0 <= beta1 < 1"),
-            ({"beta2": -0.1}, "beta2 is -0.1, expected 0 <= beta2 < 1"),
-        ],
-    ),
-    table: (
-        "table 't': ",
-        [
-            ({"num_embeddings": 0}, "num_embeddings is 0"),
-            ({"pooling": "max"}, "pooling is 'max'"),
-            ({"feature_names": ()}, "no feature uses it"),
-            ({"initial": -1e-4}, "initial is -0.0001, expected a finite number of 0 or more"),
-            ({"initial": INFINITE}, "initial is inf, expected a finite number of 0 or more"),
-            ({"initial": NOT_A_NUMBER}, "initial is nan, expected a finite number of 0 or more"),
-            (
-                {"num_embeddings": 4, "part": RowPart(first=2, stride=3, rows=11)},
-                "part is rows 2 to 11",
-            ),
-        ],
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("made", "options", "message"),
-    [(made, options, prefix + message) for made, (prefix, cases) in REFUSED.items() for options, message in cases],
-)
-def test_impossible_settings_are_refused(made: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        made(**options)
 
 
 @pytest.mark.interpreted

@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numba
 import pytest
 
-from errors import missing
 from stratarec.kernels.runtime import helpers, openmp, outline, team
 
 # What another version of Numba may be like, done to the installed one before the project is loaded.
@@ -79,19 +77,3 @@ def test_one_thread_does_what_a_team_does(tmp_path: Path) -> None:
     assert alone["defect"]
     assert together["defect"] == ""
     assert alone["bits"] == together["bits"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(change, id=name, marks=() if name == "a method that is gone" else pytest.mark.slow)
-        for name, change in OTHERS.items()
-    ],
-)
-def test_a_numba_that_cannot_run_teams_is_seen_and_told_of(change: str, tmp_path: Path) -> None:
-    found = train(0, change, tmp_path)
-    assert found["defect"]
-    [warning] = found["warnings"]
-    assert not missing(f"{numba.__version__}", warning)
-    assert found["defect"] in warning
-    assert "\n" not in warning

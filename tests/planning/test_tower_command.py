@@ -71,52 +71,6 @@ def test_towers_are_printed_written_and_loaded(home: Path, capsys: pytest.Captur
     assert (tmp_path / "recipe.towers.yaml").read_text() == written
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--towers", "1"], "--towers is 1, expected at least 2"),
-        (["--towers", "0"], "--towers is 0, expected at least 2"),
-        (["--towers", "27"], "27 towers of 26 sparse features"),
-        (["--towers", "2", "--balance", "0.5"], "--balance is 0.5, expected 1 to 1000"),
-        (["--towers", "2", "--steps", "0"], "--steps is 0, expected 1"),
-        (["--towers", "2", "--from", "nowhere"], "nowhere is no run"),
-        (["--towers", "2", "memory.dram=1KiB"], "table 'C3' of C3 takes "),
-        (["--towers", "2", "-o", "x.json"], "--output is of a plan of tables"),
-        (["--steps", "2"], "--steps is of a plan of towers"),
-        (["--network", "1Gbit"], "--network is of a plan of a cluster"),
-        (["--hosts", "2x2"], "--hosts needs --network"),
-        (["--hosts", "2x2", "--towers", "2"], "ask for one of them"),
-        (["--hosts", "2x2", "--network", "1GB"], "--network is '1GB', expected a rate"),
-        (["--device", "abacus"], "or name a card of t4"),
-        (["--device", "cpu"], "which is what steps are compared with"),
-        (["--device", "h100", "-o", "x.json"], "--output is of a plan of tables, and this is one of a device"),
-        (["--device", "h100", "--hosts", "2x2", "--network", "1Gbit"], "ask for one of them"),
-        (["--hosts", "2x2", "--network", "1Gbit", "--samples", "9"], "start with --hosts fewest"),
-        (["--hosts", "fewest", "--network", "1Gbit"], "memory.dram is null, expected the bytes of a host"),
-        (
-            ["--hosts", "fewest", "--network", "1Gbit", "memory.dram=1KiB"],
-            "it is 1.0 KiB) for each of 128 processes; or",
-        ),
-        (
-            ["--hosts", "fewest", "--network", "1Gbit", "memory.dram=1GiB", "--samples", "99999999999"],
-            "128 hosts with dram do not train 99,999,999,999 samples a second",
-        ),
-        (["model.towers={plan: [[x], [y]]}"], "model.towers.plan: the data has no sparse feature 'x'"),
-        (["model.towers={plan: [[x], [x]]}"], "'x' is in tower 0 and in tower 1"),
-        (["--hosts", "64x8", "--network", "1Gbit"], "train.batch_size is 128, expected at least a sample for each"),
-    ],
-)
-def test_what_cannot_be_is_one_line(
-    home: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert plan(home, *arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("stratarec: ")
-    assert said in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
-
-
 def test_steps_on_a_cluster_are_a_table_with_what_was_assumed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(home, "--hosts", "4x2", "--network", "100Mbit") == 0
     out = capsys.readouterr().out

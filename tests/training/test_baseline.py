@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import yaml
 from sklearn.metrics import roc_auc_score
 
-from errors import missing, refuses
+from errors import missing
 from recipes import log_config, tiny
 from stratarec.cli import main
 from stratarec.cli.check.parts import check
@@ -22,9 +21,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.splits import SplitConfig
-from stratarec.errors import ConfigError, DatasetError
 from stratarec.progress import SilentProgress
-from stratarec.training.baseline import fit_methods as fitting
 from stratarec.training.baseline.arrays import Arrays, Bags, read
 from stratarec.training.baseline.beside import Baselines, Method, MethodFigures, beside, read_baselines, write_baselines
 from stratarec.training.baseline.fit_methods import fit_methods
@@ -206,42 +203,3 @@ def dataset(home: Path, tmp_path: Path) -> Dataset:
     log().write_parquet(tmp_path / "log.parquet")
     schema = Schema(label="click", sparse=(SparseFeature(name="item"),))
     return prepare(log_config(tmp_path, schema, split=SplitConfig(valid=0.2, test=0.2)))
-
-
-ONE = (SparseFeature(name="item"),)
-MISTAKES: dict[str, tuple[Schema, dict[str, float], int, type[Exception], str]] = {
-    "several labels": (
-        Schema(labels=("click", "like"), sparse=ONE), {}, 0, ConfigError, "baseline"
-    ),
-    "no features": (Schema(label="click"), {}, 0, ConfigError, "data.source.schema"),
-    "no validation": (
-        Schema(label="click", sparse=ONE), {"valid": 0.0}, 0, DatasetError, "samples valid"
-    ),
-    "one class": (
-        Schema(label="click", sparse=ONE), {}, 40, DatasetError, "samples class"
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("schema", "split", "first", "error", "message"), MISTAKES.values(), ids=MISTAKES)
-def test_data_that_cannot_be_compared_on_are_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    schema: Schema,
-    split: dict[str, float],
-    first: int,
-    error: type[Exception],
-    message: str,
-) -> None:
-    monkeypatch.setattr(fitting, "check_installed", lambda: None)
-    frame = log()
-    if first:  # the last ones are validated and tested
-        frame = frame.with_columns(click=(pl.int_range(pl.len()) < first).cast(pl.Int64), time=pl.int_range(pl.len()))
-        schema = replace(schema, time="time")
-        config = log_config(tmp_path, schema, frame, split=SplitConfig(by="time", valid="1000s", test="1000s"))
-    else:
-        config = log_config(tmp_path, schema, frame, split=SplitConfig(**{"valid": 0.2, "test": 0.2, **split}))
-    dataset = prepare(config)
-    with refuses(error, message):
-        fit_methods(dataset, SilentProgress())
-    assert not (tmp_path / "data" / "baseline.json").exists()

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from training.test_continual import DAY, assert_same_period, begin, content, go_on
+from training.test_continual import DAY, assert_same_period, begin, go_on
 
-from errors import refuses
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.errors import ConfigError, ExportError
+from stratarec.errors import ExportError
 from stratarec.io.sealed import unsealed, write_sealed
 from stratarec.recipe import Recipe
 from stratarec.serving.delta import DELTA, FORMAT, DeltaManifest
@@ -178,24 +177,6 @@ def test_every_score_is_of_the_old_or_the_new_model_while_deltas_are_applied(hom
             done.set()
         seen = set().union(*(each.result() for each in running))
     assert seen <= set(known)
-
-
-REFUSED = [
-    ({"evict": {"itme": {"idle": "1d"}}}, "evict.itme"),
-    ({"evict": {"place": {"keep": 3}}}, "evict.place hash"),
-    ({"evict": {"item": {"idle": "soon"}}}, "idle soon"),
-    ({"evict": {"item": {}}}, "idle keep"),
-    ({"evict": {"item": {"keep": -1}}}, "keep -1"),
-    ({"half_life": "0d"}, "data.vocabulary.half_life '0d'"),
-]
-
-
-@pytest.mark.parametrize(("limits", "message"), REFUSED)
-def test_what_cannot_be_evicted_is_told_in_a_line(tmp_path: Path, limits: dict[str, Any], message: str) -> None:
-    made = content(tmp_path)
-    made["data"]["vocabulary"] |= limits
-    with refuses(ConfigError, message):
-        _check(made)
 
 
 def _check(made: dict[str, Any]) -> None:

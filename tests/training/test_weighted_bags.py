@@ -20,9 +20,8 @@ from stratarec.data.column_names import weights_of
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.schema import Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
-from stratarec.errors import ConfigError, DataError
+from stratarec.errors import DataError
 from stratarec.models.request import Request
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
@@ -270,19 +269,3 @@ def test_values_without_a_usable_weight_are_bad_rows(tmp_path: Path, log: str, w
     assert dataset.about.bad_rows == 1
     assert len(found) == ROWS - 1
     assert found[place + 2 + (log == "csv")] == expected(frame.row(place + 1, named=True))
-
-
-@pytest.mark.parametrize(
-    ("feature", "more", "message"),
-    [
-        ({"weights": "w"}, {}, "multi"),
-        ({"weights": "w", "kind": "sequence"}, {}, "multi"),
-        ({"weights": "w", "kind": "multi", "group": "g"}, {}, "samples 'g'"),
-        ({"weights": "click", "kind": "multi"}, {"label": "click"}, "weights click"),
-        ({"weights": "tags", "kind": "multi"}, {}, "weights tags"),
-        ({"weights": "@row", "kind": "multi"}, {}, "weights @row"),
-    ],
-)
-def test_weights_that_cannot_be_are_refused(feature: dict[str, Any], more: dict[str, Any], message: str) -> None:
-    with refuses(ConfigError, message):
-        Schema(sparse=(SparseFeature(name="tags", **feature),), **more)

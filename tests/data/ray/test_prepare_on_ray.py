@@ -17,7 +17,6 @@ import polars as pl
 import pytest
 import yaml
 
-from errors import missing
 from stratarec.cli import main
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'stratarec[ray]'")
@@ -151,21 +150,6 @@ def test_a_killed_prepare_goes_on_where_it_stopped(tmp_path: Path, cluster: dict
     assert [after[name] for name in finished] == [shards[name] for name in finished]
     assert main(["prepare", "-q", str(path), f"data.path={tmp_path / 'one'}"]) == 0
     assert contents(tmp_path / "ray") == contents(tmp_path / "one")
-
-
-def test_a_bad_row_is_the_line_of_one_machine(
-    tmp_path: Path, cluster: dict[str, str], capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = recipe(tmp_path, "csv")
-    for number in (1, 2):
-        with (tmp_path / f"log{number:02}.csv").open("a") as file:
-            file.write("1,1,soon,1,1,1,1\n")
-    assert main(["prepare", "-q", str(path), f"data.path={tmp_path / 'one'}"]) == 2
-    run = start(path, cluster)
-    said, errors = run.communicate(timeout=120)
-    assert (run.returncode, said, errors) == (2, "", capfd.readouterr().err)
-    assert not missing("log01.csv line 4002 when soon", errors)
-    assert not (tmp_path / "ray").exists()
 
 
 def test_a_cluster_of_this_machine_ends_with_the_command(tmp_path: Path, cluster: dict[str, str]) -> None:
