@@ -22,11 +22,10 @@ import torch
 
 from benchmarks.contenders import Shape
 from benchmarks.sharded import batch_of, loads_of, tables_of
-from stratarec.distributed.exchange.input_dist import Requests
+from stratarec.distributed.input_dist import Requests
 from stratarec.distributed.measure import NetworkFigures, measure_network
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.sharding import Sharding
-from stratarec.distributed.table_placement import plan_sharding
+from stratarec.distributed.sharding import Sharding, plan_sharding
 
 # Announcements, ids, agreement, rows, gradients.
 COLLECTIVES = 5

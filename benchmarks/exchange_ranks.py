@@ -67,7 +67,7 @@ class Bench:
                 seconds, sent = self.stretch(name, round_ + warmup, steps)
                 # The first rank of a host speaks for its wire.
                 speaks = int(os.environ["LOCAL_RANK"]) == 0
-                all_hosts = sum(part for (part,) in self.mesh.rows.everyones([sent if speaks else 0]))
+                all_hosts = sum(part for (part,) in self.mesh.rows.gather_ints([sent if speaks else 0]))
                 if round_ >= 0:
                     found[name]["seconds"].append(seconds)
                     found[name]["wire_bytes"].append(all_hosts)
@@ -103,7 +103,7 @@ def alone(mesh: Any, shape: Any) -> float:
             ours.step(batch, gradient)
             found.append(time.perf_counter() - began)
         ours.close()
-    return max(seconds for (seconds,) in mesh.rows.figures([median(found) if found else 0.0]))
+    return max(seconds for (seconds,) in mesh.rows.gather_floats([median(found) if found else 0.0]))
 
 
 def main() -> int:

@@ -28,7 +28,7 @@ from benchmarks.towers_ranks import DENSE, PROBED, loads_of, plan
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.synthetic import CRITEO_ROWS
 from stratarec.distributed.measure import Collective
-from stratarec.distributed.table_placement import rows_sent
+from stratarec.distributed.sharding import rows_sent
 from stratarec.models import DLRMConfig, TowersConfig, build_network
 from stratarec.planning.machine import Cluster, DramTier, Machine, NetworkRates, Tiers
 from stratarec.planning.step_model import ExchangeModel, StepWork, packed_bytes, step_time, trained_parameters

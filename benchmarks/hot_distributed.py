@@ -20,7 +20,7 @@ from benchmarks.exchange import ENVIRONMENT, told_by_ranks
 from benchmarks.hosts import Hosts
 from benchmarks.towers_ranks import Bench, Contender, figures, loads_of, main, merged
 from stratarec.data.sources.synthetic import CRITEO_ROWS, EXPONENT
-from stratarec.distributed.table_placement import travel
+from stratarec.distributed.sharding import travel
 
 HOSTS, LOCAL = 2, 2
 NETWORKS = {"unshaped": None, "1 Gbit/s": 1000.0, "100 Mbit/s": 100.0}

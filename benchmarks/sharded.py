@@ -18,8 +18,7 @@ from benchmarks.registry import import_peer
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import ShardedCollection
-from stratarec.distributed.sharding import Place, Sharding
-from stratarec.distributed.table_placement import TableLoad, plan_sharding
+from stratarec.distributed.sharding import Place, Sharding, TableLoad, plan_sharding
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
 from stratarec.embedding.torchrec import to_torchrec
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.sessions import ROOT, prepared, recipe, with_run
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.models.ranking import RankedGroups
+from stratarec.models.metrics import RankedGroups
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.evaluate import evaluate_split

@@ -36,7 +36,7 @@ from benchmarks.sessions import prepared, recipe, with_run
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
-from stratarec.models.towers.network import TowerNetwork
+from stratarec.models.towers import TowerNetwork
 from stratarec.planning.towers import assign, tightest
 from stratarec.recipe import Recipe
 from stratarec.training.build import temporary_model
@@ -112,7 +112,7 @@ def cost(made: Recipe, dataset: Dataset) -> dict[str, float]:
             model(batch)
         network = model.network
         by_towers = isinstance(network, TowerNetwork)
-        told = sum(tower.columns for tower in network.each) if by_towers else sum(model.embeddings.dims)
+        told = sum(tower.columns for tower in network.all_towers) if by_towers else sum(model.embeddings.dims)
         return {
             "parameters": sum(weight.numel() for weight in network.parameters()), "bytes_a_sample": 4 * told,
             "kflop_a_sample": counter.get_total_flops() / batch.size / 1e3,

@@ -24,7 +24,7 @@ from torch import nn
 from benchmarks.__main__ import give_everyone_good_memory
 from benchmarks.contenders import Shape
 from benchmarks.exchange_ranks import wire_bytes
-from stratarec.distributed.table_placement import TableLoad
+from stratarec.distributed.sharding import TableLoad
 from stratarec.training.torch_setup import build_optimizer
 
 DENSE = 13
@@ -87,9 +87,8 @@ class Bench:
         from stratarec.data.schema import DenseFeature, Schema, SparseFeature
         from stratarec.distributed.config import DistributedConfig
         from stratarec.distributed.sharded_engine import ShardedCollection
-        from stratarec.distributed.sharding import Place, Sharding
-        from stratarec.distributed.table_placement import beside, plan_sharding
-        from stratarec.distributed.towers.tower_model import DisaggregatedModel
+        from stratarec.distributed.sharding import Place, Sharding, join_plans, plan_sharding
+        from stratarec.distributed.towers import DisaggregatedModel
         from stratarec.embedding import RowOptimizerConfig
         from stratarec.embedding.tiers import TierConfig
         from stratarec.models import DLRMConfig, TowersConfig, build_model
@@ -109,7 +108,7 @@ class Bench:
         if by_towers:
             halves = (loads[: features // 2], loads[features // 2 :])
             local = mesh.inside.ranks
-            places = beside([plan_sharding(half, local) for half in halves], [load.name for load in loads]).places
+            places = join_plans([plan_sharding(half, local) for half in halves], [load.name for load in loads]).places
         else:
             places = plan_sharding(loads, mesh.ranks, "auto" if contender.deduplicate else "table").places
             if not contender.deduplicate:
@@ -237,7 +236,7 @@ def merged(mesh: Any, mine: dict[str, float]) -> dict[str, float]:
     names = list(mine)
     speaks = int(os.environ["LOCAL_RANK"]) == 0
     given = [mine[name] if speaks or name != "wire_bytes" else 0.0 for name in names]
-    columns = dict(zip(names, zip(*mesh.files.figures(given), strict=True), strict=True))
+    columns = dict(zip(names, zip(*mesh.files.gather_floats(given), strict=True), strict=True))
     how: dict[str, Any] = {"wire_bytes": sum, "processor": sum, "step": max}
     return {name: how.get(name, median)(values) for name, values in columns.items()}
 
@@ -258,7 +257,7 @@ def probes(mesh: Any) -> dict[str, list[float]]:
                 began = time.perf_counter()
                 part.rows.exchange(given, even, even)
                 walls.append(time.perf_counter() - began)
-            found[name].append(median(map(max, zip(*mesh.rows.figures(walls), strict=True))))
+            found[name].append(median(map(max, zip(*mesh.rows.gather_floats(walls), strict=True))))
     return found
 
 

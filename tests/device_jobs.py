@@ -28,9 +28,9 @@ from stratarec.errors import Interrupted, StrataError
 from stratarec.kernels.runtime import accelerator
 from stratarec.kernels.runtime.accelerator import open_device
 from stratarec.models import CTRModel, build_model
+from stratarec.models.history import HistoryConfig
 from stratarec.models.registry import score_of
-from stratarec.models.sequence import HistoryConfig
-from stratarec.models.towers.tower_config import TowersConfig
+from stratarec.models.tower_config import TowersConfig
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.recipe.train_section import AverageConfig, DenseOptimizerConfig, LossConfig, TrainConfig
@@ -247,7 +247,7 @@ def whole(root: str) -> None:
     print(json.dumps(len(scores[0].logit)))
 
 
-_UPDATE, _PIN, _TAKEN = Stages.update, lazy_device.Driver.__base__.pinned, accelerator._Pinned._taken
+_UPDATE, _PIN, _TAKEN = Stages.update, lazy_device.Driver.__base__.pinned, accelerator._Pinned._allocate
 _FAILING: set[str] = set()
 
 
@@ -257,7 +257,7 @@ def _failing_update(stages: Stages, step: int, norm: Any = None) -> float:
         lazy_device.Chip.broken = "chip" in _FAILING
         lazy_device.Chip.limit = lazy_device.Chip.held * ("memory" in _FAILING)
         if "pinned" in _FAILING:
-            accelerator._Pinned._taken = lambda self, size: _PIN(self._driver, size)  # torch refuses it here
+            accelerator._Pinned._allocate = lambda self, size: _PIN(self._driver, size)  # torch refuses it here
     return _UPDATE(stages, step, norm)
 
 
@@ -292,7 +292,7 @@ def _mended() -> None:
     _FAILING.clear()
     lazy_device.Chip.broken = lazy_device.Chip.short = False
     lazy_device.Chip.limit = 0
-    accelerator._Pinned._taken = _TAKEN  # type: ignore[method-assign]
+    accelerator._Pinned._allocate = _TAKEN  # type: ignore[method-assign]
     accelerator._OPEN.clear()
     for stream in lazy_device._STREAMS:
         stream.forget()

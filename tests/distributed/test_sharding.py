@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from errors import refuses
-from stratarec.distributed.sharding import Place, Sharding
-from stratarec.distributed.table_placement import TableLoad, plan_sharding
+from stratarec.distributed.sharding import Place, Sharding, TableLoad, plan_sharding
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.errors import ConfigError
 
@@ -26,14 +25,16 @@ def test_every_row_has_one_owner_and_the_parts_of_ranks_are_all_rows(rows: int, 
     numbers = np.arange(rows)
     owners, own = sharding.owner("t", numbers)
     for rank in range(sharding.ranks):
-        held = sharding.held(sharding.tables[0], rank)
+        held = sharding.rows_on(sharding.tables[0], rank)
         assert held == (owners == rank).sum()
         assert (np.sort(own[owners == rank]) == np.arange(held)).all()
-        assert (sharding.whole("t", rank, own[owners == rank]) == numbers[owners == rank]).all()
+        assert (sharding.global_rows("t", rank, own[owners == rank]) == numbers[owners == rank]).all()
         for config in sharding.configs(rank):
             part = config.numbering
             assert config.num_embeddings == held
-            assert (part.first + np.arange(held) * part.stride == sharding.whole("t", rank, np.arange(held))).all()
+            assert (
+                part.first + np.arange(held) * part.stride == sharding.global_rows("t", rank, np.arange(held))
+            ).all()
 
 
 def test_popular_rows_are_dealt_out_evenly() -> None:

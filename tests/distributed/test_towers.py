@@ -18,12 +18,12 @@ from recipes import prepared
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.distributed import table_placement
+from stratarec.distributed import sharding as placement
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import ShardedCollection
 from stratarec.distributed.sharding import Place, Sharding
-from stratarec.distributed.towers.tower_model import DisaggregatedModel
+from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.errors import ConfigError
 from stratarec.models import DLRMConfig, HistoryConfig, TowersConfig, build_model
@@ -75,11 +75,11 @@ def test_towers_on_hosts_of_their_own_train_the_model_of_one_process(
 
 def pooled(mesh: Mesh, made: Recipe) -> Any:
     """As `train`, every table whole on one rank, which pools."""
-    given, table_placement.travel = table_placement.travel, lambda load, ranks: Place(first=0)
+    given, placement.travel = placement.travel, lambda load, ranks: Place(first=0)
     try:
         return train(mesh, made)
     finally:
-        table_placement.travel = given
+        placement.travel = given
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def by_hand(mesh: Mesh, config: DLRMConfig, sharding: str) -> dict[str, Any]:
         if size
         else mine.replace(sparse=KeyedJagged(keys=("item",), values=torch.empty(0).long(), offsets=None, batch_size=0))
     )
-    loss = model.nothing(mine) if not size else loss_of(model(mine), mine)
+    loss = model.lookup_zero(mine) if not size else loss_of(model(mine), mine)
     loss.backward()
     reduce = GradientReducer(mesh, model.network)
     reduce.reduce(list(model.network.parameters()))
@@ -183,7 +183,7 @@ def by_hand(mesh: Mesh, config: DLRMConfig, sharding: str) -> dict[str, Any]:
     found = {name: weight.grad.numpy().copy() for name, weight in weights if weight.grad is not None}
     rows = {name: model.embeddings.table(name)["weight"].numpy().copy() for name in TABLES}
     with torch.no_grad():
-        read = model.eval()(mine).numpy().copy() if size else model.nothing(mine).numpy()
+        read = model.eval()(mine).numpy().copy() if size else model.lookup_zero(mine).numpy()
     return {"loss": loss.item(), "gradients": found, "rows": rows, "read": read}
 
 

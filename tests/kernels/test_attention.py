@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from stratarec.kernels.attention import Pairs, pair_pool, pair_products, pair_sums, reference
+from stratarec.kernels.attention import (
+    Pairs,
+    pair_pool,
+    pair_products,
+    pair_sums,
+    reference_pair_pool,
+    reference_pair_products,
+    reference_pair_sums,
+)
 
 pytestmark = pytest.mark.interpreted
 
@@ -24,8 +32,8 @@ def pairs_of(samples: int, events: int, seed: int = 0) -> Pairs:
 def both(name: str, left: Tensor, events: Tensor, pairs: Pairs) -> list[list[Tensor]]:
     """Output and gradients of the kernel and of the reference."""
     kernel = {"sums": pair_sums, "products": pair_products, "pool": pair_pool}[name]
-    pool = partial(reference.pair_pool, samples=pairs.samples)
-    plain = {"sums": reference.pair_sums, "products": reference.pair_products, "pool": pool}[name]
+    pool = partial(reference_pair_pool, samples=pairs.samples)
+    plain = {"sums": reference_pair_sums, "products": reference_pair_products, "pool": pool}[name]
     found, inputs = [], [left.requires_grad_(), events.requires_grad_()]
     for out in (kernel(left, events, pairs), plain(left, events, *pairs.places)):
         gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))

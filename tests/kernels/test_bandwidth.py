@@ -10,7 +10,7 @@ import pytest
 
 from errors import refuses
 from stratarec.errors import ConfigError
-from stratarec.kernels.bandwidth import read_blocks, reference, sum_parts, sum_rows
+from stratarec.kernels.bandwidth import read_blocks, reference_sum_parts, reference_sum_rows, sum_parts, sum_rows
 
 
 def values(count: int) -> np.ndarray:
@@ -21,7 +21,7 @@ def values(count: int) -> np.ndarray:
 def test_sums_of_parts_are_those_of_the_reference() -> None:
     flat = values(16 * 1000)
     found = sum_parts(flat)
-    np.testing.assert_array_equal(found, reference.sum_parts(flat, len(found)))
+    np.testing.assert_array_equal(found, reference_sum_parts(flat, len(found)))
 
 
 @pytest.mark.parametrize("width", [16, 33])
@@ -29,7 +29,7 @@ def test_sums_of_rows_are_those_of_the_reference(width: int) -> None:
     flat = values(500 * width)
     rows = np.random.default_rng(1).integers(0, 500, 16 * 64, dtype=np.uint64)
     found = sum_rows(flat, rows, width=width)
-    np.testing.assert_array_equal(found, reference.sum_rows(flat, rows, width, len(found)))
+    np.testing.assert_array_equal(found, reference_sum_rows(flat, rows, width, len(found)))
 
 
 def test_a_row_outside_is_refused() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratarec.kernels import collate
-from stratarec.kernels.collate import reference
 
 fast = settings(deadline=None, max_examples=30)
 bag = st.lists(st.integers(0, 99), max_size=4)
@@ -38,7 +37,7 @@ def test_pointers_are_numbered_by_first_appearance(pointers: list[int]) -> None:
     for _ in range(2):  # the scratch must be clean again
         numbers = np.array(pointers, dtype=np.int32)
         used = collate.number_pointers(numbers, place)
-        assert (numbers.tolist(), used.tolist()) == reference.number_pointers(pointers)
+        assert (numbers.tolist(), used.tolist()) == collate.reference_number_pointers(pointers)
     assert (place == -1).all()
 
 
@@ -89,7 +88,7 @@ def test_joined_windows_keep_their_values_and_no_others(windows: list[tuple[int,
     start, length = (np.array([window[part] for window in windows], dtype=np.int64) for part in (0, 1))
     lists = collate.Lists(start=start, length=length, values=np.arange(18, dtype=np.int32))
     moved, sizes, values = collate.join_windows(lists, np.arange(len(windows)))
-    assert values.tolist() == reference.covered(windows)
+    assert values.tolist() == collate.reference_covered(windows)
     assert sizes.tolist() == length.tolist()
     for u in range(len(windows)):
         assert moved[u] >= 0
@@ -108,7 +107,7 @@ def test_bags_of_rows_are_the_reference(width: int, lists: int, size: int, missi
     matrix = np.array(ids, dtype=np.int32).reshape(size, width)
     values, offsets = collate.take_bags(matrix, [column(found) for found in bags], np.array(rows, dtype=np.int64))
     singles = [[[one for one in [ids[row][f]] if one >= 0] for row in rows] for f in range(width)]
-    expected = reference.join_bags([[*singles, *([found[row] for row in rows] for found in bags)]], len(rows))
+    expected = collate.reference_join_bags([[*singles, *([found[row] for row in rows] for found in bags)]], len(rows))
     if offsets is None:
         assert all(len(found) == 1 for found in expected)
         offsets = np.arange(len(values) + 1)
@@ -135,7 +134,7 @@ def test_joined_bags_are_the_reference(parts: list[tuple[list[list[list[int]]], 
             )
         )
         expected.append([bags if rows is None else [bags[row] for row in rows] for bags in features])
-    assert split(*collate.join_bags(given_, 6)) == reference.join_bags(expected, 6)
+    assert split(*collate.join_bags(given_, 6)) == collate.reference_join_bags(expected, 6)
 
 
 @pytest.mark.interpreted

@@ -7,7 +7,7 @@ import pytest
 from numba import njit
 
 from stratarec.kernels.codec.kinds.base import noise, plain_unit, words
-from stratarec.kernels.codec.kinds.scaled import parameters, store_parameters
+from stratarec.kernels.codec.kinds.integers import parameters, store_parameters
 from stratarec.kernels.random.reference import mix
 from stratarec.kernels.simd import bits
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratarec.kernels import runs as dedup
-from stratarec.kernels.runs import plain, reference
 
 pytestmark = pytest.mark.interpreted
 
@@ -21,8 +22,13 @@ fast = settings(deadline=None, max_examples=40)
 def test_runs_end_where_some_inverse_changes(samples: list[tuple[int, int]]) -> None:
     one, other = (np.array(part, dtype=np.int32) for part in zip(*samples, strict=True))
     first = dedup.find_runs(one, np.array([0, len(samples)]))
-    assert first.tolist() == reference.find_runs([one.tolist()])
-    assert dedup.find_runs(other, first).tolist() == reference.find_runs([one.tolist(), other.tolist()])
+    assert first.tolist() == changes([[value] for value, _ in samples])
+    assert dedup.find_runs(other, first).tolist() == changes(samples)
+
+
+def changes(samples: Sequence[Sequence[int]]) -> list[int]:
+    """Places where neighbouring samples differ, from 0 to their number."""
+    return [b for b in range(len(samples)) if not b or samples[b] != samples[b - 1]] + [len(samples)]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -41,13 +47,11 @@ def test_expand_and_fold_are_the_reference_bitwise(
     torch.set_num_threads(threads)
     try:
         run = torch.repeat_interleave(torch.arange(runs), torch.tensor(starts).diff())
-        expected = reference.expand(pooled, columns, starts)
-        assert torch.equal(plain.expand(pooled.clone(), spans, run), expected)
+        expected = dedup.reference_expand(pooled.clone(), spans, run)
         assert torch.equal(made.expand(pooled), expected)
-        folded, expected = made.fold(gradient), reference.fold(gradient, columns, starts)
+        folded, expected = made.fold(gradient), dedup.reference_fold(gradient, spans, run, runs)
         folded[runs:, columns] = 0  # not written
         assert torch.equal(folded, expected)
-        assert torch.equal(plain.fold(gradient, spans, run, runs), expected)
     finally:
         torch.set_num_threads(kept)
 
@@ -60,9 +64,8 @@ def test_sums_of_rows_are_the_reference_bitwise(threads: int, width: int) -> Non
     kept = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        expected = reference.sum_rows(gradient, inverse, 11)
+        expected = dedup.reference_sum_rows(gradient, inverse, 11)
         assert torch.equal(dedup.sum_rows(gradient, inverse, 11), expected)
-        assert torch.equal(plain.sum_rows(gradient, inverse, 11), expected)
     finally:
         torch.set_num_threads(kept)
 
@@ -78,12 +81,10 @@ def test_windows_gather_and_scatter_as_the_reference_bitwise(threads: int, width
     kept = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
+        places = dedup.reference_window_places(start, length, longest, values)
         gathered = dedup.gather_windows(rows, start, length, longest)
-        assert torch.equal(gathered, reference.gather_windows(rows, start, length, longest))
+        assert torch.equal(gathered, dedup.reference_gather_windows(rows, places))
         scattered = dedup.scatter_windows(gradient, start, length, values)
-        assert torch.equal(scattered, reference.scatter_windows(gradient, start, length, values))
-        places = plain.window_places(start, length, longest, values)
-        assert torch.equal(plain.gather_windows(rows, places), gathered)
-        assert torch.equal(plain.scatter_windows(gradient, places, values), scattered)
+        assert torch.equal(scattered, dedup.reference_scatter_windows(gradient, places, values))
     finally:
         torch.set_num_threads(kept)

@@ -11,7 +11,7 @@ from interpreted import sized
 from numba import njit
 
 from stratarec.kernels.bags import BagBatch, GroupLayout, first_outside, mark_rows
-from stratarec.kernels.unique import number_distinct, reference
+from stratarec.kernels.unique import number_distinct, reference_number_distinct
 from stratarec.kernels.update import lists, workspace
 
 DRAWS = np.random.default_rng(3)
@@ -34,13 +34,13 @@ DRAWS = np.random.default_rng(3)
 def test_numbers_are_those_of_the_reference(ids: list[int], dtype: torch.dtype) -> None:
     given = torch.tensor(ids, dtype=dtype)
     found, places = number_distinct(given)
-    assert (found.tolist(), places.tolist()) == reference.number_distinct(given)
+    assert (found.tolist(), places.tolist()) == reference_number_distinct(given)
 
 
 def test_large_ids_are_told_apart() -> None:
     given = torch.from_numpy(DRAWS.integers(0, 2**40, 3000).repeat(2))
     found, places = number_distinct(given)
-    assert (found.tolist(), places.tolist()) == reference.number_distinct(given)
+    assert (found.tolist(), places.tolist()) == reference_number_distinct(given)
 
 
 def layout(rows: list[int]) -> GroupLayout:
@@ -99,7 +99,7 @@ def sort(ids: Any, lookups: Any, limit: Any, own: Any) -> Any:
 )
 def test_lookups_come_by_row_and_then_by_position(lookups: int, rows: int, kind: Any) -> None:
     draws = np.random.default_rng(lookups)
-    arrays = workspace.Arrays()
+    arrays = workspace.ScratchArrays()
     own = arrays.fit(2, lookups, 4, np.dtype(kind))
     for power in (1.0, 5.0):
         ids = (rows * draws.random(lookups) ** power).astype(kind)

@@ -12,9 +12,8 @@ from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import dot_interaction, run_interaction, split_columns
 from stratarec.kernels.interaction.reference import dot_interaction as plain
 from stratarec.kernels.interaction.reference import run_interaction as plain_runs
-from stratarec.kernels.random import fill_uniform, table_key
+from stratarec.kernels.random import fill_uniform, mix_array, table_key
 from stratarec.kernels.random.reference import mix, uniform_row
-from stratarec.kernels.random.vector import mix_array
 
 
 @pytest.mark.interpreted

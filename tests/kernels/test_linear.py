@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stratarec.kernels.linear import reference, run_linear
+from stratarec.kernels.linear import reference_run_linear, run_linear
 
 pytestmark = pytest.mark.interpreted
 
@@ -30,7 +30,7 @@ def given(width: int, runs: int, padding: int = 1) -> list[Tensor]:
 def test_layer_and_gradients_are_the_reference(threads: int, width: int, starts: list[int], relu: bool) -> None:
     inputs, places = given(width, len(starts) - 1), torch.tensor(starts)
     gradient = torch.randn(SIZE, width, generator=torch.Generator().manual_seed(1))
-    expected = reference.run_linear(*inputs, COLUMNS, places, relu=relu)
+    expected = reference_run_linear(*inputs, COLUMNS, places, relu=relu)
     theirs = torch.autograd.grad(expected, inputs, gradient)
     kept = torch.get_num_threads()
     torch.set_num_threads(threads)

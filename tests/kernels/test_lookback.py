@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratarec.kernels.click_counts import FEATURES, Clicks, Lookback
-from stratarec.kernels.click_counts.reference import Click, features
-from stratarec.kernels.random.vector import mix_array
+from stratarec.kernels.click_counts import FEATURES, Click, Clicks, Lookback, reference_features
+from stratarec.kernels.random import mix_array
 
 RECENT, WINDOW, MEMORY = 15, 40, 150
 
@@ -61,7 +60,7 @@ def test_counts_are_those_of_looking_at_every_earlier_click(seed: int) -> None:
         for k, item in enumerate(shown[n]):
             if item:
                 spans = {"recent": RECENT, "window": WINDOW, "memory": MEMORY, "second": 2}
-                expected = features(log, click, int(item), **spans)
+                expected = reference_features(log, click, int(item), **spans)
                 np.testing.assert_array_equal(found[n, k], np.array(expected, dtype=np.float32))
             else:
                 assert not found[n, k].any()

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.kernels.negatives import draw_negatives
-from stratarec.kernels.negatives.reference import candidates
+from stratarec.kernels.negatives import draw_negatives, reference_candidates
 
 Log = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -21,7 +20,7 @@ def random_log(seed: int, clicks: int, users: int, splits: int) -> Log:
 
 def draw(log: Log, first: int, last: int, window: int, wanted: int, number: int | None = None) -> np.ndarray:
     number = first if number is None else number
-    return draw_negatives(*log, clicks=(first, last), window=window, wanted=wanted, key=7, number=number)
+    return draw_negatives(*log, clicks=(first, last), window=window, count=wanted, key=7, number=number)
 
 
 @pytest.mark.interpreted
@@ -39,7 +38,7 @@ def test_only_following_clicks_of_other_users_in_the_same_split_are_drawn(
     log = random_log(seed, clicks, users, splits)
     drawn = draw(log, 0, clicks, window, 3)
     for click in range(clicks):
-        allowed = candidates(*log, click, window)
+        allowed = reference_candidates(*log, click, window)
         assert set(drawn[click]) <= (set(allowed) or {-1})
     for cut in range(0, clicks, 7):
         np.testing.assert_array_equal(drawn[cut:], draw(log, cut, clicks, window, 3))

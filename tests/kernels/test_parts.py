@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from stratarec.kernels import rectangles
-from stratarec.kernels.rectangles import reference
 
 
 def test_copies_are_those_of_the_reference_both_ways() -> None:
@@ -16,12 +15,12 @@ def test_copies_are_those_of_the_reference_both_ways() -> None:
     )
     mine, want = torch.zeros(400), torch.zeros(400)
     rectangles.copy_parts(source, mine, found)
-    reference.copy_parts(source, want, found)
+    rectangles.reference_copy_parts(source, want, found)
     assert torch.equal(mine, want)
     assert mine.count_nonzero() == 5 * 7 + 60 + 1
     back, wanted = torch.zeros(20, 30), torch.zeros(20, 30)
     rectangles.copy_parts(mine, back, rectangles.swapped(found))
-    reference.copy_parts(want, wanted, rectangles.swapped(found))
+    rectangles.reference_copy_parts(want, wanted, rectangles.swapped(found))
     assert torch.equal(back, wanted)
     assert torch.equal(back.view(-1)[599], source.view(-1)[599])
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratarec.kernels.reuse import ReuseTrace
-from stratarec.kernels.reuse.reference import lru_hits
+from stratarec.kernels.reuse import ReuseTrace, reference_lru_hits
 
 
 @settings(deadline=None, max_examples=40)
@@ -21,15 +20,15 @@ def test_where_every_row_is_followed_hits_are_those_of_caches(batches: list[list
     for batch in batches:
         trace.add(np.array(batch, dtype=np.int64))
     assert trace.exact
-    assert trace.lru_hits.tolist() == [lru_hits(batches, size, ahead) for size in range(1, 32)]
-    assert trace.near.tolist() == [lru_hits(batches, size, 0) for size in range(1, 32)]
+    assert trace.lru_hits.tolist() == [reference_lru_hits(batches, size, ahead) for size in range(1, 32)]
+    assert trace.near.tolist() == [reference_lru_hits(batches, size, 0) for size in range(1, 32)]
     used = [[number for number, batch in enumerate(batches) if row in batch] for row in range(31)]
     assert trace.uses.tolist() == [len(places) for places in used]
     assert trace.lookups.tolist() == [sum(batch.count(row) for batch in batches) for row in range(31)]
     assert trace.soon.tolist() == [int((np.diff(places) <= ahead).sum()) for places in used]
     spans = [sum(np.minimum(np.diff(places), ahead)) + ahead * bool(places) for places in used]
     assert trace.lfu_hits.tolist() == [trace.lru_hits[-1]]
-    np.testing.assert_allclose(trace.held * max(len(batches), 1), spans)
+    np.testing.assert_allclose(trace.residency * max(len(batches), 1), spans)
 
 
 @pytest.mark.parametrize("exponent", [0.7, 1.1])
@@ -46,7 +45,7 @@ def test_few_followed_rows_stand_for_all(exponent: float) -> None:
     assert not trace.exact
     found = trace.lru_hits / (trace.weights @ trace.uses)
     total = sum(len(set(batch)) for batch in draws.tolist())
-    expected = np.array([lru_hits(draws.tolist(), size, 1) for size in sizes]) / total
+    expected = np.array([reference_lru_hits(draws.tolist(), size, 1) for size in sizes]) / total
     np.testing.assert_allclose(found, expected, atol=0.01)
     assert trace.weights @ trace.lookups == pytest.approx(draws.size, rel=0.02)
 

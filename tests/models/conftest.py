@@ -9,4 +9,4 @@ from stratarec.models import request
 
 @pytest.fixture(autouse=True)
 def few_ids_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "_LEAST_SPARED", float("-inf"))
+    monkeypatch.setattr(request, "_LEAST_SAVED", float("-inf"))

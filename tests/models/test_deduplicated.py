@@ -115,7 +115,7 @@ def test_where_few_ids_are_spared_groups_are_looked_up_by_sample(pooling: str, m
     pooled = [group for group in grouped.groups if not set(group.keys) <= set(keys)]
     ids = [group.materialize().unique.values.numel() * (group.factor - 1) for group in pooled]
     for least, by_sample in ((sum(ids), False), (sum(ids) + 1, True)):
-        monkeypatch.setattr(request_module, "_LEAST_SPARED", least)
+        monkeypatch.setattr(request_module, "_LEAST_SAVED", least)
         request = Request.of(grouped, keys)
         assert (request.starts is None) == by_sample
         with torch.no_grad():

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from stratarec.batch.batch import Batch
 from stratarec.models import build_network
-from stratarec.models.runs import Runs
+from stratarec.models.request import Runs
 from stratarec.models.zoo.ensemble import EnsembleConfig
 from stratarec.training.steps.loss import Objective
 

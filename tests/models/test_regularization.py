@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from stratarec.models import DLRMConfig, ModelConfig, build_model
-from stratarec.models.layers import MLP
-from stratarec.models.regularization import BatchNorm, Dropout, dropouts, seed_dropout, statistics
+from stratarec.models.layers import MLP, BatchNorm, Dropout, dropouts, seed_dropout, statistics
 from stratarec.models.zoo.dcn import DCNv2Config
 
 DLRM = DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16, 8), dropout=0.4, batch_norm=True)

@@ -11,8 +11,7 @@ from models.test_models import HISTORIES, ROWS, batch_of, schema
 from torch.nn import functional
 
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, TowersConfig, build_model
-from stratarec.models.towers.modules import DotTower
-from stratarec.models.towers.network import TowerNetwork
+from stratarec.models.towers import DotTower, TowerNetwork
 from stratarec.models.zoo.dcn import DCNv2Config
 from stratarec.training.export.program import _Probability
 
@@ -58,11 +57,11 @@ def test_a_tower_tells_no_more_than_its_share_and_everything_is_trained(
     model = build_model(towers(config, compression), schema(), ROWS)
     network = model.network
     assert isinstance(network, TowerNetwork)
-    for tower, features in zip(network.each, PLAN, strict=True):
+    for tower, features in zip(network.all_towers, PLAN, strict=True):
         assert 1 <= tower.columns <= len(features) * 8 / compression
     if config.kind == "dlrm":  # vectors reach the last layers by products alone, what is beside them as it is
-        vectors = 1 + sum(max(tower.score.vectors, 1) for tower in network.each)
-        numbers = sum(tower.columns - 8 * tower.score.vectors for tower in network.each)
+        vectors = 1 + sum(max(tower.score.vectors, 1) for tower in network.all_towers)
+        numbers = sum(tower.columns - 8 * tower.score.vectors for tower in network.all_towers)
         first = next(layer for layer in network.score.top.modules() if isinstance(layer, torch.nn.Linear))
         assert first.in_features == 8 + vectors * (vectors - 1) // 2 + numbers
     batch = batch_of(HISTORIES)
@@ -88,9 +87,9 @@ def test_what_a_dot_tower_tells_follows_its_formula(count: int, width: int, comp
     if module.map is not None:
         expected.append(module.map(vectors.flatten(1)))
     if module.numbers:
-        given = torch.cat([products, vectors.flatten(1)], dim=1) if module.opened else products
+        given = torch.cat([products, vectors.flatten(1)], dim=1) if module.expanded else products
         expected.append(given if module.selection is None else module.selection(given))
-    assert module.opened == (count * width / compression < width)
+    assert module.expanded == (count * width / compression < width)
     torch.testing.assert_close(told, torch.cat(expected, dim=1), rtol=1e-5, atol=1e-5)
     assert told.shape[1] == module.vectors * width + module.numbers <= count * width / compression
 

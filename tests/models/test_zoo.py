@@ -21,7 +21,7 @@ from errors import refuses
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.errors import ConfigError
 from stratarec.models import HistoryConfig, ModelConfig, TowersConfig, build_model, build_network
-from stratarec.models.runs import Runs
+from stratarec.models.request import Runs
 from stratarec.models.zoo.autoint import AutoIntConfig
 from stratarec.models.zoo.deepfm import DeepFMConfig
 from stratarec.models.zoo.din import DINConfig

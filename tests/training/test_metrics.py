@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 
-from stratarec.models.metrics import auc, evaluate_logits
-from stratarec.models.ranking import RankedGroups, estimates
+from stratarec.models.metrics import RankedGroups, auc, estimates, evaluate_logits
 
 SCORES = st.lists(st.tuples(st.integers(0, 1), st.integers(-5, 5), st.integers(0, 3)), min_size=1, max_size=60)
 

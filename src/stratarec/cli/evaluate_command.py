@@ -23,7 +23,7 @@ from stratarec.cli.arguments import (
 from stratarec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from stratarec.models.ranking import Ranked
+    from stratarec.models.metrics import Ranked
 
 MOST_PLACES = 1_000_000
 

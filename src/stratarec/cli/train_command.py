@@ -49,7 +49,7 @@ def train(args: argparse.Namespace) -> None:
         recipe, progress = Recipe.from_dict(content, args.recipe), progress_of(args)
         trainer = Trainer(recipe, dataset, progress, plan=made, mesh=mesh, remark=said)
         # A run that torchrun starts again goes on by itself, from its own checkpoints, not those it was to overwrite.
-        settled = mesh.noted(SETTLED)
+        settled = mesh.is_recorded(SETTLED)
         result = trainer.train(
             resume=settled or args.resume or (restarted() and not args.overwrite),
             overwrite=args.overwrite and not settled,

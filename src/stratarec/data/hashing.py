@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from stratarec.errors import DataError
 from stratarec.io.sealed import Count, Model
+from stratarec.kernels.random import mix_array
 from stratarec.kernels.random.reference import mix
-from stratarec.kernels.random.vector import mix_array
 
 _SEED = 0x5DEECE66D
 _MASK = (1 << 64) - 1

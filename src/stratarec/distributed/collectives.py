@@ -1,11 +1,11 @@
-"""What ranks do together: exchange bytes, gather, add in the order of ranks, agree.
+"""Collectives of ranks: exchange bytes, gather, sum in the order of ranks, and agree on errors.
 
-All of it is `all_to_all_single`, of which gloo has one implementation for uneven sizes. Nothing is reduced by gloo: its
-`reduce_scatter` is one all-reduce a rank, it adds in an order of its own and does not know bfloat16. Sums are taken
-here, in the order of ranks, so that every run gives the same bits.
+All of them use `all_to_all_single`, for which gloo has one implementation for uneven sizes. Gloo reduces nothing: its
+`reduce_scatter` is one all-reduce a rank, adds in an order of its own and does not support bfloat16. Sums are computed
+here in the order of ranks, so that every run gives the same bits.
 
-Gradients of weights that every rank has travel in one flat buffer, not by DDP, whose buckets change after the first
-step, and again after a run was resumed, and with them the order of sums.
+Gradients of weights that all ranks have travel in one flat buffer, not by DDP: its buckets, and with them the order of
+sums, change after the first step and after a run is resumed.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from stratarec.errors import RankError, StrataError
 
 Result = TypeVar("Result")
 
-# A wait that may be given up looks again after this share of what it has waited, within limits: on few cores every look
-# is taken from whoever computes.
+# An abortable wait checks again after this share of its duration so far, within limits: on few cores every check takes
+# time from computing threads.
 _POLL_SHARE, _POLL_SECONDS = 1 / 16, (1e-4, 2e-3)
 
 
 def never() -> bool:
-    """A wait that is not to be given up."""
+    """Return False: the wait is never aborted."""
     return False
 
 
 class Channel:
-    """All ranks, on connections of their own: collectives of one channel never mix with those of another.
+    """Separate connections among all ranks: collectives of two channels never mix.
 
     One thread at a time uses a channel, and every rank calls its methods in the same order.
 
@@ -44,11 +44,11 @@ class Channel:
     ----------
     rank, ranks : int
     group : ProcessGroup or None
-        None where there is one rank.
+        None for a single rank.
     roll : RollCall or None
-        Says who is gone when a collective fails; None where there is one rank.
+        Finds the missing rank when a collective fails; None for a single rank.
     watch : callable
-        Called while it waits; may raise.
+        Called while a collective waits; may raise.
     """
 
     def __init__(
@@ -61,52 +61,51 @@ class Channel:
     ) -> None:
         self.rank, self.ranks = rank, ranks
         self._group, self._roll, self._watch = group, roll, watch
+        # Bytes sent to other ranks, and seconds that the thread of the channel waited for them.
         self.sent_bytes = 0
-        """Bytes given to other ranks so far."""
         self.wait_seconds = 0.0
-        """Time spent waiting for them so far, by the thread that uses the channel."""
 
     def close(self) -> None:
-        """Drop the connections, so that the others see at once that this rank is gone; ends waits that may be."""
-        # Not destroyed here: a group is made together, and `joined` ends all of them.
+        """Close the connections, so that other ranks notice at once that this one left; aborts pending waits."""
+        # Not destroyed here: groups are created by all ranks, and `joined` destroys all of them.
         self._group = None
 
     def exchange(
-        self, given: Tensor, given_sizes: Sequence[int], sizes: Sequence[int], stopped: Callable[[], bool] = never
+        self, message: Tensor, sent_sizes: Sequence[int], sizes: Sequence[int], stopped: Callable[[], bool] = never
     ) -> Tensor:
-        """Give every rank its part of `given` and take theirs.
+        """Send every rank its part of `message` and receive theirs.
 
         Parameters
         ----------
-        given : Tensor
+        message : Tensor
             Flat, contiguous.
-        given_sizes, sizes : sequence of int
+        sent_sizes, sizes : sequence of int
             Elements for each rank, and from each.
         stopped : callable
-            Ends the wait; the channel is of no use afterwards.
+            Aborts the wait when true; the channel cannot be used afterwards.
 
         Returns
         -------
         Tensor
-            What the ranks gave, rank after rank.
+            Parts from all ranks in their order.
 
         Raises
         ------
         RankError
-            When a rank is gone.
-        Stopped
-            When `stopped` came true.
+            When a rank has ended or does not answer.
+        WaitAbandoned
+            When `stopped` became true.
         """
         if self._group is None:
-            return given
+            return message
         began = time.perf_counter()
-        # As bytes: gloo has no bfloat16 for some collectives, and all of them are copies here.
-        width = given.element_size()
-        taken = torch.empty(sum(sizes) * width, dtype=torch.uint8)
+        # As bytes: gloo lacks bfloat16 in some collectives, and here all of them are copies.
+        width = message.element_size()
+        received = torch.empty(sum(sizes) * width, dtype=torch.uint8)
         try:
             work = dist.all_to_all_single(
-                taken, given.view(torch.uint8), [size * width for size in sizes],
-                [size * width for size in given_sizes], group=self._group, async_op=True,
+                received, message.view(torch.uint8), [size * width for size in sizes],
+                [size * width for size in sent_sizes], group=self._group, async_op=True,
             )  # fmt: skip
             self._wait(work, stopped)
         except StrataError:
@@ -115,8 +114,8 @@ class Channel:
             assert self._roll is not None
             raise self._roll.explain(error) from error
         self.wait_seconds += time.perf_counter() - began
-        self.sent_bytes += (sum(given_sizes) - given_sizes[self.rank]) * width
-        return taken.view(given.dtype)
+        self.sent_bytes += (sum(sent_sizes) - sent_sizes[self.rank]) * width
+        return received.view(message.dtype)
 
     def _wait(self, work: dist.Work, stopped: Callable[[], bool]) -> None:
         if stopped is not never or self._watch is not None:
@@ -129,63 +128,63 @@ class Channel:
                 time.sleep(min(max((time.perf_counter() - began) * _POLL_SHARE, least), most))
         work.wait()
 
-    def everyones(self, numbers: Sequence[int], stopped: Callable[[], bool] = never) -> list[list[int]]:
-        """The whole numbers of every rank, which are equally many everywhere."""
-        found: list[list[int]] = self._spread(torch.tensor(numbers, dtype=torch.int64), stopped).tolist()
-        return found
+    def gather_ints(self, numbers: Sequence[int], stopped: Callable[[], bool] = never) -> list[list[int]]:
+        """Return the integers of every rank; all ranks pass equally many."""
+        gathered: list[list[int]] = self._gather_equal(torch.tensor(numbers, dtype=torch.int64), stopped).tolist()
+        return gathered
 
-    def figures(self, numbers: Sequence[float]) -> list[list[float]]:
-        """As `everyones`, of float64."""
-        found: list[list[float]] = self._spread(torch.tensor(numbers, dtype=torch.float64), never).tolist()
-        return found
+    def gather_floats(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Return the float64 numbers of every rank; all ranks pass equally many."""
+        gathered: list[list[float]] = self._gather_equal(torch.tensor(numbers, dtype=torch.float64), never).tolist()
+        return gathered
 
-    def _spread(self, mine: Tensor, stopped: Callable[[], bool]) -> Tensor:
-        """``[N, n]`` from ``[n]`` of every rank."""
+    def _gather_equal(self, mine: Tensor, stopped: Callable[[], bool]) -> Tensor:
+        """Return ``[N, n]`` of ``[n]`` from every rank."""
         even = [mine.numel()] * self.ranks
         return self.exchange(mine.repeat(self.ranks), even, even, stopped).view(self.ranks, -1)
 
     def gather(self, content: bytes) -> list[bytes]:
-        """What every rank gave, in the order of ranks, on all of them."""
-        sizes = [size for (size,) in self.everyones([len(content)])]
-        # Copied, since a view of bytes cannot be written, which torch warns of.
-        given = torch.from_numpy(np.frombuffer(content * self.ranks, dtype=np.uint8).copy())
-        parts = self.exchange(given, [len(content)] * self.ranks, sizes).split(sizes)  # type: ignore[no-untyped-call]
+        """Return the bytes of every rank, in the order of ranks, on all of them."""
+        sizes = [size for (size,) in self.gather_ints([len(content)])]
+        # Copied, as torch warns about read-only memory.
+        message = torch.from_numpy(np.frombuffer(content * self.ranks, dtype=np.uint8).copy())
+        parts = self.exchange(message, [len(content)] * self.ranks, sizes).split(sizes)  # type: ignore[no-untyped-call]
         return [part.numpy().tobytes() for part in parts]
 
     def agree(self, error: StrataError | None, stopped: Callable[[], bool] = never) -> None:
-        """Return when every rank came here without an error; else raise the same error on all of them.
+        """Return when every rank has called this without an error; else raise the same error on all of them.
 
         Raises
         ------
         RankError
-            With the message of the first rank that had an error, and that rank's number.
+            With number and message of the first rank that had an error.
         """
-        failed = [bad for (bad,) in self.everyones([error is not None], stopped)]
+        failed = [bad for (bad,) in self.gather_ints([error is not None], stopped)]
         if any(failed):
-            self.raise_together(error, failed)
+            self.raise_everywhere(error, failed)
 
-    def together(self, work: Callable[[], Result]) -> Result:
-        """What `work` gives this rank, once it did so on every rank.
+    def run_everywhere(self, work: Callable[[], Result]) -> Result:
+        """Run `work` on every rank and return its result, after all ranks have succeeded.
 
         Raises
         ------
         RankError
-            On all ranks, as by `agree`, where it raised a `StrataError` on one of them.
+            On all ranks, as by `agree`, if `work` raised a `StrataError` on one of them.
         """
         failed: StrataError | None = None
         try:
-            found = work()
+            result = work()
         except StrataError as error:
             # Not raised yet: the others would wait here for this rank until the timeout.
             failed = error
         self.agree(failed)
-        return found
+        return result
 
-    def raise_together(self, error: StrataError | None, failed: Sequence[int]) -> NoReturn:
-        """As `agree` once every rank knows which of them `failed`."""
+    def raise_everywhere(self, error: StrataError | None, failed: Sequence[int]) -> NoReturn:
+        """Raise the error of `agree`, given the ranks that `failed`, on every rank."""
         if self._group is None and error is not None:
             raise error
-        # Those that failed nothing take part, too: a gather is a collective.
+        # Ranks without an error take part, too: a gather is a collective.
         messages = self.gather(str(error).encode() if error is not None else b"")
         first = next(rank for rank, bad in enumerate(failed) if bad)
         raise RankError(f"rank {first}: {messages[first].decode()}") from error
@@ -193,21 +192,21 @@ class Channel:
     def sum(
         self, flat: Tensor, order: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
     ) -> Tensor:  # fmt: skip
-        """``[n]`` float32: the sum over ranks, added in their order; the same bits on all of them.
+        """Return ``[n]`` float32 sums over ranks, added in their order, with the same bits on all of them.
 
-        Each rank adds a piece of it, so 2 (N - 1) / N of the bytes travel, as in the best all-reduce.
+        Each rank adds one piece, so 2 (N - 1) / N of the bytes travel, as in the best all-reduce.
 
         Parameters
         ----------
         order : sequence of int
-            Ranks as they are added; by default 0, 1, ...
+            Order in which ranks are added; by default 0, 1, ...
         dtype : torch.dtype
-            In which numbers and sums travel; they are added in float32.
+            Type of numbers and sums on the wire; they are added in float32.
         """
         if self._group is None:
             return flat
         piece = -(-flat.numel() // self.ranks)
-        # As long as all pieces together: zeros at the end change no sum, and pieces stay even.
+        # Padded to equal pieces: zeros at the end change no sum.
         padded = torch.zeros(piece * self.ranks, dtype=dtype)
         padded[: flat.numel()] = flat
         even = [piece] * self.ranks
@@ -215,7 +214,7 @@ class Channel:
         first, *others = range(self.ranks) if order is None else order
         total = parts[first].float()
         total = total.clone() if dtype == torch.float32 else total
-        # One after another, never as a tree: the order is part of the bits.
+        # One after another, never as a tree: the order determines the bits.
         for rank in others:
             total += parts[rank]
         return self.exchange(total.to(dtype).repeat(self.ranks), even, even)[: flat.numel()].float()
@@ -227,24 +226,24 @@ def reduce_gradients(
 ) -> list[Tensor]:  # fmt: skip
     """Replace the gradient of each weight by the sum over ranks, through one flat buffer.
 
-    A weight that has no gradient on a rank counts as zeros there; weights come in the same order everywhere. See
-    `Channel.sum` for `order` and `dtype`.
+    A weight without a gradient on a rank counts as zeros there; all ranks pass weights in the same order. `order` and
+    `dtype` are those of `Channel.sum`.
 
     Parameters
     ----------
     more : sequence of Tensor
-        Flat float32 that is added with them.
+        Flat float32 to sum in addition.
 
     Returns
     -------
     list of Tensor
-        The sums of `more`.
+        Sums of `more`.
     """
     if channel.ranks == 1 or not (weights or more):
         return list(more)
-    mine = [torch.zeros(each.numel()) if each.grad is None else each.grad.reshape(-1).float() for each in weights]
+    mine = [torch.zeros(w.numel()) if w.grad is None else w.grad.reshape(-1).float() for w in weights]
     flat = torch.cat([*mine, *more])
-    sizes = [each.numel() for each in (*weights, *more)]
+    sizes = [tensor.numel() for tensor in (*weights, *more)]
     parts = channel.sum(flat, order, dtype).split(sizes)  # type: ignore[no-untyped-call]
     for weight, part in zip(weights, parts, strict=False):
         weight.grad = part.view_as(weight)
@@ -252,7 +251,7 @@ def reduce_gradients(
 
 
 def average(channel: Channel, values: Sequence[Tensor], share: float, order: Sequence[int] | None = None) -> None:
-    """Replace float32 values by their mean over ranks, in which this one counts for `share`; see `Channel.sum`."""
+    """Replace float32 values by their mean over ranks, in which this rank has the weight `share`."""
     if channel.ranks == 1 or not values:
         return
     flat = torch.cat([value.reshape(-1) for value in values]).mul_(share)

@@ -1,17 +1,17 @@
-"""Who is still there, and why a process ends: SIGTERM as an exception, signs of life, and the list of those that left.
+"""Failures of ranks: SIGTERM as an exception, heartbeats, and reports of which rank ended and why.
 
-`Termination`: torchrun sends SIGTERM to the ranks that are left when one of them fails, and it ends a process silently.
-It becomes an exception, so that a rank says why it ends. Where somebody else takes the signal (a run that writes a
-checkpoint first), this one is out of the way.
+`Termination`: when a rank fails, torchrun sends SIGTERM to the others, which ends a process silently. Here it becomes
+an exception, so that a rank reports why it ends. If other code handles the signal (a run that writes a checkpoint
+first), it has no effect.
 
-`Heartbeat`: for waits whose length nobody knows, since a rank that reads a terabyte is slow, not gone. A thread of each
-rank counts in the rendezvous store; whoever waits for others looks whether their counts still change.
+`Heartbeat`: for waits of unknown length, as a rank that reads a terabyte is slow, not dead. A thread of each rank
+increases a count in the rendezvous store; waiting ranks check that the counts of the others still change.
 
-`RollCall`: a collective says that a connection broke, never which process is to blame. So each process that meets a
-failure, or leaves with an error of its own, writes that down in the store; the others read it. Under torchrun the store
-is held by its agent and outlives every rank; without it, it ends with rank 0, which then is the one that is gone.
-Before there are connections that could break, ranks answer the roll: whoever answered and gives no sign of life is
-gone. What torch does to connect waits in one call for its whole timeout, so nobody begins it before all are there.
+`RollCall`: a failed collective reports a broken connection, not the process that caused it. So each process that meets
+a failure, or ends with an error, writes this to the store, and the others read it. Under torchrun the agent holds the
+store, which outlives every rank; otherwise rank 0 holds it, and a missing store means that rank 0 ended. Before ranks
+connect, they answer a roll call: a rank that answered and has no heartbeat has ended. Connecting waits in one call of
+torch for the complete timeout, so no rank starts it before all have answered.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ from stratarec.errors import RankError, Terminated
 
 
 class Termination:
-    """Whether SIGTERM still ends what this process does."""
+    """Handler that turns the first SIGTERM into `Terminated`."""
 
     def __init__(self) -> None:
-        self._heeded = True
+        self._active = True
 
     def ignore(self) -> None:
-        """From here on the process ends anyway."""
-        self._heeded = False
+        """Ignore SIGTERM from now on, as the process is ending."""
+        self._active = False
 
-    def _tell(self, number: int, frame: FrameType | None) -> None:
-        if self._heeded:
-            self._heeded = False
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._active:
+            self._active = False
             raise Terminated
 
     @contextmanager
     def listening(self) -> Iterator[Termination]:
-        """Raise `Terminated` on the first SIGTERM; the others are ignored. Only the main thread may listen."""
+        """Raise `Terminated` on the first SIGTERM and ignore the others, in the main thread only."""
         main = threading.current_thread() is threading.main_thread()
-        kept = signal.signal(signal.SIGTERM, self._tell) if main else None
+        previous = signal.signal(signal.SIGTERM, self._handle) if main else None
         try:
             yield self
         finally:
             if main:
-                signal.signal(signal.SIGTERM, kept)
+                signal.signal(signal.SIGTERM, previous)
 
 
 _LOOKS_PER_PATIENCE, _MOST_BEAT_SECONDS = 6, 1.0
 
 
 class Heartbeat:
-    """One rank's signs of life, and what it sees of those of the others; a context manager.
+    """One rank's heartbeat, and its view of those of the others; a context manager.
 
     Parameters
     ----------
     store : Store
     rank, ranks : int
     timeout : float
-        Seconds without a sign after which a rank counts as gone.
+        Seconds without a heartbeat after which a rank counts as ended.
     """
 
     def __init__(self, store: Store, rank: int, ranks: int, timeout: float) -> None:
@@ -89,7 +89,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         count = 0
-        # The store goes with the rank that holds it; the others learn that by their connections.
+        # The store ends with the rank that holds it; the others notice by their connections.
         with contextlib.suppress(RuntimeError):
             while True:
                 # A count, not a time: clocks of hosts differ.
@@ -99,8 +99,10 @@ class Heartbeat:
                     return
 
     def look(self, patience: float | None = None) -> None:
-        """`RankError` where a rank that gave signs gave none for so many seconds, by default the timeout; cheap to call
-        often."""
+        """Raise `RankError` if a rank's heartbeat stopped for `patience` seconds, by default the timeout.
+
+        Cheap to call often.
+        """
         now, patience = time.monotonic(), patience or self._timeout
         if now - self._looked < patience / _LOOKS_PER_PATIENCE:
             return
@@ -108,24 +110,24 @@ class Heartbeat:
         for rank in self._others:
             name = f"beat/{rank}"
             if not self._store.check([name]):
-                continue  # it has not come yet
+                continue  # it has not started yet
             count = self._store.get(name)
-            known, since = self._seen.get(rank, (None, now))
-            if count != known:
-                # By this rank's clock: those of hosts differ.
+            previous, since = self._seen.get(rank, (None, now))
+            if count != previous:
+                # By this rank's clock: clocks of hosts differ.
                 self._seen[rank] = (count, now)
             elif now - since > patience:
-                raise RankError(f"rank {rank} is gone: no sign of life for {patience:g} s; {_AGAIN}")
+                raise RankError(f"rank {rank} does not answer: no heartbeat for {patience:g} s; {_AGAIN}")
 
 
 _GRACE_SECONDS, _LINGER_SECONDS = 5.0, 2.0
 _POLL_SECONDS = 0.02
-_AGAIN = "start again, or let torchrun do it with --max-restarts"
+_AGAIN = "start the run again, or let torchrun restart it with --max-restarts"
 _ANSWERED, _HEARD, _BROKEN = "stratarec/answered", "stratarec/heard", "stratarec/broken"
 
 
 class RollCall:
-    """The list of one run's processes.
+    """Reports of one run's processes in the store.
 
     Parameters
     ----------
@@ -133,7 +135,7 @@ class RollCall:
         Shared by all ranks.
     rank, ranks : int
     holds_store : bool
-        Whether the store ends with this process.
+        Whether this process holds the store, which then ends with it.
     """
 
     def __init__(self, store: Store, rank: int, ranks: int, *, holds_store: bool) -> None:
@@ -141,51 +143,52 @@ class RollCall:
         self._holds_store, self._leaves = holds_store, False
 
     def leave(self, reason: str) -> None:
-        """Note that this rank ends with an error; the first reason counts."""
+        """Report that this rank ends with an error; only the first reason is stored."""
         self._leaves = True
         with contextlib.suppress(RuntimeError):
-            # What follows an error (closed connections) would say less than the error.
-            if not self._store.check([self._left(self._rank)]):
-                self._store.set(self._left(self._rank), reason)
+            # Later errors, of closed connections, say less than the first one.
+            if not self._store.check([self._key_of_reason(self._rank)]):
+                self._store.set(self._key_of_reason(self._rank), reason)
                 self._store.set(_BROKEN, reason)
 
     def linger(self) -> None:
-        """Let the others read why this rank left, before the store goes with it."""
+        """Wait until the others have read why this rank ended, if the store ends with it."""
         if not (self._leaves and self._holds_store):
             return
         limit = time.monotonic() + _LINGER_SECONDS
         with contextlib.suppress(RuntimeError):
-            while time.monotonic() < limit and not self._store.check([self._left(rank) for rank in self._others()]):
+            reasons = [self._key_of_reason(rank) for rank in self._others()]
+            while time.monotonic() < limit and not self._store.check(reasons):
                 time.sleep(_POLL_SECONDS)
 
     def answer(
         self, about: Mapping[str, object], heart: Heartbeat, timeout: float,
         compare: Callable[[Sequence[Mapping[str, object]]], RankError | None],
     ) -> None:  # fmt: skip
-        """Be there, and wait until all ranks are.
+        """Answer the roll call, and wait until all ranks have answered.
 
         Parameters
         ----------
         about : mapping
-            JSON that this rank says of itself.
+            JSON description of this rank.
         heart : Heartbeat
-            Of this rank.
+            Heartbeat of this rank.
         timeout : float
-            Seconds to wait for those that did not come yet.
+            Seconds to wait for missing ranks.
         compare : callable
-            Is given what every rank said, in their order; what it returns is raised on all of them.
+            Compares the descriptions of all ranks; an error that it returns is raised on all of them.
 
         Raises
         ------
         RankError
-            For ranks that do not come, that are gone again, or that left with an error.
+            For ranks that do not start, have ended, or failed with an error.
         """
         try:
-            # Sorted: ranks may have made the same settings in another order.
+            # Sorted: ranks may have built equal settings in different orders.
             self._gather(_ANSWERED, json.dumps(about, sort_keys=True), heart, timeout)
-            said = [json.loads(self._store.get(f"{_ANSWERED}/{rank}")) for rank in range(self._ranks)]
-            different = compare(said)
-            # Whoever answered may be gone again. The store may be rank 0's own: the others must have read it before.
+            answers = [json.loads(self._store.get(f"{_ANSWERED}/{rank}")) for rank in range(self._ranks)]
+            different = compare(answers)
+            # A rank may have ended after its answer. If rank 0 holds the store, the others must read it before it ends.
             self._gather(_HEARD, "", heart, timeout, leave=different is not None and self._rank != 0)
         except RankError:
             raise
@@ -194,73 +197,75 @@ class RollCall:
         if different is not None:
             raise different
 
-    def _gather(self, what: str, content: str, heart: Heartbeat, timeout: float, *, leave: bool = False) -> None:
-        """Be counted, and unless this rank may `leave`, wait until all are."""
-        self._store.set(f"{what}/{self._rank}", content)
-        deadline, counted = time.monotonic() + timeout, self._store.add(what, 1)
+    def _gather(self, key: str, content: str, heart: Heartbeat, timeout: float, *, leave: bool = False) -> None:
+        """Store this rank's content, and unless it may `leave`, wait for that of all ranks."""
+        self._store.set(f"{key}/{self._rank}", content)
+        deadline, counted = time.monotonic() + timeout, self._store.add(key, 1)
         while counted < self._ranks and not leave:
             if self._store.check([_BROKEN]):
                 raise RankError(self._store.get(_BROKEN).decode())
-            if self._rank == 0:  # one looks after the others, whose beats are many
+            if self._rank == 0:  # a single rank checks the heartbeats of the others
                 heart.look(_GRACE_SECONDS)
             if time.monotonic() > deadline:
-                missing = [rank for rank in self._others() if not self._store.check([f"{what}/{rank}"])]
+                missing = [rank for rank in self._others() if not self._store.check([f"{key}/{rank}"])]
                 raise RankError(
-                    f"{_named(missing)} did not come within {timeout:g} s (distributed.timeout): look at its own "
-                    "message, or start all ranks with the same address and number of ranks"
+                    f"{_named(missing)} did not start within {timeout:g} s (distributed.timeout): see its own message, "
+                    "or start all ranks with the same address and number of ranks"
                 )
             time.sleep(_POLL_SECONDS)
-            counted = self._store.add(what, 0)
+            counted = self._store.add(key, 0)
 
     def explain(self, error: BaseException) -> RankError:
-        """What to raise where `error` ended the work of this rank: the rank that left, or that does not answer.
+        """Return the error to raise after `error` ended this rank's work, naming the rank that ended or does not
+        answer.
 
         Parameters
         ----------
         error : BaseException
-            Of a collective that failed, or `Terminated`.
+            Error of a failed collective, or `Terminated`.
 
         Notes
         -----
         Takes up to five seconds, in which other ranks meet the same failure and answer.
         """
         try:
-            return self._called(error)
-        except RuntimeError:  # the store is gone, and with it whoever held it
+            return self._find_cause(error)
+        except RuntimeError:  # the store ended with the rank that held it
             return _store_gone()
 
-    def _called(self, error: BaseException) -> RankError:
+    def _find_cause(self, error: BaseException) -> RankError:
         self._store.set(self._here(self._rank), "")
-        # Long enough for ranks that are busy in a kernel to meet the failure themselves.
+        # Long enough for ranks that are busy in a kernel to meet the failure.
         deadline, silent = time.monotonic() + _GRACE_SECONDS, self._others()
         while silent and time.monotonic() < deadline:
-            left = [rank for rank in self._others() if self._store.check([self._left(rank)])]
-            # A reason beats a guess: who left said why, and others may only have lost their connection to it.
-            if left:
-                return RankError(self._store.get(self._left(left[0])).decode())
+            ended = [rank for rank in self._others() if self._store.check([self._key_of_reason(rank)])]
+            # A reported reason is preferred: silent ranks may only have lost their connection to that rank.
+            if ended:
+                return RankError(self._store.get(self._key_of_reason(ended[0])).decode())
             silent = [rank for rank in silent if not self._store.check([self._here(rank)])]
             time.sleep(_POLL_SECONDS)
         if silent:
-            what = f"{_named(silent)} {'is' if len(silent) == 1 else 'are'}"
             if isinstance(error, Terminated):
                 return RankError(
-                    f"{what} gone, or did not answer within {_GRACE_SECONDS:g} s when rank {self._rank} was told to "
-                    "end (SIGTERM)"
+                    f"{_named(silent)} ended, or did not answer within {_GRACE_SECONDS:g} s when rank {self._rank} "
+                    "received SIGTERM"
                 )
-            return RankError(f"{what} gone: killed, out of memory, or cut off from rank {self._rank}; {_AGAIN}")
+            return RankError(
+                f"{_named(silent)} ended: killed, out of memory, or disconnected from rank {self._rank}; {_AGAIN}"
+            )
         if isinstance(error, Terminated):
-            return RankError(f"rank {self._rank} was told to end (SIGTERM)")
+            return RankError(f"rank {self._rank} received SIGTERM")
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         return RankError(
-            f"rank {self._rank}: ranks lost each other though all of them run ({first}); look at the network between "
-            "them, or raise the timeout"
+            f"rank {self._rank}: ranks lost their connections though all of them run ({first}); check the network "
+            "between them, or increase distributed.timeout"
         )
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self._ranks) if rank != self._rank]
 
     @staticmethod
-    def _left(rank: int) -> str:
+    def _key_of_reason(rank: int) -> str:
         return f"stratarec/left/{rank}"
 
     @staticmethod
@@ -273,4 +278,4 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _store_gone() -> RankError:
-    return RankError("rank 0 is gone, which held the rendezvous store; see its own message, and start again")
+    return RankError("rank 0 ended, which held the rendezvous store; see its message, and start the run again")

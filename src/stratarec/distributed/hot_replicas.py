@@ -1,13 +1,13 @@
 """Hot rows: every rank has a copy of them with their optimizer state, and all copies take the same steps.
 
-They are the first rows of tables, because ids are ranked and tail buckets stand before the values. Hot rows of all
-tables together are numbered, width by width, table by table. Whoever owns a row by its table's place keeps it, too, and
-gets its values when somebody asks for them by name or saves them.
+They are the first rows of tables, because ids are ranked by frequency. Hot rows of all tables are numbered together,
+width by width, table by table. The owner of a row by its table's place keeps the row, too, and receives its values when
+rows are read by name or saved.
 
-Their gradients are weights' gradients like those of the network, and are added with them: a step sends one float for
-each of their columns and one for each row, whatever the batch looks up. That is FAE's replication in its plainest form
-(arXiv 2103.00686). Sums of looked-up rows alone, inside hosts before between them, were tried: steps were 0.69 to 0.88
-times as fast as without copies in five cells of six, so machinery does not pay.
+Their gradients are summed over ranks with those of the network: a step sends one float for each column of a hot row and
+one for each row, independent of the batch. This is the plainest form of FAE's replication (arXiv 2103.00686). Summing
+only looked-up rows, first within hosts, was tried: steps had 0.69 to 0.88 of the speed without copies in five of six
+cases.
 
 Shapes: H hot rows of all tables, n some of them, D width.
 """
@@ -35,34 +35,31 @@ from stratarec.kernels.update import Gradients, RowUpdate
 
 
 class HotGradients(NamedTuple):
-    """Of one width, those of the hot rows that a batch looks up."""
+    """Gradients ``[U, D]`` of a batch's distinct rows of one width, and the hot ones among them.
+
+    `numbers` are the ascending numbers of the hot rows, `places` their places among the distinct rows.
+    """
 
     numbers: Rows
-    """Of the rows, ascending."""
     places: Rows
-    """Where they lie among the batch's distinct rows."""
     gradients: Tensor
-    """``[U, D]`` of all distinct rows of the width."""
 
 
 def check_hot(hot: Mapping[str, int], sharding: Sharding, optimizer: RowOptimizerConfig, *, towers: bool) -> None:
-    """Refuse hot rows that cannot be trained.
+    """Raise `ConfigError` for hot rows that cannot be trained.
 
-    Raises
-    ------
-    ConfigError
-        For rows that a table lacks, a table that is pooled by its owner, an optimizer that changes rows which a batch
-        lacks, and the exchange by towers.
+    These are rows outside their table, hot rows of an optimizer that changes rows outside the batch, and hot rows in
+    the exchange by towers.
     """
     if hot and towers:
         raise ConfigError(
-            "hot rows are copied to all ranks, and by towers no row leaves its host: set distributed.exchange to flat, "
-            "or hot.copies to null"
+            "hot.copies copies hot rows to all ranks, which distributed.exchange sptt does not support: set "
+            "distributed.exchange to flat, or hot.copies to null"
         )
     if hot and optimizer.clocked:
         raise ConfigError(
-            "hot rows take the steps of batches that look them up, and train.embedding.rows of all changes them in "
-            "every step: set it to batch, or hot.copies to null"
+            "hot.copies does not support train.embedding.rows all, which changes rows in every step: set it to batch, "
+            "or hot.copies to null"
         )
     tables = {table.name: table for table in sharding.tables}
     for name, rows in hot.items():
@@ -75,35 +72,35 @@ def check_hot(hot: Mapping[str, int], sharding: Sharding, optimizer: RowOptimize
 
 
 class Replicas:
-    """This rank's copies.
+    """Copies of hot rows on this rank.
 
     Parameters
     ----------
     tables : sequence of EmbeddingBagConfig
-        Whole tables, all whose rows travel: widths come in their order.
+        Complete tables whose rows are exchanged, in the order of widths.
     hot : mapping of str to int
-        Table -> how many first rows.
+        Table -> number of its first rows that are hot.
     optimizer : RowOptimizerConfig
     seed : int
-        Of initial weights, which are those that the owners begin with.
+        Seed of initial weights, which are those of the owners.
     """
 
     def __init__(
         self, tables: Sequence[EmbeddingBagConfig], hot: Mapping[str, int], optimizer: RowOptimizerConfig, seed: int
     ) -> None:  # fmt: skip
-        self._hot, self.first, found = dict(hot), dict[str, int](), dict[int, list[EmbeddingBagConfig]]()
+        self._hot, self.first, by_width = dict(hot), dict[str, int](), dict[int, list[EmbeddingBagConfig]]()
         for table in tables:
-            found.setdefault(table.embedding_dim, []).extend([table] if table.name in hot else [])
-        found = {width: mine for width, mine in found.items() if mine}
-        self.widths, bounds = tuple(found), [0]
-        self._tables = {table.name: table for mine in found.values() for table in mine}
-        for mine in found.values():
+            by_width.setdefault(table.embedding_dim, []).extend([table] if table.name in hot else [])
+        by_width = {width: mine for width, mine in by_width.items() if mine}
+        self.widths, bounds = tuple(by_width), [0]
+        self._tables = {table.name: table for mine in by_width.values() for table in mine}
+        for mine in by_width.values():
             rows = [hot[table.name] for table in mine]
             starts = bounds[-1] + np.cumsum([0, *rows])
             self.first |= {table.name: int(start) for table, start in zip(mine, starts, strict=False)}
             bounds.append(int(starts[-1]))
+        # ``[widths + 1]`` first row of each width.
         self.bounds = np.array(bounds, dtype=np.int64)
-        """``[widths + 1]`` where the rows of each width begin."""
         level0 = Level0()
         self._memory = [
             level0.slots(last - first, width, optimizer)
@@ -112,8 +109,8 @@ class Replicas:
         self._layouts = [_layout(memory) for memory in self._memory]
         for table in self._tables.values():
             self._fill(table, table_key(seed, table.name))
+        # This rank's flat gradients of a step; None once their sums are applied.
         self.pending: Tensor | None = None
-        """This rank's gradients of a step, flat; None once their sums are applied."""
 
     @property
     def rows(self) -> int:
@@ -135,12 +132,10 @@ class Replicas:
         self._memory[width].fill(slot, slot + rows, key, config)
 
     def numbers(self, name: str, rows: Rows) -> Rows:
-        """The number of each row of a table, -1 where it is not hot."""
+        """Return the number of each row of a table, -1 for rows that are not hot."""
         if name not in self._hot:
             return np.full(len(rows), -1, dtype=np.int64)
         return np.where(rows < self._hot[name], rows + self.first[name], -1)
-
-    # By number
 
     def read(self, numbers: Rows, out: Tensor, places: Rows) -> None:
         """Fill the rows `places` of `out` ``[U, D]`` with rows of one width."""
@@ -148,35 +143,27 @@ class Replicas:
         weights = self._memory[width].views(0, self._memory[width].slots)["weight"]
         out[torch.from_numpy(places)] = weights[torch.from_numpy(numbers - self.bounds[width])]
 
-    # A step
-
-    def note(self, buffers: Iterable[HotGradients]) -> None:
-        """Keep a rank's gradients of hot rows until the sums over ranks are `apply`-ed.
-
-        Parameters
-        ----------
-        buffers : iterable of HotGradients
-            Of each width.
-        """
-        # Behind the columns of all rows, 1 for each that this rank looks up: a row that nobody does takes no step.
+    def store_gradients(self, buffers: Iterable[HotGradients]) -> None:
+        """Store a rank's gradients of hot rows of each width until `apply` takes the sums over ranks."""
+        # After the columns of all rows, 1 for each row that this rank looks up: other rows take no step.
         flat = torch.zeros(sum(self._sizes) + self.rows)
         *columns, asked = self._split(flat)
-        for found in buffers:
-            if len(found.numbers):
-                width = self.widths.index(found.gradients.shape[1])
-                at, places = torch.from_numpy(found.numbers), torch.from_numpy(found.places)
+        for buffer in buffers:
+            if len(buffer.numbers):
+                width = self.widths.index(buffer.gradients.shape[1])
+                at, places = torch.from_numpy(buffer.numbers), torch.from_numpy(buffer.places)
                 rows = columns[width].view(-1, self.widths[width])
-                rows[at - self.bounds[width]] = found.gradients[places]
+                rows[at - self.bounds[width]] = buffer.gradients[places]
                 asked[at] = 1.0
         self.pending = flat
 
     def apply(self, sums: Tensor, rule: RowUpdate) -> None:
-        """The step of all rows that some rank looks up, given the sum over ranks of what is `pending`."""
+        """Apply a step to all rows that some rank looks up, given the sum of `pending` over ranks."""
         self.pending = None
         *columns, asked = self._split(sums)
         for width, memory in enumerate(self._memory):
             first, last = self.bounds[width : width + 2]
-            # A row whose gradient is 0 is looked up all the same, and Adam moves it: gradients cannot tell.
+            # By the flags, not by gradients: a looked-up row with a gradient of 0 is still moved by Adam.
             rows = np.flatnonzero(asked[first:last].numpy())
             if not len(rows):
                 continue
@@ -191,14 +178,12 @@ class Replicas:
         return [memory.slots * memory.width for memory in self._memory]
 
     def _split(self, flat: Tensor) -> list[Tensor]:
-        """Views of the rows of each width, and of the numbers of ranks that look up each row."""
-        found: list[Tensor] = list(flat.split([*self._sizes, self.rows]))  # type: ignore[no-untyped-call]
-        return found
-
-    # By table
+        """Return views of the rows of each width, and of the number of ranks that look up each row."""
+        views: list[Tensor] = list(flat.split([*self._sizes, self.rows]))  # type: ignore[no-untyped-call]
+        return views
 
     def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Views of neighbouring hot rows of a table: weights and state."""
+        """Return views of weights and state of neighbouring hot rows of a table."""
         width = self.widths.index(self._tables[name].embedding_dim)
         slot = self.first[name] - int(self.bounds[width])
         return self._memory[width].views(slot + first, slot + last)
@@ -209,17 +194,17 @@ class Replicas:
         return [(name, 0, self._hot[name]) for name in self._tables]
 
     def owned(self, sharding: Sharding, name: str, rank: int) -> tuple[Rows, FloatRows]:
-        """The hot rows of a table that a rank owns: their numbers there, and their values."""
+        """Return the hot rows of a table that a rank owns: their numbers there, and their values."""
         rows = np.arange(self._hot[name], dtype=np.int64)
-        # Owners keep theirs, so that checkpoints and layouts know nothing of copies.
-        owners, own = sharding.owner(name, rows)
+        # Owners keep their rows, so that checkpoints and layouts do not depend on copies.
+        owners, numbers = sharding.owner(name, rows)
         mine = owners == rank
         width = self.widths.index(self._tables[name].embedding_dim)
-        return own[mine], self._memory[width].read(self.numbers(name, rows[mine]) - self.bounds[width])
+        return numbers[mine], self._memory[width].read(self.numbers(name, rows[mine]) - self.bounds[width])
 
 
 def _layout(memory: SlotMemory) -> GroupLayout:
-    """Slots as a table that is looked up row by row."""
+    """Return the layout of slots as a table that is looked up row by row."""
     table = EmbeddingBagConfig(
         name="rows", num_embeddings=memory.slots, embedding_dim=memory.width, sequence_features=("rows",)
     )

@@ -1,6 +1,6 @@
-"""What a collective costs on the ranks at hand: a time that is its own, more for each peer, and more for each byte.
+"""Measurement of the cost of collectives: ``alpha + alpha_peer * peers + beta * bytes`` seconds.
 
-``alpha + alpha_peer * peers + beta * bytes``: latency, what one more peer costs a processor, and the rate of a link.
+`alpha` is the latency, `alpha_peer` the processor time of one more peer, and `beta` the time of a byte on a link.
 """
 
 from __future__ import annotations
@@ -23,87 +23,88 @@ _SMALL_ROUNDS, _LARGE_ROUNDS = 60, 9
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """What an exchange among ranks takes, in seconds."""
+    """Latency of an exchange among ranks in seconds: `alpha`, plus `alpha_peer` for each other rank."""
 
     alpha: float
-    """Whatever it carries."""
     alpha_peer: float
-    """More for each other rank."""
 
     def __post_init__(self) -> None:
         check_finite(self, "collective.")
         if min(self.alpha, self.alpha_peer) < 0:
-            raise ConfigError(f"a collective takes {self.alpha:g} + {self.alpha_peer:g} s a peer, expected 0 or more")
+            raise ConfigError(f"collective latency is {self.alpha:g} + {self.alpha_peer:g} s a peer, expected >= 0")
 
     def latency(self, peers: int) -> float:
-        """With so many other ranks, and nothing to carry."""
+        """Return the seconds of an exchange with so many other ranks and no bytes."""
         return self.alpha + self.alpha_peer * peers if peers else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkFigures(Collective):
-    """What was measured of a network."""
+    """Measured figures of a network: `beta` seconds a byte on a link, which `sharing` ranks share.
+
+    The ranks of a host share a link; with a single host `sharing` is 1.
+    """
 
     beta: float
-    """Seconds a byte that passes a link."""
     sharing: int
-    """Ranks that share a link: those of a host, or one where there is one host."""
 
     def transfer(self, sent: float, ranks: int) -> float:
-        """Seconds in which each of so many ranks sends `sent` bytes evenly to all, itself included."""
+        """Return the seconds in which each of `ranks` ranks sends `sent` bytes evenly to all, including itself."""
         return self.beta * self.sharing * sent * (ranks - self.sharing) / ranks
 
 
 def measure_network(mesh: Mesh, local: int) -> NetworkFigures:
-    """Measured by all ranks together, `local` of them on each host; takes about a second.
+    """Measure the network with all ranks, `local` of them on each host; takes about a second.
 
-    Ranks here may share processors, which those of a cluster do not: what one more peer costs is taken from the
-    processor time of a collective, and latency from two ranks alone.
+    Ranks of a test may share processors, unlike those of a cluster: the cost of a peer is measured as processor time of
+    a collective, and the latency between two ranks only.
 
     Raises
     ------
     ConfigError
-        For less than three ranks: one cannot tell a peer's cost from a collective's.
+        For less than three ranks, with which the cost of a peer is not separable from that of a collective.
     """
     if mesh.ranks < _FEWEST:
         raise ConfigError(
             f"a network is measured by at least {_FEWEST} ranks, not {mesh.ranks}: start more by torchrun"
         )
     hosts, far = mesh.ranks // local, mesh.ranks // 2
-    # Made by all ranks, as every group is, though two use it.
+    # Groups are created by all ranks, although two use this one.
     pair = dist.new_group([0, far])
     many, many_work = collective_times(mesh.rows, _SMALL, _SMALL_ROUNDS)
     full, _ = collective_times(mesh.rows, _LARGE, _LARGE_ROUNDS)
     two, two_work = 0.0, 0.0
     if mesh.rank in (0, far):
         two, two_work = collective_times(Channel(int(mesh.rank > 0), 2, pair), _SMALL, _SMALL_ROUNDS)
-    two, two_work = (max(found) for found in zip(*mesh.rows.figures([two, two_work]), strict=True))
-    # Processor time: ranks of this machine wait for its processors, which those of a cluster need not.
+    two, two_work = map(max, zip(*mesh.rows.gather_floats([two, two_work]), strict=True))
+    # Processor time: ranks of this machine may wait for processors, unlike those of a cluster.
     peer = max((many_work - two_work) / (mesh.ranks - 2), 0.0)
     sharing = 1 if hosts == 1 else local
     passing = _LARGE * sharing * (mesh.ranks - sharing)
-    # What a large exchange takes more than a small one is its bytes.
+    # The additional time of a large exchange is that of its bytes.
     beta = max(full - many, 0.0) / passing
     return NetworkFigures(alpha=max(two - peer, 0.0), alpha_peer=peer, beta=beta, sharing=sharing)
 
 
 def network_at_hand(mesh: Mesh) -> NetworkFigures | None:
-    """What `measure_network` finds; None where there are too few ranks to tell."""
+    """Return the result of `measure_network`; None with too few ranks."""
     return measure_network(mesh, mesh.ranks // mesh.hosts) if mesh.ranks >= _FEWEST else None
 
 
 def collective_times(channel: Channel, size: int, rounds: int) -> tuple[float, float]:
-    """Seconds of one exchange of so many bytes with each other rank, and of a rank's processor in it; lower quartiles,
-    of the slowest rank: what the exchange takes, not who came late."""
-    given, even = torch.zeros(size * channel.ranks, dtype=torch.uint8), [size] * channel.ranks
+    """Return the seconds and the processor seconds of one exchange of `size` bytes with each other rank.
+
+    Lower quartiles of the slowest rank, which exclude late ranks.
+    """
+    message, even = torch.zeros(size * channel.ranks, dtype=torch.uint8), [size] * channel.ranks
     walls, works = [], []
     for _ in range(rounds):
-        # All begin together: who came late would be taken for the network.
+        # All start together: a late rank would count as time of the network.
         channel.agree(None)
         wall, work = time.perf_counter(), time.process_time()
-        channel.exchange(given, even, even)
+        channel.exchange(message, even, even)
         walls.append(time.perf_counter() - wall)
         works.append(time.process_time() - work)
-    mine = [sorted(found)[rounds // 4] for found in (walls, works)]
-    wall, work = (max(found) for found in zip(*channel.figures(mine), strict=True))
+    mine = [sorted(seconds)[rounds // 4] for seconds in (walls, works)]
+    wall, work = map(max, zip(*channel.gather_floats(mine), strict=True))
     return wall, work

@@ -1,14 +1,17 @@
-"""The processes of a run: who they are, what connects them, and how they begin and end together.
+"""The mesh of a run's processes: their ranks, their connections, and how they start and end together.
 
-`torchrun` says which process this is. Without it, or with one process, a mesh of one is the identity everywhere.
+`torchrun` sets the rank of this process. Without it, or with one process, a mesh of one rank exchanges nothing.
 
-Each kind of traffic has connections of its own (`Channel`), because the threads that prepare batches ahead and that
-train use them at the same time, and collectives of one group must come in one order on all ranks.
+Each kind of traffic has separate connections (`Channel`), because the thread that prepares batches and the training
+thread use them at the same time, and collectives of one group must have the same order on all ranks.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,56 +20,67 @@ from datetime import timedelta
 from typing import TypeVar
 
 from torch import distributed as dist
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from stratarec.config.difference import first_difference
 from stratarec.distributed.collectives import Channel
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.failures import Heartbeat, RollCall, Termination
-from stratarec.distributed.rendezvous import holds_store, meet, number, shape, starts
 from stratarec.errors import ConfigError, RankError, StrataError, Terminated
 from stratarec.io.versions import versions
 
 Result = TypeVar("Result")
 
-# What reading, writing or compiling may take on one rank while the others wait and see signs of life.
+# Limits of reading, writing or compiling on one rank while the others wait and see its heartbeat, and of disconnecting.
 _LONGEST_WORK_SECONDS, _PARTING_SECONDS = 6 * 3600.0, 5.0
-# What decides about bits, and about the messages that ranks send each other, beside the code.
+# Packages that determine bits and the messages between ranks, in addition to the code.
 _VERSIONS = "versions"
 _DECISIVE = ("stratarec", "torch", "numpy", "numba", "llvmlite")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """The ranks of a run and their channels."""
+    """The ranks of a run and their channels.
+
+    Parameters
+    ----------
+    rank, ranks : int
+    ids : Channel
+        Channel of the thread that prepares batches.
+    rows : Channel
+        Channel of the training thread for rows, gradients and common decisions.
+    files : Channel
+        Channel of the training thread for waits of any length, while other ranks read and write files.
+    devices : DeviceMesh or None
+        ``[host, local]``; None for a single rank.
+    records : Store or None
+        Store that survives restarts by torchrun; None for a single rank.
+    inside : Mesh or None
+        With the exchange by towers, the ranks of this host.
+    between : Mesh or None
+        With the exchange by towers, the ranks with the same place on all hosts; its rank is the host's number.
+    """
 
     rank: int
     ranks: int
     ids: Channel
-    """Of the thread that prepares batches."""
     rows: Channel
-    """Of the thread that trains: rows, gradients, and whatever is decided together."""
     files: Channel
-    """Of the thread that trains, where ranks wait for others that read and write files, however long that takes."""
     devices: DeviceMesh | None
-    """``[host, local]``; None where there is one rank."""
-    notes: Store | None = None
-    """What torchrun's agent keeps when it starts the ranks again; None where there is one rank."""
+    records: Store | None = None
     inside: Mesh | None = None
-    """The ranks of this host, where the exchange is by towers."""
     between: Mesh | None = None
-    """The ranks of this one's place on all hosts, likewise; its rank is the host's number."""
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """All of them."""
+        """All channels, including those of `inside` and `between`."""
         others = self.parts[1:]
         return self.ids, self.rows, self.files, *(c for part in others for c in (part.ids, part.rows))
 
     @property
     def parts(self) -> tuple[Mesh, ...]:
-        """All ranks, and by towers the parts of them that this rank is in."""
+        """This mesh, then `inside` and `between` if they exist."""
         return self, *(part for part in (self.inside, self.between) if part is not None)
 
     @property
@@ -83,88 +97,90 @@ class Mesh:
 
     @property
     def place(self) -> int:
-        """Of this rank in `order`."""
+        """Place of this rank in `order`."""
         return self.order.index(self.rank)
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank speaks for all: it prints, commits and reports."""
+        """Whether this rank prints, commits and reports for all."""
         return self.rank == 0
 
     @property
     def hosts(self) -> int:
-        """Hosts that the ranks are on; ranks of a host follow one another."""
+        """Number of hosts; ranks of a host are consecutive."""
         return 1 if self.devices is None else int(self.devices.size(0))
 
     def first(self, work: Callable[[], Result]) -> Result:
-        """Do `work` on rank 0 alone; all ranks get what it returned, a value of JSON, or its error.
+        """Run `work` on rank 0 only; all ranks return its result, a JSON value.
 
         Raises
         ------
         RankError
-            On all ranks, where `work` raised a `StrataError`.
+            On all ranks, if `work` raised a `StrataError`.
         """
-        found = self.files.together(lambda: work() if self.is_first else None)
-        result: Result = json.loads(self.files.gather(json.dumps(found).encode())[0])
+        value = self.files.run_everywhere(lambda: work() if self.is_first else None)
+        result: Result = json.loads(self.files.gather(json.dumps(value).encode())[0])
         return result
 
     def first_then_others(self, work: Callable[[], Result]) -> Result:
-        """Do `work` on every rank, on rank 0 before the others: what it leaves on disk is there for them.
+        """Run `work` on rank 0, then on the others, which can use the files that rank 0 wrote.
 
         Raises
         ------
         RankError
-            On all ranks, where `work` raised a `StrataError` on one of them.
+            On all ranks, if `work` raised a `StrataError` on one of them.
         """
         done: list[Result] = []
         for turn in (True, False):
             if self.is_first == turn:
-                done.append(self.files.together(work))
+                done.append(self.files.run_everywhere(work))
             else:
                 self.files.agree(None)
         return done[0]
 
     @classmethod
     def alone(cls) -> Mesh:
-        """One process."""
+        """Return the mesh of a single process."""
         ids, rows, files = (Channel(0, 1) for _ in range(3))
         return cls(rank=0, ranks=1, ids=ids, rows=rows, files=files, devices=None)
 
-    def note(self, what: str) -> None:
-        """Write down something that is true for this run of torchrun, restarts included."""
-        if self.notes is not None:
-            self.notes.set(what, "")
+    def record(self, fact: str) -> None:
+        """Store a fact about this run of torchrun, which restarts can read."""
+        if self.records is not None:
+            self.records.set(fact, "")
 
-    def noted(self, what: str) -> bool:
-        """Whether it was written down, by this start or an earlier one."""
-        return self.notes is not None and bool(self.notes.check([what]))
+    def is_recorded(self, fact: str) -> bool:
+        """Whether this start or an earlier one recorded the fact."""
+        return self.records is not None and bool(self.records.check([fact]))
 
     def check_same(self, settings: Mapping[str, object]) -> None:
-        """Refuse ranks that were started with other settings; nested values of JSON are compared field by field.
+        """Compare the settings of all ranks, JSON values field by field.
 
         Raises
         ------
         RankError
-            On every rank, naming the first that differs from rank 0, the field and both values.
+            On every rank, with the first rank that differs from rank 0, the field and both values.
         """
-        # Sorted: ranks may have built the same settings in another order.
-        given = self.files.gather(json.dumps(settings, sort_keys=True).encode())
-        different = difference([json.loads(content) for content in given])
+        # Sorted: ranks may have built equal settings in different orders.
+        contents = self.files.gather(json.dumps(settings, sort_keys=True).encode())
+        different = difference([json.loads(content) for content in contents])
         if different is not None:
             raise different
 
 
-def difference(given: Sequence[Mapping[str, object]]) -> RankError | None:
-    """What to raise where ranks, in their order, say other things of themselves."""
-    for rank, mine in enumerate(given):
-        found = first_difference(mine, given[0])
-        if found is not None and found.field.startswith(_VERSIONS):
-            name = found.field.removeprefix(f"{_VERSIONS}.")
-            return RankError(f"rank {rank} has {name} {found.want}, rank 0 has {found.have}: install the same for all")
-        if found is not None:
+def difference(settings: Sequence[Mapping[str, object]]) -> RankError | None:
+    """Return the error for the first rank whose settings differ from those of rank 0, or None."""
+    for rank, mine in enumerate(settings):
+        other = first_difference(mine, settings[0])
+        if other is not None and other.field.startswith(_VERSIONS):
+            name = other.field.removeprefix(f"{_VERSIONS}.")
             return RankError(
-                f"rank {rank} was started with {found.field} {found.want!r}, rank 0 with {found.have!r}: give all "
-                "ranks the same recipe and data"
+                f"rank {rank} has {name} {other.want}, rank 0 has {other.have}: install the same version for all ranks"
+            )
+        if other is not None:
+            return RankError(
+                f"rank {rank} was started with {other.field} {other.want!r}, rank 0 with {other.have!r}: use the same "
+                "recipe and data for all ranks"
             )
     return None
 
@@ -174,25 +190,25 @@ def joined(
     config: DistributedConfig | None = None, towers: int = 0, settings: Mapping[str, object] | None = None,
     *, modules: bool = True,
 ) -> Iterator[Mesh]:  # fmt: skip
-    """The mesh of this run, by torchrun's environment; left together with the `with` block.
+    """Connect the ranks of this run, by torchrun's environment, and disconnect at the end of the `with` block.
 
     Parameters
     ----------
     config : DistributedConfig
     towers : int
-        Of the model that is trained.
+        Number of towers of the model.
     settings : mapping
-        JSON, which must be the same on all ranks, as must versions and the code.
+        JSON that must be equal on all ranks, as must versions and the code.
     modules : bool
-        Whether its towers have modules.
+        Whether the towers have modules.
 
     Raises
     ------
     ConfigError
-        For variables that say something else than torchrun would.
+        For environment variables that torchrun would not set.
     RankError
-        When the other ranks cannot be reached or are not alike, on every rank when one of them leaves with an error,
-        and when this process is told to end (SIGTERM), with the rank that is gone.
+        When other ranks cannot be reached or differ, on every rank when one of them fails, and after SIGTERM, with the
+        rank that ended.
     """
     config, size = config or DistributedConfig(), number("WORLD_SIZE", 1)
     if size == 1:
@@ -207,23 +223,23 @@ def joined(
         _VERSIONS: versions(*_DECISIVE), **(settings or {}), "hosts": hosts[0], "timeout": config.timeout,
         "exchange by towers": by_towers,
     }  # fmt: skip
-    notes, store = meet(config, rank, size)
+    records, store = meet(config, rank, size)
     roll = RollCall(store, rank, size, holds_store=holds_store(rank))
     mesh: Mesh | None = None
-    told: Terminated | None = None
+    terminated: Terminated | None = None
     with Termination().listening() as termination:
         try:
             with Heartbeat(store, rank, size, config.timeout) as heart:
                 roll.answer(about, heart, config.timeout, difference)
-                mesh = replace(_connected(config, rank, size, store, hosts, roll, heart, by_towers), notes=notes)
+                mesh = replace(_connected(config, rank, size, store, hosts, roll, heart, by_towers), records=records)
                 yield mesh
         except StrataError as error:
             termination.ignore()
             roll.leave(str(error) if isinstance(error, RankError) else f"rank {rank}: {error}")
             raise
         except Terminated:
-            roll.leave(f"rank {rank} was told to end (SIGTERM)")
-            told = Terminated()  # without the frames that still use connections
+            roll.leave(f"rank {rank} received SIGTERM")
+            terminated = Terminated()  # without the frames that still use connections
         except BaseException as error:
             termination.ignore()
             roll.leave(f"rank {rank} ended with {type(error).__name__}: {error}")
@@ -232,19 +248,18 @@ def joined(
             termination.ignore()
             for channel in mesh.channels if mesh is not None else ():
                 channel.close()
-            # After the channels, by whose end the others see at once that this rank is gone.
+            # After the channels, whose end shows the others at once that this rank left.
             _disconnect()
-            if told is None:
+            if terminated is None:
                 roll.linger()
-        if told is not None:  # connections are broken, so others notice and answer
-            raise roll.explain(told)
+        if terminated is not None:  # connections are closed, so the others notice and answer
+            raise roll.explain(terminated)
 
 
 def _disconnect() -> None:
-    """End all groups.
+    """Destroy all process groups, in a thread and for a limited time.
 
-    One in which something still waits for a rank that is stopped, not gone, ends with that wait, which may be for
-    hours; whoever leaves does not stay for it.
+    A group with a pending wait for a stopped rank ends only with that wait, which may take hours.
     """
     if dist.is_initialized():
         ending = threading.Thread(target=dist.destroy_process_group, name="disconnect", daemon=True)
@@ -253,7 +268,7 @@ def _disconnect() -> None:
 
 
 def restarted() -> bool:
-    """Whether torchrun started this rank again after one of them failed."""
+    """Whether torchrun restarted this rank after a failure."""
     return starts() > 0
 
 
@@ -266,9 +281,9 @@ def _connected(
         store = PrefixStore("torch", store)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         devices = init_device_mesh("cpu", shape, mesh_dim_names=("host", "local"))
-        # In one order on all ranks: a group is known by how many were made before it.
+        # In the same order on all ranks: a group is identified by its number.
         channels = [Channel(rank, size, dist.new_group(timeout=timeout), roll) for _ in range(2)]
-        # Its collectives wait while a rank reads a terabyte; signs of life tell slow from gone. Connecting does not.
+        # Its collectives wait while a rank reads a terabyte, as long as heartbeats arrive. Connecting has the timeout.
         patient = dist.new_group(timeout=timeout)
         longest = timedelta(seconds=max(config.timeout, _LONGEST_WORK_SECONDS))
         dist.distributed_c10d._set_pg_timeout(longest, patient)
@@ -281,7 +296,7 @@ def _connected(
         )
     except RuntimeError as error:
         raise roll.explain(error) from error
-    # Connections are made by the first collective of a group, and a rank that dies before leaves the others waiting.
+    # The first collective of a group connects; a rank that ends before it would leave the others waiting.
     for group in subgroups:
         Channel(dist.get_rank(group), dist.get_world_size(group), group, roll).agree(None)
     ids, rows, files = channels
@@ -294,16 +309,129 @@ def _connected(
 
 
 def _part(rank: int, parts: Sequence[Sequence[int]], timeout: timedelta, roll: RollCall) -> Mesh:
-    """The part of the ranks that this one is in, with channels for ids and rows."""
+    """Return the mesh of the part of the ranks with this rank, with channels for ids and rows."""
     mine = next(ranks for ranks in parts if rank in ranks)
-    found = Mesh.alone()
+    mesh = Mesh.alone()
     if len(mine) == 1:
-        return found
+        return mesh
     channels = []
     for _ in range(2):
-        # Every rank makes all groups, also those that it is in no part of.
+        # Every rank creates all groups, including those without it.
         groups = [dist.new_group(list(ranks), timeout=timeout) for ranks in parts]
         group = groups[parts.index(mine)]
         channels.append(Channel(mine.index(rank), len(mine), group, roll))
     ids, rows = channels
-    return replace(found, rank=mine.index(rank), ranks=len(mine), ids=ids, rows=rows)
+    return replace(mesh, rank=mine.index(rank), ranks=len(mine), ids=ids, rows=rows)
+
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915
+
+
+def listen_towards(host: str) -> None:
+    """Make gloo listen on the interface towards `host`, unless ``GLOO_SOCKET_IFNAME`` is set.
+
+    If none is known (an unresolved name, a system without this call), gloo uses the interface of the address of this
+    machine's name.
+    """
+    if os.environ.get(_INTERFACE):
+        return
+    name = _interface_of(_local_address(host))
+    if name:
+        os.environ[_INTERFACE] = name
+
+
+def _local_address(host: str) -> str:
+    """Return this machine's IPv4 address towards `host`; nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # Connecting a datagram socket only selects a route.
+            probe.connect((host, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _interface_of(address: str) -> str:
+    try:
+        from fcntl import ioctl  # not on every system
+    except ImportError:
+        return ""
+    if not address:
+        return ""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                reply = ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # an interface without an IPv4 address
+                continue
+        # Addresses such as 127.0.1.1 also belong to the loopback.
+        if socket.inet_ntoa(reply[20:24]) == address or (name == "lo" and address.startswith("127.")):
+            return name
+    return ""
+
+
+def number(name: str, default: int) -> int:
+    """Return an integer environment variable."""
+    text = os.environ.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} is {text!r}, expected a whole number; start ranks by torchrun") from error
+
+
+def starts() -> int:
+    """Return how often torchrun has restarted this rank."""
+    return number("TORCHELASTIC_RESTART_COUNT", 0)
+
+
+def holds_store(rank: int) -> bool:
+    """Whether this process holds the store of all ranks; torchrun's agent holds its own."""
+    return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+
+def shape(config: DistributedConfig, size: int) -> tuple[int, int]:
+    """Return the number of hosts, and of ranks on each."""
+    if config.hosts is not None:
+        hosts, setting = config.hosts, f"distributed.hosts is {config.hosts}"
+    else:
+        local = number("LOCAL_WORLD_SIZE", size)
+        hosts, setting = size // max(local, 1), f"LOCAL_WORLD_SIZE is {local}"
+        hosts = hosts if hosts * local == size else 0
+    if not hosts or size % hosts:
+        raise ConfigError(f"{setting} for {size} ranks, expected equally many ranks on every host")
+    return hosts, size // hosts
+
+
+def meet(config: DistributedConfig, rank: int, size: int) -> tuple[Store, Store]:
+    """Return a store that survives restarts, and one of this start; waits only for the process that holds them.
+
+    Raises
+    ------
+    ConfigError
+        If the environment lacks its address.
+    RankError
+        If no process answers there, or the port is in use.
+    """
+    missing = [name for name in _VARIABLES if name not in os.environ]
+    if missing:
+        raise ConfigError(f"WORLD_SIZE is {size} but {', '.join(missing)} is not set; start ranks by torchrun")
+    host, port = os.environ["MASTER_ADDR"], number("MASTER_PORT", 0)
+    listen_towards(host)
+    try:
+        # Not by torch's `rendezvous`, which waits for all ranks in one call that blocks signals.
+        store = TCPStore(
+            host, port, is_master=holds_store(rank), timeout=timedelta(seconds=config.timeout),
+            wait_for_workers=False, multi_tenant=True,
+        )  # fmt: skip
+    except (RuntimeError, ValueError, OSError) as error:
+        # torch's message continues with a C++ stack trace.
+        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RankError(
+            f"rank {rank} of {size} could not reach the store at {host}:{port} within {config.timeout:g} s "
+            f"({detail[:200]}); set an address that all ranks reach and a free port (torchrun --master-addr, "
+            "--master-port)"
+        ) from error
+    # The agent's store survives a restart, with the entries of earlier ranks.
+    return PrefixStore("stratarec/records", store), PrefixStore(f"start-{starts()}", store)

@@ -1,6 +1,7 @@
-"""The engine of tables that are shared among ranks: an ordinary `Engine` of this rank's own rows, and an exchange.
+"""Engine of tables that are shared among ranks: an `Engine` of this rank's rows, and an exchange.
 
-Every method that touches rows is a collective: all ranks call it, in the same order, also those whose batch is empty.
+Every method that accesses rows is a collective: all ranks call it in the same order, including those with an empty
+batch.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ import torch
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.distributed.collectives import never
+from stratarec.distributed.all_to_all import Dispatched, FlatExchange
+from stratarec.distributed.collectives import Channel, never
 from stratarec.distributed.config import DistributedConfig
-from stratarec.distributed.exchange.all_to_all import Dispatched, FlatExchange
 from stratarec.distributed.hot_replicas import Replicas, check_hot
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.sharded_rows import SharedRows
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire, WireKind
 from stratarec.embedding.checkpoint import RANK_GROUPS
@@ -35,49 +35,50 @@ from stratarec.errors import StrataError
 
 
 class SharedBatch:
-    """A batch whose rows are in level 0 of all their owners; a `Handle`."""
+    """Handle of a batch whose rows are in level 0 of all their owners.
 
-    __slots__ = ("__weakref__", "dispatched", "own")
+    `local` is the handle of this rank's tables; None if it has none.
+    """
 
-    def __init__(self, dispatched: Dispatched, own: Prepared | None) -> None:
+    __slots__ = ("__weakref__", "dispatched", "local")
+
+    def __init__(self, dispatched: Dispatched, local: Prepared | None) -> None:
         self.dispatched = dispatched
-        self.own = own
-        """What this rank's own tables prepared; None where it has none."""
+        self.local = local
 
     @property
     def features(self) -> KeyedJagged:
-        """As they were given."""
+        """Features of this rank's batch."""
         return self.dispatched.features
 
     def release(self) -> None:
-        """See `Handle.release`."""
-        if self.own is not None:
-            self.own.release()
+        if self.local is not None:
+            self.local.release()
 
     def release_unused(self) -> None:
-        """See `Handle.release_unused`."""
-        if self.own is not None:
-            self.own.release_unused()
+        if self.local is not None:
+            self.local.release_unused()
 
 
 class SharedEngine(LookupEngine[SharedBatch]):
-    """Tables over ranks, looked up and trained as one `Engine` would.
+    """Engine of tables on several ranks.
 
     Parameters
     ----------
     sharding : Sharding
-        The same on all ranks.
+        Equal on all ranks.
     mesh : Mesh
-        By towers, only the ranks of this host exchange rows, as they are, and the features are those of its tables.
+        In the exchange by towers only the ranks of this host exchange rows, as fp32, and features are those of its
+        tables.
     optimizer : RowOptimizerConfig
     seed : int
-        Initial weights are a function of (seed, table name, row), whatever the sharding.
+        Initial weights are a function of (seed, table name, row), independent of the sharding.
     tiers : TierConfig
-        Of this rank; tables that it has no rows of are left out.
+        Tiers of this rank; tables without rows on it are ignored.
     config : DistributedConfig
-        Says the wires.
+        Sets the wires.
     hot : mapping of str to int
-        Table -> first rows that every rank has; see `Replicas`.
+        Table -> number of its first rows that every rank copies (`Replicas`).
     """
 
     def __init__(
@@ -89,205 +90,193 @@ class SharedEngine(LookupEngine[SharedBatch]):
         mesh.check_same({"hot rows": hot})
         check_hot(hot, sharding, optimizer, towers=mesh.inside is not None)
         mine = sharding.configs(mesh.rank)
-        own_tiers = replace(tiers, tables=_own_tiers(mine, tiers, hot))
-        self.own = Engine(mine, optimizer, seed, own_tiers) if mine else None
+        local_tiers = replace(tiers, tables=_local_tiers(mine, tiers, hot))
+        self.local = Engine(mine, optimizer, seed, local_tiers) if mine else None
         self._circle = mesh if mesh.inside is None else mesh.inside
         kinds: tuple[WireKind, WireKind] = (
             (config.wire, config.gradient_wire) if mesh.inside is None else ("fp32", "fp32")
         )
         wire, gradient_wire = (Wire(kind, seed, mesh.rank) for kind in kinds)
         shared = sharding.within(mesh.rank - self._circle.rank, self._circle.ranks)
-        super().__init__(sharding.tables, shared.tables, optimizer, tiers, self.own)
+        super().__init__(sharding.tables, shared.tables, optimizer, tiers, self.local)
         self.replicas: Replicas | None = None
         if hot:
             travelling = [table for table in sharding.tables if sharding.places[table.name].travel == "rows"]
             self.replicas = Replicas(travelling, hot, optimizer, seed)
-        # Whether rows of this rank's own tables are older than the copies; the rule of the step that copies wait for.
+        # Whether rows of local tables are older than their copies, and the rule of the step that copies wait for.
         self._older, self._rule = False, self.step_clock.rule
-        self._exchange = FlatExchange(shared, self._circle, (wire, gradient_wire), self.own, self.replicas)
+        self._exchange = FlatExchange(shared, self._circle, (wire, gradient_wire), self.local, self.replicas)
         self.row_order = self._exchange.row_order
-        # Ids travel before a batch is looked up: even where every row is in level 0, preparing it is work to do ahead.
+        # Ids are exchanged before a lookup, so preparing ahead is useful even if all rows are in level 0.
         self.resident = False
 
-    # A step
-
     def prepare(self, features: KeyedJagged) -> SharedBatch:
-        """See `Engine.prepare`; an error of one rank is raised on all of them."""
-        return self._prepare(features, lambda own, asked: own.prepare(asked))
+        """Prepare a batch; an error of one rank is raised on all of them."""
+        return self._prepare(features, lambda local, asked: local.prepare(asked))
 
     def prepare_now(self, features: KeyedJagged) -> SharedBatch:
-        """See `Engine.prepare_now`."""
-        return self._prepare(features, lambda own, asked: own.prepare_now(asked))
+        return self._prepare(features, lambda local, asked: local.prepare_now(asked))
 
     def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> SharedBatch:
-        """See `Engine.prepare_ahead`. It does not wait for ranks that do not come once `stopped` is true."""
-        return self._prepare(features, lambda own, asked: own.prepare_ahead(asked, lookahead, stopped), stopped)
+        """Prepare a batch ahead of time; waits for other ranks are aborted once `stopped` is true."""
+        return self._prepare(features, lambda local, asked: local.prepare_ahead(asked, lookahead, stopped), stopped)
 
     def _prepare(
         self, features: KeyedJagged, prepare: Callable[[Engine, KeyedJagged], Prepared],
         stopped: Callable[[], bool] = never,
     ) -> SharedBatch:  # fmt: skip
         dispatched = self._exchange.dispatch(features, self.batches, self._circle.ids, stopped)
-        own: Prepared | None = None
+        local: Prepared | None = None
         failed: StrataError | None = None
         try:
-            # Whether a batch fits differs from rank to rank; who could train must not wait for one that cannot.
-            own = prepare(self.own, dispatched.own) if self.own else None
+            # A batch may fit on some ranks only; they must not wait for one where it does not.
+            local = prepare(self.local, dispatched.local) if self.local else None
         except StrataError as error:
             failed = error
-        batch = SharedBatch(dispatched, own)
+        batch = SharedBatch(dispatched, local)
         try:
             self.mesh.ids.agree(failed, stopped)
         except BaseException:
             batch.release()
             raise
-        # After all agreed: a batch that one rank refused counts on none, or noise of wires would differ.
+        # After all agreed: a batch that one rank refused counts on none, as the noise of wires depends on the number.
         self.batches += 1
         return batch
 
     def look_up(self, prepared: SharedBatch) -> tuple[Tensor, ...]:
-        """See `Engine.look_up`."""
-        # Between ids and rows only this rank's own tables are asked, so no rank waits for another here.
-        found = self.own.look_up(prepared.own) if self.own and prepared.own else _nothing()
+        # Only local tables are looked up between ids and rows, so no rank waits for another here.
+        outputs = self.local.look_up(prepared.local) if self.local and prepared.local else _nothing()
         self._sum_hot_rows()
-        return self._exchange.combine(found, prepared.dispatched)
+        return self._exchange.combine(outputs, prepared.dispatched)
 
     def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
-        """See `Engine.read`."""
         self.health.require()
         self._sum_hot_rows()
         dispatched = self._exchange.dispatch(features, self.batches, self._circle.rows)
-        found = self.own.read(dispatched.own) if self.own else _nothing()
-        return self._exchange.combine(found, dispatched)
+        outputs = self.local.read(dispatched.local) if self.local else _nothing()
+        return self._exchange.combine(outputs, dispatched)
 
     def update(self, prepared: SharedBatch, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
-        """See `Engine.update`; there are no per-sample weights."""
-        # Two batches may be looked up before the first one is trained, so the sums of the last step may still wait.
+        # Two batches may be looked up before the first one is trained, so sums of the last step may still be pending.
         self._sum_hot_rows()
         self._rule = self.step_clock.rule
-        own_pooled, *own_rows = self._exchange.combine_backward((pooled, *rows), prepared.dispatched)
-        if self.own and prepared.own:
-            self.own.update(prepared.own, own_pooled, own_rows, None)
+        local_pooled, *local_rows = self._exchange.combine_backward((pooled, *rows), prepared.dispatched)
+        if self.local and prepared.local:
+            self.local.update(prepared.local, local_pooled, local_rows, None)
         else:
-            # A rank without tables has no engine that counts; schedules are the same on all.
+            # A rank without tables has no engine that counts steps, which schedules need on all ranks.
             self.step_clock.step += 1
 
-    # Tables by name
-
     def tables_of(self, name: str) -> SharedRows:
-        """Rows of the table `name`, from all ranks."""
+        """Return access to the rows of the table `name` on all ranks."""
         self.health.require()
         self._give_owners()
-        return SharedRows(self.sharding, self.mesh.rows, self.own, self.optimizer)
+        return SharedRows(self.sharding, self.mesh.rows, self.local, self.optimizer)
 
     def named_views(self) -> Iterator[tuple[str, Tensor]]:
-        """None: no rank has a view of a whole table."""
+        """Return nothing: no rank has a view of a complete table."""
         return iter(())
 
-    # Saving
-
     def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
-        """See `Engine.save`: every rank writes its own rows beside the others; all get the manifest of all."""
+        """Save every rank's rows in one directory; return the manifest of all ranks."""
         channel = self.mesh.files
         self._give_owners()
-        mine = channel.together(lambda: self.own.save(directory, previous, self.mesh.rank) if self.own else {})
-        # Every rank gets the whole manifest, for the checks of loading; only the first writes it down.
+        mine = channel.run_everywhere(
+            lambda: self.local.save(directory, previous, self.mesh.rank) if self.local else {}
+        )
+        # Every rank gets the complete manifest for the checks of loading; only the first one writes it.
         parts = [json.loads(content) for content in channel.gather(json.dumps(mine).encode())]
-        found: dict[str, Any] = next(part for part in parts if part)
-        return {**found, "groups": [group for part in parts if part for group in part["groups"]]}
+        manifest: dict[str, Any] = next(part for part in parts if part)
+        return {**manifest, "groups": [group for part in parts if part for group in part["groups"]]}
 
     def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
-        """See `Engine.load`: by the same ranks and sharding as they were, else row by row."""
+        """Load files of the same ranks and sharding, or other ones row by row; return the reason for the latter."""
         channel = self.mesh.files
         ranks = {int(group["name"].removeprefix("group-")) // RANK_GROUPS for group in manifest["groups"]}
 
         def agreed(same: bool) -> bool:
-            return all(each for (each,) in channel.everyones([same and max(ranks) < channel.ranks]))
+            return all(flag for (flag,) in channel.gather_ints([same and max(ranks) < channel.ranks]))
 
         def loaded() -> str:
-            if self.own:
-                return self.own.load(directory, manifest, self.mesh.rank, agreed)
+            if self.local:
+                return self.local.load(directory, manifest, self.mesh.rank, agreed)
             agreed(self.mesh.rank not in ranks)
             self.step_clock.load_position(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
             return ""
 
-        reason = channel.together(loaded)
+        reason = channel.run_everywhere(loaded)
         self._take_copies()
         self.batches = int(manifest["batches"])
-        return next((found.decode() for found in channel.gather(reason.encode()) if found), "")
+        return next((text.decode() for text in channel.gather(reason.encode()) if text), "")
 
     def initialize_from(
         self, directory: Path, manifest: Mapping[str, Any], optimizer: RowOptimizerConfig
     ) -> None:  # fmt: skip
-        """See `EmbeddingCollection.initialize_from`: every rank takes its own rows."""
+        """Start from the rows of another checkpoint; every rank reads its rows."""
 
-        def begun() -> None:
-            if self.own:
-                self.own.initialize_from(directory, manifest, optimizer)
+        def begin() -> None:
+            if self.local:
+                self.local.initialize_from(directory, manifest, optimizer)
 
-        self.mesh.files.together(begun)
+        self.mesh.files.run_everywhere(begin)
         self._take_copies()
-
-    # Hot rows
 
     @property
     def hot_gradients(self) -> Tensor | None:
-        """Flat float32 that is to be added over ranks and given to `train_hot_rows`; None where nothing is."""
+        """Flat float32 to sum over ranks and pass to `train_hot_rows`; None if there is none."""
         return None if self.replicas is None else self.replicas.pending
 
     def train_hot_rows(self, sums: Tensor) -> None:
-        """Let all copies take the step of the last batch, given the sums over ranks of `hot_gradients`."""
+        """Apply the step of the last batch to all copies, given the sums of `hot_gradients` over ranks."""
         assert self.replicas is not None
         with self.health.changing("an optimizer step"):
             self.replicas.apply(sums, self._rule)
         self._older = True
 
     def _sum_hot_rows(self) -> None:
-        """Train the hot rows of a step whose sums nobody made with those of a network; a collective."""
-        given = self.hot_gradients
-        if given is not None:
-            self.train_hot_rows(self.mesh.rows.sum(given))
+        """Train hot rows whose gradients were not summed with those of a network; a collective."""
+        gradients = self.hot_gradients
+        if gradients is not None:
+            self.train_hot_rows(self.mesh.rows.sum(gradients))
 
     def _give_owners(self) -> None:
-        """Give this rank's own tables the values of their hot rows; a collective."""
+        """Write the copies of hot rows to the local tables that own them; a collective."""
         self._sum_hot_rows()
         if not self._older or self.replicas is None:
             return
-        for table in self.own.configs if self.own else ():
-            if self.own and table.name in self.replicas.first:
+        for table in self.local.configs if self.local else ():
+            if self.local and table.name in self.replicas.first:
                 rows, copies = self.replicas.owned(self.sharding, table.name, self.mesh.rank)
-                group = self.own.tables_of(table.name)
-                # Straight into slots: what a rank owns of hot rows never leaves level 0 (`_own_tiers`).
+                group = self.local.tables_of(table.name)
+                # Directly into slots: a rank's hot rows never leave level 0 (`_local_tiers`).
                 places = np.arange(len(rows), dtype=np.int64)
                 group.write_rows(rows + group.first_row[table.name], copies, places, self.batches)
         self._older = False
 
     def _take_copies(self) -> None:
-        """Take the values of all hot rows from their owners; a collective."""
+        """Read the values of all hot rows from their owners; a collective."""
         self._older = False
         if self.replicas is None:
             return
-        # Sums of steps after the checkpoint, or of tables that are no more.
+        # Drop sums of steps after the checkpoint, or of removed tables.
         self.replicas.pending = None
         for name, first, last in self.replicas.parts:
-            found = self.tables_of(name).part(name, first, last)
+            values = self.tables_of(name).part(name, first, last)
             for state, view in self.replicas.part(name, first, last).items():
-                view.copy_(found[state])
+                view.copy_(values[state])
 
     def close(self) -> None:
-        """Give back files and threads of this rank's own tables."""
-        if self.own:
-            self.own.close()
-
-    # Accounting: of this rank
+        """Release files and threads of the local tables."""
+        if self.local:
+            self.local.close()
 
     def bytes_by_memory(self) -> dict[str, int]:
-        """See `Engine.bytes_by_memory`; of this rank's own tables."""
-        return _with(self.own.bytes_by_memory() if self.own else {}, "dram", self._copied_bytes)
+        """Return the bytes of this rank by memory."""
+        return _with(self.local.bytes_by_memory() if self.local else {}, "dram", self._copied_bytes)
 
     def bytes_by_part(self) -> dict[str, int]:
-        """See `Engine.bytes_by_part`; of this rank's own tables."""
-        return _with(self.own.bytes_by_part() if self.own else {}, "level0", self._copied_bytes)
+        """Return the bytes of this rank by part."""
+        return _with(self.local.bytes_by_part() if self.local else {}, "level0", self._copied_bytes)
 
     @property
     def _copied_bytes(self) -> int:
@@ -295,17 +284,16 @@ class SharedEngine(LookupEngine[SharedBatch]):
 
 
 class ShardedCollection(EmbeddingCollection[SharedBatch]):
-    """An embedding collection whose tables are shared among the ranks of a mesh.
+    """Embedding collection whose tables are shared among the ranks of a mesh.
 
-    To models it is what `TieredEmbeddingBagCollection` is. Each rank passes its own batch; with one rank it trains the
-    same bits as that class. Where tables travel whole (`Place.travel` of ``pooled``) and wires are fp32, the tables get
-    the bits that one process gets on the batches of all ranks one after another; else they agree up to the rounding of
-    sums.
+    Models use it like `TieredEmbeddingBagCollection`. Each rank passes its batch; a single rank trains the same bits as
+    that class. If `Place.travel` of all tables is ``pooled`` and wires are fp32, tables get the bits of one process
+    that trains on the concatenated batches of all ranks; else they agree up to the rounding of sums.
 
     Parameters
     ----------
     sharding, mesh, optimizer, seed, tiers, config, hot
-        As those of `SharedEngine`.
+        Arguments of `SharedEngine`.
     """
 
     def __init__(
@@ -321,27 +309,91 @@ class ShardedCollection(EmbeddingCollection[SharedBatch]):
         )  # fmt: skip
 
 
-def _own_tiers(
+def _local_tiers(
     tables: Sequence[EmbeddingBagConfig], tiers: TierConfig, hot: Mapping[str, int]
 ) -> dict[str, TableTier]:  # fmt: skip
-    """Those of a rank's own tables: what it owns of hot rows has slots, to which copies are written at any time."""
-    found = {}
+    """Return the tiers of local tables, with slots for the hot rows that the rank owns."""
+    local_tiers = {}
     for table in tables:
         if table.name not in tiers.tables:
             continue
         tier, part = tiers.tables[table.name], table.numbering
         if table.name in hot:
-            # Its own rows in front of a row of the whole table.
-            own = min(max(-(-(hot[table.name] - part.first) // part.stride), 0), table.num_embeddings)
-            tier = replace(tier, hot_rows=own)
-        found[table.name] = tier
-    return found
+            # The rank's share of the complete table's first rows.
+            local = min(max(-(-(hot[table.name] - part.first) // part.stride), 0), table.num_embeddings)
+            tier = replace(tier, hot_rows=local)
+        local_tiers[table.name] = tier
+    return local_tiers
 
 
-def _with(found: dict[str, int], name: str, more: int) -> dict[str, int]:
-    return {**found, name: found.get(name, 0) + more}
+def _with(sizes: dict[str, int], name: str, more: int) -> dict[str, int]:
+    return {**sizes, name: sizes.get(name, 0) + more}
 
 
 def _nothing() -> tuple[Tensor, ...]:
-    """What a rank without tables answers with: a pooled output without columns."""
+    """Return the output of a rank without tables: a pooled output without columns."""
     return (torch.empty(0, 0),)
+
+
+class SharedRows:
+    """Access to rows of tables by name and number, gathered from their owners; every method is a collective.
+
+    Parameters
+    ----------
+    sharding : Sharding
+    channel : Channel
+    local : Engine or None
+        Engine of this rank's rows.
+    optimizer : RowOptimizerConfig
+        Determines the state of rows.
+    """
+
+    def __init__(
+        self, sharding: Sharding, channel: Channel, local: Engine | None, optimizer: RowOptimizerConfig
+    ) -> None:
+        self._sharding, self._channel, self._local, self._optimizer = sharding, channel, local, optimizer
+
+    def table(self, name: str) -> dict[str, Tensor]:
+        """Return a copy of a table's weights and state on every rank."""
+        rows = next(table.num_embeddings for table in self._sharding.tables if table.name == name)
+        return self.part(name, 0, rows)
+
+    def part(self, name: str, first: int, last: int) -> dict[str, Tensor]:
+        """Return a copy of weights and state of the rows ``first:last`` on every rank."""
+        sharding, channel = self._sharding, self._channel
+        owners, local = sharding.owner(name, np.arange(first, last, dtype=np.int64))
+        counts = np.bincount(owners, minlength=channel.ranks).tolist()
+        mine = local[owners == channel.rank]
+        part = self._local_part(name, mine)
+        rows_by_state = {}
+        for state, (width, flat) in self._kinds(name, part).items():
+            sizes = [count * width for count in counts]
+            received = channel.exchange(flat.repeat(channel.ranks), [flat.numel()] * channel.ranks, sizes)
+            # Parts of ranks follow one another, each with its rows in order: the stable order by owner.
+            rows = torch.empty(last - first, width)
+            rows[torch.from_numpy(np.argsort(owners, kind="stable"))] = received.view(-1, width)
+            rows_by_state[state] = rows if state in ("weight", *self._optimizer.full_state) else rows.view(-1)
+        if "clock" in rows_by_state:
+            rows_by_state["clock"] = rows_by_state["clock"].view(torch.int32)
+        return rows_by_state
+
+    def _local_part(self, name: str, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, Tensor]:
+        local = self._local
+        if local is None or not len(rows):
+            return {}
+        # Neighbouring rows of a table are neighbours on every rank that shares it.
+        return local.tables_of(name).part(name, int(rows[0]), int(rows[-1]) + 1)
+
+    def _kinds(self, name: str, part: Mapping[str, Tensor]) -> dict[str, tuple[int, Tensor]]:
+        """Return width and this rank's floats of the weights and of each optimizer state."""
+        optimizer = self._optimizer
+        width = next(table.embedding_dim for table in self._sharding.tables if table.name == name)
+        widths = {"weight": width, optimizer.row_state: 1, **dict.fromkeys(optimizer.full_state, width)}
+        if optimizer.clocked:
+            # Integers are sent as the floats with the same bits.
+            widths["clock"] = 1
+        return {
+            state: (size, part[state].contiguous().view(-1).view(torch.float32) if part else torch.empty(0))
+            for state, size in widths.items()
+            if state
+        }

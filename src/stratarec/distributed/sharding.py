@@ -1,19 +1,26 @@
-"""Which rank holds which row: one formula, which exchange, initial values, checkpoints and planning all ask.
+"""Placement of tables and rows on ranks, for the exchange, initial values, checkpoints and planning.
 
-A table lies on one rank, or row by row on several that follow one another: row r is on rank ``first + r % ranks``, as
-row ``r // ranks`` there. Ids are ranked by frequency, so this deals popular rows out evenly, and each rank's rows are
-ranked by frequency again, which its caches and stores rely on.
+A table is on one rank, or its rows are on several consecutive ranks: row r is on rank ``first + r % ranks``, as row
+``r // ranks`` there. Ids are ranked by frequency, so popular rows are spread evenly, and each rank's rows are ranked by
+frequency again, which its caches and stores rely on.
+
+`plan_sharding` balances the work, memory and traffic of ranks, since a step waits for the slowest one. Tables are
+assigned largest first to the rank with the least load (LPT, within 4/3 of the best for complete tables), then moved one
+by one as long as the slowest rank gets faster. A table that exceeds a rank's fair share or its memory is shared by
+rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.config.units import readable
+from stratarec.distributed.config import ShardingKind
 from stratarec.embedding.config import EmbeddingBagConfig, RowPart, check_tables
 from stratarec.errors import ConfigError
 
@@ -23,45 +30,49 @@ Travel = Literal["pooled", "rows"]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where one table is, and what of it travels."""
+    """Ranks of one table, and how its lookups are exchanged.
+
+    Parameters
+    ----------
+    first, ranks : int
+        First rank with rows of the table, and number of ranks that share it.
+    travel : str
+        ``pooled``: complete bags are sent to the owner, which pools them. ``rows``: each distinct row of a rank's batch
+        is sent to that rank once and pooled there; required if several ranks share the table.
+    """
 
     first: int
-    """The first rank that holds rows of it."""
     ranks: int = 1
-    """How many ranks share its rows."""
     travel: Travel = "pooled"
-    """``pooled``: whole bags go to the owner, who pools them. ``rows``: each distinct row of a rank's batch comes to
-    that rank once and is pooled there; always so where several ranks share the table."""
 
     def __post_init__(self) -> None:
         if self.first < 0 or self.ranks < 1:
             raise ConfigError(f"a table on {self.ranks} ranks from rank {self.first} on, expected at least one from 0")
         if self.ranks > 1 and self.travel != "rows":
-            raise ConfigError("a table of several ranks cannot pool at its owner, there is more than one: travel: rows")
+            raise ConfigError("a table of several ranks has no single owner that could pool it; set travel to rows")
 
 
 def rows_key(table: str) -> str:
-    """The feature by which distinct rows of a table are asked for; ``@`` begins no name of a user's."""
+    """Return the key of requests for distinct rows of a table; user names do not begin with ``@``."""
     return f"@rows:{table}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdStream:
-    """One kind of ids that a rank is asked for: of a pooled feature, of a sequence, or distinct rows of a table."""
+    """Stream of ids to a rank: of a pooled feature, of a sequence, or distinct rows of a complete `table`."""
 
     key: str
     table: EmbeddingBagConfig
-    """The whole table."""
     kind: Literal["pooled", "sequence", "rows"]
 
 
 class Sharding:
-    """Tables over ranks.
+    """Placement of tables on ranks.
 
     Parameters
     ----------
     tables : sequence of EmbeddingBagConfig
-        Whole tables.
+        Complete tables.
     places : mapping of str to Place
         One for each table.
     ranks : int
@@ -74,7 +85,7 @@ class Sharding:
         names = [table.name for table in self.tables]
         wrong = sorted(set(names) ^ set(places))
         if wrong:
-            raise ConfigError(f"table {wrong[0]!r} has a place and is no table, or is one and has no place")
+            raise ConfigError(f"table {wrong[0]!r} has a place but does not exist, or exists and has no place")
         self.places = {name: places[name] for name in names}
         for name, place in self.places.items():
             if place.first + place.ranks > ranks:
@@ -84,17 +95,17 @@ class Sharding:
                 )
 
     def owner(self, table: str, rows: Rows) -> tuple[Rows, Rows]:
-        """The rank that holds each row of a table, and its number there."""
+        """Return the rank of each row of a table, and the row's number there."""
         place = self.places[table]
         return place.first + rows % place.ranks, rows // place.ranks
 
-    def whole(self, table: str, rank: int, rows: Rows) -> Rows:
-        """Rows of the table by their numbers on a rank: the inverse of `owner`."""
+    def global_rows(self, table: str, rank: int, rows: Rows) -> Rows:
+        """Return rows of a table by their numbers on a rank: the inverse of `owner`."""
         place = self.places[table]
         return rows * place.ranks + (rank - place.first)
 
-    def held(self, table: EmbeddingBagConfig, rank: int) -> int:
-        """How many rows of a table a rank holds."""
+    def rows_on(self, table: EmbeddingBagConfig, rank: int) -> int:
+        """Return the number of rows of a table on a rank."""
         place = self.places[table.name]
         behind = rank - place.first
         if not 0 <= behind < place.ranks:
@@ -102,13 +113,13 @@ class Sharding:
         return max(-(-(table.num_embeddings - behind) // place.ranks), 0)
 
     def configs(self, rank: int) -> list[EmbeddingBagConfig]:
-        """The tables of a rank, as its own collection has them: in the order of all tables."""
-        found = []
+        """Return the tables of a rank's collection, in the order of all tables."""
+        configs = []
         for table in self.tables:
-            rows = self.held(table, rank)
+            rows = self.rows_on(table, rank)
             if rows:
-                found.append(self._config(table, rank, rows))
-        return found
+                configs.append(self._config(table, rank, rows))
+        return configs
 
     def _config(self, table: EmbeddingBagConfig, rank: int, rows: int) -> EmbeddingBagConfig:
         place = self.places[table.name]
@@ -120,36 +131,280 @@ class Sharding:
         return replace(table, num_embeddings=rows, part=part)
 
     def streams(self, rank: int) -> list[IdStream]:
-        """What a rank is asked for, in the order in which it travels."""
-        found = []
+        """Return the streams to a rank, in the order of messages."""
+        streams = []
         for table in self.tables:
-            if not self.held(table, rank):
+            if not self.rows_on(table, rank):
                 continue
             if self.places[table.name].travel == "rows":
-                found.append(IdStream(key=rows_key(table.name), table=table, kind="rows"))
+                streams.append(IdStream(key=rows_key(table.name), table=table, kind="rows"))
                 continue
-            found += [IdStream(key=key, table=table, kind="pooled") for key in table.feature_names]
-            found += [IdStream(key=key, table=table, kind="sequence") for key in table.sequence_features]
-        return found
+            streams += [IdStream(key=key, table=table, kind="pooled") for key in table.feature_names]
+            streams += [IdStream(key=key, table=table, kind="sequence") for key in table.sequence_features]
+        return streams
 
     def within(self, first: int, ranks: int) -> Sharding:
-        """The tables that lie whole on ranks `first` to ``first + ranks - 1``, over those ranks alone.
+        """Return the placement of the tables on ranks `first` to ``first + ranks - 1``, numbered within them.
 
         Raises
         ------
         ConfigError
-            For a table that lies on some of them and on others.
+            For a table that is also on other ranks.
         """
         places = {}
         for name, place in self.places.items():
             inside = [first <= rank < first + ranks for rank in (place.first, place.first + place.ranks - 1)]
-            # By towers no row leaves its host.
+            # In the exchange by towers no row leaves its host.
             if any(inside) and not all(inside):
                 raise ConfigError(
                     f"table {name!r} is on ranks {place.first} to {place.first + place.ranks - 1}, expected ranks of "
                     f"one host, as {first} to {first + ranks - 1}"
                 )
             if all(inside):
-                # Ranks are numbered within the host from here on.
                 places[name] = replace(place, first=place.first - first)
         return Sharding([table for table in self.tables if table.name in places], places, ranks)
+
+
+# Accesses of a row in a step: a read in pooling, and a read and a write in the update.
+_TOUCHES = 3
+# Cost of a byte between ranks in bytes of local memory: 1 GB/s between ranks, 10 GB/s for random rows.
+_WIRE_FACTOR = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableLoad:
+    """Load of one table in a batch of all ranks.
+
+    Parameters
+    ----------
+    name : str
+    width : int
+    bytes : int
+        Memory of all rows with their metadata.
+    lookups : float
+        Ids in a batch of all ranks.
+    bags : float
+        Pooled rows of such a batch, or ids for lookups without pooling.
+    distinct : float
+        Distinct rows in the batch of one rank.
+    """
+
+    name: str
+    width: int
+    bytes: int
+    lookups: float
+    bags: float
+    distinct: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingPlan:
+    """Places of all tables, and the expected load of each rank.
+
+    Parameters
+    ----------
+    places : mapping of str to Place
+    bytes : tuple of int
+        Memory by rank.
+    work : tuple of float
+        Bytes of rows accessed a step, by rank.
+    sent : tuple of float
+        Bytes that a rank sends to others a step: requested rows, and gradients to owners.
+    """
+
+    places: Mapping[str, Place]
+    bytes: tuple[int, ...]
+    work: tuple[float, ...]
+    sent: tuple[float, ...]
+
+    @property
+    def imbalance(self) -> float:
+        """Cost of the slowest rank over the mean."""
+        costs = self.costs
+        return max(costs) * len(costs) / max(sum(costs), 1e-9)
+
+    @property
+    def costs(self) -> list[float]:
+        """Work and traffic of each rank as one number."""
+        return [work + _WIRE_FACTOR * sent for work, sent in zip(self.work, self.sent, strict=True)]
+
+    @property
+    def critical(self) -> int:
+        """The slowest rank, for which every step waits."""
+        return max(range(len(self.costs)), key=lambda rank: (self.costs[rank], -rank))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "places": {name: asdict(place) for name, place in self.places.items()},
+            "bytes": list(self.bytes),
+            "work_bytes_a_step": list(self.work),
+            "sent_bytes_a_step": list(self.sent),
+            "imbalance": self.imbalance,
+            "critical_rank": self.critical,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the plan as text."""
+        shared = [name for name, place in self.places.items() if place.ranks > 1]
+        rows = [name for name, place in self.places.items() if place.travel == "rows"]
+        ranks = [
+            f"rank {rank}: {sum(place.first == rank and place.ranks == 1 for place in self.places.values())} whole "
+            f"tables, {readable(self.bytes[rank])}, {readable(round(self.work[rank]))} of rows accessed and "
+            f"{readable(round(self.sent[rank]))} sent a step"
+            for rank in range(len(self.bytes))
+        ]
+        return [
+            *ranks,
+            f"tables shared by rows: {', '.join(shared) or 'none'}; tables that send distinct rows: "
+            f"{', '.join(rows) or 'none'}; the others send pooled rows",
+            f"imbalance {self.imbalance:.2f}; every step waits for rank {self.critical}",
+        ]
+
+
+def plan_sharding(
+    loads: Sequence[TableLoad], ranks: int, kind: ShardingKind = "auto", budget_bytes: int | None = None
+) -> ShardingPlan:
+    """Choose places for tables.
+
+    Parameters
+    ----------
+    budget_bytes : int
+        Memory for tables on each rank; None for no limit.
+
+    Raises
+    ------
+    ConfigError
+        If a rank has not enough memory.
+    """
+    share = sum(_work(load) for load in loads) / ranks
+    limit = float("inf") if budget_bytes is None else budget_bytes
+    places: dict[str, Place] = {}
+    unshared = []
+    for load in loads:
+        alone = kind == "auto" and (_work(load) > 1.25 * share or load.bytes > limit)
+        if ranks > 1 and (kind == "row" or alone):
+            places[load.name] = Place(first=0, ranks=ranks, travel="rows")
+        else:
+            unshared.append(load)
+    assigned = _Ranks(loads, places, ranks, limit)
+    for load in sorted(unshared, key=lambda load: (-_cost(load, ranks), load.name)):
+        assigned.put(load, assigned.lowest(load))
+    assigned.refine(unshared)
+    if budget_bytes is not None:
+        _check_budget(assigned.plan(), budget_bytes)
+    return assigned.plan()
+
+
+def join_plans(parts: Sequence[ShardingPlan], order: Sequence[str]) -> ShardingPlan:
+    """Join plans of single hosts to one plan of all their ranks, host after host, with tables in `order`."""
+    places: dict[str, Place] = {}
+    first = 0
+    for part in parts:
+        places |= {name: replace(place, first=place.first + first) for name, place in part.places.items()}
+        first += len(part.bytes)
+    return ShardingPlan(
+        places={name: places[name] for name in order},
+        bytes=tuple(size for part in parts for size in part.bytes),
+        work=tuple(size for part in parts for size in part.work),
+        sent=tuple(size for part in parts for size in part.sent),
+    )
+
+
+def travel(load: TableLoad, ranks: int) -> Place:
+    """Return the place of a complete table on rank 0 that sends fewer bytes, pooled rows or distinct ones."""
+    return Place(first=0, travel="pooled" if load.bags <= load.distinct * ranks else "rows")
+
+
+def rows_sent(loads: Sequence[TableLoad], ranks: int) -> float:
+    """Return the rows that owners send for a batch of all ranks: bags of each table, or distinct rows if fewer."""
+    return sum(min(load.bags, load.distinct * ranks) for load in loads)
+
+
+def _work(load: TableLoad) -> float:
+    return load.lookups * load.width * 4 * _TOUCHES
+
+
+def _rows_sent(load: TableLoad, place: Place, ranks: int) -> float:
+    """Return the bytes of rows a step from all owners of a table to all ranks; gradients take as many."""
+    rows = load.bags if place.travel == "pooled" else load.distinct * ranks
+    return rows * load.width * 4 * (ranks - 1) / ranks
+
+
+def _cost(load: TableLoad, ranks: int) -> float:
+    return _work(load) + _WIRE_FACTOR * _rows_sent(load, travel(load, ranks), ranks)
+
+
+class _Ranks:
+    """Tables assigned to ranks so far."""
+
+    def __init__(self, loads: Sequence[TableLoad], places: dict[str, Place], ranks: int, limit: float) -> None:
+        self._loads, self._places, self._ranks, self._limit = loads, places, ranks, limit
+        self._costs, self._bytes = [0.0] * ranks, [0.0] * ranks
+        for load in loads:
+            if load.name in places:
+                cost = _work(load) + _WIRE_FACTOR * _rows_sent(load, places[load.name], ranks)
+                for rank in range(ranks):
+                    self._costs[rank] += cost / ranks
+                    self._bytes[rank] += load.bytes / ranks
+
+    def put(self, load: TableLoad, rank: int) -> None:
+        place = travel(load, self._ranks)
+        self._places[load.name] = Place(first=rank, travel=place.travel)
+        self._costs[rank] += _cost(load, self._ranks)
+        self._bytes[rank] += load.bytes
+
+    def lowest(self, load: TableLoad) -> int:
+        """Return the rank with the least load after adding the table, among those with room; else with most room."""
+        # A full rank gets no table while another has room, whatever their loads.
+        room = [rank for rank in range(self._ranks) if self._bytes[rank] + load.bytes <= self._limit]
+        if not room:
+            return min(range(self._ranks), key=lambda rank: (self._bytes[rank], rank))
+        return min(room, key=lambda rank: (self._costs[rank], self._bytes[rank], rank))
+
+    def refine(self, unshared: Sequence[TableLoad]) -> None:
+        """Move single tables from the slowest rank as long as the slower of both ranks gets faster."""
+        # Every move makes the slowest rank faster, so this terminates; the bound is for many equal tables.
+        for _ in range(4 * len(unshared)):
+            slowest = max(range(self._ranks), key=lambda rank: self._costs[rank])
+            moves = [
+                (max(self._costs[slowest] - cost, self._costs[rank] + cost), load, rank)
+                for load in unshared
+                if self._places[load.name].first == slowest
+                for cost in (_cost(load, self._ranks),)
+                for rank in range(self._ranks)
+                if rank != slowest and self._bytes[rank] + load.bytes <= self._limit
+            ]
+            best = min(moves, key=lambda move: (move[0], move[1].name, move[2]), default=None)
+            if best is None or best[0] >= self._costs[slowest] * (1 - 1e-9):
+                return
+            _, load, rank = best
+            self._costs[slowest] -= _cost(load, self._ranks)
+            self._bytes[slowest] -= load.bytes
+            self.put(load, rank)
+
+    def plan(self) -> ShardingPlan:
+        order = {load.name: self._places[load.name] for load in self._loads}
+        work, sent, memory = [0.0] * self._ranks, [0.0] * self._ranks, [0.0] * self._ranks
+        for load in self._loads:
+            place = order[load.name]
+            rows = _rows_sent(load, place, self._ranks)
+            for rank in range(place.first, place.first + place.ranks):
+                work[rank] += _work(load) / place.ranks
+                memory[rank] += load.bytes / place.ranks
+                sent[rank] += rows / place.ranks
+            for rank in range(self._ranks):  # every rank sends gradients to the owner
+                sent[rank] += rows / self._ranks
+        return ShardingPlan(
+            places=order, bytes=tuple(round(size) for size in memory), work=tuple(work), sent=tuple(sent)
+        )  # fmt: skip
+
+
+def _check_budget(plan: ShardingPlan, budget_bytes: int) -> None:
+    fullest = max(range(len(plan.bytes)), key=lambda rank: plan.bytes[rank])
+    if plan.bytes[fullest] > budget_bytes:
+        raise ConfigError(
+            f"rank {fullest} needs {plan.bytes[fullest]} bytes ({readable(plan.bytes[fullest])}) for tables, and "
+            f"memory.dram leaves each rank {budget_bytes} ({readable(budget_bytes)}): raise memory.dram, set "
+            "distributed.sharding to row, or start more ranks"
+        )

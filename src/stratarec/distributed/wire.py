@@ -1,9 +1,12 @@
-"""How rows and gradients look while they travel: float32 as they are, or records of a codec.
+"""Encoding of rows and gradients between ranks, and their layout in messages.
 
-Gradients of rare rows are small: a batch's mean loss leaves 1e-6 and less of a single sample, where float16 has a few
-bits or none, and so have a scale and an offset in float16. Optimizers that divide by a row's own gradients take a full
-step by them all the same, in whatever direction rounding left. So each row travels divided by a power of two, which is
-in its record, and the largest of its numbers is where float16 is fine.
+Rows are sent as float32 or as records of a codec. Gradients of rare rows are small: with the mean loss of a batch a
+single sample has 1e-6 or less, where float16, or a scale and an offset in float16, has few bits or none. Adaptive
+optimizers would still take a full step in the rounded direction. So each row is divided by a power of two, stored in
+its record, which brings its largest number into the range of float16.
+
+An owner answers a batch by rows; gradients return from the same places. So one `MessageLayout` on each side describes
+both directions.
 
 Shapes: n rows of width D, one after another; rows of several widths follow in spans.
 """
@@ -20,8 +23,8 @@ from torch import Tensor
 
 from stratarec.embedding.codecs import CodecConfig, FloatRows, RecordCodec
 from stratarec.errors import ConfigError, TrainingError
-from stratarec.kernels.random import table_key
-from stratarec.kernels.random.vector import mix_array
+from stratarec.kernels.random import mix_array, table_key
+from stratarec.kernels.rectangles import Parts, copy_parts, parts_of, swapped
 
 
 class Span(NamedTuple):
@@ -33,47 +36,54 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WireFormat:
-    """How a kind of wire makes bytes of float32."""
+    """Encoding of a kind of wire.
+
+    Parameters
+    ----------
+    codec : CodecConfig or None
+        Codec of a row; None for plain floats.
+    scaled : bool
+        Whether each row is divided by a power of two, as float16 has few exponents.
+    dense : torch.dtype or None
+        Type of the network's gradients on this wire; None if it does not support them.
+    """
 
     codec: CodecConfig | None
-    """Of a row; None: the floats as they are."""
     scaled: bool = False
-    """Whether rows have a power of two of their own, for the sake of float16's few exponents."""
     dense: torch.dtype | None = None
-    """In which gradients of the network travel; None where they cannot."""
 
 
+# All kinds; a new one is an entry here.
 WIRES: Mapping[str, WireFormat] = {
     "fp32": WireFormat(codec=None, dense=torch.float32),
     "fp16": WireFormat(codec=CodecConfig(kind="fp16", rounding="nearest", state="bf16"), scaled=True),
     "bf16": WireFormat(codec=CodecConfig(kind="bf16", rounding="nearest"), dense=torch.bfloat16),
-    # A row of int8 that rounded to nearest would have a bias, which sums over steps.
+    # Rounding int8 to nearest would have a bias, which accumulates over steps.
     "int8": WireFormat(codec=CodecConfig(kind="int8", rounding="stochastic", state="bf16"), scaled=True),
 }
-"""Every kind; a new one is an entry here."""
 
 if TYPE_CHECKING:
     WireKind: TypeAlias = str
     DenseWireKind: TypeAlias = str
-else:  # recipes name the kinds that there are where they refuse another
+else:  # recipes list the known kinds where they refuse another
     WireKind = Literal[tuple(WIRES)]
     DenseWireKind = Literal[tuple(kind for kind, wire in WIRES.items() if wire.dense is not None)]
 
-# Magnitudes of a row are below 2 ** 15 on the wire, and a scale or its inverse is no subnormal number.
+# Magnitudes of a row are below 2 ** 15 on the wire, and neither a scale nor its inverse is subnormal.
 _LARGEST, _LEAST = 15, -126
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Wire:
-    """Turns float32 rows into bytes and back.
+    """Encoder and decoder of float32 rows.
 
     Parameters
     ----------
     kind : str
-        ``fp16`` and ``bf16`` round to nearest. ``int8`` has a scale and an offset a row and rounds at random, without
-        bias: the noise is a function of (seed, rank, direction, step, place), so runs repeat.
+        ``fp16`` and ``bf16`` round to nearest. ``int8`` has a scale and an offset a row and rounds stochastically,
+        without bias: the noise is a function of (seed, rank, direction, step, place), so runs repeat.
     seed, rank : int
-        Of the sender's noise.
+        Seed and rank of the sender's noise.
     """
 
     def __init__(self, kind: WireKind, seed: int, rank: int) -> None:
@@ -84,15 +94,15 @@ class Wire:
         self._codecs: dict[int, RecordCodec] = {}
 
     def bytes_of(self, spans: Sequence[Span]) -> int:
-        """Bytes that rows take on the wire."""
+        """Return the bytes of rows on the wire."""
         return sum(rows * self.row_bytes(width) for rows, width in spans)
 
     def row_bytes(self, width: int) -> int:
-        """Bytes of one row."""
+        """Return the bytes of one row."""
         return 4 * width if self._config is None else self._codec(width).record_bytes
 
     def encode(self, rows: Tensor, spans: Sequence[Span], direction: str, step: int) -> Tensor:
-        """Flat uint8 of flat float32 `rows`, which are those of `spans` one after another.
+        """Encode flat float32 `rows` of consecutive `spans` as flat uint8.
 
         Raises
         ------
@@ -100,7 +110,7 @@ class Wire:
             For a row that the format cannot hold; float32 holds all.
         """
         if self._config is None:
-            # Not copied: most runs use this wire.
+            # A view without a copy: most runs use this wire.
             return rows.view(torch.uint8)
         out, key = np.empty(self.bytes_of(spans), dtype=np.uint8), table_key(self._seed, f"{direction}/{self._rank}")
         floats, done, at, number = rows.numpy(), 0, 0, 0
@@ -110,7 +120,7 @@ class Wire:
             level = FloatRows.without_state(floats[done : done + count * width], width)
             if self._scaled:
                 level = _scaled_down(level)
-            # Numbered over the whole message: rows of equal value must not round alike, or errors would add up.
+            # Numbered over the complete message: if equal rows rounded equally, errors would add up.
             noise = np.arange(number, number + count, dtype=np.uint64)
             keys = mix_array(noise * _GOLDEN ^ np.uint64(key))
             bad = codec.encode(level, places, out[at:end].reshape(count, -1), places, keys, step)
@@ -123,7 +133,7 @@ class Wire:
         return torch.from_numpy(out)
 
     def decode(self, content: Tensor, spans: Sequence[Span]) -> Tensor:
-        """Flat float32 of what `encode` gave."""
+        """Decode flat float32 from the output of `encode`."""
         if self._config is None:
             return content.view(torch.float32)
         out = np.empty(sum(rows * width for rows, width in spans), dtype=np.float32)
@@ -149,24 +159,91 @@ class Wire:
 
 
 def _scaled_down(rows: FloatRows) -> FloatRows:
-    """Rows with magnitudes of which float16 is fine, and as their state the powers of two that they were divided by."""
+    """Scale rows into the range of float16; the powers of two that divided them are their state."""
     values = rows.weights.reshape(-1, rows.width)
     _, exponents = np.frexp(np.abs(values).max(axis=1))
-    # Exact, so nothing is lost beside what the codec rounds; a row of zeros has the exponent 0.
+    # Exact, so only the codec rounds; a row of zeros has the exponent 0.
     exponents = np.clip(exponents - _LARGEST, _LEAST, None)
     scales = np.ldexp(np.float32(1), exponents)
     return replace(rows, weights=(values * np.ldexp(np.float32(1), -exponents)[:, None]).reshape(-1), row_state=scales)
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:
-    """Neighbouring spans of one width as one; empty ones are left out."""
-    found: list[Span] = []
+    """Join neighbouring spans of one width and drop empty ones."""
+    joined: list[Span] = []
     for rows, width in spans:
         if not rows:
             continue
         # One kernel call a width, not one for each stream of each rank.
-        if found and found[-1].width == width:
-            found[-1] = Span(found[-1].rows + rows, width)
+        if joined and joined[-1].width == width:
+            joined[-1] = Span(joined[-1].rows + rows, width)
         else:
-            found.append(Span(rows, width))
-    return found
+            joined.append(Span(rows, width))
+    return joined
+
+
+class Rectangle(NamedTuple):
+    """Rectangle of an array and its place in the message; fields in the order of `kernels.rectangles.Parts`.
+
+    `first` and `stride` are the first float and the floats between rows in the array, `at` and `at_stride` those in the
+    message.
+    """
+
+    rows: int
+    width: int
+    first: int
+    stride: int
+    at: int
+    at_stride: int
+
+
+class MessageLayout:
+    """One rank's side of an exchange of floats, built once a batch.
+
+    `begin` starts the part of the next rank, `add` appends to it; `arrays` arrays are referred to by their numbers.
+    """
+
+    def __init__(self, arrays: int) -> None:
+        self._rectangles: list[list[Rectangle]] = [[] for _ in range(arrays)]
+        self._spans: list[list[Span]] = []
+        self._parts: list[Parts] | None = None
+        self.floats = 0
+
+    def begin(self) -> None:
+        """Start the part for, or from, the next rank."""
+        self._spans.append([])
+
+    def add(self, array: int, rows: int, width: int, first: int, stride: int) -> None:
+        """Append a rectangle of an array with first float `first` and `stride` floats between rows."""
+        # Empty rectangles, one for each rank and stream, are skipped.
+        if rows:
+            self._rectangles[array].append(Rectangle(rows, width, first, stride, self.floats, width))
+            self._spans[-1].append(Span(rows, width))
+            self.floats += rows * width
+
+    def sizes(self, wire: Wire) -> list[int]:
+        """Return the bytes for, or from, each rank."""
+        return [wire.bytes_of(spans) for spans in self._spans]
+
+    @property
+    def spans(self) -> list[Span]:
+        """All rows in the order of the message."""
+        return [span for spans in self._spans for span in spans]
+
+    def pack(self, arrays: Sequence[Tensor]) -> Tensor:
+        """Return the flat float32 message of the arrays."""
+        # Not zeroed: rectangles cover it completely.
+        message = torch.empty(self.floats)
+        for array, parts in zip(arrays, self._copies(), strict=True):
+            copy_parts(array, message, parts)
+        return message
+
+    def unpack(self, message: Tensor, arrays: Sequence[Tensor]) -> None:
+        """Fill the arrays from a message."""
+        for array, parts in zip(arrays, self._copies(), strict=True):
+            copy_parts(message, array, swapped(parts))
+
+    def _copies(self) -> list[Parts]:
+        if self._parts is None:
+            self._parts = [parts_of(rectangles) for rectangles in self._rectangles]
+        return self._parts

@@ -21,7 +21,7 @@ import numpy as np
 
 from stratarec.config.validate import check_finite
 from stratarec.errors import ConfigError, TrainingError
-from stratarec.kernels.update import Missed, RowUpdate, pace_of
+from stratarec.kernels.update import Missed, RowUpdate, step_numbers
 
 
 class RowState(NamedTuple):
@@ -291,9 +291,9 @@ class StepClock:
             room[: self._computed] = self._paces[: self._computed]
             self._paces = room
         for step in range(self._computed, self.step):
-            self._paces[step] = pace_of(self._rule(step))
+            self._paces[step] = step_numbers(self._rule(step))
         self._computed = max(self._computed, self.step)
-        return Missed(rule=self.rule, steps=self.step, paces=self._paces)
+        return Missed(rule=self.rule, steps=self.step, numbers=self._paces)
 
     def _factor(self, step: int) -> float:
         return next((factor for first, factor in reversed(self.changes) if first <= step), 1.0)

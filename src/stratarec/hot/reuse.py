@@ -152,7 +152,7 @@ def _ranked(trace: ReuseTrace) -> Floats:
     weights = trace.weights
     again = np.where(trace.uses > 0, trace.uses - 1, 0)
     resident, passing = (np.concatenate([[0], np.cumsum(weights * counts)]) for counts in (again, trace.soon))
-    occupied = np.concatenate([[0.0], np.cumsum(weights * trace.held)])
+    occupied = np.concatenate([[0.0], np.cumsum(weights * trace.residency)])
     # If the first k rows are permanent, the slots are those of these rows and what other rows occupy temporarily.
     slots = np.concatenate([[0], np.cumsum(weights)]) + occupied[-1] - occupied
     hits: Floats = np.interp(trace.sizes, slots, resident + passing[-1] - passing)

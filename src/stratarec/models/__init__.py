@@ -1,6 +1,6 @@
-"""Models: a batch -> logits. A recipe names one by its `kind`.
+"""Models, from a batch to logits. A recipe selects one by its `kind`.
 
-Each is a file of `zoo/` and an entry of `registry.SCORES`; its config is imported from its file.
+Each model is a module of `zoo/` and an entry of `registry.SCORES`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from stratarec.embedding import (
 from stratarec.embedding.tiers import TierConfig
 from stratarec.models.base import CTRModel, Network, Score, VectorsConfig, build_tables
 from stratarec.models.heads import HeadsConfig, last_biases
-from stratarec.models.layers import MLP, initialize
+from stratarec.models.history import HistoryConfig
+from stratarec.models.layers import MLP, dropouts, initialize, seed_dropout
 from stratarec.models.registry import ModelConfig, score_of, tower_of
-from stratarec.models.regularization import dropouts, seed_dropout
-from stratarec.models.runs import Runs
-from stratarec.models.sequence import HistoryConfig
-from stratarec.models.towers.network import TowerNetwork
-from stratarec.models.towers.tower_config import TowersConfig
+from stratarec.models.request import Runs
+from stratarec.models.tower_config import TowersConfig
+from stratarec.models.towers import TowerNetwork
 from stratarec.models.zoo.dlrm import DLRMConfig
 from stratarec.models.zoo.fields import Fields, Terms
 
@@ -63,32 +62,32 @@ def build_model(
     tiers: TierConfig | None = None,
     collection: Callable[[Sequence[EmbeddingBagConfig]], EmbeddingCollection[Any]] | None = None,
 ) -> CTRModel:
-    """The model that `config` describes; its weights are a function of `seed` alone.
+    """Build the model of `config`; its weights are a function of `seed` only.
 
     Parameters
     ----------
     schema : Schema
-        Features of the data set.
+        Schema of the data set.
     table_rows : mapping of str to int
-        Vocabulary -> rows, as `Dataset.table_rows` gives.
+        Vocabulary -> rows, from `Dataset.table_rows`.
     first_rows : mapping of str to int
-        The same of the first data set that vocabularies are of; see `build_tables`.
+        Vocabulary -> rows in the first data set of the vocabularies; see `build_tables`.
     optimizer : RowOptimizerConfig
-        For the embedding tables.
+        Optimizer of the embedding tables.
     click_rates : sequence of float
-        Share of positives of each label; the model starts at their log-odds, unless `config` says otherwise.
+        Share of positives of each label; the initial biases are their log-odds, unless `config` sets them to zero.
     tiers : TierConfig
-        Tables whose rows are at home outside level 0; by default none.
+        Tables with a home outside level 0; by default none.
     collection : callable
-        Makes the embeddings of tables, where they are not all in this process; then it has optimizer, seed and tiers.
+        Builds the embeddings if other processes hold some of the tables; it then includes optimizer, seed and tiers.
     """
-    # torch's layers draw initial weights of their own before ours replace them.
+    # torch's layers draw initial weights before ours replace them.
     with torch.random.fork_rng(devices=[]):
         tables = build_tables(config, schema, table_rows, first_rows)
         if collection is None:
             collection = partial(TieredEmbeddingBagCollection, optimizer=optimizer, seed=seed, tiers=tiers)
         embeddings = collection(tables)
-        # Of all tables; a collection may look up those of its own host alone.
+        # Keys of all tables; a collection may look up only those of its host.
         network = build_network(config, schema, tuple(key for table in tables for key in table.feature_names))
         initialize(network, seed, config.initialization)
         seed_dropout(dropouts(network), seed)
@@ -103,7 +102,7 @@ def build_model(
 
 
 def build_network(config: ModelConfig, schema: Schema, pooled_keys: tuple[str, ...]) -> Network:
-    """The part of a model that a dense optimizer trains; its weights are torch's own draws."""
+    """Build the part of a model that a dense optimizer trains, with torch's initial weights."""
     score = partial(score_of(config.kind), config)
     if config.towers is None:
         network = Network(config, schema, pooled_keys, score)
@@ -111,7 +110,7 @@ def build_network(config: ModelConfig, schema: Schema, pooled_keys: tuple[str, .
         network = TowerNetwork(config, schema, pooled_keys, tower_of(config), score)
     assert isinstance(network.score, Score)
     if config.towers is None or config.towers.plain:
-        network.score.take_features((*pooled_keys, *(columns[0] for columns in network.event_columns)))
-    network.take_labels(schema.label_columns, config)
-    network.take_weighted(schema, config)
+        network.score.set_features((*pooled_keys, *(columns[0] for columns in network.event_columns)))
+    network.set_labels(schema.label_columns, config)
+    network.set_weighted(schema, config)
     return network

@@ -1,12 +1,12 @@
-"""Corrections of logits that were fitted after training: one increasing map for each label, applied last of all.
+"""Corrections of logits fitted after training: one increasing map for each label, applied last.
 
 A map is linear between knots and beyond them:
 
     f(x) = v_k + (x - k_k) (v_{k+1} - v_k) / (k_{k+1} - k_k)    between knots k_k and k_{k+1},
     f(x) = v_1 + (x - k_1) s_1  below the first,  v_K + (x - k_K) s_2  above the last,
 
-so that Platt's line is one knot with two equal slopes. It is a part of the network without weights: not trained, not in
-a checkpoint's tensors, and the same in evaluation, predictions, exported programs and the scorer.
+so Platt's line is one knot with two equal slopes. A map is part of the network but has no weights: it is not trained
+and not in a checkpoint's tensors. Evaluation, predictions, exported programs and the scorer apply the same map.
 """
 
 from __future__ import annotations
@@ -23,19 +23,16 @@ from stratarec.io.sealed import Model
 
 _Finite = Annotated[float, pydantic.Field(allow_inf_nan=False, ge=-1e30, le=1e30)]
 _MOST_KNOTS = 1 << 14
+# Between two knots: slopes between closer knots are noise.
 LEAST_GAP = 2.0**-6
-"""Of two knots: slopes between knots that are closer say nothing."""
 
 
 class LogitMap(Model):
-    """An increasing map of logits."""
+    """Increasing map of logits: ``[K]`` knots at least `LEAST_GAP` apart, their values, and both outer slopes."""
 
     knots: Annotated[tuple[_Finite, ...], pydantic.Field(min_length=1, max_length=_MOST_KNOTS)]
-    """``[K]``, rising by `LEAST_GAP` at least."""
     values: tuple[_Finite, ...]
-    """``[K]`` what becomes of them, rising."""
     slopes: tuple[_Finite, _Finite]
-    """Below the first knot and above the last."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> LogitMap:
@@ -49,7 +46,7 @@ class LogitMap(Model):
 
 
 class Calibration(nn.Module):
-    """Applies the maps of all labels.
+    """Module that applies the maps of all labels.
 
     Parameters
     ----------
@@ -60,22 +57,22 @@ class Calibration(nn.Module):
     def __init__(self, maps: Sequence[LogitMap]) -> None:
         super().__init__()
         self.maps = tuple(maps)
-        for number, each in enumerate(self.maps):
-            knots, values = (torch.tensor(part, dtype=torch.float64) for part in (each.knots, each.values))
-            low, high = each.slopes
+        for number, curve in enumerate(self.maps):
+            knots, values = (torch.tensor(part, dtype=torch.float64) for part in (curve.knots, curve.values))
+            low, high = curve.slopes
             slopes = torch.cat([torch.tensor([low]), values.diff() / knots.diff(), torch.tensor([high])])
             for name, tensor in (("knots", knots), ("values", values), ("slopes", slopes)):
                 self.register_buffer(f"{name}_{number}", tensor.float(), persistent=False)
 
     def forward(self, logits: Tensor) -> Tensor:
-        """``[B]``, or ``[B, T]`` of T labels, likewise."""
+        """Map logits ``[B]``, or ``[B, T]`` of T labels."""
         if len(self.maps) == 1:
             return self._mapped(0, logits)
         return torch.stack([self._mapped(number, logits[:, number]) for number in range(len(self.maps))], dim=1)
 
     def _mapped(self, number: int, logits: Tensor) -> Tensor:
         knots, values, slopes = (self.get_buffer(f"{name}_{number}") for name in ("knots", "values", "slopes"))
-        # Compared rather than searched, which ONNX has no operation for.
+        # By comparisons: ONNX has no operation for a search.
         piece = (logits.unsqueeze(-1) >= knots).sum(-1)
         start = (piece - 1).clamp(min=0)
         return values[start] + slopes[piece] * (logits - knots[start])

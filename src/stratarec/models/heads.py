@@ -1,4 +1,4 @@
-"""Several labels on top of one network: towers on a shared bottom, or on mixtures of experts.
+"""Heads for several labels on one network: towers on a shared bottom, or on mixtures of experts.
 
 Shapes: B samples, H width of the network's last layer, T labels, E experts, X width of an expert.
 """
@@ -21,15 +21,15 @@ Build: TypeAlias = Callable[[int, Sequence[int]], MLP]
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsConfig:
-    """How several labels share the network; of no use with one."""
+    """Heads for several labels; not used with one label."""
 
     kind: Literal["shared_bottom", "mmoe"] = "shared_bottom"
-    """``shared_bottom``: each label has a tower on the network's last layer; ``mmoe``: on a mixture of experts of its
-    own (Ma et al. 2018)."""
+    """``shared_bottom``: each label has a tower on the network's last layer; ``mmoe``: on its own mixture of experts
+    (Ma et al. 2018)."""
     tower_mlp: tuple[int, ...] = (32,)
     """Hidden sizes of each label's tower; a last layer of 1 follows."""
     experts: int = 4
-    """Of ``mmoe``."""
+    """Number of experts of ``mmoe``."""
     expert_mlp: tuple[int, ...] = (64,)
     """Sizes of each expert."""
 
@@ -48,12 +48,12 @@ class Towers(nn.ModuleList):
         super().__init__(nn.Sequential(body, nn.Linear(body.outputs, 1)) for body in bodies)
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        """``[B, T]`` logits from the ``[B, .]`` that each tower takes."""
+        """Return ``[B, T]`` logits from the ``[B, .]`` input of each tower."""
         return torch.cat([tower(part) for tower, part in zip(self, inputs, strict=True)], dim=1)
 
 
 class SharedBottom(nn.Module):
-    """A tower for each label on what the network makes of a sample."""
+    """A tower for each label on the network's output."""
 
     def __init__(self, inputs: int, labels: int, config: HeadsConfig, mlp: Build) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class SharedBottom(nn.Module):
 
 
 class MMoE(nn.Module):
-    """Multi-gate mixture of experts (Ma et al., KDD 2018, section 4.2), on what the network makes of a sample.
+    """Multi-gate mixture of experts (Ma et al., KDD 2018, section 4.2) on the network's output.
 
     For label k, of x ``[H]``: y_k = h^k(f^k(x)), f^k(x) = sum_i g^k(x)_i f_i(x), g^k(x) = softmax(W_gk x), with experts
     f_i and towers h^k. Gates have no bias.
@@ -87,12 +87,12 @@ class MMoE(nn.Module):
 
 
 def build_heads(inputs: int, labels: int, config: HeadsConfig, mlp: Build) -> SharedBottom | MMoE:
-    """What takes the place of a network's last layer where there are several labels; of MLPs that `mlp` makes."""
+    """Return the heads that replace the last layer for several labels; `mlp` builds their MLPs."""
     return (MMoE if config.kind == "mmoe" else SharedBottom)(inputs, labels, config, mlp)
 
 
 def last_biases(out: nn.Module) -> list[Tensor]:
-    """``[1]`` bias of each label's logit."""
+    """Return the bias ``[1]`` of each label's logit."""
     if isinstance(out, nn.Linear | Terms):
         return [out.bias]
     assert isinstance(out, SharedBottom | MMoE)

@@ -1,33 +1,41 @@
-"""Unpooled histories of a batch, looked up once for each event; histories that overlap share these rows.
+"""Unpooled histories of a batch, and their pooling to one vector a sample.
 
-Shapes: B samples, U distinct histories, E their events, D width.
+Each distinct event is looked up once; histories that overlap share its row. Computations that do not depend on the
+candidate item are done once for each distinct history or event. An empty history gives zeros. A pooling has two forms:
+`forward` takes a `History`, `padded` rows and their mask, in plain torch, for `torch.export`.
+
+Shapes: B samples, U distinct histories (B without deduplication), E distinct events, N pairs of a sample and an event
+of its history, L longest history of the batch, D width, H a hidden size.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from stratarec.batch.jagged import offsets_of
+from stratarec.errors import ConfigError
 from stratarec.kernels import runs
-from stratarec.kernels.attention import Pairs
-from stratarec.kernels.runtime.accelerator import beside
+from stratarec.kernels.attention import Pairs, pair_pool, pair_products, pair_sums
+from stratarec.kernels.runtime.accelerator import on_device
+from stratarec.models.layers import MLP, check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryWindows:
-    """Which rows of an unpooled feature a history is: ``rows[start[u]:start[u] + length[u]]``.
+    """Windows of histories: history u is ``rows[start[u]:start[u] + length[u]]`` of an unpooled feature.
 
     Parameters
     ----------
     start, length : Tensor
         ``[U]`` int64.
     inverse : Tensor or None
-        ``[B]``, the history of each sample; None where U is B.
+        ``[B]``, history of each sample; None if U is B.
     """
 
     start: Tensor
@@ -37,36 +45,36 @@ class HistoryWindows:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The rows of a batch's histories, those of overlapping ones once.
+    """Rows of a batch's histories, with rows of overlapping histories once.
 
     Parameters
     ----------
     rows : Tensor
         ``[E, D]``.
-    windows : Windows
-        Which of them each history is.
+    windows : HistoryWindows
+        Rows of each history.
     """
 
     rows: Tensor
     windows: HistoryWindows
 
     def padded(self) -> tuple[Tensor, Tensor]:
-        """``[U, L, D]`` rows, zeros behind each history, and their mask ``[U, L]``."""
+        """Return ``[U, L, D]`` rows, with zeros after each history, and their mask ``[U, L]``."""
         start, length = self.windows.start, self.windows.length
         longest = max(int(length.max()) if len(length) else 0, 1)
         rows: Tensor = _Gather.apply(self.rows, start, length, longest)  # type: ignore[no-untyped-call]
-        return rows, beside(torch.arange(longest) < length.unsqueeze(1), rows)
+        return rows, on_device(torch.arange(longest) < length.unsqueeze(1), rows)
 
     @cached_property
     def pairs(self) -> Pairs:
-        """Every sample with every event of its history."""
+        """Pairs of every sample with every event of its history."""
         start, length = self.windows.start, self.windows.length
         if self.windows.inverse is not None:
             start, length = start[self.windows.inverse], length[self.windows.inverse]
         return Pairs(first=start, offsets=offsets_of(length))
 
     def expand(self, vectors: Tensor) -> Tensor:
-        """``[B, D]`` from one vector a history ``[U, D]``; gradients are summed in ascending order of samples."""
+        """Return ``[B, D]`` of one vector a history ``[U, D]``; gradients are summed in ascending order of samples."""
         if self.windows.inverse is None:
             return vectors
         out: Tensor = _Rows.apply(vectors, self.windows.inverse)  # type: ignore[no-untyped-call]
@@ -77,7 +85,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, inverse: Tensor) -> Tensor:
         ctx.inverse, ctx.rows = inverse, values.shape[0]
-        return values.index_select(0, beside(inverse, values))
+        return values.index_select(0, on_device(inverse, values))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -96,3 +104,125 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         start, length = ctx.windows
         return runs.scatter_windows(gradient.float(), start, length, ctx.values), None, None, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryConfig:
+    """Pooling of a history to one vector."""
+
+    pooling: Literal["mean", "target_attention", "transformer"] = "mean"
+    """``mean`` of the rows; ``target_attention`` weights them by the candidate item (DIN, Zhou et al. 2018);
+    ``transformer`` applies self-attention and then takes the mean, independent of the candidate."""
+    attention_mlp: tuple[int, ...] = (36,)
+    """Hidden sizes of the attention's scoring MLP."""
+    layers: int = 1
+    """Transformer blocks."""
+    heads: int = 2
+    """Attention heads of a block; must divide the embedding width."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.history.{name} is {getattr(self, name)}, expected at least 1")
+        check_sizes("history.attention_mlp", self.attention_mlp, least=1)
+
+
+class TargetAttention(nn.Module):
+    """DIN's activation unit: a row's weight is an MLP of [query, key, query - key, query * key], not normalised.
+
+    The first layer is linear, so its term of the key is computed once for each event and its term of the query once for
+    each sample; only the product needs both.
+    """
+
+    def __init__(self, width: int, config: HistoryConfig) -> None:
+        super().__init__()
+        self.score = MLP(4 * width, config.attention_mlp)
+        self.out = nn.Linear(self.score.outputs, 1)
+
+    def forward(self, target: Tensor, history: History) -> Tensor:
+        """Return ``[B, D]`` from the candidate ``[B, D]`` and its history."""
+        query, keys, product = self._first(target, history.rows)
+        sums = pair_sums(query, keys, history.pairs)
+        products = pair_products(target, history.rows, history.pairs)
+        weights = self._weights(torch.addmm(sums, products, product.t()))
+        return pair_pool(weights.squeeze(-1), history.rows, history.pairs)
+
+    def padded(self, target: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+        """Return ``[B, D]`` from the candidate ``[B, D]``, rows ``[B, L, D]`` and mask ``[B, L]``."""
+        query, keys, product = self._first(target, rows)
+        hidden = keys + query.unsqueeze(1) + functional.linear(target.unsqueeze(1) * rows, product)
+        weights = self._weights(hidden) * mask.unsqueeze(-1)
+        pooled: Tensor = (weights * rows).sum(1)
+        return pooled
+
+    def _first(self, target: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the first layer's terms of queries ``[B, H]`` and keys ``[..., H]``, and its weight of products."""
+        first = self.score[0]
+        assert isinstance(first, nn.Linear)
+        query, key, difference, product = first.weight.chunk(4, dim=1)
+        return (
+            functional.linear(target, query + difference, first.bias),
+            functional.linear(rows, key - difference),
+            product,
+        )
+
+    def _weights(self, hidden: Tensor) -> Tensor:
+        for layer in list(self.score)[1:]:
+            hidden = layer(hidden)
+        weights: Tensor = self.out(hidden)
+        return weights
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before = nn.LayerNorm(width)
+        self.project = nn.Linear(width, 3 * width)
+        self.join = nn.Linear(width, width)
+        self.between = nn.LayerNorm(width)
+        self.feed = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, rows: Tensor, visible: Tensor) -> Tensor:
+        size, length, width = rows.shape
+        shape = (size, length, self.heads, width // self.heads)
+        query, key, value = (part.view(shape).transpose(1, 2) for part in self.project(self.before(rows)).chunk(3, -1))
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=visible)
+        rows = rows + self.join(mixed.transpose(1, 2).reshape(size, length, width))
+        out: Tensor = rows + self.feed(self.between(rows))
+        return out
+
+
+class TransformerPooling(nn.Module):
+    """Pre-norm encoder blocks with learned positions, counted from the most recent item, then the mean."""
+
+    def __init__(self, width: int, longest: int, config: HistoryConfig) -> None:
+        super().__init__()
+        if width % config.heads:
+            raise ConfigError(f"model.history.heads is {config.heads}, which does not divide embedding_dim {width}")
+        self.position = nn.Parameter(torch.zeros(longest, width))
+        self.blocks = nn.ModuleList(_Block(width, config.heads) for _ in range(config.layers))
+
+    def forward(self, target: Tensor, history: History) -> Tensor:
+        """Return ``[B, D]``; the candidate is not used, so every distinct history is pooled once."""
+        return history.expand(self.padded(target, *history.padded()))
+
+    def padded(self, target: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+        """Return ``[U, D]`` from rows ``[U, L, D]`` and mask ``[U, L]``."""
+        lengths = mask.sum(1, keepdim=True)
+        age = (lengths - 1 - torch.arange(rows.shape[1], device=rows.device)).clamp(0, len(self.position) - 1)
+        rows = rows + self.position[age]
+        # A row without visible places would be NaN: the first place is always visible, and empty histories become
+        # zeros.
+        visible = mask.clone()
+        visible[:, 0] = True
+        for block in self.blocks:
+            rows = block(rows, visible[:, None, None, :])
+        return (rows * mask.unsqueeze(-1)).sum(1) / lengths.clamp(min=1)
+
+
+def build_pooling(width: int, longest: int, config: HistoryConfig) -> TargetAttention | TransformerPooling:
+    """Return the module of a pooling other than the mean, which needs none."""
+    if config.pooling == "target_attention":
+        return TargetAttention(width, config)
+    return TransformerPooling(width, longest, config)

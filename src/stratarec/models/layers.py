@@ -1,4 +1,7 @@
-"""Layers that models share, and their initial weights."""
+"""Layers that models share, their initial weights, dropout and batch normalization.
+
+Shapes: B samples, H width of a layer.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,18 @@ import math
 from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from stratarec.errors import ConfigError
 from stratarec.kernels.linear import pad_weight, run_linear
-from stratarec.models.regularization import BatchNorm, Dropout
+from stratarec.kernels.runtime.accelerator import on_device
 
 
 def check_sizes(field_name: str, sizes: Sequence[int], *, least: int = 0) -> None:
-    """Sizes of layers must be positive, and at least `least` of them."""
+    """Raise `ConfigError` unless all layer sizes are positive and there are at least `least` of them."""
     if len(sizes) < least or any(size < 1 for size in sizes):
         count = "at least one positive size" if least else "positive sizes"
         raise ConfigError(f"model.{field_name} is {list(sizes)}, expected {count}")
@@ -27,16 +31,16 @@ Initialization = Literal["dlrm", "xavier"]
 
 @runtime_checkable
 class Drawn(Protocol):
-    """A module that sets its first weights itself."""
+    """Module that sets its initial weights itself."""
 
     def draw(self, generator: torch.Generator) -> None: ...
 
 
 def initialize(module: nn.Module, seed: int, kind: Initialization = "dlrm") -> None:
-    """Set every linear layer and what is `Drawn`; a function of `seed` and the order of the layers alone.
+    """Set the weights of all linear and `Drawn` layers, as a function of `seed` and the order of layers only.
 
-    Weights are normal with variance 2 / (in + out) (Glorot and Bengio 2010), biases as in DLRM's reference normal with
-    variance 1 / out, or 0.
+    Weights are normal with variance 2 / (in + out) (Glorot and Bengio 2010). Biases are normal with variance 1 / out,
+    as in DLRM's reference, or 0.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -55,7 +59,7 @@ def initialize(module: nn.Module, seed: int, kind: Initialization = "dlrm") -> N
 class MLP(nn.Sequential):
     """Hidden layers of the given sizes: linear, batch normalization, ReLU, dropout.
 
-    The input may have more columns than the first layer: they are zeros.
+    The input may have more columns than the first layer, which are zeros.
 
     Parameters
     ----------
@@ -64,7 +68,7 @@ class MLP(nn.Sequential):
     batch_norm : bool
         Whether hidden layers are normalized.
     last : int
-        Size of one more layer, linear and a ReLU alone; by default there is none.
+        Size of one more layer, linear and ReLU only; by default there is none.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class MLP(nn.Sequential):
     ) -> None:  # fmt: skip
         layers: list[nn.Module] = []
         for size in sizes:
-            # A normalization takes away what a bias adds, of which bfloat16 would leave rounding.
+            # Normalization cancels a bias, up to rounding in bfloat16.
             layers.append(nn.Linear(inputs, size, bias=not batch_norm))
             if batch_norm:
                 layers.append(BatchNorm(size))
@@ -88,41 +92,41 @@ class MLP(nn.Sequential):
         self.outputs = inputs
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """``[B, outputs]``."""
+        """Return ``[B, outputs]``."""
         if not len(self):
             return inputs[:, : self.outputs]
-        first, *rest = self
+        first, *others = self
         assert isinstance(first, nn.Linear)
         hidden = functional.linear(inputs, pad_weight(first.weight, inputs), first.bias)
-        for layer in rest:
+        for layer in others:
             hidden = layer(hidden)
         return hidden
 
-    def of_runs(self, own: Tensor, common: Tensor, columns: tuple[Tensor, Tensor], starts: Tensor) -> Tensor:
-        """``[B, outputs]`` of inputs some columns of which are the same for all samples of a run.
+    def of_runs(self, unshared: Tensor, shared: Tensor, columns: tuple[Tensor, Tensor], starts: Tensor) -> Tensor:
+        """Return ``[B, outputs]`` for inputs with columns that are the same for all samples of a run.
 
-        The first layer is linear: the product of the common columns is computed once a run and then added.
+        The first layer is linear: the product of the shared columns is computed once a run and then added.
 
         Parameters
         ----------
-        own, common : Tensor
+        unshared, shared : Tensor
             ``[B, .]`` and ``[R, .]``.
         columns : pair of Tensor
-            Which columns of the input they are, those behind left out.
+            Places of both among the columns of the input, without padding.
         starts : Tensor
             ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
         """
-        first, second, *rest = self
+        first, second, *others = self
         assert isinstance(first, nn.Linear)
         relu = isinstance(second, nn.ReLU)
-        hidden = run_linear(own, common, first.weight, first.bias, columns, starts, relu=relu)
-        for layer in rest if relu else (second, *rest):
+        hidden = run_linear(unshared, shared, first.weight, first.bias, columns, starts, relu=relu)
+        for layer in others if relu else (second, *others):
             hidden = layer(hidden)
         return hidden
 
 
 class Cross(nn.Module):
-    """x_{l+1} = x_0 * (W x_l + b) + x_l, with W = U V^T where a rank is given."""
+    """Cross layers: x_{l+1} = x_0 * (W x_l + b) + x_l, with W = U V^T where a rank is given."""
 
     def __init__(self, width: int, layers: int, rank: int) -> None:
         super().__init__()
@@ -139,3 +143,84 @@ class Cross(nn.Module):
         for layer in self.layers:
             crossed = torch.addcmul(crossed, start.to(crossed.dtype), layer(crossed).to(crossed.dtype))
         return crossed
+
+
+_STEPS = 1 << 16
+
+
+class Dropout(nn.Module):
+    """Dropout with reproducible masks (Srivastava et al., JMLR 15, 2014).
+
+    In training elements are zero with probability `rate`, and the others are scaled by 1 / (1 - rate). Masks come from
+    a separate generator, which `seed_dropout` sets at each step: torch's global generator depends on other draws. An
+    element is decided by 16 random bits, four elements a draw, as torch's Bernoulli numbers take as long as a layer of
+    512 by 512. So the rate is rounded to a multiple of 1 / 65,536.
+
+    Parameters
+    ----------
+    rate : float
+    shared : bool
+        Whether all entries of the first dimension have the same mask, as for ensemble members with different weights.
+    """
+
+    def __init__(self, rate: float, *, shared: bool = False) -> None:
+        super().__init__()
+        self.shared = shared
+        self.dropped = min(round(rate * _STEPS), _STEPS - 1)
+        self.generator = torch.Generator()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Apply dropout to a tensor of any shape."""
+        if not self.training:
+            return inputs
+        shape = inputs.shape[1:] if self.shared else inputs.shape
+        draws = torch.empty(-(-shape.numel() // 4), dtype=torch.int64).random_(
+            -(1 << 63), None, generator=self.generator
+        )
+        bits = draws.view(torch.int16)[: shape.numel()].view(shape)
+        # Drawn on the host: the same masks on every device.
+        mask = on_device(bits >= self.dropped - _STEPS // 2, inputs).to(inputs.dtype)
+        # Scaled by a number, not in the mask: bfloat16 has three digits.
+        return (inputs * mask).mul_(_STEPS / (_STEPS - self.dropped))
+
+
+def dropouts(module: nn.Module) -> list[Dropout]:
+    """Return all dropout layers of a module."""
+    return [layer for layer in module.modules() if isinstance(layer, Dropout)]
+
+
+def seed_dropout(layers: Sequence[Dropout], *key: int) -> None:
+    """Seed the next masks from `key`, non-negative integers, and the place among `layers`."""
+    if layers:
+        for layer, seed in zip(layers, np.random.SeedSequence(key).generate_state(len(layers)), strict=True):
+            layer.generator.manual_seed(int(seed))
+
+
+class BatchNorm(nn.Module):
+    """Batch normalization by column (Ioffe and Szegedy 2015, arXiv 1502.03167).
+
+    y = (x - mean) / sqrt(variance + 1e-5) * weight + bias. Outside training, and for a single sample, whose variance is
+    0, mean and variance are running statistics, of which each batch replaces a tenth.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("running_var", torch.ones(width))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return ``[B, H]`` in the type of `inputs`; statistics are float32."""
+        return functional.batch_norm(
+            inputs, self.running_mean, self.running_var, self.weight, self.bias,
+            training=self.training and len(inputs) > 1,
+        )  # fmt: skip
+
+
+def statistics(module: nn.Module) -> list[Tensor]:
+    """Return the running means and variances ``[H]`` of all batch normalization in a module."""
+    layers = [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
+    return [tensor for layer in layers for tensor in (layer.running_mean, layer.running_var)]

@@ -1,11 +1,12 @@
-"""How good scores are: AUC, log loss, normalized entropy, calibration, and the order within users. All of them over
-whole splits.
+"""Metrics of a complete split: AUC, log loss, normalized entropy, calibration, and the order within users.
 
-A sample of weight w counts as w samples, but for ranks, where it is one sample, or none of weight 0. A group's weight
-in the grouped AUC is that of its samples.
+A sample of weight w counts as w samples, except in ranks, where it is one sample, or none for weight 0. A group's
+weight in the grouped AUC is that of its samples.
 
-A metric is a function of `Samples` and an entry of `METRICS`, at the end: what evaluates, shows, compares and heeds
-metrics goes by the entries.
+A metric is a function of `Samples` and an entry of `METRICS` at the end of this module, which evaluation, reports,
+comparisons and early stopping use.
+
+Shapes: N samples in G groups; T *ties*, samples of equal score in one group.
 """
 
 from __future__ import annotations
@@ -14,17 +15,307 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.models.ranking import Doubles, Floats, RankedGroups, mean
-from stratarec.models.reliability import Bin, Reliability
+Floats = NDArray[np.float32] | NDArray[np.float64]
+Doubles = NDArray[np.float64]
+# Name of a figure -> ``[G]`` values, NaN for groups without one, and ``[G]`` weights of groups in the mean.
+Figures: TypeAlias = Mapping[str, tuple[Doubles, Doubles]]
+
+_DRAWS = 500
+
+
+class RankedGroups:
+    """Ranking of samples within groups (users, sessions or slates) by falling score, and its figures.
+
+    Samples of equal score have no order, so a figure is its expectation over random orders: NDCG (gain 1 of a positive)
+    as in scikit-learn, the others in closed form. Groups without a positive, and for AUC groups of one class, have no
+    figure and are left out.
+
+    Parameters
+    ----------
+    label, score : array
+        ``[N]``, labels of 0 and 1; at least one sample.
+    group : array
+        ``[N]`` number of the group of each sample.
+    weight : array or None
+        ``[N]`` weight of each sample in `areas`, by default 1; ranks do not depend on it.
+    """
+
+    def __init__(self, label: Floats, score: Floats, group: NDArray[np.int64], weight: Floats | None = None) -> None:
+        group = np.unique(group, return_inverse=True)[1]
+        order = np.lexsort((score, group))
+        group, ranked = group[order], np.asarray(score, dtype=np.float64)[order]
+        self._truth = np.asarray(label, dtype=np.float64)[order]
+        self._scale = np.ones(len(order)) if weight is None else np.asarray(weight, dtype=np.float64)[order]
+        # Ties are in ascending order of group, then of score.
+        self._tie = np.flatnonzero(np.concatenate([[True], (np.diff(group) != 0) | (np.diff(ranked) != 0)]))
+        self._group = group[self._tie]
+        self._first = np.searchsorted(self._group, np.arange(int(group[-1]) + 1))
+        self._size = np.diff(self._tie, append=len(order))
+        self._positive = np.add.reduceat(self._truth, self._tie)
+        self._positives = np.add.reduceat(self._positive, self._first)
+        ends = np.cumsum(np.add.reduceat(self._size, self._first))
+        # Number of samples of the group above the tie.
+        self._above = ends[self._group] - self._tie - self._size
+
+    @cached_property
+    def areas(self) -> tuple[Doubles, Doubles]:
+        """``[G]`` AUC of each group, by pairs (Mann and Whitney), and the weight of its samples."""
+        positive, negative = (
+            np.add.reduceat(part, self._tie) for part in (self._scale * self._truth, self._scale * (1 - self._truth))
+        )
+        below = negative.cumsum() - negative
+        # Half of a tie counts as above the other.
+        won = positive * (below - below[self._first][self._group] + negative / 2)
+        totals = [np.add.reduceat(part, self._first) for part in (positive, negative, won)]
+        return _ratio(totals[2], totals[0] * totals[1]), totals[0] + totals[1]
+
+    def ndcg(self, at: int) -> Doubles:
+        """``[G]`` discounted gain of the first `at` samples over that of the best order (Järvelin and Kekäläinen)."""
+        at = min(at, int(self._size.sum()))
+        discount = np.concatenate([[0.0], np.cumsum(1 / np.log2(np.arange(2, at + 2)))])
+        first, last = np.minimum(self._above, at), np.minimum(self._above + self._size, at)
+        gained = self._positive / self._size * (discount[last] - discount[first])
+        best = discount[np.minimum(self._positives, at).astype(np.int64)]
+        return _ratio(np.add.reduceat(gained, self._first), best)
+
+    def recall(self, at: int) -> Doubles:
+        """``[G]`` share of the positives that are among the first `at` samples."""
+        recalled = self._positive / self._size * self._inside(at)
+        return _ratio(np.add.reduceat(recalled, self._first), self._positives)
+
+    def hit_rate(self, at: int) -> Doubles:
+        """``[G]`` chance that a positive is among the first `at` samples."""
+        inside, size, positive = self._inside(at), self._size, self._positive
+        none = positive <= size - inside
+        # Of a tie across the limit only some samples are inside: the share of orders with all positives outside.
+        missed = np.exp(
+            _log_ways(np.where(none, size - positive, inside), inside) - _log_ways(size.astype(np.float64), inside)
+        )
+        missed = np.where(none, missed, 0.0)
+        return np.where(self._positives > 0, 1 - np.multiply.reduceat(missed, self._first), np.nan)
+
+    def reciprocal_rank(self) -> Doubles:
+        """``[G]`` reciprocal of the place of the first positive, counted from 1."""
+        ranks = np.full(len(self._first), np.nan)
+        places = np.where(self._positive > 0, np.arange(len(self._tie)), -1)
+        best = np.maximum.reduceat(places, self._first)
+        known = np.flatnonzero(self._positives > 0)
+        tie = best[known]
+        size, positive = self._size[tie], self._positive[tie]
+        # The first of p positives among m is at place j in C(m - j, p - 1) of C(m, p) orders.
+        choices = (size - positive + 1).astype(np.int64)
+        ends = np.cumsum(choices)
+        owner = np.repeat(np.arange(len(tie)), choices)
+        place = 1 + np.arange(ends[-1] if len(ends) else 0) - (ends - choices)[owner]
+        chance = np.exp(_log_ways(size[owner] - place, positive[owner] - 1) - _log_ways(size - 1, positive - 1)[owner])
+        of_each = np.bincount(owner, chance / (self._above[tie][owner] + place), minlength=len(tie))
+        ranks[known] = of_each / np.bincount(owner, chance, minlength=len(tie))
+        return ranks
+
+    def figures(self, at: int) -> dict[str, tuple[Doubles, Doubles]]:
+        """Return all figures; AUC weighted by the groups' samples (Zhu et al. 2017), the others equally by groups."""
+        equal = np.ones(len(self._first))
+        return {
+            f"NDCG@{at}": (self.ndcg(at), equal),
+            f"recall@{at}": (self.recall(at), equal),
+            f"hit rate@{at}": (self.hit_rate(at), equal),
+            "MRR": (self.reciprocal_rank(), equal),
+            "grouped AUC": self.areas,
+        }
+
+    def _inside(self, at: int) -> NDArray[np.int64]:
+        """``[T]`` number of samples of a tie among the first `at` of their group."""
+        return np.clip(at - self._above, 0, self._size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Mean of a figure over groups, with a 95 % interval of the bootstrap over groups.
+
+    The value is NaN if no group has the figure, and the interval is NaN for a single group.
+    """
+
+    value: float
+    low: float
+    high: float
+    groups: int
+    left_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """Figures of the order within the groups of one column; `ungrouped` samples have no value of it."""
+
+    groups: int
+    ungrouped: int
+    figures: Mapping[str, Estimate]
+
+
+def mean(values: Doubles, weights: Doubles) -> float:
+    """Return the mean over groups that have a figure; NaN if none has."""
+    known = ~np.isnan(values)
+    return float(np.average(values[known], weights=weights[known])) if weights[known].sum() > 0 else float("nan")
+
+
+def estimates(figures: Figures, seed: int = 0) -> dict[str, Estimate]:
+    """Return the mean of each figure with its interval; reproducible by the seed."""
+    known = np.stack([~np.isnan(values) for values, _ in figures.values()])
+    weights = np.stack([weights for _, weights in figures.values()]) * known
+    sums = np.concatenate([np.nan_to_num(np.stack([values for values, _ in figures.values()])) * weights, weights]).T
+    draws, groups, drawn = np.random.default_rng(seed), len(sums), np.empty((_DRAWS, sums.shape[1]))
+    for place in range(_DRAWS):
+        drawn[place] = np.bincount(draws.integers(0, groups, groups), minlength=groups) @ sums
+    means = _ratio(drawn[:, : len(figures)], drawn[:, len(figures) :])
+    estimated = {}
+    for place, (name, (values, weight)) in enumerate(figures.items()):
+        count, column = int(known[place].sum()), means[:, place]
+        column = column[~np.isnan(column)]
+        low, high = np.percentile(column, [2.5, 97.5]) if count > 1 and len(column) else (np.nan, np.nan)
+        estimated[name] = Estimate(
+            value=mean(values, weight), low=float(low), high=float(high), groups=count, left_out=groups - count
+        )
+    return estimated
+
+
+def _log_ways(of: NDArray[Any], chosen: NDArray[Any]) -> Doubles:
+    """Return the logarithm of the binomial coefficient."""
+    from scipy.special import gammaln  # importing it takes a tenth of a second
+
+    ways: Doubles = gammaln(of + 1.0) - gammaln(chosen + 1.0) - gammaln(of - chosen + 1.0)
+    return ways
+
+
+def _ratio(part: Doubles, total: Doubles) -> Doubles:
+    """Return ``part / total``, NaN where `total` is 0."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(total > 0, part / total, np.nan)
+
+
+# Number of bins, unless there are too few samples.
+MOST_BINS = 20
+_LEAST_SAMPLES = 50
+_CELLS_PER_LOGIT, _HIGHEST = 256, 16
+_CELLS = 2 * _HIGHEST * _CELLS_PER_LOGIT
+# Samples that are added at once, which bounds memory.
+_AT_ONCE = 1 << 18
+# Quantile of the normal distribution for intervals of 95 %.
+_Z = 1.959964
+
+
+class Bin(NamedTuple):
+    """Bin of samples with neighbouring logits: share of all weight, mean prediction, and rate of positives.
+
+    `low` and `high` are the 95 % interval of the rate (Wilson 1927), for the effective number of samples (Kish 1965).
+    """
+
+    samples: int
+    share: float
+    predicted: float
+    observed: float
+    low: float
+    high: float
+
+
+class Reliability:
+    """Predictions and observed rates in bins of equal mass, and their calibration error, from sums in cells of logits.
+
+        ECE = sum_b m_b |p_b - y_b|
+
+    over bins b of samples with neighbouring logits: m_b is a bin's share of all weight, p_b its mean prediction and y_b
+    its rate of positives (Naeini et al. 2015; bins of equal mass as in Nguyen and O'Connor 2015).
+
+    Samples are counted in cells of a 256th of a logit. Only the sums of cells are stored: memory does not depend on the
+    number of samples, and sums of batches or ranks can be added. A bin consists of complete cells, so samples of one
+    logit share a bin; means are exact, and only the ends of bins are rounded to cells.
+
+    *Bias.* Samples of a bin scatter around their probabilities, so for few samples even a perfectly calibrated model
+    has an expected ECE of
+
+        sum_b sqrt(2 / pi) sqrt(sum_i w_i^2 p_i (1 - p_i)) / sum_i w_i
+
+    (the mean absolute value of a normal variable), where the inner sum is over the samples of a bin and the denominator
+    over all. It is reported next to the ECE, which is meaningful where it is well above it.
+    """
+
+    def __init__(self) -> None:
+        # Sums of a cell: samples, weights, weights of positives, weighted probabilities, squares of weights, and
+        # variances of the labels if the probabilities were right.
+        self.sums = np.zeros((6, _CELLS))
+
+    def add(self, label: Floats, logit: Floats, weight: Floats | None = None) -> Reliability:
+        """Add ``[N]`` samples with labels of 0 and 1 and weights, by default 1; return the object."""
+        for first in range(0, len(label), _AT_ONCE):
+            part = slice(first, first + _AT_ONCE)
+            self._add(label[part], np.asarray(logit[part], np.float64), None if weight is None else weight[part])
+        return self
+
+    def _add(self, label: Floats, logit: NDArray[np.float64], weight: Floats | None) -> None:
+        cell = np.clip(np.floor(logit * _CELLS_PER_LOGIT) + _CELLS // 2, 0, _CELLS - 1).astype(np.int64)
+        probability = 1 / (1 + np.exp(-np.clip(logit, -80, 80)))
+        scale = np.ones(len(logit)) if weight is None else np.asarray(weight, dtype=np.float64)
+        squares = scale * scale
+        variance = squares * probability * (1 - probability)
+        columns = (scale > 0, scale, scale * label, scale * probability, squares, variance)
+        for sums, column in zip(self.sums, columns, strict=True):
+            sums += np.bincount(cell, weights=column, minlength=_CELLS)
+
+    def __add__(self, other: Reliability) -> Reliability:
+        """Return the sums over the samples of both."""
+        total = Reliability()
+        total.sums = self.sums + other.sums
+        return total
+
+    def bins(self, most: int = MOST_BINS) -> tuple[Bin, ...]:
+        """Return up to `most` bins of about equal weight, fewer if they would have less than 50 samples each."""
+        return tuple(_bin(sums, self.sums[1].sum()) for sums in self._by_bin(most).T)
+
+    def error(self) -> tuple[float, float]:
+        """Return the ECE, and the ECE expected by chance; NaN without samples."""
+        bins = self._by_bin(MOST_BINS)
+        total = bins[1].sum()
+        if not total:
+            return math.nan, math.nan
+        chance = math.sqrt(2 / math.pi) * np.sqrt(bins[5]).sum()
+        return float(np.abs(bins[3] - bins[2]).sum() / total), float(chance / total)
+
+    def _by_bin(self, most: int) -> NDArray[np.float64]:
+        """Return ``[6, bins]`` sums of the bins that have samples."""
+        samples, mass = self.sums[:2]
+        total = mass.sum()
+        if not total:
+            return np.zeros((6, 0))
+        bins = max(min(int(samples.sum()) // _LEAST_SAMPLES, most), 1)
+        # A cell is in the bin of its middle, so that a cell with more than a bin's share is a bin of its own.
+        middle = (mass.cumsum() - mass / 2) / total
+        place = np.minimum((middle * bins).astype(np.int64), bins - 1)
+        totals = np.stack([np.bincount(place, weights=sums, minlength=bins).astype(np.float64) for sums in self.sums])
+        filled: NDArray[np.float64] = totals[:, totals[1] > 0]
+        return filled
+
+
+def _bin(sums: NDArray[np.float64], total: float) -> Bin:
+    samples, mass, positive, probability, squares, _ = map(float, sums)
+    rate = min(positive / mass, 1.0)
+    worth = mass * mass / squares
+    center = (rate + _Z**2 / (2 * worth)) / (1 + _Z**2 / worth)
+    half = _Z / (1 + _Z**2 / worth) * math.sqrt(rate * (1 - rate) / worth + (_Z / (2 * worth)) ** 2)
+    return Bin(
+        samples=int(samples),
+        share=mass / float(total),
+        predicted=probability / mass,
+        observed=rate,
+        low=max(center - half, 0.0),
+        high=min(center + half, 1.0),
+    )
 
 
 class Samples:
-    """What metrics are functions of, and the sums that several of them share.
+    """Samples of a split, the argument of metrics, with sums that several metrics share.
 
     Parameters
     ----------
@@ -56,66 +347,75 @@ class Samples:
 
     @cached_property
     def ranked(self) -> RankedGroups | None:
-        """In the order of scores within groups; None where there are none."""
+        """Ranking within groups; None without groups."""
         if self.group is None or not self.scale.any():
             return None
-        kept = self.scale > 0
-        return RankedGroups(self.truth[kept], self.score[kept], self.group[kept], self.scale[kept])
+        used = self.scale > 0
+        return RankedGroups(self.truth[used], self.score[used], self.group[used], self.scale[used])
 
     @cached_property
     def reliability(self) -> Reliability:
-        """What is predicted and what happens, in cells of logits."""
+        """Predictions and labels in cells of logits."""
         return Reliability().add(self.truth, self.score, self.weight)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """An entry of `METRICS`."""
+    """An entry of `METRICS`.
+
+    Parameters
+    ----------
+    label : str
+        Name in reports.
+    measure : callable
+        Returns the value, NaN where it is not defined.
+    better : str or None
+        Direction, for metrics that early stopping, plateaus and studies may use.
+    headline : bool
+        Whether a run reports it first.
+    of_both_classes : bool
+        Whether it needs positive and negative samples.
+    of_users : bool
+        Whether it needs samples with users.
+    compared : bool
+        Whether runs are compared by it.
+    """
 
     label: str
-    """What people call it."""
     measure: Callable[[Samples], float]
-    """Gives NaN where it is not defined."""
     better: Literal["higher", "lower"] | None = None
-    """For what early stopping, plateaus and studies may go by."""
     headline: bool = False
-    """Whether a run tells it first."""
     of_both_classes: bool = False
-    """Whether it is not defined of positive, or of negative, samples alone."""
     of_users: bool = False
-    """Whether it is defined of samples with users alone."""
     compared: bool = True
-    """Whether runs are compared by it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """Figures of one evaluation; ``found["auc"]`` is NaN where it is not defined."""
+    """Results of one evaluation: values of all `METRICS`, NaN where not defined, and bins by rising prediction."""
 
     samples: int
     positives: int
     values: Mapping[str, float]
-    """Of each of `METRICS`."""
     reliability: tuple[Bin, ...]
-    """What is predicted and what happens, by rising prediction."""
 
     def __getitem__(self, name: str) -> float:
         return self.values[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data: None where a figure is not defined."""
+        """Return plain JSON data, with None for undefined values."""
         return {
             "samples": self.samples,
             "positives": self.positives,
             **{name: None if math.isnan(value) else value for name, value in self.values.items()},
-            "reliability": [each._asdict() for each in self.reliability] or None,
+            "reliability": [part._asdict() for part in self.reliability] or None,
         }
 
 
 def evaluate_logits(
     label: Floats, logit: Floats, group: NDArray[np.int64] | None = None, weight: Floats | None = None
 ) -> Metrics:
-    """All metrics of `Samples` with these arguments."""
+    """Return all metrics of `Samples` with these arguments."""
     samples = Samples(label, logit, group, weight)
     return Metrics(
         samples=len(samples.truth),
@@ -132,25 +432,25 @@ def evaluate_labels(
     group: NDArray[np.int64] | None = None,
     weight: Floats | None = None,
 ) -> dict[str, Metrics]:
-    """Metrics of each label: of ``[N]`` where there is one, else of columns of ``[N, T]``, NaN where not known."""
+    """Return the metrics of each label: of ``[N]`` for one label, else of columns of ``[N, T]``, NaN where unknown."""
     if label.ndim == 1:
         return {names[0]: evaluate_logits(label, logit, group, weight)}
-    found = {}
+    metrics = {}
     for place, name in enumerate(names):
         known = ~np.isnan(label[:, place])
         others = (None if column is None else column[known] for column in (group, weight))
-        found[name] = evaluate_logits(label[known, place], logit[known, place], *others)  # type: ignore[arg-type]
-    return found
+        metrics[name] = evaluate_logits(label[known, place], logit[known, place], *others)  # type: ignore[arg-type]
+    return metrics
 
 
-def figures(found: Mapping[str, Metrics]) -> dict[str, Any]:
-    """As JSON data: the figures of the first label; of several, those of all under ``labels``."""
-    first = next(iter(found.values())).to_dict()
-    return first if len(found) == 1 else {**first, "labels": {name: each.to_dict() for name, each in found.items()}}
+def figures(metrics: Mapping[str, Metrics]) -> dict[str, Any]:
+    """Return JSON data of the first label, with those of several labels under ``labels``."""
+    first = next(iter(metrics.values())).to_dict()
+    return first if len(metrics) == 1 else {**first, "labels": {name: m.to_dict() for name, m in metrics.items()}}
 
 
 def normalized_entropy(samples: Samples) -> float:
-    """Log loss over that of always predicting the split's own click rate (He et al. 2014); below 1 is better."""
+    """Return the log loss over that of always predicting the split's click rate (He et al. 2014); below 1 is better."""
     rate = samples.rate
     if not 0 < rate < 1:
         return float("nan")
@@ -158,30 +458,30 @@ def normalized_entropy(samples: Samples) -> float:
 
 
 def calibration(samples: Samples) -> float:
-    """Mean prediction over click rate; 1 is right on average."""
+    """Return the mean prediction over the click rate; 1 is right on average."""
     predicted = samples.scale / (1 + np.exp(-np.clip(samples.score, -80, 80)))
     return float(predicted.sum()) / samples.total / samples.rate if samples.rate > 0 else float("nan")
 
 
 def auc(label: Floats, score: Floats, weight: Floats | None = None) -> float:
-    """Chance that a positive scores above a negative, ties counting half: the area under the ROC curve, counted by
-    pairs (Mann and Whitney); NaN with one class."""
+    """Return the area under the ROC curve by pairs (Mann and Whitney), ties counting half; NaN for one class."""
     group = np.zeros(len(label), dtype=np.int64)
     return float(RankedGroups(label, score, group, weight).areas[0][0]) if len(label) else float("nan")
 
 
 def _within_users(label: str, measure: Callable[[RankedGroups], tuple[Doubles, Doubles] | Doubles]) -> Metric:
-    """The mean of a figure over the users that have it, alike or by their weights."""
+    """Return the metric of a figure's mean over the users that have it, equally or by weights."""
 
     def measured(samples: Samples) -> float:
         if samples.ranked is None:
             return float("nan")
-        found = measure(samples.ranked)
-        return mean(*found) if isinstance(found, tuple) else mean(found, np.ones(len(found)))
+        values = measure(samples.ranked)
+        return mean(*values) if isinstance(values, tuple) else mean(values, np.ones(len(values)))
 
     return Metric(label=label, measure=measured, better="higher", of_both_classes=True, of_users=True)
 
 
+# All metrics by name, in the order of reports.
 METRICS = {
     "auc": Metric(
         label="AUC",
@@ -193,22 +493,21 @@ METRICS = {
     "log_loss": Metric(label="log loss", measure=lambda samples: samples.log_loss, better="lower", headline=True),
     "normalized_entropy": Metric(label="normalized entropy", measure=normalized_entropy, compared=False),
     "calibration": Metric(label="calibration", measure=calibration),
-    # Averaged by the users' samples (Zhu et al. 2017), the others by users.
+    # Weighted by the users' samples (Zhu et al. 2017), the others equally by users.
     "grouped_auc": _within_users("grouped AUC", lambda ranked: ranked.areas),
     "ndcg_at_10": _within_users("NDCG@10", lambda ranked: ranked.ndcg(10)),
     "recall_at_10": _within_users("recall@10", lambda ranked: ranked.recall(10)),
     "hit_rate_at_10": _within_users("hit rate@10", lambda ranked: ranked.hit_rate(10)),
     "mrr": _within_users("MRR", lambda ranked: ranked.reciprocal_rank()),
-    # The ECE, and what a perfectly calibrated model would have for it, of so few samples.
+    # The ECE, and the ECE of a perfectly calibrated model with so few samples.
     "calibration_error": Metric(label="calibration error", measure=lambda samples: samples.reliability.error()[0]),
     "calibration_noise": Metric(
         label="by chance alone", measure=lambda samples: samples.reliability.error()[1], compared=False
     ),
 }
-"""All metrics by name, in the order in which they are shown."""
 
+# Metrics that early stopping may use.
 WATCHED = tuple(name for name, metric in METRICS.items() if metric.better)
-"""Metrics that a run can be told to go by."""
 HEADLINES = tuple(name for name, metric in METRICS.items() if metric.headline)
 
 if TYPE_CHECKING:
@@ -218,5 +517,5 @@ else:
 
 
 def goodness(name: str, value: float) -> float:
-    """A value of a metric such that more of it is better."""
+    """Return a metric's value with a sign such that higher is better."""
     return value if METRICS[name].better == "higher" else -value

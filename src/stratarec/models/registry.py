@@ -1,8 +1,8 @@
-"""Which models there are: a recipe names one by its `kind`, StrataRec's own or one of an installed package.
+"""Registry of models: a recipe selects one by its `kind`, built in or from an installed package.
 
-A package offers a model by an entry point of the group ``stratarec.models``: its name is the kind, its value a class of
-scores (`base.Score`). Entry points are listed when a recipe names a kind; code of a package is loaded when a recipe
-names a kind that is the package's.
+A package provides a model by an entry point of the group ``stratarec.models``: its name is the kind, its value a class
+of scores (`base.Score`). Entry points are listed when a recipe has a kind; code of a package is loaded only for its
+kinds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import pydantic
 from stratarec.config.validate import explain
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.towers.modules import CrossTower, DotTower, Plain
-from stratarec.models.towers.network import Build
+from stratarec.models.towers import Build, CrossTower, DotTower, Plain
 from stratarec.models.zoo.autoint import AutoIntScore
 from stratarec.models.zoo.dcn import DCNv2Score
 from stratarec.models.zoo.deepfm import DeepFMScore
@@ -36,41 +35,41 @@ from stratarec.models.zoo.wide_deep import WideDeepScore
 from stratarec.models.zoo.xdeepfm import XDeepFMScore
 
 GROUP = "stratarec.models"
+# Built-in models: to add one, write its module and name its score here.
 SCORES: tuple[type[Score], ...] = (
     DLRMScore, DCNv2Score, LRScore, FMScore, WideDeepScore, DeepFMScore, XDeepFMScore, AutoIntScore, MaskNetScore,
     FinalMLPScore, DINScore, EnsembleScore,
 )  # fmt: skip
-"""StrataRec's own models: to add one, write its file and name its score here."""
-_OWN = {score.config.kind: score for score in SCORES}  # type: ignore[misc]
+_BUILT_IN = {score.config.kind: score for score in SCORES}  # type: ignore[misc]
 _TOWERS: dict[str, Build] = {"dlrm": DotTower, "dcnv2": CrossTower}
 
 
 def score_of(kind: str) -> type[Score]:
-    """The class of scores that a kind names.
+    """Return the score class of a kind.
 
     Raises
     ------
     ConfigError
-        Where there is none, several packages offer it, one offers a name of StrataRec's own, or what it offers does not
-        load or is no model.
+        For an unknown kind, a kind of several packages or of a package and StrataRec, or an entry point that does not
+        load or is not a model.
     """
     offers = _offers().get(kind, ())
-    if kind in _OWN:
+    if kind in _BUILT_IN:
         if offers:
             raise ConfigError(
-                f"model.kind is {kind!r}, which StrataRec has itself, and {_packages(offers)} offers a model of that "
-                "name: uninstall it, or have it name its model otherwise"
+                f"model.kind is {kind!r}, which is built into StrataRec and also provided by {_packages(offers)}: "
+                "uninstall the package, or rename its model"
             )
-        return _OWN[kind]
+        return _BUILT_IN[kind]
     if not offers:
-        raise ConfigError(f"model.kind is {kind!r}, expected one of {', '.join((*_OWN, *_offers()))}")
+        raise ConfigError(f"model.kind is {kind!r}, expected one of {', '.join((*_BUILT_IN, *_offers()))}")
     if len(offers) > 1:
         raise ConfigError(f"model.kind is {kind!r}, which {_packages(offers)} offer: uninstall all but one")
     return _load(offers[0])
 
 
 def tower_of(config: VectorsConfig) -> Build:
-    """Return what builds a tower's module of this model; towers without modules need none."""
+    """Return the class of this model's tower modules, `Plain` for towers without modules."""
     assert config.towers is not None
     if not config.towers.plain and not has_towers(config.kind):
         raise ConfigError(
@@ -87,11 +86,11 @@ def has_towers(kind: str) -> bool:
 
 @cache
 def _offers() -> dict[str, tuple[metadata.EntryPoint, ...]]:
-    """What installed packages offer, by kind."""
-    found: dict[str, tuple[metadata.EntryPoint, ...]] = {}
+    """Return the entry points of installed packages, by kind."""
+    offers: dict[str, tuple[metadata.EntryPoint, ...]] = {}
     for entry in metadata.entry_points(group=GROUP):
-        found[entry.name] = (*found.get(entry.name, ()), entry)
-    return found
+        offers[entry.name] = (*offers.get(entry.name, ()), entry)
+    return offers
 
 
 def _packages(offers: tuple[metadata.EntryPoint, ...]) -> str:
@@ -99,52 +98,52 @@ def _packages(offers: tuple[metadata.EntryPoint, ...]) -> str:
 
 
 def _load(entry: metadata.EntryPoint) -> type[Score]:
-    """The class that an entry point names."""
+    """Return the score class of an entry point."""
     where = f"model.kind is {entry.name!r}, which {_packages((entry,))} offers as {entry.value}"
     try:
-        found = entry.load()
+        score = entry.load()
     except Exception as error:
-        raise ConfigError(f"{where}, and that does not load: {type(error).__name__}: {error}") from error
-    config = getattr(found, "config", None)
-    if not (isinstance(found, type) and issubclass(found, Score) and isinstance(config, type)):
+        raise ConfigError(f"{where}, which does not load: {type(error).__name__}: {error}") from error
+    config = getattr(score, "config", None)
+    if not (isinstance(score, type) and issubclass(score, Score) and isinstance(config, type)):
         raise ConfigError(f"{where}, which is no Score with a config")
     if not (issubclass(config, VectorsConfig) and dataclasses.is_dataclass(config)):
         raise ConfigError(f"{where}, whose config is no dataclass that extends VectorsConfig")
     if getattr(config, "kind", None) != entry.name:
         raise ConfigError(f"{where}, whose config has the kind {getattr(config, 'kind', None)!r}, expected the same")
-    return found
+    return score
 
 
-# A union is what lets pydantic name the kinds that there are; for a type checker its members are VectorsConfig.
+# A union, by which pydantic lists the known kinds; for a type checker its members are VectorsConfig.
 if TYPE_CHECKING:
-    _Own: TypeAlias = VectorsConfig
+    _BuiltIn: TypeAlias = VectorsConfig
 else:
-    _Own = Annotated[reduce(or_, (score.config for score in SCORES)), pydantic.Field(discriminator="kind")]
+    _BuiltIn = Annotated[reduce(or_, (score.config for score in SCORES)), pydantic.Field(discriminator="kind")]
 _STRICT = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 @cache
 def _section(config: Any, strict: bool) -> tuple[Any, pydantic.TypeAdapter[Any]]:
-    """What has a section ``model`` of this class, and what reads it; fields that it lacks are refused."""
+    """Return a class with a section ``model`` of this config, and its reader, which refuses unknown fields."""
     settings = _STRICT if strict else pydantic.ConfigDict(extra="forbid")
     section = dataclasses.make_dataclass("Section", [("model", config)], namespace={"__pydantic_config__": settings})
     return section, pydantic.TypeAdapter(section)
 
 
 @cache
-def _own_reader() -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(_Own, config=_STRICT)
+def _built_in_reader() -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(_BuiltIn, config=_STRICT)
 
 
 def _read(value: Any, handler: Any, info: pydantic.ValidationInfo) -> Any:
-    """The section of a recipe, or of an export's manifest, which is JSON that is read strictly.
+    """Read the section of a recipe, or of an export's manifest, which is JSON and read strictly.
 
-    What a validator is given of JSON is JSON no more, and strict reading would refuse its lists: it is made that again.
+    A validator receives JSON as Python values, whose lists a strict reader would refuse, so they become JSON again.
     """
     kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
     strict = info.mode == "json"
-    if not isinstance(kind, str) or not _offers() or (kind in _OWN and kind not in _offers()):
-        return _own_reader().validate_json(json.dumps(value)) if strict else handler(value)
+    if not isinstance(kind, str) or not _offers() or (kind in _BUILT_IN and kind not in _offers()):
+        return _built_in_reader().validate_json(json.dumps(value)) if strict else handler(value)
     config: Any = score_of(kind).config
     if isinstance(value, config):
         return value
@@ -157,11 +156,11 @@ def _read(value: Any, handler: Any, info: pydantic.ValidationInfo) -> Any:
 
 
 def _write(value: Any, handler: Any, info: pydantic.SerializationInfo) -> Any:
-    """Plain data of a model, own or not."""
-    if value.kind in _OWN:
+    """Return plain data of a model, built in or of a package."""
+    if value.kind in _BUILT_IN:
         return handler(value)
     return pydantic.TypeAdapter(type(value)).dump_python(value, mode="json" if info.mode == "json" else "python")
 
 
-ModelConfig: TypeAlias = Annotated[_Own, pydantic.WrapValidator(_read), pydantic.WrapSerializer(_write)]
-"""What a recipe says of its model; those of packages are no members of the union, and extend `VectorsConfig`."""
+# The section ``model`` of a recipe; configs of packages extend `VectorsConfig` and are not members of the union.
+ModelConfig: TypeAlias = Annotated[_BuiltIn, pydantic.WrapValidator(_read), pydantic.WrapSerializer(_write)]

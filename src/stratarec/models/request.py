@@ -1,17 +1,18 @@
-"""What a batch asks the tables for: distinct values once.
+"""Lookups of a batch with each distinct value once, and the vectors that samples share.
 
 Batches are shuffled in *runs*: neighbouring samples that agree in all groups. The features of groups are looked up once
 a run, and a run's vectors serve all its samples. A batch with runs is looked up by one call, so that backward is one
 optimizer step: a group's R bags are the first R of B bags of its features, the others are empty. Embedding tables and
 caches see an ordinary `KeyedJagged` with fewer ids.
 
-Shapes: B samples, R runs.
+Shapes: B samples, R runs, F features, D width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,28 +21,29 @@ from torch import Tensor
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import LEAST_RUN, InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.kernels import collate, runs
+from stratarec.kernels.runtime.accelerator import on_device
 from stratarec.models.history import HistoryWindows
 
-# Ids. With fewer, groups are looked up sample by sample: a step's bookkeeping of runs takes 0.3 to 0.5 ms whatever they
-# spare, and an id of 16 floats 30 ns. Trivago's pooled histories, 4,600 ids spared of a batch of 1,024, trained at 0.83
-# of the speed without groups, and train at 0.98 so.
-_LEAST_SPARED = 12_000
+# If runs save fewer ids, groups are looked up sample by sample: the bookkeeping of runs takes 0.3 to 0.5 ms a step, and
+# an id of 16 floats 30 ns. Trivago's pooled histories, where runs save 4,600 ids of a batch of 1,024, trained at 0.83
+# of the speed without groups, and by samples train at 0.98.
+_LEAST_SAVED = 12_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Ids to look up, and how to expand what is found.
+    """Ids to look up, and the expansion of their vectors to samples.
 
     Parameters
     ----------
     features : KeyedJagged
         Every feature over B bags.
     starts : Tensor or None
-        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``. None where no feature is looked up by run.
+        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``. None if no feature is looked up by run.
     shared : frozenset of str
-        Pooled features of which the first R bags are the runs'.
-    windows : mapping of str to Windows
-        The unpooled features of groups.
+        Pooled features whose first R bags are those of runs.
+    windows : mapping of str to HistoryWindows
+        Windows of the unpooled features of groups.
     """
 
     features: KeyedJagged
@@ -51,13 +53,15 @@ class Request:
 
     @classmethod
     def of(cls, batch: Batch, sequences: tuple[str, ...], means: tuple[str, ...] = ()) -> Request:
-        """Join the features of a batch and of its groups; `sequences` are looked up without pooling, of `means` the
-        mean is taken by their weights."""
-        own = averaged(batch.sparse, means)
+        """Join the features of a batch and of its groups.
+
+        `sequences` are looked up without pooling, and `means` are pooled by weighted means.
+        """
+        sparse = averaged(batch.sparse, means)
         if not batch.groups:
-            return cls(features=own, windows={})
-        few = sum(_spared(group, sequences) for group in batch.groups) < _LEAST_SPARED
-        starts, alike = _runs(() if few else batch.groups, batch.size)
+            return cls(features=sparse, windows={})
+        few = sum(_saved(group, sequences) for group in batch.groups) < _LEAST_SAVED
+        starts, constant = _runs(() if few else batch.groups, batch.size)
         keys, parts, windows = [*batch.sparse.keys], [_bags(batch.sparse)], {}
         shared: list[str] = []
         for group in batch.groups:
@@ -66,17 +70,17 @@ class Request:
                 keys.append(key)
                 parts.append(_bags(values))
             if pooled := [key for key in group.keys if key not in sequences]:
-                by_run = any(group is other for other in alike)
+                by_run = any(group is other for other in constant)
                 unique = group.unique if len(pooled) == len(group.keys) else group.bags().select(pooled)
                 keys += pooled
                 parts.append(_bags(unique, group.inverse[starts[:-1]] if by_run else group.inverse))
                 shared += pooled if by_run else []
-        features = _weighted(_joined(keys, parts, batch.size), own.weights)
+        features = _weighted(_joined(keys, parts, batch.size), sparse.weights)
         return cls(features=features, starts=starts if shared else None, shared=frozenset(shared), windows=windows)
 
 
-def _spared(group: InverseJagged, sequences: tuple[str, ...]) -> float:
-    """Ids that are not pooled where each distinct value is pooled once; all features of a group count, or none."""
+def _saved(group: InverseJagged, sequences: tuple[str, ...]) -> float:
+    """Return the number of ids saved by pooling each distinct value once; for all features of a group, or none."""
     unique = group.unique
     if all(key in sequences for key in group.keys):
         return 0.0
@@ -102,7 +106,7 @@ def _bags(features: KeyedJagged | JaggedWindows, rows: Tensor | None = None) -> 
 
 
 def _joined(keys: Sequence[str], parts: Sequence[collate.FeatureBags], size: int) -> KeyedJagged:
-    """Features over different numbers of bags side by side, each filled up with empty bags."""
+    """Join features with different numbers of bags, each padded with empty bags."""
     size = max(size, *(part.count for part in parts))
     values, offsets = (torch.from_numpy(part) for part in collate.join_bags(parts, size))
     filled = tuple(part.count for part in parts for _ in range(part.features))
@@ -110,18 +114,18 @@ def _joined(keys: Sequence[str], parts: Sequence[collate.FeatureBags], size: int
 
 
 def _weighted(features: KeyedJagged, weights: Tensor | None) -> KeyedJagged:
-    """Features of which the first values have `weights`, if there are some; then all others have 1."""
+    """Set the weights of the first values to `weights`, if any, and those of all others to 1."""
     if weights is None:
         return features
-    rest = torch.ones(features.values.numel() - weights.numel())
-    return replace(features, weights=torch.cat([weights.cpu(), rest]))
+    ones = torch.ones(features.values.numel() - weights.numel())
+    return replace(features, weights=torch.cat([weights.cpu(), ones]))
 
 
 def _unpooled(group: InverseJagged, key: str) -> tuple[KeyedJagged, HistoryWindows]:
-    """The values of an unpooled feature, and which of them its histories are."""
+    """Return the values of an unpooled feature, and the windows of its histories."""
     unique = group.unique
     if isinstance(unique, JaggedWindows):
-        # Windows share values: all of them are one bag.
+        # Windows share values, so all values are one bag.
         offsets = torch.tensor([0, unique.values.numel()])
         values = KeyedJagged(keys=unique.keys, values=unique.values, offsets=offsets, batch_size=1)
         return values, HistoryWindows(start=unique.start, length=unique.length, inverse=group.inverse)
@@ -131,21 +135,21 @@ def _unpooled(group: InverseJagged, key: str) -> tuple[KeyedJagged, HistoryWindo
 
 
 def _runs(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[InverseJagged]]:
-    """``[R + 1]`` starts of runs, and the groups that are constant in each: as many as leave runs long enough."""
+    """Return ``[R + 1]`` starts of runs, and the groups that are constant in each; runs keep a minimum length."""
     starts = np.array([0, size])
-    alike: list[InverseJagged] = []
+    constant: list[InverseJagged] = []
     for group in sorted(groups, key=lambda group: group.unique.batch_size):
         finer = runs.find_runs(group.inverse.cpu().numpy(), starts)
         if (len(finer) - 1) * LEAST_RUN <= size:
-            starts, alike = finer, [*alike, group]
-    return torch.from_numpy(starts), alike
+            starts, constant = finer, [*constant, group]
+    return torch.from_numpy(starts), constant
 
 
 def averaged(features: KeyedJagged, keys: Collection[str]) -> KeyedJagged:
-    """The same bags, of which those of `keys` have weights that add up to their number of values.
+    """Scale the weights of the bags of `keys` such that they sum to the number of values.
 
-    Tables make of n values the mean sum(w * row) / n, which by w * n / sum(w) is sum(w * row) / sum(w). Where all
-    weights of a bag are 0 they stay that, and so is what is pooled.
+    Tables compute the mean sum(w * row) / n, which for weights w * n / sum(w) is sum(w * row) / sum(w). Where all
+    weights of a bag are 0 they stay 0, and so does the pooled vector.
     """
     if features.weights is None or not keys:
         return features
@@ -159,8 +163,77 @@ def averaged(features: KeyedJagged, keys: Collection[str]) -> KeyedJagged:
 
 
 def _of_mean(weights: Tensor, lengths: Tensor) -> Tensor:
-    """``[N]`` weights of bags of these lengths, ``[B]``; in float64, as sums of float32 may be beyond its range."""
+    """Scale ``[N]`` weights of bags of ``[B]`` lengths, in float64, as sums of float32 may exceed its range."""
     bag = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     sums = torch.bincount(bag, weights.double(), minlength=len(lengths))
     factor = torch.where(sums > 0, lengths / sums, 0.0)
     return (weights.double() * factor[bag]).float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Vectors of a batch that are the same for all samples of a run; row r of those is run r's.
+
+    Parameters
+    ----------
+    starts : Tensor
+        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
+    shared : tuple of bool
+        ``[F]`` whether a feature's vectors are shared.
+    """
+
+    starts: Tensor
+    shared: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, request: Request, keys: Sequence[str]) -> Runs | None:
+        """Return the runs of the pooled features `keys`; None if no feature is shared."""
+        if request.starts is None:
+            return None
+        return cls(starts=request.starts, shared=tuple(key in request.shared for key in keys))
+
+    def expand(self, vectors: Tensor) -> Tensor:
+        """Return ``[B, F, D]`` with every sample's vectors; may overwrite the memory of `vectors`."""
+        width = vectors.shape[2]
+        spans = [(place * width, width) for place, shared in enumerate(self.shared) if shared]
+        columns = runs.RunColumns(vectors[0].numel(), spans, self.starts)
+        out: Tensor = _Expand.apply(vectors.flatten(1), columns)  # type: ignore[no-untyped-call]
+        return out.view(vectors.shape)
+
+    def split(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the unshared vectors ``[B, F_u, D]`` and the shared ones ``[R, F_s, D]``."""
+        places = [[place for place, shared in enumerate(self.shared) if shared is flag] for flag in (False, True)]
+        return chosen(vectors, places[0]), chosen(vectors[: self.starts.numel() - 1], places[1])
+
+    def repeat(self, rows: Tensor) -> Tensor:
+        """Repeat rows of runs ``[R, ...]`` for each sample, ``[B, ...]``."""
+        lengths = self.starts.diff()
+        if rows.device.type == "cpu":
+            return rows.repeat_interleave(lengths, dim=0)
+        return rows.index_select(0, on_device(torch.repeat_interleave(torch.arange(len(lengths)), lengths), rows))
+
+    def with_unshared(self, others: int) -> Runs:
+        """Return the same runs with `others` more vectors at the end, which are not shared."""
+        return Runs(starts=self.starts, shared=(*self.shared, *[False] * others))
+
+
+def chosen(vectors: Tensor, places: Sequence[int]) -> Tensor:
+    """Return the vectors of ``[B, F, ...]`` at `places`, ``[B, n, ...]``."""
+    if vectors.device.type == "cpu":
+        return vectors[:, list(places)]
+    # Indexing with a list would copy it to the device while the host waits.
+    return vectors.index_select(1, on_device(torch.tensor(places, dtype=torch.int64), vectors))
+
+
+class _Expand(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pooled: Tensor, spans: runs.RunColumns) -> Tensor:
+        ctx.spans = spans
+        # A new tensor on the overwritten memory: autograd refuses outputs that are changed in place, and the backward
+        # of the lookup does not need the old values.
+        return spans.expand(pooled).data
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.spans.fold(gradient.float()), None

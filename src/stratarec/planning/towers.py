@@ -20,7 +20,7 @@ from scipy.sparse import csr_array
 from stratarec.config.units import readable
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
-from stratarec.models.towers.tower_config import tied
+from stratarec.models.tower_config import tied
 from stratarec.planning.candidates import TableSpec
 from stratarec.planning.solve import quiet
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stratarec.io.names import visible
-from stratarec.models.metrics import METRICS, goodness
-from stratarec.models.ranking import Ranked
+from stratarec.models.metrics import METRICS, Ranked, goodness
 
 INTERVAL = "95 %"
 """Head of a column of `interval`."""

@@ -19,9 +19,8 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import LoaderConfig, batches
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import ShardedCollection
-from stratarec.distributed.sharding import Sharding
-from stratarec.distributed.table_placement import ShardingPlan, TableLoad, beside, plan_sharding
-from stratarec.distributed.towers.tower_model import DisaggregatedModel
+from stratarec.distributed.sharding import Sharding, ShardingPlan, TableLoad, join_plans, plan_sharding
+from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError, StorageError
@@ -30,7 +29,7 @@ from stratarec.io.atomic import check_output
 from stratarec.io.scratch import ScratchDirectory
 from stratarec.models import CTRModel, build_model
 from stratarec.models.base import Network, build_tables
-from stratarec.models.towers.tower_config import check_plan
+from stratarec.models.tower_config import check_plan
 from stratarec.models.zoo.ensemble import EnsembleScore
 from stratarec.planning.bytes import in_memory
 from stratarec.planning.candidates import describe_tables
@@ -252,7 +251,7 @@ def sharding_plan(
         except ConfigError as error:
             raise ConfigError(f"host {host}, which has the tables of tower {host}: {error}") from error
 
-    return beside([of_host(host) for host in range(len(towers))], [table.name for table in tables])
+    return join_plans([of_host(host) for host in range(len(towers))], [table.name for table in tables])
 
 
 def table_loads(

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.towers.tower_model import gather_towers
+from stratarec.distributed.towers import gather_towers
 from stratarec.embedding.checkpoint import TablesManifest
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.row_files import verify_file
@@ -479,7 +479,7 @@ class CheckpointManager:
         self._last = path
         if self._mesh.is_first:
             self._saved()
-            self._mesh.note(SETTLED)
+            self._mesh.record(SETTLED)
         self.prune(state)
         return path
 

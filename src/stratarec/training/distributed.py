@@ -24,9 +24,9 @@ from stratarec.distributed.sharded_engine import SharedEngine
 from stratarec.distributed.wire import WIRES, DenseWireKind
 from stratarec.embedding import Handle
 from stratarec.models.base import Network
-from stratarec.models.regularization import statistics
+from stratarec.models.layers import statistics
 from stratarec.models.request import Request
-from stratarec.models.towers.network import TowerNetwork
+from stratarec.models.towers import TowerNetwork
 from stratarec.progress import timed
 from stratarec.training.loop import Observation
 from stratarec.training.steps.step import Stages, StepResult, gradient_norm, refuse_loss
@@ -95,7 +95,7 @@ class RankStages(Stages):
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
         """See `loss`."""
         if not batch.size:
-            return self.model.nothing(batch, request, prepared).expand(len(self.model.network.labels))
+            return self.model.lookup_zero(batch, request, prepared).expand(len(self.model.network.labels))
         return super().forward(batch, request, prepared)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
@@ -110,7 +110,7 @@ class RankStages(Stages):
             self.draw(step, self.mesh.place)
             with timed(self.seconds, "forward"):
                 losses = self.forward(batch, request, prepared)
-            found = self.mesh.rows.figures((*losses.tolist(), *self.objective.weights(batch), batch.size))
+            found = self.mesh.rows.gather_floats((*losses.tolist(), *self.objective.weights(batch), batch.size))
             *sums, samples = map(sum, zip(*(found[rank] for rank in self.mesh.order), strict=True))
             weights = sums[len(losses) :]
             value = self.objective.joined(torch.tensor(sums[: len(losses)], dtype=torch.float64), weights).item()
@@ -136,7 +136,7 @@ class RankStages(Stages):
         }
         return [
             {name: value if name.endswith("seconds") else round(value) for name, value in zip(mine, found, strict=True)}
-            for found in mesh.rows.figures(list(mine.values()))
+            for found in mesh.rows.gather_floats(list(mine.values()))
         ]
 
 
@@ -163,7 +163,7 @@ class GradientReducer:
         self._of_towers: set[int] = set()
         if mesh.between is not None:
             assert isinstance(network, TowerNetwork)
-            towers = [{id(weight) for weight in tower.parameters()} for tower in network.each]
+            towers = [{id(weight) for weight in tower.parameters()} for tower in network.all_towers]
             self._mine, self._of_towers = towers[mesh.between.rank], set().union(*towers)
 
     def reduce(self, weights: Sequence[nn.Parameter]) -> None:
@@ -183,7 +183,7 @@ class GradientReducer:
             return gradient_norm(weights)
         common, tower = (gradient_norm(part) for part in (self._common(weights), self._own(weights)))
         # One rank of each host says the norm of its tower.
-        found = self._mesh.between.rows.figures([tower.item()])
+        found = self._mesh.between.rows.gather_floats([tower.item()])
         whole: Tensor = torch.linalg.vector_norm(torch.tensor([common.item(), *(norm for (norm,) in found)]))
         return whole
 
@@ -195,5 +195,5 @@ class GradientReducer:
 
     def agree(self, seen: Observation) -> Observation:
         """Rank 0 has the clock; whoever was asked to stop stops all."""
-        found = self._mesh.rows.figures([seen.checkpoint_age_seconds, seen.stop])
+        found = self._mesh.rows.gather_floats([seen.checkpoint_age_seconds, seen.stop])
         return Observation(checkpoint_age_seconds=found[0][0], stop=any(stop for _, stop in found))

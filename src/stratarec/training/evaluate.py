@@ -42,8 +42,7 @@ from stratarec.errors import ConfigError, DatasetError, TrainingError
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast
 from stratarec.models.calibration import LEAST_GAP, Calibration, LogitMap
-from stratarec.models.metrics import Metrics, evaluate_labels
-from stratarec.models.ranking import Ranked, RankedGroups, estimates
+from stratarec.models.metrics import Metrics, Ranked, RankedGroups, estimates, evaluate_labels
 from stratarec.progress import Progress
 
 _BATCH = 8192
@@ -181,7 +180,7 @@ def _of_all(mesh: Mesh, mine: NDArray[Any]) -> list[NDArray[Any]]:
 
 
 def _no_logits(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
-    model.nothing(batch)
+    model.lookup_zero(batch)
     return np.empty(batch.label.shape, dtype=np.float32)
 
 

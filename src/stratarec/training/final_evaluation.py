@@ -194,7 +194,7 @@ class FinalEvaluation:
 
     def _sum(self, number: float) -> float:
         """The sum over all ranks."""
-        return sum(found for (found,) in self.mesh.rows.figures([number]))
+        return sum(found for (found,) in self.mesh.rows.gather_floats([number]))
 
     def _used(self) -> dict[Memory, int]:
         """Bytes of this rank in every memory."""
@@ -209,7 +209,7 @@ class FinalEvaluation:
     def _caches(self) -> list[dict[str, Any]]:
         """What batches asked of each table under a cache, in all ranks."""
         engine = self.model.embeddings.engine
-        mine = engine.own if isinstance(engine, SharedEngine) else engine
+        mine = engine.local if isinstance(engine, SharedEngine) else engine
         found = {table.name: np.zeros(2) for table in engine.configs}
         for group in mine.tables if isinstance(mine, Engine) else ():
             if group.traffic.samples:
@@ -217,7 +217,7 @@ class FinalEvaluation:
                     found[table.name] += figures
         if not found:  # a log of numbers alone
             return []
-        ranks = self.mesh.rows.figures(np.concatenate(list(found.values())).tolist())
+        ranks = self.mesh.rows.gather_floats(np.concatenate(list(found.values())).tolist())
         sums = np.sum(ranks, axis=0).reshape(-1, 2).tolist()
         return [
             {"table": name, "distinct": distinct, "missed": missed}

@@ -30,7 +30,7 @@ from stratarec.config.units import milliseconds, readable
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader
 from stratarec.distributed.measure import Collective
-from stratarec.distributed.table_placement import rows_sent
+from stratarec.distributed.sharding import rows_sent
 from stratarec.distributed.wire import WireKind
 from stratarec.errors import ConfigError
 from stratarec.kernels.runtime.accelerator import open_device
@@ -38,7 +38,7 @@ from stratarec.kernels.runtime.cores import cores
 from stratarec.kernels.runtime.threads import use_torch_threads
 from stratarec.models import ModelConfig, build_network
 from stratarec.models.base import autocast, build_tables
-from stratarec.models.towers.tower_config import TowersConfig, tied
+from stratarec.models.tower_config import TowersConfig, tied
 from stratarec.planning.candidates import cold_popularity, describe_tables
 from stratarec.planning.host_count import HostCount, fewest_hosts
 from stratarec.planning.machine import (

@@ -31,8 +31,7 @@ from stratarec.data.user_history import Events
 from stratarec.errors import ConfigError, DataError
 from stratarec.io.scratch import reading_directory
 from stratarec.models.base import autocast
-from stratarec.models.metrics import Metrics
-from stratarec.models.ranking import Ranked
+from stratarec.models.metrics import Metrics, Ranked
 from stratarec.progress import Progress
 from stratarec.serving.features import FeatureEncoder
 from stratarec.training.evaluate import ScoredSamples, measured, rank_within, score, value_groups

@@ -23,7 +23,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import BatchShare, Loader
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import SharedEngine
-from stratarec.distributed.towers.tower_model import DisaggregatedModel
+from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.embedding import Handle
 from stratarec.errors import TrainingError
 from stratarec.hot.hot_loader import HotLoader

@@ -198,7 +198,7 @@ class DeviceSlots(SlotMemory):
         at, scale = staged.sources(gradients.pooled.shape[1])
         at, scale = at[order], None if scale is None else scale[order]
         others = torch.cat([part.reshape(-1) for part in gradients.rows]) if gradients.rows else None
-        numbers, pace = rules.compiled(rule)[0][1:], rules.pace_of(rule)
+        numbers, pace = rules.compiled(rule)[0][1:], rules.step_numbers(rule)
         columns, many, n = self._columns, self._many, staged.lookups
         blocks = -(-n // L)
         parts = torch.empty(2 * blocks * self.width, device=self._device)
@@ -279,7 +279,7 @@ class DeviceSlots(SlotMemory):
             rows,
             rows.numel(),
             missed.steps,
-            self._numbers(missed.paces[: missed.steps]),
+            self._numbers(missed.numbers[: missed.steps]),
             rules.compiled(missed.rule)[0][1:],
             D=self.width,
             DP=columns,

@@ -446,7 +446,7 @@ def unordered(order):
 
 @triton.jit
 def parameters(low, high, LEVELS: tl.constexpr, WIDE: tl.constexpr):
-    """Scale, offset and whether they can be stored: `codec.kinds.scaled.parameters`."""
+    """Scale, offset and whether they can be stored: `codec.kinds.integers.parameters`."""
     low, high = low + 0.0, high + 0.0
     levels = tl.zeros_like(low) + LEVELS
     if WIDE:

@@ -25,7 +25,7 @@ from stratarec.kernels.linear import run_linear
 from stratarec.kernels.runtime.accelerator import CPU, memory_bytes, transfers_of
 from stratarec.models import DLRMConfig, HistoryConfig, build_model
 from stratarec.models.history import History, HistoryWindows
-from stratarec.models.runs import Runs
+from stratarec.models.request import Runs
 from stratarec.models.zoo.dcn import DCNv2Config
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.step import Stages

@@ -321,7 +321,7 @@ class _Ahead:
         """``[last - first, K]`` clicks whose items are negatives, -1 where there are none."""
         return draw_negatives(
             self.times, self._users, self._splits, clicks=(first, last), window=window,
-            wanted=self._config.negatives, key=self._key, number=number,
+            count=self._config.negatives, key=self._key, number=number,
         )  # fmt: skip
 
     def shown(self, first: int, drawn: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -25,7 +25,7 @@ from stratarec.config.validate import check_finite, check_seed
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare, OnBadRow
 from stratarec.errors import ConfigError
-from stratarec.kernels.random.vector import mix_array
+from stratarec.kernels.random import mix_array
 
 CRITEO_ROWS = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,

@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from stratarec.kernels.bags.cpu import Bags, span
+from stratarec.kernels.bags import Bags, span
 from stratarec.kernels.random.cpu import GOLDEN, key_of, mix, unit
 from stratarec.kernels.runtime.team import BODY, run_team, take
 from stratarec.kernels.simd.lanes import LANES, find_equal, least

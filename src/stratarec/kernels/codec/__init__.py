@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
 Level = tuple[Floats, Floats, Floats, NDArray[np.int32]]
 
-# More chunks than threads even out rows that are already in cache.
+# More chunks than threads, as rows that are already in cache take less time.
 _CHUNKS_PER_THREAD = 4
 
 
@@ -25,13 +25,13 @@ def encode(
     layout: RecordLayout, level: Level, slots: Indices, records: NDArray[np.uint8], places: Indices,
     keys: NDArray[np.uint64], write: int,
 ) -> int:  # fmt: skip
-    """``records[places[i]] = encoded slots[i]``; -1, or the first entry that the layout cannot hold.
+    """Encode ``slots[i]`` into ``records[places[i]]``; return -1, or the first entry that the layout cannot hold.
 
     Parameters
     ----------
     level : tuple of ndarray
         Weights, row state and full state, flat float32 ``[S * D]``, ``[S]`` and ``[S * k * D]`` for k floats a weight,
-        and clocks, ``[S]`` int32; all but the weights of any size where the layout keeps none.
+        and clocks, ``[S]`` int32; arrays that the layout does not keep have any size.
     slots, places : ndarray
         ``[n]`` int64; places are distinct.
     records : ndarray
@@ -48,7 +48,7 @@ def encode(
 
 
 def decode(layout: RecordLayout, records: NDArray[np.uint8], places: Indices, level: Level, slots: Indices) -> None:
-    """``slots[i] = decoded records[places[i]]``; shapes as `encode`, slots are distinct."""
+    """Decode ``records[places[i]]`` into ``slots[i]``; shapes as in `encode`, slots are distinct."""
     threads = team_threads()
     chunks = threads * _CHUNKS_PER_THREAD
     cpu.decode(team_of(threads), layout.form, records.reshape(-1), places, level, slots, chunks)

@@ -1,4 +1,4 @@
-"""Numba bodies that encode and decode rows: the kinds' own functions, chosen a row at a time, and what is around them.
+"""Numba bodies that encode and decode rows by the functions of their kind, chosen once a row.
 
 `form` is a `Form`; slots are those of a `level`: weights, row state, full state and clocks.
 """
@@ -10,47 +10,46 @@ from numba import njit
 
 from stratarec.kernels.codec.kinds import KINDS
 from stratarec.kernels.codec.kinds.base import U, W
-from stratarec.kernels.codec.kinds.fp import get_bf16, get_fp32, put_bf16, put_fp32
+from stratarec.kernels.codec.kinds.floats import get_bf16, get_fp32, put_bf16, put_fp32
 from stratarec.kernels.random.cpu import GOLDEN, mix
 from stratarec.kernels.runtime.team import BODY, run_team, take
 from stratarec.kernels.simd.bits import bits_float, float_bits, load_f32, store_f32
 from stratarec.kernels.simd.prefetch import prefetch
 
-# Entries ahead of the one in use. A cold row costs 165 ns to exchange, 47 of them for its lines; 4, 8 and 20 were as
-# good.
+# Entries to prefetch ahead. Exchanging a cold row takes 165 ns, 47 of them for its lines; 4, 8 and 20 were as good.
 AHEAD = 12
-# Not cached by themselves: Numba keys a closure by what it holds, and holds dispatchers under names that no other
-# process knows. They are compiled into the functions below, which are cached.
+# Not cached: Numba identifies a closure by its variables, and dispatchers have names that no other process knows. They
+# are compiled into the functions below, which are cached.
 CHOICE = {**BODY, "cache": False}
 
 
 def encoder(kinds, code=0):
-    """One compiled function of many: the choice is made once a row, so that no kind's inner loop holds it."""
-    own = kinds[0].encode
+    """Return one compiled function of several: the choice is made once a row, outside of any inner loop."""
+    first = kinds[0].encode
     if len(kinds) == 1:
-        return own
+        return first
     others = encoder(kinds[1:], code + 1)
 
     @njit(**CHOICE)
     def choose(form, values, start, records, at, base):
         if form.kind == code:
-            return own(form, values, start, records, at, base)
+            return first(form, values, start, records, at, base)
         return others(form, values, start, records, at, base)
 
     return choose
 
 
 def decoder(kinds, code=0):
-    """As `encoder`."""
-    own = kinds[0].decode
+    """Return one compiled function of several, as `encoder` does."""
+    first = kinds[0].decode
     if len(kinds) == 1:
-        return own
+        return first
     others = decoder(kinds[1:], code + 1)
 
     @njit(**CHOICE)
     def choose(form, values, start, records, at):
         if form.kind == code:
-            own(form, values, start, records, at)
+            first(form, values, start, records, at)
         else:
             others(form, values, start, records, at)
 
@@ -63,7 +62,7 @@ decode_weights = decoder(tuple(KINDS.values()))
 
 @njit(**BODY)
 def encode_state(form, values, start, count, records, at, base, column):
-    # Never to nearest: an update below half a step of bfloat16 would be lost every time, and a sum would stop growing.
+    # Never to nearest: updates below half a step of bfloat16 would always be lost, and a sum would stop growing.
     if form.wide_state:
         return put_fp32(values, start, count, records, at)
     return put_bf16(values, start, count, records, at, base, column)
@@ -79,10 +78,10 @@ def decode_state(form, values, start, count, records, at):
 
 @njit(**BODY)
 def prefetch_lines(array, first, count, line):
-    """Every cache line of ``array[first:first + count]``, `line` elements each."""
+    """Prefetch every cache line of ``array[first:first + count]``, `line` elements each."""
     for element in range(first, first + count, line):
         prefetch(array, element)
-    # A row begins anywhere in a line, so its end may lie in one more than its length says.
+    # A row begins anywhere in a line, so it may span one line more than its length suggests.
     prefetch(array, first + count - U(1))
 
 
@@ -102,25 +101,25 @@ def prefetch_slot(form, level, slot):
 
 @njit(**BODY)
 def encode_row(form, level, slot, records, at, key, write_key):
-    """Encode a slot into the record whose first byte is `at`, returning whether the codec can hold it."""
+    """Encode a slot into the record at byte `at`; return whether the codec can hold it."""
     weights, row_state, full_state, clock = level
     D, full = U(form.width), U(form.full_state) * U(form.width)
     base = mix(key ^ write_key)
-    held = encode_weights(form, weights, slot * D, records, at, base)
-    # Columns of noise: weights 0 to D - 1, the full state from D on, the row state behind both. They are part of the
-    # format, since they decide bytes.
+    valid = encode_weights(form, weights, slot * D, records, at, base)
+    # Columns of noise: weights from 0, the full state from D, then the row state. They determine bytes, so they are
+    # part of the format.
     if form.row_state:
-        held &= encode_state(form, row_state, slot, U(1), records, at + U(form.row_state_at), base, D + max(D, full))
+        valid &= encode_state(form, row_state, slot, U(1), records, at + U(form.row_state_at), base, D + max(D, full))
     if full:
-        held &= encode_state(form, full_state, slot * full, full, records, at + U(form.full_state_at), base, D)
+        valid &= encode_state(form, full_state, slot * full, full, records, at + U(form.full_state_at), base, D)
     if form.clock_at < form.record_bytes:
         store_f32(records, at + U(form.clock_at), bits_float(W(clock[slot])))
-    return held
+    return valid
 
 
 @njit(**BODY)
 def decode_row(form, records, at, level, slot):
-    """Decode the record whose first byte is `at` into a slot."""
+    """Decode the record at byte `at` into a slot."""
     weights, row_state, full_state, clock = level
     D, full = U(form.width), U(form.full_state) * U(form.width)
     decode_weights(form, weights, slot * D, records, at)
@@ -134,13 +133,13 @@ def decode_row(form, records, at, level, slot):
 
 @njit(**BODY)
 def write_key_of(write):
-    """What the keys of a write's rows are mixed with."""
+    """Return the word that is mixed into the keys of a write's rows."""
     return mix(write * GOLDEN + U(1))
 
 
 @njit(**BODY)
 def encode_chunks(member, counter, form, level, slots, records, places, keys, write, bad):
-    """Encode slots[i] into the record places[i] of flat `records`; ``bad[chunk]`` is the first entry refused."""
+    """Encode slots[i] into the record places[i] of flat `records`; ``bad[chunk]`` is the first invalid entry."""
     count, chunks, size, write_key = len(slots), len(bad), U(form.record_bytes), write_key_of(write)
     while True:
         chunk = take(counter)
@@ -151,19 +150,17 @@ def encode_chunks(member, counter, form, level, slots, records, places, keys, wr
             j = min(i + AHEAD, last - 1)
             prefetch_slot(form, level, U(slots[j]))
             prefetch_lines(records, U(places[j]) * size, size, U(64))
-            # Measuring the next row before the codes of this one are written shortens the chain of operations; it made
-            # no difference.
             if not encode_row(form, level, U(slots[i]), records, U(places[i]) * size, keys[i], write_key):
-                # The least over all chunks is the first entry of all, whichever member met which.
+                # The least over all chunks is the first invalid entry, whichever member found it.
                 bad[chunk] = i
                 break
 
 
 @njit(nogil=True, cache=True)
 def encode(team, form, level, slots, records, places, keys, write, chunks):
-    """Encode every entry; returns the first one that is refused, or their number."""
+    """Encode every entry; return the first invalid one, or their number."""
     counter, bad = np.zeros(1, np.int64), np.full(chunks, len(slots), np.int64)
-    # By threads that are awake: on a pool of its own, staging, encoding and decoding made a step of 26 tables (D = 64,
+    # On threads that are awake: on a separate pool, staging, encoding and decoding made a step of 26 tables (D = 64,
     # batch 2,048) 12.5 instead of 6.6 ms.
     run_team(team, encode_chunks, (counter, form, level, slots, records, places, keys, write, bad))
     return bad.min()

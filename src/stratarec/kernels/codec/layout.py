@@ -1,8 +1,8 @@
-"""Where the parts of a row lie in its record.
+"""Layout of a row's record.
 
-A record is ``[encoded weights | scale, offset | row state | full state | clock]``, little-endian, without padding. How
-weights are encoded is what its kind says (`stratarec.kernels.codec.kinds`). Scale and offset are there for kinds with
-codes; the states if the optimizer keeps them; the clock, a whole number of 32 bits, if rows have one.
+A record is ``[encoded weights | scale, offset | row state | full state | clock]``, little-endian, without padding. Its
+kind (`stratarec.kernels.codec.kinds`) defines the encoding of weights. Scale and offset exist for kinds with codes, the
+states if the optimizer keeps them, and the clock, an integer of 32 bits, if rows have one.
 """
 
 from __future__ import annotations
@@ -15,25 +15,40 @@ from stratarec.kernels.codec.kinds import KINDS, Form, Kind
 
 @dataclass(frozen=True, kw_only=True)
 class RecordLayout:
-    """The bytes of a record and how they are rounded."""
+    """Bytes of a record and their rounding.
+
+    Parameters
+    ----------
+    kind : Kind
+        Encoding of the weights.
+    stochastic : bool
+        Whether weights are rounded stochastically, or to nearest.
+    wide_parameters : bool
+        Whether scale and offset are float32, or float16.
+    wide_state : bool
+        Whether optimizer state is float32, or stochastically rounded bfloat16.
+    width : int
+        D.
+    row_state : bool
+        Whether there is one float of state a row.
+    full_state : int
+        Floats of state a weight.
+    clock : bool
+        Whether rows have a clock.
+    """
 
     kind: Kind
     stochastic: bool
-    """Rounding of the weights."""
     wide_parameters: bool
-    """Scale and offset are float32, otherwise float16."""
     wide_state: bool
-    """Optimizer state is float32, otherwise bfloat16, stochastically rounded."""
     width: int
-    """D."""
     row_state: bool
     full_state: int
-    """Floats a weight."""
     clock: bool = False
 
     @property
     def levels(self) -> int:
-        """The greatest code of kinds with codes, otherwise 0."""
+        """Greatest code of kinds with codes, otherwise 0."""
         return self.kind.levels
 
     @property
@@ -68,23 +83,14 @@ class RecordLayout:
 
     @property
     def kept(self) -> dict[str, int]:
-        """What there is beside the weights: floats a row, floats a weight, whether there are clocks."""
+        """State next to the weights: floats a row, floats a weight, whether there are clocks."""
         return {"row_state": self.row_state, "full_state": self.full_state, "clock": self.clock}
 
     @cached_property
     def form(self) -> Form:
-        """All of this as kernels take it."""
+        """The layout for kernels."""
         return Form(
-            kind=list(KINDS).index(self.kind.name),
-            stochastic=self.stochastic,
-            wide_parameters=self.wide_parameters,
-            wide_state=self.wide_state,
-            width=self.width,
-            row_state=self.row_state,
-            full_state=self.full_state,
-            parameters_at=self.parameters_at,
-            row_state_at=self.row_state_at,
-            full_state_at=self.full_state_at,
-            clock_at=self.clock_at,
-            record_bytes=self.record_bytes,
-        )
+            list(KINDS).index(self.kind.name), self.stochastic, self.wide_parameters, self.wide_state, self.width,
+            self.row_state, self.full_state, self.parameters_at, self.row_state_at, self.full_state_at, self.clock_at,
+            self.record_bytes,
+        )  # fmt: skip

@@ -1,7 +1,7 @@
-"""One record at a time in plain NumPy; the kernels produce the same bytes and the same floats.
+"""Encode and decode one record at a time in plain NumPy, with the same bytes and floats as the kernels.
 
-Where rounding is exact in real arithmetic it is done in float64 here and by bit patterns in the kernels. Weights are
-encoded by what their kind says (`Kind.plain_encode`).
+Rounding that is exact in real arithmetic is done in float64 here and by bit patterns in the kernels.
+`Kind.plain_encode` encodes the weights.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from stratarec.kernels.codec.kinds.base import Floats, noise
-from stratarec.kernels.codec.kinds.fp import from_bf16, from_fp32, plain_bf16, plain_fp32
+from stratarec.kernels.codec.kinds.floats import from_bf16, from_fp32, plain_bf16, plain_fp32
 from stratarec.kernels.codec.layout import RecordLayout
 
 
@@ -22,10 +22,10 @@ def encode(
     layout: RecordLayout,
     clock: int = 0,
 ) -> bytes | None:
-    """The record of one row, or None when it holds a number that the codec cannot hold."""
+    """Return the record of one row, or None if the codec cannot hold one of its numbers."""
     width, full = layout.width, layout.full_state * layout.width
-    chosen = noise(key, write, range(width)) if layout.stochastic else None
-    parts = [layout.kind.plain_encode(weights, chosen, layout.wide_parameters)]
+    words = noise(key, write, range(width)) if layout.stochastic else None
+    parts = [layout.kind.plain_encode(weights, words, layout.wide_parameters)]
     states = []
     if layout.row_state:
         states.append(
@@ -37,12 +37,12 @@ def encode(
         narrow = plain_bf16(values, noise(key, write, columns))
         parts.append(plain_fp32(values, None, True) if layout.wide_state else narrow)
     parts.append(clock.to_bytes(4, "little") if layout.clock else b"")
-    held = [part for part in parts if part is not None]
-    return b"".join(held) if len(held) == len(parts) else None
+    encoded = [part for part in parts if part is not None]
+    return b"".join(encoded) if len(encoded) == len(parts) else None
 
 
 def decode(record: bytes, layout: RecordLayout) -> tuple[Floats, Floats, Floats]:
-    """``(weights [D], row state [0 or 1], full state [0, D or 2 D])`` of one record, without its clock."""
+    """Return ``(weights [D], row state [0 or 1], full state [0, D or 2 D])`` of one record, without its clock."""
     state = from_fp32 if layout.wide_state else from_bf16
     return (
         layout.kind.plain_decode(record[: layout.row_state_at], layout.width, layout.wide_parameters),

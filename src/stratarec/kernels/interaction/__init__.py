@@ -1,6 +1,6 @@
-"""DLRM's interaction (Naumov et al. 2019): the dot products of all pairs of a sample's vectors, as one operation.
+"""DLRM's interaction (Naumov et al. 2019): dot products of all pairs of a sample's vectors, as one operation.
 
-Neither the joined vectors nor the full square of products is ever in memory.
+Neither the joined vectors nor the full matrix of products is ever in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.errors import ConfigError
-from stratarec.kernels.interaction import cpu, runs
+from stratarec.kernels.interaction import cpu
 from stratarec.kernels.interaction.reference import dot_interaction as _reference
 from stratarec.kernels.interaction.reference import run_interaction as _run_reference
 from stratarec.kernels.runtime.memory import RECYCLER
@@ -23,7 +23,7 @@ from stratarec.kernels.runtime.team import team_of
 from stratarec.kernels.runtime.threads import team_threads
 from stratarec.kernels.simd.vector import blocks
 
-# Products of matrices whose inner size is no multiple of eight floats take up to half as long again.
+# Matrix products whose inner size is not a multiple of eight floats take up to 1.5 times as long.
 _MULTIPLE = 8
 
 
@@ -32,7 +32,7 @@ def _padded(columns: int) -> int:
 
 
 def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
-    """The dense vector, then the products of all pairs, then zeros up to a multiple of eight columns.
+    """Return the dense vector, the products of all pairs, and zeros up to a multiple of eight columns.
 
     Parameters
     ----------
@@ -44,8 +44,8 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        ``[B, D + V (V - 1) / 2]`` float32 with V = F + 1, and the zeros; without `dense` V = F and no copy in front.
-        Pairs (i, j), j < i, lie in the order of the lower triangle, the dense vector being number 0.
+        ``[B, D + V (V - 1) / 2]`` float32 with V = F + 1, and the zeros; without `dense` V = F and no dense columns.
+        Pairs (i, j), j < i, are in the order of the lower triangle; the dense vector is number 0.
 
     Raises
     ------
@@ -68,33 +68,33 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def split_columns(shared: tuple[bool, ...], *, dense: bool, width: int) -> tuple[Tensor, Tensor]:
-    """Which columns of `dot_interaction` the two outputs of `run_interaction` are, in their order."""
+    """Return the places in `dot_interaction` of the columns of the two outputs of `run_interaction`."""
     first = int(dense)
-    own = [*range(first), *(first + f for f, common in enumerate(shared) if not common)]
-    common = [first + f for f, common in enumerate(shared) if common]
+    per_sample = [*range(first), *(first + f for f, flag in enumerate(shared) if not flag)]
+    per_run = [first + f for f, flag in enumerate(shared) if flag]
 
     def column(one: int, other: int) -> int:
         high, low = max(one, other), min(one, other)
         return first * width + high * (high - 1) // 2 + low
 
-    mine = [column(own[i], own[j]) for i in range(len(own)) for j in range(i)]
-    cross = [column(i, j) for i in own for j in common]
-    theirs = [column(common[i], common[j]) for i in range(len(common)) for j in range(i)]
-    beside = [*range(first * width), *mine, *cross]
-    return torch.tensor(beside, dtype=torch.int64), torch.tensor(theirs, dtype=torch.int64)
+    pairs = [column(i, j) for place, i in enumerate(per_sample) for j in per_sample[:place]]
+    cross = [column(i, j) for i in per_sample for j in per_run]
+    of_runs = [column(i, j) for place, i in enumerate(per_run) for j in per_run[:place]]
+    of_samples = [*range(first * width), *pairs, *cross]
+    return torch.tensor(of_samples, dtype=torch.int64), torch.tensor(of_runs, dtype=torch.int64)
 
 
 def run_interaction(
     dense: Tensor | None, pooled: Tensor, shared: Sequence[bool], starts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """As `dot_interaction` where some vectors are the same for all samples of a run: products of those once a run.
+    """Compute `dot_interaction` where samples of a run share some vectors; products of these are computed once a run.
 
     Parameters
     ----------
     dense : Tensor or None
         ``[B, D]``, the bottom MLP's output.
     pooled : Tensor
-        ``[B, F, D]`` embeddings, contiguous; of shared features row r is run r's, and rows from R on are not read.
+        ``[B, F, D]`` embeddings, contiguous; row r of shared features is run r's, and rows from R on are not read.
     shared : sequence of bool
         ``[F]``.
     starts : Tensor
@@ -103,8 +103,8 @@ def run_interaction(
     Returns
     -------
     tuple of Tensor
-        Float32 columns of each sample ``[B, .]`` and of each run ``[R, .]``; `split_columns` says which they are. Zeros
-        follow up to a multiple of eight.
+        Float32 columns of each sample ``[B, .]`` and of each run ``[R, .]``, as `split_columns` lists them, with zeros
+        up to a multiple of eight.
 
     Raises
     ------
@@ -163,8 +163,8 @@ class _Interaction(torch.autograd.Function):
         return (dense_out.to(dense_type) if dense_type else None), pooled_out.to(pooled_type)
 
 
-def _tile(runs_: int, threads: int) -> int:
-    return max(min(runs_ // (threads * 4), 32), 1)
+def _tile(runs: int, threads: int) -> int:
+    return max(min(runs // (threads * 4), 32), 1)
 
 
 class _RunInteraction(torch.autograd.Function):
@@ -174,39 +174,39 @@ class _RunInteraction(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         batch, features, width = pooled.shape
         columns = split_columns(shared, dense=dense is not None, width=width)
-        own_out = RECYCLER.empty(batch, _padded(len(columns[0])))
-        common_out = RECYCLER.empty(starts.numel() - 1, _padded(len(columns[1])))
+        sample_out = RECYCLER.empty(batch, _padded(len(columns[0])))
+        run_out = RECYCLER.empty(starts.numel() - 1, _padded(len(columns[1])))
         flat, threads = _flat(pooled), team_threads()
         ctx.samples = (
             flat[:0] if dense is None else _flat(dense), flat, int(dense is not None), width, features,
             *_places(shared), starts.numpy(),
         )  # fmt: skip
         ctx.types, ctx.shape = (None if dense is None else dense.dtype, pooled.dtype), pooled.shape
-        runs.kernels(*blocks(width)).forward(
-            team_of(threads), (*ctx.samples, _tile(len(common_out), threads)), _products(own_out, common_out)
+        cpu.kernels(*blocks(width)).run_forward(
+            team_of(threads), (*ctx.samples, _tile(len(run_out), threads)), _products(sample_out, run_out)
         )
-        return own_out, common_out
+        return sample_out, run_out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, own: Tensor, common: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+    def backward(ctx: Any, of_samples: Tensor, of_runs: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
         batch, features, width = ctx.shape
         dense_type, pooled_type = ctx.types
         dense_out = torch.empty(batch if dense_type else 0, width)
         pooled_out, threads = RECYCLER.empty(batch, features, width), team_threads()
-        runs.kernels(*blocks(width)).backward(
-            team_of(threads), (*ctx.samples, _tile(len(common), threads)), _products(own, common), _flat(dense_out),
-            _flat(pooled_out),
+        cpu.kernels(*blocks(width)).run_backward(
+            team_of(threads), (*ctx.samples, _tile(len(of_runs), threads)), _products(of_samples, of_runs),
+            _flat(dense_out), _flat(pooled_out),
         )  # fmt: skip
         return (dense_out.to(dense_type) if dense_type else None), pooled_out.to(pooled_type), None, None
 
 
-def _products(own: Tensor, common: Tensor) -> tuple[Any, ...]:
-    """`runs.RunProducts`."""
-    return _flat(own), _flat(common), own.shape[1], common.shape[1]
+def _products(of_samples: Tensor, of_runs: Tensor) -> tuple[Any, ...]:
+    """Return the fields of `cpu.RunProducts`."""
+    return _flat(of_samples), _flat(of_runs), of_samples.shape[1], of_runs.shape[1]
 
 
 def _places(shared: tuple[bool, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Features that samples own, and those that they share."""
+    """Return the places of unshared features and of shared ones."""
     flags = np.array(shared, dtype=bool)
     return np.flatnonzero(~flags), np.flatnonzero(flags)

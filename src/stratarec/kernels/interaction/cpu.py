@@ -1,4 +1,8 @@
-"""Numba bodies of the pairwise dot interaction: one sample at a time, its vectors side by side in the first cache."""
+"""Numba bodies of the pairwise dot interaction: one sample at a time, its vectors side by side in the L1 cache.
+
+Where samples of a run share vectors, the V2 shared vectors meet each other once a run, and each sample's V1 unshared
+vectors meet them and one another. The unshared vectors (the dense one first) then precede the shared ones.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,9 @@ TILE = 32
 
 
 class Samples(NamedTuple):
-    """Flat inputs of a batch: `first` dense vectors of a sample, one or none, and the pooled ones behind them.
+    """Flat inputs of a batch: `first` dense vectors a sample (one or none), then its pooled vectors.
 
-    `columns` is how many a sample has of the output, its zeros included.
+    `columns` is the number of output columns, zeros included.
     """
 
     dense: NDArray[np.float32]
@@ -34,7 +38,7 @@ class Samples(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Of each member: a sample's vectors, the square of its gradients, and the gradients of its vectors."""
+    """Scratch of each member: a sample's vectors, the matrix of its gradients, and the gradients of its vectors."""
 
     vectors: NDArray[np.float32]
     square: NDArray[np.float32]
@@ -43,7 +47,7 @@ class Scratch(NamedTuple):
 
 @njit(**BODY)
 def copy(lanes, source, begin, target, start, count):
-    """``target[start:][:count] = source[begin:][:count]``; `count` is a multiple of `lanes`."""
+    """Copy `count` floats from ``source[begin:]`` to ``target[start:]``; `count` is a multiple of `lanes`."""
     literally(lanes)
     for d in range(U(0), U(count), U(lanes)):
         store(target, U(start) + d, load(source, U(begin) + d, lanes))
@@ -51,29 +55,53 @@ def copy(lanes, source, begin, target, start, count):
 
 @njit(**BODY)
 def product(lanes, scratch, one, other, width):
-    """Element-wise products of two vectors, blocks summed."""
+    """Return the element-wise products of two vectors, summed over blocks."""
     literally(lanes)
-    found = multiply(load(scratch, one, lanes), load(scratch, other, lanes))
+    products = multiply(load(scratch, one, lanes), load(scratch, other, lanes))
     for d in range(U(lanes), width, U(lanes)):
-        found = multiply_add(load(scratch, one + d, lanes), load(scratch, other + d, lanes), found)
-    return found
+        products = multiply_add(load(scratch, one + d, lanes), load(scratch, other + d, lanes), products)
+    return products
+
+
+@njit(**BODY)
+def products_with(lanes, scratch, one, begin, end, D, out, place):
+    """Set ``out[place + j - begin]`` to the product of vector `one` and vector j, for j from `begin` to `end`."""
+    literally(lanes)
+    # Four products at once: their sums over lanes take half the shuffles.
+    fours = begin + ((end - begin) & ~U(3))
+    for j in range(begin, fours, U(4)):
+        store_totals(
+            out, place + j - begin,
+            product(lanes, scratch, one * D, j * D, D),
+            product(lanes, scratch, one * D, (j + U(1)) * D, D),
+            product(lanes, scratch, one * D, (j + U(2)) * D, D),
+            product(lanes, scratch, one * D, (j + U(3)) * D, D),
+        )  # fmt: skip
+    for j in range(fours, end):
+        out[place + j - begin] = total(product(lanes, scratch, one * D, j * D, D))
+
+
+@njit(**BODY)
+def fill_zeros(out, begin, end):
+    for column in range(begin, end):
+        out[column] = np.float32(0.0)
 
 
 @njit(**BODY)
 def lay_side_by_side(lanes, samples, b, scratch):
-    """All vectors of sample b, the dense one first."""
+    """Copy all vectors of sample b to `scratch`, the dense one first."""
     front, pooled = samples.first * samples.width, (samples.vectors - samples.first) * samples.width
-    # They come from two tensors; side by side one index reaches them all.
+    # They come from two tensors; side by side, one index reaches them all.
     copy(lanes, samples.dense, b * samples.width, scratch, 0, front)
     copy(lanes, samples.pooled, b * pooled, scratch, front, pooled)
 
 
 @njit(**BODY)
-def forward(member, lanes, whole, counter, samples, out, scratches):
-    """out[b] = dense[b], then x_i . x_j for i = 1 .. V - 1 and j < i, then zeros."""
+def forward(member, lanes, one_block, counter, samples, out, scratches):
+    """Set out[b] to dense[b], then x_i . x_j for i = 1 .. V - 1 and j < i, then zeros."""
     literally(lanes)
     first, width, columns = samples.first, samples.width, samples.columns
-    D, V = U(lanes if whole else width), U(samples.vectors)
+    D, V = U(lanes if one_block else width), U(samples.vectors)
     scratch = scratches[member]
     while True:
         begin = take(counter) * TILE
@@ -85,26 +113,14 @@ def forward(member, lanes, whole, counter, samples, out, scratches):
             copy(lanes, scratch, 0, out, place, first * width)
             place += U(first * width)
             for i in range(U(1), V):
-                whole_fours = i & ~U(3)
-                # Four products at once: their sums over lanes take half the shuffles.
-                for j in range(U(0), whole_fours, U(4)):
-                    store_totals(
-                        out, place + j,
-                        product(lanes, scratch, i * D, j * D, D),
-                        product(lanes, scratch, i * D, (j + U(1)) * D, D),
-                        product(lanes, scratch, i * D, (j + U(2)) * D, D),
-                        product(lanes, scratch, i * D, (j + U(3)) * D, D),
-                    )  # fmt: skip
-                for j in range(whole_fours, i):
-                    out[place + j] = total(product(lanes, scratch, i * D, j * D, D))
+                products_with(lanes, scratch, i, U(0), i, D, out, place)
                 place += i
-            for column in range(place, U((b + 1) * columns)):
-                out[column] = np.float32(0.0)
+            fill_zeros(out, place, U((b + 1) * columns))
 
 
 @njit(**BODY)
 def spread(gradient, place, vectors, square):
-    """The symmetric ``[V, V]`` matrix, zero on its diagonal, whose lower triangle starts at ``gradient[place]``."""
+    """Write the symmetric ``[V, V]`` matrix with a zero diagonal whose lower triangle starts at ``gradient[place]``."""
     for i in range(vectors):
         square[i * vectors + i] = np.float32(0.0)
         for j in range(i):
@@ -114,12 +130,12 @@ def spread(gradient, place, vectors, square):
 
 
 @njit(**BODY)
-def backward(member, lanes, whole, counter, samples, gradient, dense_out, pooled_out, work):
-    """Gradients of `forward`'s inputs: those of x_i are the sum over j of g_ij x_j, four i at a time in registers."""
+def backward(member, lanes, one_block, counter, samples, gradient, dense_out, pooled_out, work):
+    """Compute the gradients of x_i, the sum over j of g_ij x_j, for four i at a time in registers."""
     literally(lanes)
     first, vectors, width = samples.first, samples.vectors, samples.width
-    D, V, count = U(lanes if whole else width), U(vectors), (vectors - first) * width
-    scratch, square, found = work.vectors[member], work.square[member], work.totals[member]
+    D, V, count = U(lanes if one_block else width), U(vectors), (vectors - first) * width
+    scratch, square, sums = work.vectors[member], work.square[member], work.totals[member]
     while True:
         begin = take(counter) * TILE
         if begin >= samples.batch:
@@ -127,12 +143,12 @@ def backward(member, lanes, whole, counter, samples, gradient, dense_out, pooled
         for b in range(begin, min(begin + TILE, samples.batch)):
             lay_side_by_side(lanes, samples, b, scratch)
             place = U(b * samples.columns)
-            # Both halves of the square: the loop below reads coefficients in rows and needs no test for j < i.
+            # The full matrix: the loop below reads coefficients in rows and needs no test for j < i.
             spread(gradient, place + U(first * width), V, square)
             for i in range(U(0), V, U(4)):
                 for block in range(U(0), D, U(lanes)):
                     one = two = three = four = broadcast(np.float32(0.0), lanes)
-                    # The dense vector is in the output itself, too: its gradient begins with that part.
+                    # The dense vector is also part of the output: its gradient starts with that part.
                     if first and i == U(0):
                         one = load(gradient, place + block, lanes)
                     for j in range(V):
@@ -141,35 +157,196 @@ def backward(member, lanes, whole, counter, samples, gradient, dense_out, pooled
                         two = multiply_add(broadcast(square[s + V], lanes), x, two)
                         three = multiply_add(broadcast(square[s + V + V], lanes), x, three)
                         four = multiply_add(broadcast(square[s + V + V + V], lanes), x, four)
-                    store(found, i * D + block, one)
-                    store(found, (i + U(1)) * D + block, two)
-                    store(found, (i + U(2)) * D + block, three)
-                    store(found, (i + U(3)) * D + block, four)
-            copy(lanes, found, 0, dense_out, b * width, first * width)
-            copy(lanes, found, first * width, pooled_out, b * count, count)
+                    store(sums, i * D + block, one)
+                    store(sums, (i + U(1)) * D + block, two)
+                    store(sums, (i + U(2)) * D + block, three)
+                    store(sums, (i + U(3)) * D + block, four)
+            copy(lanes, sums, 0, dense_out, b * width, first * width)
+            copy(lanes, sums, first * width, pooled_out, b * count, count)
+
+
+class RunSamples(NamedTuple):
+    """Flat inputs as `Samples`; places of unshared and shared features; starts of runs; runs of a task."""
+
+    dense: NDArray[np.float32]
+    pooled: NDArray[np.float32]
+    first: int
+    width: int
+    features: int
+    unshared: NDArray[np.int64]
+    shared: NDArray[np.int64]
+    start: NDArray[np.int64]
+    tile: int
+
+
+class RunProducts(NamedTuple):
+    """Both outputs of `run_forward` or their gradients, flat, and the number of columns of each."""
+
+    unshared: NDArray[np.float32]
+    shared: NDArray[np.float32]
+    unshared_columns: int
+    shared_columns: int
+
+
+@njit(**BODY)
+def pick(lanes, source, row, features, chosen, scratch, place, D):
+    """Copy vectors `chosen` of a row of `source` side by side, from vector `place` of `scratch` on."""
+    literally(lanes)
+    for k in range(U(len(chosen))):
+        copy(lanes, source, (row * features + U(chosen[k])) * D, scratch, (place + k) * D, D)
+
+
+@njit(**BODY)
+def put(lanes, gradients, place, target, row, features, chosen, D):
+    """Copy vectors from `place` on to the places `chosen` of a row of `target`: the transpose of `pick`."""
+    literally(lanes)
+    for k in range(U(len(chosen))):
+        copy(lanes, gradients, (place + k) * D, target, (row * features + U(chosen[k])) * D, D)
+
+
+@njit(**BODY)
+def run_forward(member, lanes, one_block, counter, samples, out, scratches):
+    """Set out.unshared[b] to dense[b], the pairs of unshared vectors, then those of unshared and shared vectors.
+
+    out.shared[r] holds the pairs of shared vectors.
+    """
+    literally(lanes)
+    pooled, unshared, shared, tile = samples.pooled, samples.unshared, samples.shared, samples.tile
+    D, F, front = U(lanes if one_block else samples.width), U(samples.features), U(samples.first)
+    start, runs = samples.start, len(samples.start) - 1
+    mine, V = front + U(len(unshared)), front + U(len(unshared)) + U(len(shared))
+    scratch = scratches[member]
+    while True:
+        low = take(counter) * tile
+        if low >= runs:
+            break
+        for run in range(low, min(low + tile, runs)):
+            # Once a run: the shared vectors stay in the L1 cache for all its samples.
+            pick(lanes, pooled, U(run), F, shared, scratch, mine, D)
+            place = U(run * out.shared_columns)
+            for i in range(mine + U(1), V):
+                products_with(lanes, scratch, i, mine, i, D, out.shared, place)
+                place += i - mine
+            fill_zeros(out.shared, place, U((run + 1) * out.shared_columns))
+            for b in range(U(start[run]), U(start[run + 1])):
+                place = b * U(out.unshared_columns)
+                copy(lanes, samples.dense, b * D, scratch, 0, front * D)
+                copy(lanes, samples.dense, b * D, out.unshared, place, front * D)
+                pick(lanes, pooled, b, F, unshared, scratch, front, D)
+                place += front * D
+                for i in range(U(1), mine):
+                    products_with(lanes, scratch, i, U(0), i, D, out.unshared, place)
+                    place += i
+                for i in range(mine):
+                    products_with(lanes, scratch, i, mine, V, D, out.unshared, place)
+                    place += V - mine
+                fill_zeros(out.unshared, place, (b + U(1)) * U(out.unshared_columns))
+
+
+@njit(**BODY)
+def pairs_gradient(lanes, scratch, first, end, D, gradient, place, sums):
+    """Add g_ij x_j to sums[i] and g_ij x_i to sums[j] for all pairs j < i of the vectors from `first` to `end`."""
+    literally(lanes)
+    for one in range(end - first):
+        for other in range(one):
+            g = broadcast(gradient[place + one * (one - U(1)) // U(2) + other], lanes)
+            for block in range(U(0), D, U(lanes)):
+                i, j = (first + one) * D + block, (first + other) * D + block
+                store(sums, i, multiply_add(g, load(scratch, j, lanes), load(sums, i, lanes)))
+                store(sums, j, multiply_add(g, load(scratch, i, lanes), load(sums, j, lanes)))
+
+
+@njit(**BODY)
+def cross_gradient(lanes, scratch, mine, V, D, gradient, place, sums):
+    """Add the same for pairs of an unshared vector i and a shared vector j; the sum of sums[i] stays in registers."""
+    literally(lanes)
+    for i in range(mine):
+        for block in range(U(0), D, U(lanes)):
+            x = load(scratch, i * D + block, lanes)
+            row = load(sums, i * D + block, lanes)
+            for j in range(mine, V):
+                g = broadcast(gradient[place + i * (V - mine) + j - mine], lanes)
+                row = multiply_add(g, load(scratch, j * D + block, lanes), row)
+                store(sums, j * D + block, multiply_add(g, x, load(sums, j * D + block, lanes)))
+            store(sums, i * D + block, row)
+
+
+@njit(**BODY)
+def run_backward(member, lanes, one_block, counter, samples, gradients, dense_out, pooled_out, scratches, totals):
+    """Compute the gradients of `run_forward`'s inputs; those of shared vectors sum over a run's samples in order."""
+    literally(lanes)
+    pooled, unshared, shared, tile = samples.pooled, samples.unshared, samples.shared, samples.tile
+    D, F, front = U(lanes if one_block else samples.width), U(samples.features), U(samples.first)
+    start, runs = samples.start, len(samples.start) - 1
+    mine, V = front + U(len(unshared)), front + U(len(unshared)) + U(len(shared))
+    pairs = mine * (mine - U(1)) // U(2)
+    scratch, sums = scratches[member], totals[member]
+    while True:
+        low = take(counter) * tile
+        if low >= runs:
+            break
+        for run in range(low, min(low + tile, runs)):
+            pick(lanes, pooled, U(run), F, shared, scratch, mine, D)
+            # One member adds all samples of the run in their order, which fixes the bits.
+            for place in range(mine * D, V * D, U(lanes)):
+                store(sums, place, broadcast(np.float32(0.0), lanes))
+            for b in range(U(start[run]), U(start[run + 1])):
+                copy(lanes, samples.dense, b * D, scratch, 0, front * D)
+                pick(lanes, pooled, b, F, unshared, scratch, front, D)
+                place = b * U(gradients.unshared_columns)
+                for d in range(front * D, mine * D, U(lanes)):
+                    store(sums, d, broadcast(np.float32(0.0), lanes))
+                # The dense vector is also part of the output: its gradient starts with that part.
+                copy(lanes, gradients.unshared, place, sums, 0, front * D)
+                place += front * D
+                pairs_gradient(lanes, scratch, U(0), mine, D, gradients.unshared, place, sums)
+                cross_gradient(lanes, scratch, mine, V, D, gradients.unshared, place + pairs, sums)
+                copy(lanes, sums, 0, dense_out, b * D, front * D)
+                put(lanes, sums, front, pooled_out, b, F, unshared, D)
+            place = U(run * gradients.shared_columns)
+            pairs_gradient(lanes, scratch, mine, V, D, gradients.shared, place, sums)
+            put(lanes, sums, mine, pooled_out, U(run), F, shared, D)
 
 
 @cache
-def kernels(lanes: int, whole: bool) -> SimpleNamespace:
-    """Both passes for vectors in blocks of `lanes`, compiled at their first call and kept on disk."""
+def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
+    """Return the passes for vectors in blocks of `lanes`, compiled at their first call and cached on disk."""
 
     @njit(nogil=True, cache=True)
-    def run_forward(team, samples, out):
+    def forward_of_all(team, samples, out):
         samples = Samples(*samples)
         scratches = np.empty((team.threads, samples.vectors * samples.width + 16), np.float32)
-        run_team(team, forward, (lanes, whole, np.zeros(1, np.int64), samples, out, scratches))
+        run_team(team, forward, (lanes, one_block, np.zeros(1, np.int64), samples, out, scratches))
 
     @njit(nogil=True, cache=True)
-    def run_backward(team, samples, gradient, dense_out, pooled_out):
+    def backward_of_all(team, samples, gradient, dense_out, pooled_out):
         samples = Samples(*samples)
-        # Four rows at a time: the last rows may be beyond the vectors, and what is computed there is not used.
+        # Four rows at a time: the last ones may be beyond the vectors, and their results are not used.
         rows = (samples.vectors + 3) // 4 * 4
         work = Scratch(
             np.empty((team.threads, rows * samples.width + 16), np.float32),
             np.zeros((team.threads, rows * samples.vectors + 16), np.float32),
             np.empty((team.threads, rows * samples.width + 16), np.float32),
         )
-        given = (lanes, whole, np.zeros(1, np.int64), samples, gradient, dense_out, pooled_out, work)
-        run_team(team, backward, given)
+        args = (lanes, one_block, np.zeros(1, np.int64), samples, gradient, dense_out, pooled_out, work)
+        run_team(team, backward, args)
 
-    return SimpleNamespace(forward=run_forward, backward=run_backward)
+    @njit(nogil=True, cache=True)
+    def forward_of_runs(team, samples, out):
+        samples = RunSamples(*samples)
+        scratches = np.empty((team.threads, (samples.features + samples.first) * samples.width + 16), np.float32)
+        run_team(team, run_forward, (lanes, one_block, np.zeros(1, np.int64), samples, RunProducts(*out), scratches))
+
+    @njit(nogil=True, cache=True)
+    def backward_of_runs(team, samples, gradients, dense_out, pooled_out):
+        samples = RunSamples(*samples)
+        scratches = np.empty((team.threads, (samples.features + samples.first) * samples.width + 16), np.float32)
+        args = (
+            lanes, one_block, np.zeros(1, np.int64), samples, RunProducts(*gradients), dense_out, pooled_out, scratches,
+            np.empty_like(scratches),
+        )  # fmt: skip
+        run_team(team, run_backward, args)
+
+    return SimpleNamespace(
+        forward=forward_of_all, backward=backward_of_all, run_forward=forward_of_runs, run_backward=backward_of_runs
+    )

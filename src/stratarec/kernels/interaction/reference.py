@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stratarec.kernels.runtime.accelerator import beside
+from stratarec.kernels.runtime.accelerator import on_device
 
 
 def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
-    """``[B, D + V (V - 1) / 2]`` from dense ``[B, D]`` and pooled ``[B, F, D]``; V = F + 1, or F without dense."""
+    """Return ``[B, D + V (V - 1) / 2]`` from dense ``[B, D]`` and pooled ``[B, F, D]``; V = F + 1, F without dense."""
     vectors = pooled if dense is None else torch.cat([dense.unsqueeze(1), pooled], dim=1)
     products = torch.bmm(vectors, vectors.transpose(1, 2))
     count = vectors.shape[1]
@@ -23,9 +23,9 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
 def run_interaction(
     dense: Tensor | None, pooled: Tensor, shared: Sequence[bool], starts: Tensor, columns: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """`columns` of the interaction: the first of every sample, the second of every run's first sample."""
-    run = beside(torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff()), pooled)
-    vectors = torch.where(beside(torch.tensor(shared), pooled).view(1, -1, 1), pooled[run], pooled)
-    whole, first = dot_interaction(dense, vectors), beside(starts[:-1], pooled)
-    own, common = (beside(part, pooled) for part in columns)
-    return whole[:, own], whole[first][:, common]
+    """Return `columns` of the interaction: the first for every sample, the second for every run's first sample."""
+    run = on_device(torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff()), pooled)
+    vectors = torch.where(on_device(torch.tensor(shared), pooled).view(1, -1, 1), pooled[run], pooled)
+    products, first = dot_interaction(dense, vectors), on_device(starts[:-1], pooled)
+    of_samples, of_runs = (on_device(part, pooled) for part in columns)
+    return products[:, of_samples], products[first][:, of_runs]

@@ -1,7 +1,7 @@
-"""Pool rows of one width group into bags, look them up one by one, and the gradient of per-sample weights.
+"""Pool rows of a group of tables into bags, gather them without pooling, and compute gradients of weights.
 
-Shapes: F features, B samples, N ids, D width, R rows of all the group's tables together. A bad id is never read
-through: what finds one says where it is.
+Shapes: F features, B samples, N ids, D width, R rows of all the group's tables together. An id outside its table is
+never used as an index; its place is returned instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.pooling import cpu
-from stratarec.kernels.runtime.backends import backend
+from stratarec.kernels.runtime.accelerator import backend
 
 Floats = NDArray[np.float32]
 _BACKENDS = {"cpu": cpu}
@@ -39,18 +39,18 @@ def pool(weights: Floats, group: GroupLayout, bags: BagBatch, out: Tensor) -> in
 
 
 def gather(weights: Floats, group: GroupLayout, bags: BagBatch, feature: int, out: Tensor) -> int:
-    """``out[i] = row of values[first + i]`` ``[N, D]`` for the ids of one sequence feature; returns as `pool` does."""
+    """Copy the row of each id of one sequence feature to `out`, ``[N, D]``; return as `pool` does."""
     first, last = bags.span(feature)
     bad = int(backend(_BACKENDS, out).gather(weights, group, bags.values[first:last], feature, out))
     return bad if bad < 0 else first + bad
 
 
 def weight_gradient(weights: Floats, group: GroupLayout, bags: BagBatch, gradient: Tensor, out: Tensor) -> None:
-    """Add to ``out[N]`` the gradient of each pooled lookup's per-sample weight, given that of the output."""
+    """Add to ``out[N]`` the gradient of each pooled lookup's weight, given the gradient of the pooled output."""
     if not _pools_nothing(group, bags):
         backend(_BACKENDS, out).weight_gradient(weights, group, bags, gradient, out)
 
 
 def _pools_nothing(group: GroupLayout, bags: BagBatch) -> bool:
-    # Kernels deal tasks out by features and samples: without any they would divide by zero.
+    # Kernels divide tasks by features and samples: without any they would divide by zero.
     return (isinstance(group.pooled, np.ndarray) and not len(group.pooled)) or not bags.batch

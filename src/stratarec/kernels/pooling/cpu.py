@@ -1,7 +1,7 @@
-"""Lookups on the processor: pool or gather rows of one width group.
+"""Lookups on the CPU: pool or gather rows of one group of tables.
 
-A group's tables lie one after another in one flat array: row r is ``weights[r * D:(r + 1) * D]``. Inner loops index
-flat arrays with unsigned integers. With signed ones Numba adds a test for negative indices.
+A group's tables follow one another in one flat array: row r is ``weights[r * D:(r + 1) * D]``. Inner loops index
+flat arrays with unsigned integers: with signed ones Numba adds a test for negative indices.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ import numpy as np
 from numba import literally, njit
 from numpy.typing import NDArray
 
-from stratarec.kernels.bags import NO_LIMITS
-from stratarec.kernels.bags.cpu import Bags, Features, share
+from stratarec.kernels.bags import NO_LIMITS, Bags, Features, share
 from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
 from stratarec.kernels.runtime.threads import team_threads, threads_for, tile_size
 from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch_row
 from stratarec.kernels.simd.vector import LANES, add, blocks, broadcast, load, multiply, store, stream, total
 
-# Samples that a thread looks up at once: fewer than 64 rows a table start too often.
-# Of at most 32 or 128 samples they did not help.
+# Samples of a task: with fewer than 64 rows a table, prefetching restarts too often. At most 32 or 128 samples did not
+# help.
 _LEAST_TILE, _MOST_TILE = 64, 512
-# Rows of a task at least, where a batch is too small to be cut by samples alone.
+# Least rows of a task where a batch is too small to be divided by samples alone.
 _TASK_ROWS = 128
-# Larger outputs are written past the caches: reading lines only to overwrite them took a tenth to a third of the time.
+# Larger outputs bypass the caches: reading lines only to overwrite them took a tenth to a third of the time.
 _STREAM_BYTES = 4 << 20
 
 
 class Output(NamedTuple):
-    """Where pooled rows go: flat, floats from one sample to the next, and whether past the caches."""
+    """Flat output, floats of a sample, and whether stores bypass the caches."""
 
     out: NDArray[np.float32]
     stride: int
@@ -40,7 +39,7 @@ class Output(NamedTuple):
 
 
 class Tasks(NamedTuple):
-    """How members share the work: the next task, samples and features of each, and a bad id's place by member."""
+    """Number of the next task, samples and features of a task, and the place of a bad id by member."""
 
     counter: NDArray[np.int64]
     samples: int
@@ -50,21 +49,21 @@ class Tasks(NamedTuple):
 
 @njit(**BODY)
 def limit_of(bags, filled, f):
-    """How many bags of feature f are pooled; `filled` is empty where all are, since making it costs 2 us a batch."""
-    # What is behind the runs is never read: zeros there made pooling take 1.74 ms instead of 0.66.
+    """Return the number of bags of feature f to pool; `filled` is empty for all, as building it costs 2 us a batch."""
+    # Bags from there on are never read: pooling them to zeros took 1.74 ms instead of 0.66.
     return filled[f] if len(filled) else np.int64(bags.batch)
 
 
 @njit(**BODY)
 def copy_rows(lanes, weights, D, values, span, table, output, target):
-    """``out[target + i * stride:][:D]`` = row of values[first + i]. Returns the place of a bad id, or -1.
+    """Copy the row of ``values[first + i]`` to ``out[target + i * stride:][:D]``; return the place of a bad id, or -1.
 
-    `span` is first and last place in `values`, `table` its first row and its rows.
+    `span` is first and last place in `values`, `table` the first row and the rows of the table.
     """
     literally(lanes)
     origin, limit = table
     start, last = U(span[0]), U(span[1])
-    # The last row, not one beyond, which every compiled test passed and only the interpreter saw.
+    # The last row, not one beyond: a read there passed every compiled test, only the interpreter noticed.
     final = last - U(1)
     for i in range(start, min(start + ahead_of(D), last)):
         prefetch_row(weights, U(origin + values[i]) * D, D)
@@ -86,13 +85,13 @@ def copy_rows(lanes, weights, D, values, span, table, output, target):
 
 
 @njit(**BODY)
-def pool_singles(member, lanes, whole, tasks, weights, width, bags, filled, features, output):
-    """out[b * stride + column[f]:][:D] = row of the one id of bag (f, b), a tile at a time.
+def pool_singles(member, lanes, one_block, tasks, weights, width, bags, filled, features, output):
+    """Copy the row of the single id of bag (f, b) to out[b * stride + column[f]:][:D], a tile at a time.
 
     Of feature f only the first `limit_of` bags are pooled.
     """
     literally(lanes)
-    D = U(lanes if whole else width)
+    D = U(lanes if one_block else width)
     groups = (len(features.key) + tasks.features - 1) // tasks.features
     while True:
         task = take(tasks.counter)
@@ -105,16 +104,16 @@ def pool_singles(member, lanes, whole, tasks, weights, width, bags, filled, feat
             start, stop = features.key[f] * bags.batch, min(last, limit_of(bags, filled, f))
             if stop <= first:
                 continue
-            found = copy_rows(
+            bad = copy_rows(
                 lanes, weights, D, bags.values, (start + first, start + stop), (features.base[f], features.rows[f]),
                 output, first * output.stride + features.column[f],
             )  # fmt: skip
-            tasks.bad[member] = max(tasks.bad[member], found)
+            tasks.bad[member] = max(tasks.bad[member], bad)
 
 
 @njit(**BODY)
 def pool_bag(lanes, weights, D, bags, span, origin, factor, output, target):
-    """out[target:][:D] = the sum of the bag's rows, each by its weight, and all by `factor`."""
+    """Set out[target:][:D] to the sum of the bag's weighted rows, times `factor`."""
     literally(lanes)
     begin, end = span
     for block in range(U(0), D, U(lanes)):
@@ -124,24 +123,24 @@ def pool_bag(lanes, weights, D, bags, span, origin, factor, output, target):
             if bags.weighted:
                 part = multiply(broadcast(bags.weights[i], lanes), part)
             row = add(row, part)
-        # Most bags are sums: a product for each block would be for nothing.
+        # Most bags are sums and need no product.
         if factor != np.float32(1.0):
             row = multiply(broadcast(factor, lanes), row)
         store(output.out, target + block, row)
 
 
 @njit(**BODY)
-def pool_bags(member, lanes, whole, tasks, weights, width, bags, filled, features, output):
-    """As `pool_singles` for bags of any length: sum or mean of (weighted) rows; an empty bag gives zeros.
+def pool_bags(member, lanes, one_block, tasks, weights, width, bags, filled, features, output):
+    """Pool bags of any length, as sum or mean of (weighted) rows; an empty bag gives zeros.
 
     Of feature f only the first `limit_of` bags are pooled.
     """
     literally(lanes)
-    D = U(lanes if whole else width)
+    D = U(lanes if one_block else width)
     count = len(features.key)
     while True:
         task = take(tasks.counter)
-        # A feature's long bags must not all fall to one member: a task is a tile of one feature.
+        # A task is a tile of one feature, so that a feature's long bags do not all go to one member.
         f, first = task % count, task // count * tasks.samples
         if first >= bags.batch:
             break
@@ -161,24 +160,24 @@ def pool_bags(member, lanes, whole, tasks, weights, width, bags, filled, feature
 
 
 @njit(**BODY)
-def gather_tiles(member, lanes, whole, tasks, weights, width, values, table, output):
-    """out[i * D:][:D] = row of values[i]: an unpooled lookup in one table."""
+def gather_tiles(member, lanes, one_block, tasks, weights, width, values, table, output):
+    """Copy the row of values[i] to out[i * D:][:D]."""
     literally(lanes)
-    D = U(lanes if whole else width)
+    D = U(lanes if one_block else width)
     while True:
         first = take(tasks.counter) * tasks.samples
         if first >= len(values):
             break
         span = (first, min(first + tasks.samples, len(values)))
-        found = copy_rows(lanes, weights, D, values, span, table, output, first * output.stride)
-        tasks.bad[member] = max(tasks.bad[member], found)
+        bad = copy_rows(lanes, weights, D, values, span, table, output, first * output.stride)
+        tasks.bad[member] = max(tasks.bad[member], bad)
 
 
 @njit(**BODY)
-def weigh_tiles(member, lanes, whole, tasks, weights, width, bags, features, gradient, out):
-    """out[i] += gradient of bag(i) . row(values[i]) (divided by the bag's length for mean pooling)."""
+def weigh_tiles(member, lanes, one_block, tasks, weights, width, bags, features, gradient, out):
+    """Add to out[i] the dot product of the gradient of bag(i) and row(values[i]), over the bag's length for a mean."""
     literally(lanes)
-    D = U(lanes if whole else width)
+    D = U(lanes if one_block else width)
     count = len(features.key)
     while True:
         task = take(tasks.counter)
@@ -199,60 +198,56 @@ def weigh_tiles(member, lanes, whole, tasks, weights, width, bags, features, gra
 
 
 @cache
-def kernels(lanes: int, whole: bool) -> SimpleNamespace:
-    """The lookups for rows in blocks of `lanes`; each is compiled at its first call and kept on disk.
+def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
+    """Return the lookups for rows in blocks of `lanes`; each is compiled at its first call and cached on disk.
 
-    They take plain tuples, which reach compiled code in a third of the time that named ones need.
+    They take plain tuples, which reach compiled code in a third of the time of named ones.
     """
 
     @njit(nogil=True, cache=True)
     def run_pool_singles(team, weights, width, bags, filled, features, output, tile):
         tasks = Tasks(np.zeros(1, np.int64), tile[0], tile[1], np.full(team.threads, -1))
-        given = (lanes, whole, tasks, weights, width, Bags(*bags), filled, Features(*features), Output(*output))
-        run_team(team, pool_singles, given)
+        args = (lanes, one_block, tasks, weights, width, Bags(*bags), filled, Features(*features), Output(*output))
+        run_team(team, pool_singles, args)
         return tasks.bad.max()
 
     @njit(nogil=True, cache=True)
     def run_pool_bags(team, weights, width, bags, filled, features, output, tile):
         tasks = Tasks(np.zeros(1, np.int64), tile[0], tile[1], np.full(team.threads, -1))
-        given = (lanes, whole, tasks, weights, width, Bags(*bags), filled, Features(*features), Output(*output))
-        run_team(team, pool_bags, given)
+        args = (lanes, one_block, tasks, weights, width, Bags(*bags), filled, Features(*features), Output(*output))
+        run_team(team, pool_bags, args)
         return tasks.bad.max()
 
     @njit(nogil=True, cache=True)
     def run_gather(team, weights, width, values, table, output, tile):
         tasks = Tasks(np.zeros(1, np.int64), tile, 1, np.full(team.threads, -1))
-        run_team(team, gather_tiles, (lanes, whole, tasks, weights, width, values, table, Output(*output)))
+        run_team(team, gather_tiles, (lanes, one_block, tasks, weights, width, values, table, Output(*output)))
         return tasks.bad.max()
 
     @njit(nogil=True, cache=True)
     def run_weight_gradient(team, weights, width, bags, features, gradient, tile, out):
         tasks = Tasks(np.zeros(1, np.int64), tile, 1, np.full(team.threads, -1))
-        given = (lanes, whole, tasks, weights, width, Bags(*bags), Features(*features), Output(*gradient), out)
-        run_team(team, weigh_tiles, given)
+        args = (lanes, one_block, tasks, weights, width, Bags(*bags), Features(*features), Output(*gradient), out)
+        run_team(team, weigh_tiles, args)
 
     return SimpleNamespace(
-        pool_singles=run_pool_singles,
-        pool_bags=run_pool_bags,
-        gather=run_gather,
-        weight_gradient=run_weight_gradient,
+        pool_singles=run_pool_singles, pool_bags=run_pool_bags, gather=run_gather, weight_gradient=run_weight_gradient
     )
 
 
 def pool(weights, group, bags, out):
-    """`pooling.pool` for arrays."""
-    features, given = group.pooled_features(bags), out.numpy()
-    threads, stride = threads_for(len(bags.values)), given.shape[1]
+    features, array = group.pooled_features(bags), out.numpy()
+    threads, stride = threads_for(len(bags.values)), array.shape[1]
     tile = _tile(bags.batch, threads)
     filled = NO_LIMITS if bags.filled is None else bags.filled[group.pooled]
     if bags.offsets is None and bags.weights is None:
-        streaming = given.nbytes >= _STREAM_BYTES and group.lines and not (stride % LANES or given.ctypes.data % 64)
-        output = given.reshape(-1), stride, streaming
+        streaming = array.nbytes >= _STREAM_BYTES and group.lines and not (stride % LANES or array.ctypes.data % 64)
+        output = array.reshape(-1), stride, streaming
         shape = _shape(tile, bags.batch, len(features[0]), threads)
         # Every block must start a cache line, not only every row: 144 is 3 times 48 here, elsewhere 2 times 72.
         run = kernels(*blocks(group.width, LANES if group.lines else 1))
         return run.pool_singles(team_of(threads), weights, group.width, bags.compiled, filled, features, output, shape)
-    output = given.reshape(-1), stride, False
+    output = array.reshape(-1), stride, False
     return kernels(*blocks(group.width)).pool_bags(
         team_of(threads), weights, group.width, _with_offsets(bags).compiled, filled, features, output,
         (tile, 1),
@@ -260,7 +255,6 @@ def pool(weights, group, bags, out):
 
 
 def gather(weights, group, values, feature, out):
-    """`pooling.gather` for arrays."""
     threads = threads_for(len(values))
     table = (group.base[feature], group.rows[feature])
     return kernels(*blocks(group.width)).gather(
@@ -270,11 +264,10 @@ def gather(weights, group, values, feature, out):
 
 
 def weight_gradient(weights, group, bags, gradient, out):
-    """`pooling.weight_gradient` for arrays."""
-    threads, given = team_threads(), gradient.numpy()
+    threads, array = team_threads(), gradient.numpy()
     kernels(*blocks(group.width)).weight_gradient(
         team_of(threads), weights, group.width, _with_offsets(bags).compiled, group.pooled_features(bags),
-        (given.reshape(-1), given.shape[1], False), _tile(bags.batch, threads), out.numpy(),
+        (array.reshape(-1), array.shape[1], False), _tile(bags.batch, threads), out.numpy(),
     )  # fmt: skip
 
 
@@ -283,7 +276,7 @@ def _tile(count, threads):
 
 
 def _shape(tile, batch, features, threads):
-    """Tiles of all features; of some of them where that would be too few tasks to share."""
+    """Return samples and features of a task: all features, or some of them where that would give too few tasks."""
     tiles = -(-batch // tile)
     if threads == 1 or tiles >= 4 * threads:
         return tile, features

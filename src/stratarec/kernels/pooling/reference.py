@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def pool(weight: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None, mean: bool) -> Tensor:
-    """``[B, D]`` sum or mean of the rows of each bag; weight ``[R, D]``, values ``[N]``, offsets ``[B + 1]``."""
+    """Return ``[B, D]`` sum or mean of the rows of each bag; weight ``[R, D]``, values ``[N]``, offsets ``[B + 1]``."""
     out = torch.zeros(offsets.numel() - 1, weight.shape[1])
     for b in range(out.shape[0]):
         first, last = int(offsets[b]), int(offsets[b + 1])

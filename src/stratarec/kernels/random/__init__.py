@@ -13,20 +13,20 @@ from stratarec.kernels.random import cpu
 
 
 def table_key(seed: int, table: str) -> int:
-    """The 64-bit key of a table's noise; differs between seeds and between table names."""
-    # By name, not by place: a table keeps its initial rows when others are added or sorted otherwise.
+    """Return the 64-bit key of a table's noise; it differs between seeds and between table names."""
+    # By name, not by place: a table keeps its initial rows when others are added or reordered.
     return xxhash.xxh3_64_intdigest(table.encode(), seed=seed & ((1 << 64) - 1))
 
 
 class RowNoise(NamedTuple):
-    """What the noise of each table's rows is a function of; arrays have one entry a table.
+    """Keys of the noise of each table's rows; arrays have one entry a table.
 
     Parameters
     ----------
     key : ndarray
         uint64, from `table_key`.
     first, stride : ndarray
-        uint64: row r is row ``first + r * stride`` of the table that its noise is of.
+        uint64: row r has the noise of row ``first + r * stride``, its number in the complete table.
     """
 
     key: NDArray[np.uint64]
@@ -35,7 +35,7 @@ class RowNoise(NamedTuple):
 
     @classmethod
     def of(cls, keys: Sequence[int], first: Sequence[int], stride: Sequence[int]) -> RowNoise:
-        """From one number a table."""
+        """Build from one number a table."""
         return cls(*(np.array(numbers, dtype=np.uint64) for numbers in (keys, first, stride)))
 
 
@@ -52,3 +52,12 @@ def fill_uniform(
         From `table_key`.
     """
     cpu.fill_uniform(out, first_row, stride, np.uint64(key), np.float32(low), np.float32(high))
+
+
+def mix_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Apply the finaliser of splitmix64, a bijection of 64 bits, to every element."""
+    values = values ^ (values >> np.uint64(30))
+    values = values * np.uint64(0xBF58476D1CE4E5B9)
+    values = values ^ (values >> np.uint64(27))
+    values = values * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,1 +1,1 @@
-"""Teams of threads, and memory that is used again."""
+"""Teams of threads, reusable memory, and the network's device."""

@@ -1,11 +1,11 @@
-"""The device that a network is on: which there are, its streams and events, pinned memory, and what travels.
+"""The network's device: opening it, copies from and to it, pinned memory, and errors.
 
-    up      from pinned memory, on a stream of its own; the stream that computes waits for it, the host does not
-    down    into pinned memory, on another one; the host waits for it once a step, by `wait`
+    up      copies from pinned memory, on its own stream; the computing stream waits for the copy, the host does not
+    down    copies into pinned memory, on another stream; the host waits for all copies once a step, by `wait`
 
-Buffers are taken again when no tensor lies in them any more and the copy that read or wrote them is done. Everything
-here goes by the names that torch has for any kind of device, and `Driver` is all of them: tests put a device there on
-which nothing runs until somebody waits for it. On the host `HOST` stands in the same place, and does nothing.
+A buffer is reused when no tensor uses it any more and the copy that read or wrote it is done. Only torch's interfaces
+for any kind of device are used, all of them by `Driver`: tests replace it by a device that runs nothing until the host
+waits for it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import os
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,103 +28,85 @@ from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
 
 CPU = torch.device("cpu")
 _SMALLEST = 4096
-_KEPT_PER_SIZE = 4
+_FREE_PER_SIZE = 4
 
 
-class Transfers(Protocol):
-    """Takes tensors between the host and the device of a network."""
-
-    device: torch.device
-
-    def empty(self, *shape: int) -> Tensor:
-        """A float32 tensor of the host that goes up without being copied first."""
-
-    def up(self, host: Tensor) -> Tensor:
-        """The same values on the device, for what is queued on the current stream from now on."""
-
-    def down(self, tensor: Tensor) -> Tensor:
-        """The same values on the host, once `wait` has returned."""
-
-    def wait(self) -> None:
-        """Return once every copy that was started with `down`, by any thread, has arrived."""
-
-
-class Host:
-    """`Transfers` of a network that is on the host."""
+class Transfers:
+    """Copies of tensors between the host and the network's device; for a network on the host nothing is copied."""
 
     device = CPU
 
     def empty(self, *shape: int) -> Tensor:
-        """See `Transfers.empty`."""
+        """Return a float32 tensor of the host that can be copied to the device without an intermediate copy."""
         return RECYCLER.empty(*shape)
 
     def up(self, host: Tensor) -> Tensor:
-        """Itself."""
+        """Return a copy on the device, valid for operations that are queued on the current stream from now on."""
         return host
 
     def down(self, tensor: Tensor) -> Tensor:
-        """Itself."""
+        """Return a copy on the host, valid once `wait` has returned."""
         return tensor
 
     def wait(self) -> None:
-        """There is nothing to wait for."""
+        """Return once every copy that any thread started with `down` has arrived."""
 
 
-HOST = Host()
+HOST = Transfers()
 
 
 class Driver:
-    """What torch says of a device, by names that are the same for every kind of device."""
+    """torch's interfaces to a device that are the same for every kind of device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def stream(self) -> Any:
-        """A new stream, which is also a context manager."""
+        """Return a new stream, which is also a context manager."""
         return torch.Stream(self.device)
 
     def current(self) -> Any:
-        """The stream on which this thread computes."""
+        """Return the stream on which this thread computes."""
         return torch.accelerator.current_stream(self.device)
 
     def pinned(self, size: int) -> Tensor:
-        """``[size]`` bytes of the host that the device reads and writes by itself."""
+        """Return ``[size]`` bytes of the host that the device can read and write directly."""
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
             raise TrainingError(
-                f"{size:,} bytes of pinned memory for {self.device} were refused ({_line(error)}): raise `ulimit -l`, "
-                "free memory, or set train.device to cpu"
+                f"{size:,} bytes of pinned memory for {self.device} were refused ({_first_line(error)}): raise "
+                "`ulimit -l`, free memory, or set train.device to cpu"
             ) from error
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
-        """Do not give the memory of `tensor`, made on another stream, to anybody before `stream` is done with it."""
+        """Reserve the memory of `tensor`, created on another stream, until `stream` is done with it."""
         tensor.record_stream(stream)
 
 
 class _Pinned:
-    """Pinned buffers that are used again."""
+    """Reusable pinned buffers."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._free: dict[int, list[tuple[Tensor, Any]]] = {}
-        # Of buffers in use by their address: the copy that reads or writes them.
+        # Address of a buffer in use -> event of the copy that reads or writes it.
         self._copies: dict[int, Any] = {}
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor in a buffer, which comes back when the last view of the tensor is gone."""
-        wanted = math.prod(shape) * dtype.itemsize
-        size = max(buffer_bytes(-(-wanted // 4)), 1 << max(wanted - 1, 1).bit_length() if wanted < 1 << 20 else 0)
+        """Return a tensor in a buffer, which is reused after the last view of the tensor is deleted."""
+        needed = math.prod(shape) * dtype.itemsize
+        size = max(buffer_bytes(-(-needed // 4)), 1 << max(needed - 1, 1).bit_length() if needed < 1 << 20 else 0)
         size = max(size, _SMALLEST)
-        memory = self._taken(size)
+        memory = self._allocate(size)
         array = np.frombuffer(memory.numpy(), dtype=np.uint8)
-        weakref.finalize(array, self._give_back, size, memory).atexit = False
+        weakref.finalize(array, self._recycle, size, memory).atexit = False
         with self._lock:
             self._copies[memory.data_ptr()] = None
-        return torch.from_numpy(array)[:wanted].view(dtype).view(shape)
+        return torch.from_numpy(array)[:needed].view(dtype).view(shape)
 
-    def _taken(self, size: int) -> Tensor:
+    def _allocate(self, size: int) -> Tensor:
         with self._lock:
             free = self._free.get(size, [])
             done = _done(free)
@@ -132,64 +114,61 @@ class _Pinned:
                 return free.pop(done)[0]
         return self._driver.pinned(size)
 
-    def _give_back(self, size: int, memory: Tensor) -> None:
+    def _recycle(self, size: int, memory: Tensor) -> None:
         with self._lock:
             free = self._free.setdefault(size, [])
             free.append((memory, self._copies.pop(memory.data_ptr())))
-            done = _done(free) if len(free) > _KEPT_PER_SIZE else None
+            done = _done(free) if len(free) > _FREE_PER_SIZE else None
             if done is not None:
                 free.pop(done)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether it lies in one of these buffers."""
+        """Whether `tensor` is in one of these buffers."""
         return tensor.untyped_storage().data_ptr() in self._copies
 
     def busy(self, tensor: Tensor, copy: Any) -> None:
-        """The buffer of `tensor` is in use until the event `copy`."""
+        """Reserve the buffer of `tensor` until the event `copy`."""
         with self._lock:
             self._copies[tensor.untyped_storage().data_ptr()] = copy
 
 
 def _done(free: list[tuple[Tensor, Any]]) -> int | None:
-    """The place of a buffer that no copy reads or writes any more."""
+    """Return the place of a buffer that no copy reads or writes any more, or None."""
     try:
         return next((place for place, (_, copy) in enumerate(free) if copy is None or copy.query()), None)
-    except torch.AcceleratorError:  # a device that failed says so to whoever asks it anything; this may be a finalizer
+    except torch.AcceleratorError:  # a failed device raises at any query, and this may run in a finalizer
         return None
 
 
-class DeviceTransfers:
-    """`Transfers` of a network on a device, over two streams beside the one that computes."""
+class DeviceTransfers(Transfers):
+    """`Transfers` of a network on a device, over two streams in addition to the computing one."""
 
     def __init__(self, driver: Driver) -> None:
         self.device, self._driver, self._pinned = driver.device, driver, _Pinned(driver)
         self._up, self._down = driver.stream(), driver.stream()
-        # The event of the latest copy to the host, set in the order of the stream.
+        # Event of the latest copy to the host, set in the order of the stream.
         self._last: Any = None
         self._lock = threading.Lock()
 
     def empty(self, *shape: int) -> Tensor:
-        """See `Transfers.empty`."""
         return self._pinned.empty(shape, torch.float32)
 
     def up(self, host: Tensor) -> Tensor:
-        """See `Transfers.up`."""
         source = host.detach()
         if not (source.is_contiguous() and self._pinned.holds(source)):
             source = self._pinned.empty(tuple(host.shape), host.dtype)
             source.copy_(host.detach())
         with self._up:
-            found = torch.empty(source.shape, dtype=source.dtype, device=self.device)
-            found.copy_(source, non_blocking=True)
+            target = torch.empty(source.shape, dtype=source.dtype, device=self.device)
+            target.copy_(source, non_blocking=True)
             arrived = self._up.record_event()
         self._pinned.busy(source, arrived)
         computing = self._driver.current()
         computing.wait_event(arrived)
-        self._driver.keep(found, computing)
-        return found
+        self._driver.keep(target, computing)
+        return target
 
     def down(self, tensor: Tensor) -> Tensor:
-        """See `Transfers.down`."""
         tensor = tensor.detach().contiguous()
         self._down.wait_event(self._driver.current().record_event())
         host = self._pinned.empty(tuple(tensor.shape), tensor.dtype)
@@ -201,15 +180,14 @@ class DeviceTransfers:
         return host
 
     def wait(self) -> None:
-        """See `Transfers.wait`."""
-        # Copies on one stream complete in order: the latest event covers all. It is not cleared: the prefetcher and
-        # autograd's thread start copies too, and one thread must not clear the event that another will wait for.
+        # Copies on one stream complete in order: the latest event covers all. It is never cleared: the prefetcher and
+        # autograd's thread start copies too, and one thread must not clear the event that another waits for.
         if self._last is not None:
             self._last.synchronize()
 
 
 def memory_bytes(device: torch.device) -> int:
-    """What the device's memory holds in all; 0 where torch does not say."""
+    """Return the total memory of the device; 0 where torch does not report it."""
     try:
         return int(torch.accelerator.get_memory_info(device)[1])
     except (AttributeError, RuntimeError, NotImplementedError):
@@ -220,28 +198,29 @@ _OPEN: dict[torch.device, DeviceTransfers] = {}
 
 
 def transfers_of(device: torch.device) -> Transfers:
-    """Those of a device, the same for all who ask."""
+    """Return the transfers of a device, one object for each device."""
     if device.type == "cpu":
         return HOST
-    found = _OPEN.get(device)
-    if found is None:
-        found = _OPEN[device] = DeviceTransfers(Driver(device))
-    return found
+    if device not in _OPEN:
+        _OPEN[device] = DeviceTransfers(Driver(device))
+    return _OPEN[device]
 
 
-def beside(host: Tensor, tensor: Tensor) -> Tensor:
-    """A tensor of the host, such as places, where `tensor` is."""
+def on_device(host: Tensor, tensor: Tensor) -> Tensor:
+    """Return a tensor of the host, such as indices, on the device of `tensor`."""
     return host if tensor.device.type == "cpu" else transfers_of(tensor.device).up(host)
 
 
-def open_device(name: str, field: str = "train.device") -> torch.device:
-    """The device of that name.
+def backend(modules: Mapping[str, Any], tensor: Tensor) -> Any:
+    """Return the module that holds an operation's kernels for the device of `tensor`; `modules` are by device type."""
+    kind = tensor.device.type
+    if kind not in modules:
+        raise ConfigError(f"a tensor is on device {kind!r}, expected {' or '.join(modules)}: move the model there")
+    return modules[kind]
 
-    Raises
-    ------
-    ConfigError
-        Where there is none such here: says why, and what to change.
-    """
+
+def open_device(name: str, field: str = "train.device") -> torch.device:
+    """Return the device of that name; raise `ConfigError` if this machine or torch does not have it."""
     if name == "cpu":
         return CPU
     try:
@@ -251,48 +230,48 @@ def open_device(name: str, field: str = "train.device") -> torch.device:
     elsewhere = "leave train.device at cpu" if field == "--gpu" else f"set {field} to cpu"
     built = torch.accelerator.current_accelerator(check_available=False)
     if built is None or built.type != device.type:
-        what = "the CPU alone" if built is None else built.type
+        target = "the CPU only" if built is None else built.type
         raise ConfigError(
-            f"{field} is {name}, and torch {torch.__version__} is built for {what}: install a torch for {device.type} "
-            f"(pytorch.org), or {elsewhere}"
+            f"{field} is {name}, but torch {torch.__version__} is built for {target}: install a torch for "
+            f"{device.type} (pytorch.org), or {elsewhere}"
         )
     if not torch.accelerator.is_available():
         raise ConfigError(
-            f"{field} is {name}, and torch {torch.__version__} finds no such device or no driver for it here: look "
-            f"whether the driver is loaded and the device visible, or {elsewhere}"
+            f"{field} is {name}, but torch {torch.__version__} finds no such device or no driver for it here: check "
+            f"that the driver is loaded and the device visible, or {elsewhere}"
         )
     count = torch.accelerator.device_count()
     if (device.index or 0) >= count:
         raise ConfigError(
-            f"{field} is {name}, and there are {count} here, counted from 0; name another, or {elsewhere}"
+            f"{field} is {name}, but this machine has {count}, counted from 0: name another, or {elsewhere}"
         )
-    # Matrix products of CUDA repeat to the bit with this alone, and torch refuses them without; it is read once.
+    # Matrix products of CUDA are reproducible only with this setting, and torch refuses them without; it is read once.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return torch.device(device.type, device.index or 0)
 
 
 @contextmanager
 def device_errors(device: torch.device, batch_size: int, fitting: Callable[[], int]) -> Iterator[None]:
-    """Errors of the device as one line each; `fitting` tells a smaller batch that its memory holds, or 0."""
+    """Report errors of the device in one line; `fitting` returns a smaller batch that fits its memory, or 0."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        # What the step had made lies in its frames.
+        # The frames hold the tensors of the step.
         traceback.clear_frames(error.__traceback__)
         fits = fitting()
         advice = f"batches of {fits:,} fit: set train.batch_size to {fits}" if fits else "not even one sample fits: "
         raise TrainingError(
             f"{device} has too little memory for batches of {batch_size:,} samples; {advice}"
-            f"{', or' if fits else 'set'} train.device to cpu. The last checkpoint is as it was."
+            f"{', or' if fits else 'set'} train.device to cpu. The last checkpoint is intact."
         ) from error
     except RuntimeError as error:
         if not (isinstance(error, torch.AcceleratorError) or str(error).startswith(("CUDA error", "cuDNN error"))):
             raise
         raise TrainingError(
-            f"{device} failed ({_line(error)}); the last checkpoint is as it was: go on from it with --resume, on "
-            "another device with train.device"
+            f"{device} failed ({_first_line(error)}); the last checkpoint is intact: resume from it with --resume, "
+            "on another device with train.device"
         ) from error
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]

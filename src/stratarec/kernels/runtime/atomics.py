@@ -1,4 +1,4 @@
-"""Words that several threads read and write at once, for Numba kernels.
+"""Atomic operations on words that several threads share, for Numba kernels.
 
 A word is an element of a C-contiguous 1-D int64 array. Every operation is sequentially consistent.
 """
@@ -21,7 +21,7 @@ def _address(context, builder, signature, array, place):
 
 
 def _changing(operation):
-    """An intrinsic that changes ``words[place]`` by `operation` and a value; it returns what was there."""
+    """Return an intrinsic that changes ``words[place]`` by `operation` and a value, and returns the old word."""
 
     @intrinsic
     def change(typingctx, words, place, value):
@@ -43,7 +43,7 @@ mark = _changing("or")
 
 @intrinsic
 def read(typingctx, words, place):
-    """``words[place]``."""
+    """Return ``words[place]``."""
     signature = types.int64(words, types.int64)
 
     def codegen(context, builder, signature, args):
@@ -54,7 +54,7 @@ def read(typingctx, words, place):
 
 @intrinsic
 def write(typingctx, words, place, value):
-    """``words[place] = value``."""
+    """Set ``words[place] = value``."""
     signature = types.void(words, types.int64, types.int64)
 
     def codegen(context, builder, signature, args):
@@ -66,7 +66,7 @@ def write(typingctx, words, place, value):
 
 @intrinsic
 def replace(typingctx, words, place, old, new):
-    """``words[place] = new`` if it is `old`; whether it was."""
+    """Set ``words[place] = new`` if the word is `old`; return whether it was."""
     signature = types.boolean(words, types.int64, types.int64, types.int64)
 
     def codegen(context, builder, signature, args):
@@ -78,7 +78,7 @@ def replace(typingctx, words, place, old, new):
 
 @intrinsic
 def pause(typingctx):
-    """Let the other half of a core run while this one waits for a word to change."""
+    """Yield the core's resources to its other hardware thread while waiting for a word to change."""
 
     def codegen(context, builder, signature, args):
         if platform.machine() in ("x86_64", "AMD64"):

@@ -1,12 +1,12 @@
-"""How many processors this process may keep busy: those of its affinity, and what its control groups' quotas leave.
+"""Number of processors that this process may keep busy, by its affinity and the quotas of its control groups.
 
-A container with a quota of four on a host of 64 sees all 64. With a thread for each it spends a period's quota in the
-first sixteenth of it and then stands still, with whatever lock it holds.
+A container with a quota of four on a host of 64 sees all 64. With a thread for each it would spend a period's quota in
+the first sixteenth of the period and then stall, together with any lock that it holds.
 
-    /proc/self/mountinfo    where each hierarchy is mounted, and which group the mount shows as its top
-    /proc/self/cgroup       the group of this process in each
+    /proc/self/mountinfo    mount point of each hierarchy, and the group at the top of the mount
+    /proc/self/cgroup       the group of this process in each hierarchy
     cpu.max                 cgroup v2: quota and period, of a group and of every group above it
-    cpu.cfs_quota_us        cgroup v1: likewise, with cpu.cfs_period_us
+    cpu.cfs_quota_us        cgroup v1: quota, with the period in cpu.cfs_period_us
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+# Read again after so long: a container's quota may change while it runs.
 _SECONDS = 60.0
-"""After so long it is read again: a container's quota may change while it runs."""
-_known = (0, -math.inf)
+_cached = (0, -math.inf)
 _narrowed = False
 
 
 def cores() -> int:
-    """Processors that this process may keep busy, at least 1; read again every minute."""
-    global _known
-    found, read = _known
+    """Return the number of processors that this process may keep busy, at least 1; updated every minute."""
+    global _cached
+    count, read = _cached
     if time.monotonic() - read > _SECONDS:
-        found = within(_allowed(), quota())
-        _known = found, time.monotonic()
-    return found
+        count = within(_allowed(), quota())
+        _cached = count, time.monotonic()
+    return count
 
 
 def within(processors: int, share: float) -> int:
-    """Threads for a quota of `share` processors on so many.
+    """Return the number of threads for a quota of `share` processors on a machine with `processors`.
 
-    A quota is rounded up: threads of ours sleep while they wait, so two of them use up 1.5 processors rarely, and one
+    A quota is rounded up: our threads sleep while they wait, so two of them rarely exceed 1.5 processors, and one
     never uses more than 1.
     """
     return max(1, min(processors, math.ceil(share - 0.05) if share < processors else processors))
 
 
 def narrow_libraries() -> None:
-    """Let libraries that are loaded from now on start no more threads than `cores`, unless the user said how many."""
+    """Limit the threads of libraries that are loaded later to `cores`, unless the user has set a number."""
     global _narrowed
     if cores() < _allowed() and "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = str(cores())
@@ -52,7 +52,7 @@ def narrow_libraries() -> None:
 
 
 def most_threads(now: int) -> int:
-    """Threads that a library that has `now` of them may have when quotas grow."""
+    """Return the number of threads that a library with `now` threads may have after quotas grow."""
     return max(now, _allowed()) if _narrowed else now
 
 
@@ -61,12 +61,12 @@ def _allowed() -> int:
 
 
 def quota(root: Path = Path("/")) -> float:
-    """Processors that the control groups of this process, and all above them, leave it; infinite where none limits it.
+    """Return the processors that the control groups of this process, and all above them, allow; infinite without limit.
 
     Parameters
     ----------
     root : path
-        Where the system's files lie.
+        Root of the system's files.
     """
     return min(_quotas(root), default=math.inf)
 
@@ -92,15 +92,15 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _above(mounted: Path, top: str, path: str, kind: str) -> Iterator[float]:
-    """What a group allows, and each above it as far as the mount shows them."""
+    """Yield the quota of a group, and of each group above it that the mount shows."""
     group = PurePosixPath(path)
     inside = group.relative_to(top) if group.is_relative_to(top) else PurePosixPath()
-    # Of a group beyond the top of its namespace (/../other) the mount shows nothing but the top.
+    # For a group outside its namespace (/../other) the mount shows only the top.
     parts = () if ".." in inside.parts else inside.parts
     for depth in range(len(parts), -1, -1):
-        found = _limit(mounted.joinpath(*parts[:depth]), kind)
-        if found is not None:
-            yield found
+        limit = _limit(mounted.joinpath(*parts[:depth]), kind)
+        if limit is not None:
+            yield limit
 
 
 def _limit(group: Path, kind: str) -> float | None:
@@ -111,9 +111,9 @@ def _limit(group: Path, kind: str) -> float | None:
             allowed, period = ((group / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
         return None if allowed in ("max", "-1") else int(allowed) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
-        # The top of a hierarchy has no such file; what cannot be read limits nothing that we know of.
+        # The top of a hierarchy has no such file. An unreadable file is taken as no limit.
         return None
 
 
 def _unescaped(name: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), name)
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), name)

@@ -1,8 +1,8 @@
-"""Helper threads of our own, which a kernel waits for only if they have begun to help.
+"""Helper threads, which a kernel waits for only if they have started to help.
 
-They are Python threads that spend their lives in compiled code without the interpreter lock, asleep on a pipe or an
-event until a kernel rings; `workers` says how they find work. They start when a kernel first wants them, are gone in a
-forked child, which starts its own, and end with the interpreter.
+They are Python threads that run compiled code without the interpreter lock, asleep on a pipe or an event until a kernel
+wakes them; `workers` describes how they find work. They start when a kernel first needs them and end with the
+interpreter. A forked child starts new ones.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.runtime import workers
 
+# Whether this system has the descriptors that helpers sleep on.
 AVAILABLE = os.name == "posix"
-"""Whether this system has what helpers sleep on."""
 
 
 class Helpers:
-    """The helpers of this process."""
+    """Helper threads of this process."""
 
     def __init__(self) -> None:
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._descriptors: set[int] = set()
         self._growing = AVAILABLE
         self.board = _board()
 
-    def ready(self, wanted: int) -> NDArray[np.int64]:
-        """The board on which a kernel finds `wanted` helpers, or as many as the system gives."""
-        if len(self._threads) < wanted and self._growing:
+    def ready(self, count: int) -> NDArray[np.int64]:
+        """Return the board on which a kernel finds `count` helpers, or as many as the system allows."""
+        if len(self._threads) < count and self._growing:
             with self._lock:
-                self._grow(wanted)
+                self._grow(count)
         return self.board
 
-    def _grow(self, wanted: int) -> None:
+    def _grow(self, count: int) -> None:
         if not self._descriptors:
             for job in range(workers.FIRST_JOB, workers.FIRST_HELPER, workers.LINE):
                 self._create_eventfd(job)
-        while self._growing and len(self._threads) < min(wanted, workers.MOST_HELPERS):
+        while self._growing and len(self._threads) < min(count, workers.MOST_HELPERS):
             line = workers.FIRST_HELPER + len(self._threads) * workers.LINE
             self._create_eventfd(line)
             thread = threading.Thread(target=_serve, args=(self.board, line), name="stratarec-helper", daemon=True)
             try:
                 thread.start()
             except RuntimeError:
-                # No more threads for this process, or its interpreter ends: kernels make do with those there are.
+                # The system refuses more threads, or the interpreter ends: kernels use the existing ones.
                 self._growing = False
                 return
             self._threads.append(thread)
@@ -59,7 +59,7 @@ class Helpers:
 
     def _create_eventfd(self, line: int) -> None:
         if hasattr(os, "eventfd"):
-            # Semaphore or not, one eight-byte write wakes the one that reads, and is taken back by its read.
+            # One eight-byte write wakes the thread that reads, and its read resets the event.
             listen = ring = os.eventfd(0, os.EFD_CLOEXEC)
         else:
             listen, ring = os.pipe()
@@ -67,7 +67,7 @@ class Helpers:
         self.board[line + workers.RING], self.board[line + workers.LISTEN] = ring, listen
 
     def stop(self) -> None:
-        """End all helpers; kernels go on without."""
+        """End all helpers; kernels then run without them."""
         with self._lock:
             self._growing = False
             workers.stop(self.board)
@@ -76,10 +76,10 @@ class Helpers:
             self.board[workers.HELPERS] = 0
 
     def forget(self) -> None:
-        """Begin anew in a forked child: its parent's threads are gone, whatever they were at."""
+        """Reset in a forked child, which has none of its parent's threads."""
         for descriptor in self._descriptors:
             os.close(descriptor)
-        self._begin()
+        self._reset()
 
 
 def _board() -> NDArray[np.int64]:
@@ -96,7 +96,7 @@ def _board() -> NDArray[np.int64]:
 
 
 def _serve(board: NDArray[np.int64], line: int) -> None:
-    board[line + workers.THREAD], board[line + workers.KEPT_OFF] = threading.get_native_id(), -1
+    board[line + workers.THREAD], board[line + workers.AVOIDED] = threading.get_native_id(), -1
     workers.serve(board, line)
 
 

@@ -1,6 +1,6 @@
-"""Large arrays on huge pages, and buffers that are used again instead of being mapped anew at every step.
+"""Large arrays on huge pages, and buffers that are reused instead of being mapped at every step.
 
-A fresh 100 MB output costs more in page faults than the pooling that fills it: the kernel zeroes every page again.
+A fresh 100 MB output costs more in page faults than the pooling that fills it: the system zeroes every page.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 
 # Smaller tensors come from malloc's own free lists without a system call.
 _SMALL_BYTES = 1 << 20
-_KEPT_PER_SIZE = 2
+_FREE_PER_SIZE = 2
 
 
 def allocate(elements: int) -> NDArray[np.float32]:
-    """Zeroed float32 memory, page-aligned, on huge pages where the system gives them.
+    """Allocate zeroed, page-aligned float32 memory, on huge pages where the system has them.
 
     Random rows of a large table miss the TLB at nearly every access with 4 KiB pages.
     """
     return np.frombuffer(_map(elements * 4), dtype=np.float32)[:elements]
 
 
-# Private, because shared anonymous memory (what `mmap` gives by default) is a file of the kernel's tmpfs: it gets huge
-# pages only where an administrator allowed them there, and reading an untouched page of it allocates one.
+# Private, because shared anonymous memory (the default of `mmap`) is a file of the kernel's tmpfs: it has huge pages
+# only where an administrator allowed them there, and reading an untouched page allocates it.
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 
 
@@ -42,27 +42,27 @@ def _map(size: int) -> mmap.mmap:
 
 
 def buffer_bytes(elements: int) -> int:
-    """What `RECYCLER` takes for so many float32 values.
+    """Return the bytes that `RECYCLER` uses for `elements` float32 values.
 
-    Powers of two and a half step between: batches of slightly different sizes share buffers.
+    Powers of two with a half step between, so that batches of slightly different sizes share buffers.
     """
-    wanted = elements * 4
-    if wanted < _SMALL_BYTES:
-        return wanted
-    size = 1 << (wanted - 1).bit_length()
-    return size * 3 // 4 if wanted <= size * 3 // 4 else size
+    needed = elements * 4
+    if needed < _SMALL_BYTES:
+        return needed
+    size = 1 << (needed - 1).bit_length()
+    return size * 3 // 4 if needed <= size * 3 // 4 else size
 
 
 # A fresh output of 109 MB cost 57 ms of page faults in a forward pass of 34.
 class Recycler:
-    """Gives uninitialised float32 tensors; their memory comes back when the last view of them is gone."""
+    """Allocator of uninitialised float32 tensors, whose memory is reused after their last view is deleted."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[mmap.mmap]] = {}
         self._lock = threading.Lock()
 
     def empty(self, *shape: int) -> Tensor:
-        """A tensor of `shape`; as `torch.empty`, of recycled memory when large."""
+        """Return a tensor of `shape` like `torch.empty`, in recycled memory if it is large."""
         elements = math.prod(shape)
         if elements * 4 < _SMALL_BYTES:
             return torch.empty(shape)
@@ -73,14 +73,14 @@ class Recycler:
         if memory is None:
             memory = _map(size)
         array = np.frombuffer(memory, dtype=np.float32)
-        # `atexit` off: at the end of the process there is nothing to give back to.
-        weakref.finalize(array, self._give_back, size, memory).atexit = False
+        # `atexit` off: at the end of the process no memory needs to be returned.
+        weakref.finalize(array, self._recycle, size, memory).atexit = False
         return torch.from_numpy(array)[:elements].view(shape)
 
-    def _give_back(self, size: int, memory: mmap.mmap) -> None:
+    def _recycle(self, size: int, memory: mmap.mmap) -> None:
         with self._lock:
             free = self._free.setdefault(size, [])
-            if len(free) < _KEPT_PER_SIZE:
+            if len(free) < _FREE_PER_SIZE:
                 free.append(memory)
 
 

@@ -1,9 +1,8 @@
-"""Bodies that several threads call, on interfaces of Numba that are not public.
+"""Kernel bodies that several threads call, built on private interfaces of Numba.
 
-A body becomes a C function with its arguments behind one pointer, which OpenMP or a helper can call, and Numba has no
-public way to call compiled code from there: how results of compilation are found, linked and called may change in any
-of its minor versions. `members` runs a team that shows whether the installed version's are what this module takes them
-to be.
+A body becomes a C function with its arguments behind one pointer, which OpenMP or a helper can call. Numba has no
+public way to call compiled code from there: how compiled code is found, linked and called may change in any minor
+version. `members` runs a team that shows whether the installed version works as this module expects.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from numba.extending import intrinsic
 
 from stratarec.kernels.runtime.workers import lead
 
-# How the bodies of a team are compiled. They hold no reference to the arrays that they get: counting references costs
-# two locked instructions for every array of every call that LLVM does not inline, most of the time of an update. So a
-# body must not return an array to a function that does count: that one gives back a reference which nobody took, and
-# the process aborts some time later.
+# Options for bodies of a team. They do not count references to arrays: counting costs two locked instructions for every
+# array of every call that LLVM does not inline, most of the time of an update. So a body must not return an array to a
+# function that counts: that one would release a reference that was never taken, and the process aborts later.
 # Backward at D = 16, batch 2,048: 3.3 to 2.4 ms without counts, then 1.6 to 0.9 inlined.
-# Only kernels call them, never Python: wrappers that unpack its tuples of arrays were a third of what compiling took.
+# Only kernels call them, never Python: wrappers that unpack tuples of arrays took a third of the compilation time.
 BODY = {
     "nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "forceinline": True,
     "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
@@ -34,24 +32,24 @@ _WORD, _COUNT, _BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer(
 
 @intrinsic
 def take(typingctx, counter):
-    """The next value of ``counter[0]``, counting from what it holds; every caller on any thread gets another."""
+    """Return ``counter[0]`` and increase it by 1, atomically: every caller on any thread gets another value."""
     signature = types.int64(counter)
 
     def codegen(context, builder, signature, args):
         view = context.make_array(signature.args[0])(context, builder, args[0])
-        # No order is needed: the number is all that members share, and the end of the team orders what they wrote.
+        # No memory order is needed: members share only the counter, and the end of the team orders their writes.
         return builder.atomic_rmw("add", view.data, _WORD(1), "monotonic")
 
     return signature, codegen
 
 
-def _outline(context, builder, body, arguments, given):
-    """A C function that calls the body with the next member's number and the arguments, and the data that it takes."""
+def _outline(context, builder, body, arguments, values):
+    """Return a C function that calls the body with the next member's number and the arguments, and its data."""
     kinds = (types.int64, *arguments.types)
     compiled = body.dispatcher.get_compile_result(types.none(*kinds))
     context.active_code_library.add_linking_library(compiled.library)
     kernel = context.declare_function(builder.module, compiled.fndesc)
-    packed = ir.LiteralStructType([_WORD, given.type])
+    packed = ir.LiteralStructType([_WORD, values.type])
 
     function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_BYTE]), f"{builder.function.name}.member")
     function.linkage = "internal"
@@ -64,10 +62,10 @@ def _outline(context, builder, body, arguments, given):
     inner.ret_void()
 
     with builder.goto_entry_block():
-        # On the stack of the leader, who returns only when nobody is inside any more.
+        # On the stack of the leader, which returns only when no member is inside any more.
         shared = builder.alloca(packed)
     builder.store(_WORD(0), builder.gep(shared, [_COUNT(0), _COUNT(0)]))
-    builder.store(given, builder.gep(shared, [_COUNT(0), _COUNT(1)]))
+    builder.store(values, builder.gep(shared, [_COUNT(0), _COUNT(1)]))
     return function, builder.bitcast(shared, _BYTE)
 
 
@@ -80,7 +78,7 @@ def _start_openmp(builder, launch, threads, function, data):
 def run_team(typingctx, team, body, arguments):
     """Call ``body(member, *arguments)`` on this thread and on up to ``team.threads - 1`` others, and wait for them.
 
-    Members count from 0, in the order in which they come. The body must not raise.
+    Members are numbered from 0 in the order of their arrival. The body must not raise.
     """
     body.get_call_type(typingctx, (types.int64, *arguments.types), {})
     signature = types.void(team, body, arguments)
@@ -90,10 +88,10 @@ def run_team(typingctx, team, body, arguments):
         function, data = _outline(context, builder, body, arguments, args[2])
         several = builder.icmp_signed(">", threads, _WORD(1))
         with builder.if_else(several) as (together, alone):
-            with together, builder.if_else(builder.icmp_unsigned("!=", launch, _WORD(0))) as (borrowed, own):
+            with together, builder.if_else(builder.icmp_unsigned("!=", launch, _WORD(0))) as (borrowed, helped):
                 with borrowed:
                     _start_openmp(builder, launch, threads, function, data)
-                with own:
+                with helped:
                     kind = types.void(team[2], types.int64, types.int64, types.int64)
                     parts = [board, threads, builder.ptrtoint(function, _WORD), builder.ptrtoint(data, _WORD)]
                     context.compile_internal(builder, _lead, kind, parts)
@@ -110,7 +108,7 @@ def _lead(board, threads, function, data):
 
 @intrinsic(prefer_literal=True)
 def run_openmp(typingctx, launch, threads, body, arguments):
-    """Call ``body(member, *arguments)`` on up to `threads` of OpenMP's threads, which `launch` starts."""
+    """Call ``body(member, *arguments)`` on up to `threads` OpenMP threads, started by `launch`."""
     body.get_call_type(typingctx, (types.int64, *arguments.types), {})
     signature = types.void(types.int64, types.int64, body, arguments)
 
@@ -122,30 +120,30 @@ def run_openmp(typingctx, launch, threads, body, arguments):
 
 
 @njit(**BODY)
-def _note(member, counter, taken):
-    taken[member] = take(counter)
+def _record(member, counter, numbers):
+    numbers[member] = take(counter)
 
 
 @njit(nogil=True, cache=True)
-def _run(team, counter, taken):
-    run_team(team, _note, (counter, taken))
+def _run(team, counter, numbers):
+    run_team(team, _record, (counter, numbers))
 
 
 def members(team: Any) -> list[int]:
-    """What each member of a team took from a counter that started at 1, or 0 for one that never came."""
-    counter, taken = np.ones(1, dtype=np.int64), np.zeros(team.threads, dtype=np.int64)
-    _run(team, counter, taken)
-    return [int(number) for number in taken]
+    """Return the number that each member of a team took from a counter starting at 1, or 0 if it never came."""
+    counter, numbers = np.ones(1, dtype=np.int64), np.zeros(team.threads, dtype=np.int64)
+    _run(team, counter, numbers)
+    return [int(number) for number in numbers]
 
 
 @njit(**BODY)
-def _name(member, number, found):
-    found[member] = _syscall(number, 0, 0, 0, 0, 0)
+def _record_id(member, number, ids):
+    ids[member] = _syscall(number, 0, 0, 0, 0, 0)
 
 
 @njit(nogil=True, cache=True)
 def thread_ids(launch, threads, number):
-    """The system's numbers of OpenMP's threads, 0 for one that did not come; `number` is that of the call gettid."""
-    found = np.zeros(threads, np.int64)
-    run_openmp(launch, threads, _name, (number, found))
-    return found
+    """Return the system's ids of OpenMP's threads, 0 for a thread that did not come; `number` is of the call gettid."""
+    ids = np.zeros(threads, np.int64)
+    run_openmp(launch, threads, _record_id, (number, ids))
+    return ids

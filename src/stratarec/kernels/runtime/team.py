@@ -3,14 +3,14 @@
 The members of a team take tasks from a shared counter, so that a late or interrupted thread delays nobody. Which member
 does a task must not matter for its result.
 
-On few cores two pools of threads harm each other: torch's OpenMP threads spin for some milliseconds after each of its
-operations, and threads of another pool wait for their cores. So a team borrows torch's threads where they are awake
-(`openmp`). Where they sleep it is led by the calling thread, and helpers of our own (`helpers`) join it if they come
-before it is done: after a pause, or beside another busy process, OpenMP's closing barrier waited 5 to 10 ms for a
-thread that had nothing left to do.
+On few cores two pools of threads slow each other down: torch's OpenMP threads spin for some milliseconds after each of
+its operations, and threads of another pool wait for their cores. So a team borrows torch's threads while they are awake
+(`openmp`). While they sleep, the calling thread leads the team, and helper threads (`helpers`) join it if they come
+before it ends: after a pause, or next to another busy process, OpenMP's closing barrier waited 5 to 10 ms for a thread
+that had nothing left to do.
 
-All that needs interfaces which Numba does not promise to keep. Where those of the installed version are not there,
-`DEFECT` says how, a warning says so once, and a team is one thread: slower, with the same results.
+This needs private interfaces of Numba. Where the installed version lacks them, `DEFECT` describes the reason, a warning
+reports it once, and a team is one thread: slower, with the same results.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
-from numba import errors
+from llvmlite import ir
+from numba import errors, njit, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 __all__ = ["BODY", "DEFECT", "Team", "run_team", "take", "team_of"]
 
 
 class Team(NamedTuple):
-    """Who runs a kernel.
+    """Threads that run a kernel.
 
     Parameters
     ----------
     launch : int
-        Address of the OpenMP function that starts torch's threads, or 0 for helpers of our own.
+        Address of the OpenMP function that starts torch's threads, or 0 for helper threads.
     threads : int
-        Members at most.
+        Most members.
     board : ndarray
-        Where helpers find work.
+        Board on which helpers find work.
     """
 
     launch: int
@@ -45,29 +47,52 @@ class Team(NamedTuple):
 
 
 def _defect() -> str:
-    """Why the installed Numba cannot run a team, or nothing where it can; starts no thread."""
+    """Return why the installed Numba cannot run a team, or "" if it can; starts no thread."""
     try:
         from stratarec.kernels.runtime.outline import members
 
-        taken = members(Team(0, 1, np.zeros(1, dtype=np.int64)))
+        numbers = members(Team(0, 1, np.zeros(1, dtype=np.int64)))
     except (AttributeError, ImportError, KeyError, TypeError, ValueError, errors.NumbaError) as error:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-    return "" if taken == [1] else f"a team of one took {taken}, expected [1]"
+    return "" if numbers == [1] else f"a team of one took {numbers}, expected [1]"
 
 
+# Why kernels run on one thread with the installed Numba; empty if they do not.
 DEFECT = _defect()
-"""What about the installed Numba keeps kernels on one thread; empty where nothing does."""
 
 if not DEFECT:
     from stratarec.kernels.runtime.helpers import AVAILABLE, HELPERS
     from stratarec.kernels.runtime.openmp import awake
     from stratarec.kernels.runtime.outline import BODY, run_team, take
 else:
-    from stratarec.kernels.runtime.single import BODY, run_team, take
+    # Teams of one thread. The body is called as Numba calls any function, with public interfaces only.
+    BODY = {
+        "nogil": True, "cache": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
+    }  # fmt: skip
+
+    @njit(nogil=True)
+    def take(counter):
+        """Return ``counter[0]`` and increase it by 1."""
+        value = counter[0]
+        counter[0] = value + 1
+        return value
+
+    @intrinsic(prefer_literal=True)
+    def run_team(typingctx, team, body, arguments):
+        """Call ``body(0, *arguments)`` on this thread, whatever the team."""
+        call = body.get_call_type(typingctx, (types.int64, *arguments.types), {})
+        signature = types.void(team, body, arguments)
+
+        def codegen(context, builder, signature, args):
+            parts = [builder.extract_value(args[2], place) for place in range(len(arguments.types))]
+            context.get_function(body, call)(builder, [ir.IntType(64)(0), *parts])
+            return context.get_dummy_value()
+
+        return signature, codegen
 
     warnings.warn(
-        f"kernels run on one thread, since numba {numba.__version__} lacks what several need ({DEFECT}): install a "
-        "version that StrataRec's own requirements name",
+        f"kernels run on one thread: numba {numba.__version__} lacks interfaces that teams need ({DEFECT}); install a "
+        "version within StrataRec's requirements",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -76,9 +101,9 @@ _NO_BOARD = np.zeros(1, dtype=np.int64)
 
 
 def team_of(threads: int) -> Team:
-    """A team of `threads` members for one kernel that starts now."""
+    """Return a team of `threads` members for one kernel that starts now."""
     if DEFECT or threads < 2 or not AVAILABLE:
         return Team(0, 1, _NO_BOARD)
-    # Own helpers always, beside the pool of torch, took a whole step from 64 to 73 ms (D = 64, batch 4,096), whether
-    # they spun or not.
+    # With helper threads always, next to torch's pool, a complete step took 73 ms instead of 64 (D = 64, batch 4,096),
+    # whether they spun or not.
     return Team(awake(threads), threads, HELPERS.ready(threads - 1))

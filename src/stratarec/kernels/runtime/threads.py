@@ -1,7 +1,7 @@
-"""How many threads a kernel uses: as many as torch does.
+"""Number of threads of a kernel: that of torch, within the cores and limits of the calling thread.
 
-The layer must be safe to enter from several Python threads at once (a loader thread and the training thread both run
-kernels); Numba's built-in work queue aborts there, so only the `omp` and `tbb` layers are allowed.
+Numba's threading layer must be safe to enter from several Python threads at once (a loader thread and the training
+thread both run kernels). Numba's built-in work queue aborts there, so only the `omp` and `tbb` layers are allowed.
 """
 
 from __future__ import annotations
@@ -18,27 +18,26 @@ from stratarec.kernels.runtime.cores import cores
 numba.config.THREADING_LAYER = "threadsafe"
 
 _LIMITS = threading.local()
-# More tiles than threads even out what one of them is late with.
+# More tiles than threads, so that a late thread delays the others less.
 _TILES_PER_THREAD = 4
-
-# That another thread looks up in less time than starting it takes.
+# Fewer rows than these take less time than starting another thread.
 _ROWS_PER_THREAD = 512
 
 
 def limit_threads(most: int) -> None:
-    """Let kernels that the calling Python thread starts use at most so many threads."""
+    """Limit the threads of kernels that the calling Python thread starts."""
     _LIMITS.most = most
 
 
 def team_threads() -> int:
-    """``torch.get_num_threads()`` within the cores and the calling Python thread's limit: for kernels of teams."""
+    """Return ``torch.get_num_threads()`` within the cores and the calling Python thread's limit."""
     limit = getattr(_LIMITS, "most", numba.config.NUMBA_NUM_THREADS)
     return int(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, limit, cores()))
 
 
 @contextmanager
 def within_cores() -> Iterator[None]:
-    """Let torch use no more threads than there are `cores`, in the calling Python thread, as long as this lasts."""
+    """Limit torch's threads to `cores` in the calling Python thread, within the context."""
     before = torch.get_num_threads()
     if before <= cores():
         yield
@@ -51,24 +50,24 @@ def within_cores() -> Iterator[None]:
 
 
 def threads_for(rows: int) -> int:
-    """`team_threads`, or fewer where there are too few rows of a table to look up for so many to gain by it."""
-    wanted = 1 + rows // _ROWS_PER_THREAD
-    # Small batches are spared asking torch and the environment: a microsecond of some seventy of a step.
-    return 1 if wanted == 1 else min(team_threads(), wanted)
+    """Return `team_threads`, or fewer where there are too few rows to look up."""
+    useful = 1 + rows // _ROWS_PER_THREAD
+    # For small batches torch is not asked, which saves a microsecond of some seventy of a step.
+    return 1 if useful == 1 else min(team_threads(), useful)
 
 
 def use_torch_threads() -> int:
-    """Set the calling thread's threads for Numba's own parallel kernels to `team_threads`; returns the number."""
+    """Set the number of threads of Numba's own parallel kernels to `team_threads` and return it."""
     threads, before = team_threads(), torch.get_num_threads()
     numba.set_num_threads(threads)
     if torch.get_num_threads() != before:
-        # Numba, when it starts its threads, tells OpenMP how many there are, and torch goes by that, too: its products
-        # of matrices would have other bits than before.
+        # When Numba starts its threads it sets OpenMP's number of threads, which torch uses too: its matrix products
+        # would have other bits.
         torch.set_num_threads(before)
     return threads
 
 
 def tile_size(count: int, threads: int, *, least: int = 1, most: int | None = None) -> int:
-    """How many of `count` things a thread takes at a time, within limits."""
+    """Return how many of `count` items a thread takes at a time, within limits."""
     size = max(-(-count // (threads * _TILES_PER_THREAD)), least)
     return size if most is None else min(size, most)

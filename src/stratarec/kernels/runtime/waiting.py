@@ -1,12 +1,12 @@
-"""What threads do that wait for each other: turn until there is work, or sleep and leave their core to others.
+"""Choose how threads wait for each other: spin until there is work, or sleep and leave their core to others.
 
-One that turns begins the next kernel at once, one that sleeps 50 us later. Beside other busy processes a thread that
-turns spends on nothing what the system gives it, and the one that it waits for comes late. Thousand samples/s of a DCN
-V2, batches of 256, two cores, turning and asleep: alone 20.3 and 11.1, beside one busy process 6.1 and 9.1, beside two
-3.9 and 10.4, beside four 1.4 and 3.3. Which thread does what stays as it was, so no bit depends on it.
+A spinning thread starts the next kernel at once, a sleeping one 50 us later. Next to other busy processes a spinning
+thread wastes its share of the processor, and the thread that it waits for is late. Thousand samples/s of a DCN V2,
+batches of 256, two cores, spinning and sleeping: alone 20.3 and 11.1, next to one busy process 6.1 and 9.1, to two 3.9
+and 10.4, to four 1.4 and 3.3. The assignment of work to threads does not change, so no bit depends on it.
 
-libgomp, with which torch runs its own operations, turns 300,000 times before it sleeps, but 100 times where it has more
-threads than there are processors. So threads that only are there make the others sleep.
+libgomp, which runs torch's own operations, spins 300,000 times before it sleeps, but 100 times if it has more threads
+than processors. So additional idle threads make the others sleep.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import threading
 
 from stratarec.kernels.runtime.team import DEFECT
 
+# Whether the way of waiting can be changed.
 AVAILABLE = not DEFECT
-"""Whether it can be changed here."""
 
 if AVAILABLE:
     from stratarec.kernels.runtime import openmp, workers
@@ -29,7 +29,7 @@ _pool: OversubscribedPool | None = None
 
 
 class OversubscribedPool:
-    """OpenMP threads of a Python thread, all asleep, beside `threads` of another: together more than processors."""
+    """Sleeping OpenMP threads of another Python thread: with `threads` in use, more threads than processors."""
 
     def __init__(self, threads: int) -> None:
         self._ready, self._end = threading.Event(), threading.Event()
@@ -53,12 +53,12 @@ class OversubscribedPool:
 
 
 def sleep_while_waiting(sleep: bool, threads: int = 2) -> None:
-    """Let threads that wait sleep from now on, in the whole process, or turn, as they do by default.
+    """Make waiting threads sleep from now on, in this process, or spin, as they do by default.
 
     Parameters
     ----------
     threads : int
-        Those of a team of torch.
+        Threads of torch.
     """
     global _pool
     if not AVAILABLE:
@@ -73,7 +73,7 @@ def sleep_while_waiting(sleep: bool, threads: int = 2) -> None:
 
 
 def _forget() -> None:
-    """In a forked child, which has none of its parent's threads."""
+    """Reset in a forked child, which has none of its parent's threads."""
     global _pool, _LOCK
     _pool, _LOCK = None, threading.Lock()
 

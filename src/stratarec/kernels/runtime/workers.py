@@ -1,12 +1,12 @@
-"""How a kernel's helper threads find work, and how a kernel that leads them ends: the compiled half of `helpers`.
+"""The compiled half of `helpers`: how helper threads find work, and how the kernel that leads them ends.
 
-Leaders and helpers meet on a board of words. A leader takes a job's line, writes down a function and its data, opens
-the line to a number of others, wakes as many as sleep and goes to work itself. The function takes its tasks from a
-counter, so when it returns to the leader nothing is left to begin: the leader closes the line and waits only for
-helpers that are inside. One that comes late finds the line closed, reads nothing and sleeps again.
+Leaders and helpers share a board of words. A leader claims a job's line, writes a function and its data to it, opens
+the line to a number of helpers, wakes sleeping ones and starts to work itself. The function takes its tasks from a
+counter, so no task is left to start when it returns to the leader: the leader closes the line and waits only for
+helpers that are inside. A late helper finds the line closed, reads nothing and sleeps again.
 
-A helper enters by replacing the line's first word, which says open, with one that counts it; only then does it read
-what else is there. So data on the leader's stack outlive every helper that looks at them.
+A helper enters by replacing the line's first word, which marks it as open, with one that counts the helper; only then
+does it read the other words. So data on the leader's stack outlive every helper that reads them.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from numba import njit, types
 
 from stratarec.kernels.runtime import atomics
 
+# Words of a line: two cache lines, since processors fetch them in pairs.
 LINE = 16
-"""Words of a line: two cache lines, since processors fetch them in pairs."""
 JOBS, MOST_HELPERS = 8, 255
+# Words of the board: jobs posted so far, whether helpers should end, their number, nanoseconds for which an idle helper
+# looks for a job before it sleeps, processors they may run on.
 POSTED, STOPPED, HELPERS, SPINS, ALLOWED = 0, 1, 2, 3, LINE
-"""Words of the board: jobs posted so far, whether helpers should end, their number, nanoseconds that one without a job
-looks for another before it sleeps, processors they may run on."""
 FIRST_JOB = 2 * LINE
 FIRST_HELPER = FIRST_JOB + JOBS * LINE
 WORDS = FIRST_HELPER + MOST_HELPERS * LINE
+# Words of a job's line.
 STATE, FUNCTION, DATA = 0, 1, 2
-"""Words of a job's line, before its bell."""
-ASLEEP, THREAD, KEPT_OFF = 0, 1, 2
-"""Words of a helper's line, before its bell."""
+# Words of a helper's line.
+ASLEEP, THREAD, AVOIDED = 0, 1, 2
+# Words of either line: descriptors to write to and to read from. Eight bytes wake one sleeper.
 RING, LISTEN = 8, 9
-"""Words of either line: descriptors to write to and to read from. Eight bytes wake one sleeper."""
 
-# The state of a job: helpers inside, how many more may enter, and what else is so.
+# Parts of a job's state: helpers inside, number that may still enter, and flags.
 INSIDE, PLACE, PLACES, OPEN, WAITING, TAKEN = 0xFFFF, 1 << 16, 0xFFFF << 16, 1 << 32, 1 << 33, 1 << 34
 
+# `SPINS` by default: kernels of a step follow one another closely, and waking takes 50 us. Spinning helpers regularly
+# yield the core to others, mainly to torch's threads.
 SPINS_NS = 2_000_000
-"""`SPINS` of a machine for itself: kernels of a step follow one another closely, and waking takes 50 us. Every so often
-a helper lets others have the core, torch's threads above all."""
-# Waking a halted core takes its caller 45 us and comes 70 us later; an awake helper enters after 0.3.
-# How long a leader whose helper lost its core spins before it sleeps, too: then that core's other work can move here.
+# Waking a halted core takes the caller 45 us, and the helper comes 70 us later; an awake helper enters after 0.3.
+# Time for which a leader whose helper lost its core spins before it sleeps: other work of that core can then move here.
 LEADER_SPINS_NS = 300_000
 # Pauses, of 10 to 60 ns, between two looks at the clock.
 _PAUSES = 64
@@ -59,7 +59,7 @@ _write = types.ExternalFunction("write", types.int64(types.int32, types.int64, t
 
 @njit(**_BODY)
 def ring(board, line):
-    """Wake the one that listens."""
+    """Wake the thread that listens on a line."""
     word = np.ones(1, np.int64)
     while _write(np.int32(board[line + RING]), np.int64(word.ctypes.data), 8) != 8:
         pass
@@ -67,7 +67,7 @@ def ring(board, line):
 
 @njit(**_BODY)
 def listen(board, line):
-    """Sleep until somebody rings; a signal does not count."""
+    """Sleep until the line is rung; signals are ignored."""
     word = np.zeros(1, np.int64)
     while _read(np.int32(board[line + LISTEN]), np.int64(word.ctypes.data), 8) != 8:
         pass
@@ -75,7 +75,7 @@ def listen(board, line):
 
 @njit(**_BODY)
 def now():
-    """Nanoseconds of the system's clock."""
+    """Return nanoseconds of the system's clock."""
     read = np.empty(2, np.int64)
     _clock(np.int32(_CLOCK), np.int64(read.ctypes.data))
     return read[0] * 1_000_000_000 + read[1]
@@ -86,41 +86,41 @@ if sys.platform == "linux":
     _allow = types.ExternalFunction("sched_setaffinity", types.int32(types.int32, types.int64, types.int64))
 
     @njit(**_BODY)
-    def keep_off(board, line):
-        """Let a sleeping helper wake on any allowed processor but the caller's.
+    def avoid_core(board, line):
+        """Make a sleeping helper wake on any allowed processor except the caller's.
 
-        The system may well put it there, though others are idle, and it then waits for the very thread that woke it:
-        after a pause every other helper came too late to help.
+        The system may choose that one although others are idle. The helper then waits for the thread that woke it:
+        after a pause every other helper came too late.
         """
         here = np.int64(_cpu())
-        if board[line + KEPT_OFF] == here or not 0 <= here < 64 * _CPU_SET_WORDS:
+        if board[line + AVOIDED] == here or not 0 <= here < 64 * _CPU_SET_WORDS:
             return
         allowed = board[ALLOWED : ALLOWED + _CPU_SET_WORDS].copy()
         allowed[here >> 6] &= ~(np.int64(1) << (here & 63))
-        board[line + KEPT_OFF] = here
+        board[line + AVOIDED] = here
         _allow(np.int32(board[line + THREAD]), 8 * _CPU_SET_WORDS, np.int64(allowed.ctypes.data))
 
 else:
 
     @njit(**_BODY)
-    def keep_off(board, line):
-        """Nothing: only Linux can be told."""
+    def avoid_core(board, line):
+        """Do nothing: only Linux allows it."""
 
 
 @njit(**_BODY)
-def wake(board, wanted):
-    """Wake up to `wanted` sleeping helpers."""
+def wake(board, count):
+    """Wake up to `count` sleeping helpers."""
     for helper in range(board[HELPERS]):
         line = FIRST_HELPER + helper * LINE
-        if wanted > 0 and atomics.read(board, line + ASLEEP) and atomics.replace(board, line + ASLEEP, 1, 0):
-            keep_off(board, line)
+        if count > 0 and atomics.read(board, line + ASLEEP) and atomics.replace(board, line + ASLEEP, 1, 0):
+            avoid_core(board, line)
             ring(board, line)
-            wanted -= 1
+            count -= 1
 
 
 @njit(**_BODY)
 def claim(board):
-    """The line of a job that nobody leads, now the caller's, or -1."""
+    """Claim a free job line for the caller; return it, or -1."""
     for job in range(FIRST_JOB, FIRST_HELPER, LINE):
         if atomics.read(board, job) == 0 and atomics.replace(board, job, 0, TAKEN):
             return job
@@ -129,7 +129,7 @@ def claim(board):
 
 @njit(**_BODY)
 def close(board, job):
-    """Let nobody else in, wait for those inside, and give the line back."""
+    """Close a job to further helpers, wait for those inside, and release the line."""
     inside = atomics.keep(board, job, ~OPEN) & INSIDE
     pauses, until = 0, np.int64(0)
     while inside:
@@ -140,7 +140,7 @@ def close(board, job):
             if now() > until:
                 break
         inside = atomics.read(board, job) & INSIDE
-    # What is left inside sees the mark when it leaves, and the last one rings.
+    # Helpers inside see the mark when they leave, and the last one rings.
     if inside and atomics.mark(board, job, WAITING) & INSIDE:
         listen(board, job)
     atomics.write(board, job, 0)
@@ -148,16 +148,16 @@ def close(board, job):
 
 @njit(**_BODY)
 def lead(board, threads, function, data):
-    """Call ``function(data)`` here and on up to ``threads - 1`` helpers that come before it is done here."""
+    """Call ``function(data)`` here and on up to ``threads - 1`` helpers that come before it ends here."""
     job = claim(board)
     if job < 0:
-        # Every line is led by another thread of Python: this one works alone.
+        # Other Python threads lead all lines: this one works alone.
         atomics.call(function, data)
         return
-    # Before the line opens: a helper reads them as soon as it is in.
+    # Before the line opens: a helper reads them as soon as it has entered.
     board[job + FUNCTION], board[job + DATA] = function, data
     atomics.write(board, job, TAKEN | OPEN | (threads - 1) * PLACE)
-    # Counted before sleepers are woken: one that is about to sleep looks at the count once more.
+    # Counted before sleepers are woken: a helper that is about to sleep checks the count once more.
     atomics.add(board, POSTED, 1)
     wake(board, threads - 1)
     atomics.call(function, data)
@@ -166,13 +166,13 @@ def lead(board, threads, function, data):
 
 @njit(**_BODY)
 def help_with(board, job):
-    """Enter a job that is open, do it and leave; whether it was."""
+    """Enter a job if it is open, run it and leave; return whether it was open."""
     state = atomics.read(board, job)
     while state & OPEN and state & PLACES:
         if atomics.replace(board, job, state, state + 1 - PLACE):
             atomics.call(board[job + FUNCTION], board[job + DATA])
             state = atomics.add(board, job, -1)
-            # The last one out, and its leader sleeps.
+            # The last helper leaves, and the leader sleeps.
             if state & WAITING and state & INSIDE == 1:
                 ring(board, job)
             return True
@@ -182,7 +182,7 @@ def help_with(board, job):
 
 @njit(**_BODY)
 def look_out(board, posted):
-    """Wait a little for another job than the first `posted`; whether there is one."""
+    """Wait a little for a job after the first `posted`; return whether there is one."""
     until = now() + board[SPINS]
     while now() < until:
         for _ in range(_PAUSES):
@@ -195,7 +195,7 @@ def look_out(board, posted):
 
 @njit(**_BODY)
 def serve(board, line):
-    """What a helper does until it is told to stop."""
+    """Run a helper until the board says stop."""
     while atomics.read(board, STOPPED) == 0:
         posted = atomics.read(board, POSTED)
         helped = False
@@ -204,15 +204,15 @@ def serve(board, line):
         if helped or look_out(board, posted):
             continue
         atomics.write(board, line + ASLEEP, 1)
-        # Again, now that the word says asleep: a job that was posted in between rang for nobody.
+        # Check again now that the word says asleep: a job posted in between woke no helper.
         news = atomics.read(board, POSTED) != posted or atomics.read(board, STOPPED)
-        # Who clears the word rings as well, so one that could not clear it himself has to listen.
+        # Whichever thread clears the word also rings, so a helper that could not clear it has to listen.
         if not news or not atomics.replace(board, line + ASLEEP, 1, 0):
             listen(board, line)
 
 
 @njit(**_BODY)
 def stop(board):
-    """Tell all helpers to end."""
+    """Make all helpers end."""
     atomics.write(board, STOPPED, 1)
     wake(board, board[HELPERS])

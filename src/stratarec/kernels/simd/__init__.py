@@ -1,1 +1,1 @@
-"""What Numba has no words for: registers, bits, prefetches."""
+"""Operations that Numba does not offer: vector registers, bits and prefetches."""

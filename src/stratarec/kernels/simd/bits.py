@@ -1,6 +1,6 @@
-"""Float bits, half floats and unaligned memory for Numba kernels, which has words for none of them.
+"""Float bits, half floats and unaligned memory for Numba kernels, which Numba itself does not offer.
 
-Unaligned addresses are given as an element of a C-contiguous 1-D uint8 array and are not checked. Bytes are in the
+Unaligned addresses are elements of a C-contiguous 1-D uint8 array and are not checked. Bytes are in the
 order of the machine, which is little-endian wherever Numba runs.
 """
 
@@ -42,7 +42,7 @@ def _store(array, element):
 
 
 def _bit(context, builder, signature, args):
-    """The byte that holds the bit of a row, and the bit's place in it."""
+    """Return the byte that holds the bit of a row, and the mask of the bit."""
     bits, row = args
     word, byte = ir.IntType(64), ir.IntType(8)
     pointer = _pointer(context, builder, signature.args[0], bits, builder.lshr(row, word(3)), byte)
@@ -51,13 +51,13 @@ def _bit(context, builder, signature, args):
 
 @intrinsic
 def load_u16(typingctx, array, byte):
-    """uint16 at any byte."""
+    """Read a uint16 at any byte."""
     return _load(array, types.uint16)
 
 
 @intrinsic
 def load_f32(typingctx, array, byte):
-    """float32 at any byte."""
+    """Read a float32 at any byte."""
     return _load(array, types.float32)
 
 
@@ -75,7 +75,7 @@ def store_f32(typingctx, array, byte, value):
 
 @intrinsic
 def float_bits(typingctx, value):
-    """The uint32 that a float32 is."""
+    """Return the bits of a float32 as uint32."""
 
     def codegen(context, builder, signature, args):
         return builder.bitcast(args[0], ir.IntType(32))
@@ -85,7 +85,7 @@ def float_bits(typingctx, value):
 
 @intrinsic
 def bits_float(typingctx, bits):
-    """The float32 that a uint32 is."""
+    """Return the float32 of uint32 bits."""
 
     def codegen(context, builder, signature, args):
         return builder.bitcast(args[0], _FLOAT)
@@ -93,29 +93,25 @@ def bits_float(typingctx, bits):
     return types.float32(types.uint32), codegen
 
 
-@intrinsic
-def multiply32(typingctx, first, second):
-    """Product of two uint32 modulo 2^32, in 32 bits throughout."""
+def _modulo32(name, operation):
+    """Return an intrinsic that applies the builder's `operation` to two uint32, in 32 bits throughout."""
 
-    def codegen(context, builder, signature, args):
-        return builder.mul(*args)
+    def combine(typingctx, first, second):
+        def codegen(context, builder, signature, args):
+            return getattr(builder, operation)(*args)
 
-    return types.uint32(types.uint32, types.uint32), codegen
+        return types.uint32(types.uint32, types.uint32), codegen
+
+    combine.__name__ = name
+    return intrinsic(combine)
 
 
-@intrinsic
-def add32(typingctx, first, second):
-    """Sum of two uint32 modulo 2^32, in 32 bits throughout."""
-
-    def codegen(context, builder, signature, args):
-        return builder.add(*args)
-
-    return types.uint32(types.uint32, types.uint32), codegen
+add32, multiply32 = _modulo32("add32", "add"), _modulo32("multiply32", "mul")
 
 
 @intrinsic
 def select32(typingctx, condition, first, second):
-    """`first` where the condition holds, else `second`, both uint32, without a branch."""
+    """Return `first` where the condition holds, else `second`, both uint32, without a branch."""
 
     def codegen(context, builder, signature, args):
         chosen = builder.select(*args)
@@ -127,7 +123,7 @@ def select32(typingctx, condition, first, second):
 
 @intrinsic
 def fold32(typingctx, word, shift):
-    """``word ^ (word >> shift)`` of a uint32, in 32 bits throughout."""
+    """Return ``word ^ (word >> shift)`` of a uint32, in 32 bits throughout."""
 
     def codegen(context, builder, signature, args):
         return builder.xor(args[0], builder.lshr(*args))
@@ -138,7 +134,7 @@ def fold32(typingctx, word, shift):
 def _half_instructions():
     """Whether Numba compiles for a processor that converts half floats itself.
 
-    Elsewhere LLVM calls functions that no library of the process has to define: the process died at the first one.
+    Elsewhere LLVM calls functions that no library of the process may define: the process died at the first call.
     """
     features = get_host_cpu_features().flatten() if config.CPU_FEATURES is None else config.CPU_FEATURES
     return platform.machine() not in ("x86_64", "AMD64") or "+f16c" in features.split(",")
@@ -162,7 +158,7 @@ def _to_half(value):
 
 
 def _from_half(half):
-    """The float32 of float16 bits, by integers."""
+    """Return the float32 of float16 bits, by integers."""
     size = (np.uint32(half) & np.uint32(0x7FFF)) << np.uint32(13)
     if size >= np.uint32(0x0F800000):
         word = np.uint32(size + np.uint32(0x70000000))
@@ -175,7 +171,7 @@ def _from_half(half):
 
 @intrinsic
 def to_half(typingctx, value):
-    """uint16 bits of the float16 nearest to a float32, ties to even; infinity beyond 65504 and half a step."""
+    """Return the uint16 bits of the nearest float16, ties to even; infinity from 65504 plus half a step on."""
 
     def codegen(context, builder, signature, args):
         if not _half_instructions():
@@ -187,7 +183,7 @@ def to_half(typingctx, value):
 
 @intrinsic
 def from_half(typingctx, bits):
-    """The float32 of float16 bits, exact."""
+    """Return the float32 of float16 bits, exactly."""
 
     def codegen(context, builder, signature, args):
         if not _half_instructions():
@@ -199,7 +195,7 @@ def from_half(typingctx, bits):
 
 @intrinsic
 def test_bit(typingctx, bits, row):
-    """Bit ``row & 7`` of byte ``row >> 3`` of a 1-D uint8 array."""
+    """Return bit ``row & 7`` of byte ``row >> 3`` of a 1-D uint8 array."""
     signature = types.boolean(bits, types.uint64)
 
     def codegen(context, builder, signature, args):
@@ -211,7 +207,7 @@ def test_bit(typingctx, bits, row):
 
 @intrinsic
 def set_bit(typingctx, bits, row):
-    """Set it, where other threads may set other bits of the same byte; one that is set is left alone."""
+    """Set the bit of a row, unless it is set; other threads may set other bits of the same byte."""
     signature = types.void(bits, types.uint64)
 
     def codegen(context, builder, signature, args):

@@ -1,7 +1,7 @@
-"""Searches of 32 int32 at once, for Numba kernels.
+"""Search 32 int32 at once, for Numba kernels.
 
-Numba does not vectorise a search that stops at what it finds. Both functions read 32 elements from `first` on, so an
-array needs `PADDING` elements behind the last one that is searched.
+Numba does not vectorise a search that stops at a match. Both functions read 32 elements from `first` on, so an array
+needs `PADDING` elements after the last searched one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def _splat(builder, number):
 
 @intrinsic
 def find_equal(typingctx, array, first, value):
-    """The first lane of ``array[first:first + 32]``, int32, that is `value`, or 32."""
+    """Return the first lane of ``array[first:first + 32]``, int32, that equals `value`, or 32."""
     signature = types.uint64(array, types.uint64, types.int32)
 
     def codegen(context, builder, signature, args):
         array, first, value = args
-        # A whole set by one comparison: with sets prefetched and no branch on a hit, looking a batch of 16,384 up and
-        # choosing victims took 2.7 ms instead of 8.9.
+        # One comparison for a complete set: with prefetched sets and no branch on a hit, looking up a batch of 16,384
+        # and choosing victims took 2.7 ms instead of 8.9.
         lanes = _load(context, builder, signature.args[0], array, first)
         equal = builder.bitcast(builder.icmp_signed("==", lanes, _splat(builder, value)), _I32)
         # A bit beyond the last lane ends every search.
@@ -47,7 +47,7 @@ def find_equal(typingctx, array, first, value):
 
 @intrinsic
 def least(typingctx, array, first, count):
-    """The least of ``array[first:first + min(count, 32)]``, int32."""
+    """Return the least of ``array[first:first + min(count, 32)]``, int32."""
     signature = types.int32(array, types.uint64, types.uint64)
 
     def codegen(context, builder, signature, args):

@@ -1,9 +1,4 @@
-"""A software prefetch that Numba kernels can call.
-
-Rows of a table for Numba kernels: how far ahead of its use a row is asked for.
-
-A row of D floats is handled in blocks of `lanes`, a constant of each compiled kernel; most widths are one block.
-"""
+"""Software prefetch for Numba kernels, of single cache lines and of rows of a table."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from stratarec.kernels.simd.vector import LANES
 
 @intrinsic
 def prefetch(typingctx, array, element):
-    """Ask for the cache line that holds ``array[element]`` (a C-contiguous 1-D array); never faults."""
+    """Prefetch the cache line that holds ``array[element]`` of a C-contiguous 1-D array; never faults."""
     signature = types.void(array, types.int64)
 
     def codegen(context, builder, signature, args):
@@ -27,7 +22,7 @@ def prefetch(typingctx, array, element):
         i32 = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
         function = builder.module.declare_intrinsic("llvm.prefetch.p0i8", fnty=kind)
-        # Into all levels: into the second cache alone, random rows of 16 floats took 31 ns each instead of 8.
+        # Into all levels: into the L2 cache only, random rows of 16 floats took 31 ns each instead of 8.
         builder.call(function, [address, i32(0), i32(3), i32(1)])
         return context.get_dummy_value()
 
@@ -40,9 +35,9 @@ _LINE = U(LANES)
 
 @njit(**BODY)
 def ahead_of(width):
-    """How many rows before its use a row is prefetched: about 256 cache lines, between 16 and 64 rows.
+    """Return how many rows before its use a row is prefetched: about 256 cache lines, between 16 and 64 rows.
 
-    With fewer lines under way a core does not reach its memory bandwidth: random rows of 16 floats took 14 ns each with
+    With fewer lines in flight a core does not reach its memory bandwidth: random rows of 16 floats took 14 ns each with
     16 rows ahead and 8 ns with 64, rows of 64 floats 12 and 10 ns.
     """
     return min(max(U(4096) // width, U(16)), U(64))
@@ -50,6 +45,6 @@ def ahead_of(width):
 
 @njit(**BODY)
 def prefetch_row(array, start, width):
-    """Ask for ``array[start:start + width]``."""
+    """Prefetch ``array[start:start + width]``."""
     for element in range(U(0), width, _LINE):
         prefetch(array, start + element)

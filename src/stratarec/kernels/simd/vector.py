@@ -15,8 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
+# float32 values in a cache line and in the widest vector register.
 LANES = 16
-"""float32 values in a cache line and in the widest vector register."""
 
 _WIDEST = 128
 
@@ -27,15 +27,17 @@ _I16 = ir.IntType(16)
 
 @cache
 def blocks(width: int, multiple: int = 1) -> tuple[int, bool]:
-    """Return the constants that kernels for rows of `width` are compiled for: lanes of a block, and whether it is the
-    whole row. The lanes are a multiple of `multiple`, which divides `width`."""
+    """Return the constants of kernels for rows of `width`: lanes of a block, and whether a row is a single block.
+
+    The lanes are a multiple of `multiple`, which divides `width`.
+    """
     # The fewest equal blocks.
     lanes = next(width // parts for parts in range(-(-width // _WIDEST), width + 1) if width % (parts * multiple) == 0)
     return lanes, lanes == width
 
 
 class Row(types.Type):
-    """D float32 values."""
+    """Numba type of a row of D float32 values."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -50,44 +52,44 @@ class _RowModel(models.PrimitiveModel):
 
 
 def _sizes(width):
-    """Lanes of the vectors that a row is: powers of two, the largest first.
+    """Return the lanes of the vectors of a row: powers of two, the largest first.
 
-    As one vector LLVM widens a row of 100 to 128, which was twice as slow as blocks of 4, and takes apart one of 15:
-    steps with rows of 444 (four times 111) took twice as long as with 448.
+    LLVM would widen a single vector of 100 to 128, which was twice as slow as blocks of 4, and would split one of 15
+    into scalars: steps with rows of 444 (four times 111) took twice as long as with 448.
     """
     return [1 << bit for bit in reversed(range(width.bit_length())) if width >> bit & 1]
 
 
 def _vectors(builder, row):
-    """The vectors of a row."""
+    """Return the vectors of a row."""
     if isinstance(row.type, ir.VectorType):
         return [row]
     return [builder.extract_value(row, place) for place in range(len(row.type.elements))]
 
 
 def _row(builder, vectors):
-    """The row of such vectors."""
+    """Return the row of some vectors."""
     if len(vectors) == 1:
         return vectors[0]
-    found = ir.Constant(ir.LiteralStructType([vector.type for vector in vectors]), ir.Undefined)
+    row = ir.Constant(ir.LiteralStructType([vector.type for vector in vectors]), ir.Undefined)
     for place, vector in enumerate(vectors):
-        found = builder.insert_value(found, vector, place)
-    return found
+        row = builder.insert_value(row, vector, place)
+    return row
 
 
 def _by_vectors(builder, operation, *rows):
-    """`operation` of the rows' vectors, one after the other."""
+    """Apply `operation` to the rows' vectors, one after the other."""
     return _row(builder, [operation(*parts) for parts in zip(*(_vectors(builder, row) for row in rows), strict=True)])
 
 
 def _addresses(context, builder, kind, array, element, width):
-    """Pointers to the vectors of a row at ``array[element]`` of a C-contiguous 1-D array."""
+    """Return pointers to the vectors of a row at ``array[element]`` of a C-contiguous 1-D array."""
     view = context.make_array(kind)(context, builder, array)
-    number, first, found = _I16 if kind.dtype == types.uint16 else _FLOAT, builder.gep(view.data, [element]), []
+    number, first, addresses = _I16 if kind.dtype == types.uint16 else _FLOAT, builder.gep(view.data, [element]), []
     for size in _sizes(width):
-        found.append(builder.bitcast(first, ir.VectorType(number, size).as_pointer()))
+        addresses.append(builder.bitcast(first, ir.VectorType(number, size).as_pointer()))
         first = builder.gep(first, [_I32(size)])
-    return found
+    return addresses
 
 
 def _splat(kind, number, width):
@@ -95,25 +97,25 @@ def _splat(kind, number, width):
 
 
 def _widen(builder, halves, width):
-    """The float32 that bfloat16 bits are."""
+    """Return the float32 of bfloat16 bits."""
     words = builder.zext(halves, ir.VectorType(_I32, width))
     return builder.bitcast(builder.shl(words, _splat(_I32, 16, width)), ir.VectorType(_FLOAT, width))
 
 
 def _narrow(builder, row, width):
-    """The bits of the nearest bfloat16, ties to even; what is no number stays so."""
+    """Return the bits of the nearest bfloat16, ties to even; NaN stays NaN."""
     words = builder.bitcast(row, ir.VectorType(_I32, width))
     odd = builder.and_(builder.lshr(words, _splat(_I32, 16, width)), _splat(_I32, 1, width))
     rounded = builder.add(words, builder.add(odd, _splat(_I32, 0x7FFF, width)))
-    kept = builder.select(builder.fcmp_unordered("uno", row, row), _splat(_I32, 0x7FC00000, width), rounded)
-    return builder.trunc(builder.lshr(kept, _splat(_I32, 16, width)), ir.VectorType(_I16, width))
+    bits = builder.select(builder.fcmp_unordered("uno", row, row), _splat(_I32, 0x7FC00000, width), rounded)
+    return builder.trunc(builder.lshr(bits, _splat(_I32, 16, width)), ir.VectorType(_I16, width))
 
 
 @intrinsic(prefer_literal=True)
 def load(typingctx, array, element, width):
-    """``array[element:element + width]`` as a `Row`; `width` is a constant.
+    """Return ``array[element:element + width]`` as a `Row`; `width` is a constant.
 
-    The array is of float32, or of uint16 that are the bits of bfloat16.
+    The array holds float32, or bfloat16 bits as uint16.
     """
     if not isinstance(width, types.IntegerLiteral):
         return None
@@ -122,18 +124,18 @@ def load(typingctx, array, element, width):
 
     def codegen(context, builder, signature, args):
         half = signature.args[0].dtype == types.uint16
-        found = [
+        parts = [
             builder.load(address, align=2 if half else 4)
             for address in _addresses(context, builder, signature.args[0], args[0], args[1], lanes)
         ]
-        return _row(builder, [_widen(builder, part, part.type.count) for part in found] if half else found)
+        return _row(builder, [_widen(builder, part, part.type.count) for part in parts] if half else parts)
 
     return signature, codegen
 
 
 @intrinsic
 def store(typingctx, array, element, row):
-    """``array[element:element + D] = row``, rounded where the array is of bfloat16 bits."""
+    """Set ``array[element:element + D] = row``, rounded where the array holds bfloat16 bits."""
     signature = types.void(array, types.uint64, row)
 
     def codegen(context, builder, signature, args):
@@ -142,8 +144,8 @@ def store(typingctx, array, element, row):
             _addresses(context, builder, signature.args[0], args[0], args[1], width),
             _vectors(builder, args[2]), strict=True,
         ):  # fmt: skip
-            kept = _narrow(builder, part, part.type.count) if half else part
-            builder.store(kept, address, align=2 if half else 4)
+            value = _narrow(builder, part, part.type.count) if half else part
+            builder.store(value, address, align=2 if half else 4)
         return context.get_dummy_value()
 
     return signature, codegen
@@ -151,10 +153,10 @@ def store(typingctx, array, element, row):
 
 @intrinsic
 def stream(typingctx, array, element, row):
-    """Store a row past the caches, without reading its cache lines first.
+    """Store a row without reading its cache lines, bypassing the caches.
 
-    The address of each vector of the row must be a multiple of 64 bytes, or the process dies of SIGSEGV: the row starts
-    a cache line and has a multiple of `LANES` floats.
+    The address of each vector must be a multiple of 64 bytes, otherwise the process dies of SIGSEGV: the row starts a
+    cache line and has a multiple of `LANES` floats.
     """
     signature = types.void(array, types.uint64, row)
 
@@ -168,49 +170,26 @@ def stream(typingctx, array, element, row):
     return signature, codegen
 
 
-@intrinsic
-def add(typingctx, one, other):
-    """Sum of two rows."""
+def _elementwise(name, operation):
+    """Return an intrinsic that applies the builder's `operation` to two rows, element by element."""
 
-    def codegen(context, builder, signature, args):
-        return _by_vectors(builder, builder.fadd, *args)
+    def combine(typingctx, one, other):
+        def codegen(context, builder, signature, args):
+            return _by_vectors(builder, getattr(builder, operation), *args)
 
-    return one(one, other), codegen
+        return one(one, other), codegen
 
-
-@intrinsic
-def subtract(typingctx, one, other):
-    """Difference of two rows."""
-
-    def codegen(context, builder, signature, args):
-        return _by_vectors(builder, builder.fsub, *args)
-
-    return one(one, other), codegen
+    combine.__name__ = name
+    return intrinsic(combine)
 
 
-@intrinsic
-def multiply(typingctx, one, other):
-    """Element-wise product of two rows."""
-
-    def codegen(context, builder, signature, args):
-        return _by_vectors(builder, builder.fmul, *args)
-
-    return one(one, other), codegen
-
-
-@intrinsic
-def divide(typingctx, one, other):
-    """Element-wise quotient of two rows."""
-
-    def codegen(context, builder, signature, args):
-        return _by_vectors(builder, builder.fdiv, *args)
-
-    return one(one, other), codegen
+add, subtract = _elementwise("add", "fadd"), _elementwise("subtract", "fsub")
+multiply, divide = _elementwise("multiply", "fmul"), _elementwise("divide", "fdiv")
 
 
 @intrinsic
 def square_root(typingctx, row):
-    """Element-wise root of a row, correctly rounded."""
+    """Return the element-wise square root of a row, correctly rounded."""
 
     def codegen(context, builder, signature, args):
         def root(part):
@@ -224,107 +203,107 @@ def square_root(typingctx, row):
 
 @intrinsic
 def passed(typingctx, row, by):
-    """`row` where `by` is above zero or no number, else zero."""
+    """Return `row` where `by` is above zero or NaN, else zero."""
 
     def codegen(context, builder, signature, args):
-        def kept(part, by):
+        def select(part, by):
             zeros = _splat(_FLOAT, 0.0, part.type.count)
             return builder.select(builder.fcmp_ordered("<=", by, zeros), zeros, part)
 
-        return _by_vectors(builder, kept, *args)
+        return _by_vectors(builder, select, *args)
 
     return row(row, by), codegen
 
 
 @intrinsic(prefer_literal=True)
 def broadcast(typingctx, number, width):
-    """A row of `width` times `number`; `width` is a constant."""
+    """Return a row with `number` in each of `width` lanes; `width` is a constant."""
     if not isinstance(width, types.IntegerLiteral):
         return None
     lanes = width.literal_value
     signature = Row(lanes)(types.float32, width)
 
     def codegen(context, builder, signature, args):
-        found = []
+        parts = []
         for size in _sizes(lanes):
             vector = ir.VectorType(_FLOAT, size)
             first = builder.insert_element(ir.Constant(vector, ir.Undefined), args[0], _I32(0))
-            found.append(_part(builder, first, [0] * size))
-        return _row(builder, found)
+            parts.append(_part(builder, first, [0] * size))
+        return _row(builder, parts)
 
     return signature, codegen
 
 
 @intrinsic
 def multiply_add(typingctx, one, other, sum):
-    """``sum + one * other``, rounded once where the machine can."""
+    """Return ``sum + one * other``, rounded once where the machine can."""
 
     def codegen(context, builder, signature, args):
-        def both(one, other, sum):
+        def combine(one, other, sum):
             return builder.fadd(sum, builder.fmul(one, other, flags=("contract",)), flags=("contract",))
 
-        return _by_vectors(builder, both, *args)
+        return _by_vectors(builder, combine, *args)
 
     return one(one, other, sum), codegen
 
 
 def _part(builder, vector, places, other=None):
-    """The elements `places` of `vector`, or of the two vectors one after the other."""
+    """Return the elements `places` of `vector`, or of the two vectors concatenated."""
     mask = ir.Constant(ir.VectorType(_I32, len(places)), places)
     return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined) if other is None else other, mask)
 
 
 def _whole_blocks(builder, row):
-    """The vectors of a row, those that are less than a block joined to one."""
+    """Return the vectors of a row, with those shorter than a block joined to one."""
     vectors = _vectors(builder, row)
     short = [vector for vector in vectors if vector.type.count < LANES]
-    whole, joined = vectors[: len(vectors) - len(short)], short[:1]
+    full, joined = vectors[: len(vectors) - len(short)], short[:1]
     for vector in short[1:]:
         size, count = joined[0].type.count, vector.type.count
         # Both sides of a shuffle are of one size.
         wide = _part(builder, vector, [min(lane, count - 1) for lane in range(size)])
         joined = [_part(builder, joined[0], list(range(size + count)), wide)]
-    return whole + joined
+    return full + joined
 
 
 def _fold(builder, row):
-    """Up to 16 partial sums: lanes of 16, block after block, of which the last may be short."""
-    found, lanes = None, 0
+    """Return up to 16 partial sums: lanes of 16, block after block, of which the last may be short."""
+    sums, lanes = None, 0
     for vector in _whole_blocks(builder, row):
         width = vector.type.count
-        if found is None:
+        if sums is None:
             lanes = math.gcd(width, LANES)
-        if found is not None and width < lanes:
+        if sums is not None and width < lanes:
             # Adding -0.0 changes no number.
             vector = _part(builder, vector, [*range(width), *[width] * (lanes - width)], _splat(_FLOAT, -0.0, width))
             width = lanes
         for first in range(0, width, lanes):
             part = _part(builder, vector, list(range(first, first + lanes)))
-            found = part if found is None else builder.fadd(found, part)
-    return found, lanes
+            sums = part if sums is None else builder.fadd(sums, part)
+    return sums, lanes
 
 
 @intrinsic
 def total(typingctx, row):
-    """Sum of a row in a fixed order: 16 lanes, block after block (a short one counts for its own lanes), then halves.
+    """Sum a row in a fixed order: 16 lanes, block after block (a short one adds to its own lanes), then halves.
 
-    The order is part of the result's bits, so it is spelled out rather than left to the compiler and the machine.
+    The order determines the result's bits, so it is spelled out rather than left to the compiler and the machine.
     """
 
     def codegen(context, builder, signature, args):
-        found, lanes = _fold(builder, args[0])
+        sums, lanes = _fold(builder, args[0])
         while lanes > 1:
             lanes //= 2
             low, high = list(range(lanes)), list(range(lanes, 2 * lanes))
-            found = builder.fadd(_part(builder, found, low), _part(builder, found, high))
-        return builder.extract_element(found, _I32(0))
+            sums = builder.fadd(_part(builder, sums, low), _part(builder, sums, high))
+        return builder.extract_element(sums, _I32(0))
 
     return types.float32(row), codegen
 
 
 @intrinsic
 def store_totals(typingctx, array, element, one, two, three, four):
-    """``array[element:element + 4]`` = `total` of each of four rows, with half the shuffles of four calls."""
+    """Set ``array[element:element + 4]`` to the `total` of each of four rows, with half the shuffles of four calls."""
     signature = types.void(array, types.uint64, one, two, three, four)
 
     def codegen(context, builder, signature, args):
@@ -332,7 +311,7 @@ def store_totals(typingctx, array, element, one, two, three, four):
         parts, lanes = [part for part, _ in folded], folded[0][1]
         while lanes > 1 or len(parts) > 1:
             if len(parts) > 1:
-                # Two vectors side by side from here on, so that one addition halves both.
+                # Two vectors side by side, so that one addition halves both.
                 size = parts[0].type.count
                 parts = [
                     _part(builder, left, list(range(2 * size)), right)

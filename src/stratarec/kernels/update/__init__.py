@@ -14,23 +14,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.kernels.bags import BagBatch, GroupLayout
-from stratarec.kernels.runtime.backends import backend
-from stratarec.kernels.update import cpu, rules, workspace
-from stratarec.kernels.update import missed as _missed
+from stratarec.kernels.runtime.accelerator import backend
+from stratarec.kernels.update import cpu, rules
 from stratarec.kernels.update.rules import Slots as Slots
+from stratarec.kernels.update.workspace import scratch_bytes as scratch_bytes
 
 _BACKENDS = {"cpu": cpu}
 
 
 class Gradients(NamedTuple):
-    """Gradients of what a group of tables gave.
+    """Gradients of the outputs of a group of tables.
 
     Parameters
     ----------
     pooled : Tensor
-        ``[B, columns]`` float32, contiguous, of all groups' pooled output.
+        ``[B, columns]`` float32, contiguous: gradient of all groups' pooled output.
     rows : sequence of Tensor
-        ``[N_f, D]`` of each of the group's sequence features, in order.
+        ``[N_f, D]`` for each of the group's sequence features, in order.
     """
 
     pooled: Tensor
@@ -39,66 +39,71 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RowUpdate:
-    """Which row optimizer, and its numbers at this step."""
+    """Kind of a row optimizer and its numbers at one step.
+
+    Decay shrinks the weights where it is `decoupled`, else it is added to the gradient. Summed gradients are multiplied
+    by `scale`.
+    """
 
     kind: str
     rate: float
     eps: float
     decay: float
     decoupled: bool
-    """Whether decay shrinks the weights, or is in the gradient."""
     beta1: float
     beta2: float
     step: int
     scale: float = 1.0
-    """What summed gradients are multiplied by."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Missed:
-    """The steps that were taken so far, with which rows catch up."""
+    """Steps taken so far, which rows may have missed.
+
+    Parameters
+    ----------
+    rule : RowUpdate
+        The rule of any of the steps; only its constants are used.
+    steps : int
+        Number of steps.
+    numbers : ndarray
+        ``[steps or more, 3]`` float32, `step_numbers` of each step.
+    """
 
     rule: RowUpdate
-    """Of any step: what does not change from one to the next."""
     steps: int
-    paces: NDArray[np.float32]
-    """``[steps or more, 3]`` what `pace_of` gives for each."""
+    numbers: NDArray[np.float32]
 
 
 class Scratchpad:
-    """Memory that `update` works in, kept from step to step; it grows to the largest batch met.
+    """Scratch memory of `update`, reused from step to step; it grows to the largest batch so far.
 
     Tables that are never updated at the same time share one.
     """
 
     def __init__(self) -> None:
-        self.kept: Any = None
-        """What the device's kernels keep."""
+        # Arrays of the kernels of the device.
+        self.state: Any = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of it."""
-        return 0 if self.kept is None else int(self.kept.nbytes)
+        """Size in bytes."""
+        return 0 if self.state is None else int(self.state.nbytes)
 
 
 class UpdateWorkspace:
-    """What `update` keeps for one group of tables.
+    """State of `update` for one group of tables.
 
     Parameters
     ----------
     scratch : Scratchpad
-        Where it works; one of its own by default.
+        Scratch memory; by default a new one.
     """
 
     def __init__(self, scratch: Scratchpad | None = None) -> None:
         self.scratch = scratch or Scratchpad()
-        self.kept: Any = None
-        """What the device's kernels keep."""
-
-
-def scratch_bytes(lookups: int, width: int, threads: int) -> int:
-    """Bytes of the scratchpad of tables up to `width` wide, with batches of up to `lookups` lookups of a table."""
-    return workspace.scratch_bytes(lookups, width, threads)
+        # Of the kernels of the device.
+        self.state: Any = None
 
 
 def update(
@@ -110,12 +115,12 @@ def update(
     workspace: UpdateWorkspace,
     missed: Missed | None = None,
 ) -> None:
-    """One step of the row optimizer, in place; gradients are summed in ascending order of lookup position.
+    """Apply one step of the row optimizer in place; gradients are summed in ascending order of lookup position.
 
     Parameters
     ----------
     missed : Missed or None
-        The steps before this one, where rows have clocks.
+        The steps before this one; None where rows have no clocks.
 
     Notes
     -----
@@ -127,35 +132,35 @@ def update(
 def square_norms(
     group: GroupLayout, bags: BagBatch, gradients: Gradients, workspace: UpdateWorkspace
 ) -> NDArray[np.float64]:
-    """``[tables]`` sum of squares of the summed gradients of a batch's rows, of each table.
+    """Return ``[tables]`` sums of squares of the summed gradients of a batch's rows.
 
     Notes
     -----
     The bits depend neither on the number of threads nor on where rows lie: a table's rows are added in the order of
     their first lookups, in float64.
     """
-    found: NDArray[np.float64] = backend(_BACKENDS, gradients.pooled).square_norms(group, bags, gradients, workspace)
-    return found
+    norms: NDArray[np.float64] = backend(_BACKENDS, gradients.pooled).square_norms(group, bags, gradients, workspace)
+    return norms
 
 
-def pace_of(rule: RowUpdate) -> tuple[float, ...]:
-    """What `Missed.paces` says of a step: its own numbers."""
-    return tuple(rules.pace_of(rule))  # type: ignore[no-untyped-call]
+def step_numbers(rule: RowUpdate) -> tuple[float, ...]:
+    """Return the row of `Missed.numbers` for a step."""
+    return tuple(rules.step_numbers(rule))  # type: ignore[no-untyped-call]
 
 
 def apply_missed_steps(
     slots: Slots, group: GroupLayout, bags: BagBatch, missed: Missed, workspace: UpdateWorkspace
 ) -> None:
-    """Let the rows that a batch looks up take the steps that they missed; ids outside their table are passed over.
+    """Apply to the rows that a batch looks up the steps that they missed; ids outside their table are skipped.
 
     Notes
     -----
-    A row takes the same steps by the same numbers whenever it takes them, so its bits do not depend on how often it is
-    looked at. Time is proportional to the steps that are missed, all rows' steps together at most.
+    A row's steps have the same numbers whenever they are applied, so its bits do not depend on how often it is looked
+    up. Time is proportional to the number of missed steps.
     """
-    _missed.batch_missed_steps(slots, group, bags, missed, workspace)  # type: ignore[no-untyped-call]
+    cpu.apply_missed_steps(slots, group, bags, missed, workspace)  # type: ignore[no-untyped-call]
 
 
 def apply_missed_steps_to_range(slots: Slots, width: int, first: int, last: int, missed: Missed) -> None:
-    """As `apply_missed_steps` for the rows ``first:last``."""
-    _missed.apply_missed_steps_to_range(slots, width, first, last, missed)  # type: ignore[no-untyped-call]
+    """Apply to the rows ``first:last`` the steps that they missed."""
+    cpu.apply_missed_steps_to_range(slots, width, first, last, missed)  # type: ignore[no-untyped-call]

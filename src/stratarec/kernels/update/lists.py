@@ -1,4 +1,4 @@
-"""A table's lookups, listed and brought together by row, for Numba kernels."""
+"""List a table's lookups and sort them by row, for Numba kernels."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stratarec.kernels.bags.cpu import Bags, Features, share
+from stratarec.kernels.bags import Bags, Features, share
 from stratarec.kernels.runtime.team import BODY
 from stratarec.kernels.simd.prefetch import U
 
+# Most bits of a radix sort's digit: a pass writes to as many cache lines at once as the digit has values.
 DIGIT_BITS = 11
-"""Of a radix sort's digit at most: as many lines as it has values are written at once."""
+# Lookups that are sorted by insertion.
 _FEW = 24
 
 
@@ -26,8 +27,8 @@ class Batch(NamedTuple):
     table_features: NDArray[np.int64]
 
 
-class Given(NamedTuple):
-    """Flat pooled gradients, floats from one sample to the next; flat gradients of rows, where a feature's start."""
+class GradientArrays(NamedTuple):
+    """Flat pooled gradients and floats per sample; flat gradients of rows and the start of each feature's."""
 
     pooled: NDArray[np.float32]
     stride: int
@@ -36,7 +37,10 @@ class Given(NamedTuple):
 
 
 class MemberScratch(NamedTuple):
-    """What a member works on; the arrays of all members have one row for each."""
+    """Scratch of a member of the team; the arrays of all members have one row for each.
+
+    `squares` is the memory of `keys`, whose second half is free once they are sorted.
+    """
 
     listed: NDArray
     source_of: NDArray[np.int64]
@@ -50,49 +54,48 @@ class MemberScratch(NamedTuple):
     dense: NDArray[np.float32]
     touched: NDArray[np.uint8]
     squares: NDArray[np.float64]
-    """The memory of `keys`, whose second half is free once they are sorted."""
 
 
-def batch_given(layout, bags):
-    """A batch as `batch_of` takes it: plain tuples reach compiled code in a third of the time that named ones need."""
+def batch_arrays(layout, bags):
+    """Return a batch as `batch_of` takes it: plain tuples reach compiled code in a third of the time of named ones."""
     return bags.compiled, layout.features(bags), (layout.table_start, layout.table_features)
 
 
 # Not a `BODY`, which must not return arrays: see `outline`.
 @njit(nogil=True, cache=True)
-def batch_of(given):
-    """`Batch` of the plain tuples that Python gives."""
-    bags, features, (table_start, table_features) = given
+def batch_of(arrays):
+    """Return the `Batch` of the plain tuples of `batch_arrays`."""
+    bags, features, (table_start, table_features) = arrays
     return Batch(Bags(*bags), Features(*features), table_start, table_features)
 
 
 @njit(**BODY)
 def part_of(row, parts):
-    """Which of the parts of a table a row belongs to; popular rows, which follow one another, are dealt out."""
+    """Return the part of a table that a row belongs to; neighbouring rows, often all popular, go to different parts."""
     # By a product: a 64-bit division for every lookup made the backward of one giant table 0.98 instead of 0.84 ms.
     return (((U(row) * U(0x9E3779B1)) & U(0xFFFFFFFF)) * U(parts)) >> U(32)
 
 
 @njit(**BODY)
-def list_singles(bags, first, column, part, given, own):
-    """As `list_lookups` for one feature of one unweighted id a bag, without scales."""
+def list_singles(bags, first, column, part, gradients, scratch):
+    """List the lookups of one feature with one unweighted id a bag, as `list_lookups` does, without scales."""
     number, parts = part
     lookups = U(0)
     for b in range(U(bags.batch)):
         row = bags.values[U(first) + b]
-        # What is not of this part is written as well, and over: whose a row is cannot be predicted.
-        own.listed[lookups] = row
-        own.source_of[lookups] = np.int64(b) * given.stride + column
+        # Rows of other parts are written too, then overwritten: a branch could not be predicted.
+        scratch.listed[lookups] = row
+        scratch.source_of[lookups] = np.int64(b) * gradients.stride + column
         lookups += U(part_of(row, parts) == U(number))
     return lookups
 
 
 @njit(**BODY)
-def list_lookups(these, part, scaled, bags, features, given, width, own):
-    """List one table's lookups in ascending order of position: row, source (of the gradient) and maybe scale.
+def list_lookups(these, part, scaled, bags, features, gradients, width, scratch):
+    """List one table's lookups in ascending order of position: row, source of the gradient, and scale if `scaled`.
 
-    A source below zero lies in the rows' gradient, at its complement. Of several parts only the rows of `part`,
-    (number, parts), are listed. Returns the number of lookups.
+    A source below zero is the complement of a place in the rows' gradient. Only rows of `part`, (number, parts), are
+    listed. Return the number of lookups.
     """
     number, parts = part
     lookups = U(0)
@@ -106,122 +109,122 @@ def list_lookups(these, part, scaled, bags, features, given, width, own):
             factor = share(end - begin, features.mean[f])
             for i in range(U(begin), U(end)):
                 row = bags.values[i]
-                own.listed[lookups] = row
+                scratch.listed[lookups] = row
                 if features.sequence[f]:
-                    own.source_of[lookups] = ~(given.start[f] + (np.int64(i) - origin) * width)
+                    scratch.source_of[lookups] = ~(gradients.start[f] + (np.int64(i) - origin) * width)
                 else:
-                    own.source_of[lookups] = b * given.stride + features.column[f]
+                    scratch.source_of[lookups] = b * gradients.stride + features.column[f]
                     if scaled:
-                        own.scale_of[lookups] = factor * bags.weights[i] if bags.weighted else factor
+                        scratch.scale_of[lookups] = factor * bags.weights[i] if bags.weighted else factor
                 lookups += U(parts == 1 or part_of(row, parts) == U(number))
     return lookups
 
 
 @njit(**BODY)
 def is_simple(these, bags, features):
-    """Whether `these` features of a table are one, pooled, of one unweighted id a bag."""
+    """Whether `these` features of a table are a single pooled one with one unweighted id a bag."""
     return bags.singles and not bags.weighted and len(these) == 1 and not features.sequence[these[0]]
 
 
 @njit(**BODY)
-def list_table(these, part, bags, features, given, width, own):
-    """`list_singles` or `list_lookups`: the number of lookups, and whether they have scales."""
+def list_table(these, part, bags, features, gradients, width, scratch):
+    """List the lookups of a table; return their number and whether they have scales."""
     if is_simple(these, bags, features):
         f = these[0]
-        return list_singles(bags, features.key[f] * bags.batch, features.column[f], part, given, own), False
+        return list_singles(bags, features.key[f] * bags.batch, features.column[f], part, gradients, scratch), False
     scaled = bags.weighted
     for f in these:
         scaled |= features.mean[f] != 0
-    return list_lookups(these, part, scaled, bags, features, given, width, own), scaled
+    return list_lookups(these, part, scaled, bags, features, gradients, width, scratch), scaled
 
 
 @njit(**BODY)
 def digits_of(lookups, limit):
-    """Passes of a radix sort of numbers below `limit`, and the bits of each: those that are estimated to be fastest."""
+    """Return the passes and the bits of a digit that sort numbers below `limit` in the least estimated time."""
     bits = U(1)
     while bits < U(40) and (U(1) << bits) < U(limit):
         bits += U(1)
     passes, digit, least = U(1), bits, ~U(0)
-    for tried in range(U(1), U(9)):
-        each = (bits + tried - U(1)) // tried
-        # A lookup moves in 2 ns, a counter is emptied and summed in about 1.
-        cost = tried * (U(2) * lookups + (U(1) << each))
-        if cost < least and each <= U(DIGIT_BITS):
-            passes, digit, least = tried, each, cost
+    for count in range(U(1), U(9)):
+        size = (bits + count - U(1)) // count
+        # Moving a lookup takes 2 ns, clearing and summing a counter about 1.
+        cost = count * (U(2) * lookups + (U(1) << size))
+        if cost < least and size <= U(DIGIT_BITS):
+            passes, digit, least = count, size, cost
     return passes, digit
 
 
 @njit(**BODY)
-def move_by_digit(lookups, shift, digit, halves, sides, own):
-    """A pass of the radix sort by the digit that begins at bit `shift`, of which there are counts; counts the next one.
+def move_by_digit(lookups, shift, digit, halves, sides, scratch):
+    """Run a pass of the radix sort by the digit at bit `shift`, whose counts are known; count the next digit.
 
-    `halves` are where `keys` come from and go to, `sides` which counters are this pass's and which the next one's.
+    `halves` are the source and target of `keys`, `sides` the counters of this pass and of the next one.
     """
     values, (source, target), (side, other) = U(1) << digit, halves, sides
     mask, running = values - U(1), np.int32(0)
-    for each in range(values):
-        own.counters[other + each] = 0
-        count = own.counters[side + each]
-        own.counters[side + each] = running
+    for value in range(values):
+        scratch.counters[other + value] = 0
+        count = scratch.counters[side + value]
+        scratch.counters[side + value] = running
         running += count
     for i in range(lookups):
-        key = own.keys[source + i]
+        key = scratch.keys[source + i]
         place = side + ((key >> shift) & mask)
-        own.keys[target + U(own.counters[place])] = key
-        own.counters[place] += 1
-        own.counters[other + ((key >> (shift + digit)) & mask)] += 1
+        scratch.keys[target + U(scratch.counters[place])] = key
+        scratch.counters[place] += 1
+        scratch.counters[other + ((key >> (shift + digit)) & mask)] += 1
 
 
 @njit(**BODY)
-def sort_few(ids, lookups, shift, own):
-    """`keys` by insertion: what is counted in a radix sort costs more than a handful of lookups."""
+def sort_few(ids, lookups, shift, scratch):
+    """Sort `keys` by insertion: for a handful of lookups the counters of a radix sort cost more."""
     for i in range(lookups):
         key, place = U(ids[i]) << shift | i, i
-        while place > 0 and own.keys[place - U(1)] > key:
-            own.keys[place] = own.keys[place - U(1)]
+        while place > 0 and scratch.keys[place - U(1)] > key:
+            scratch.keys[place] = scratch.keys[place - U(1)]
             place -= U(1)
-        own.keys[place] = key
+        scratch.keys[place] = key
 
 
 @njit(**BODY)
-def sort_many(ids, lookups, limit, shift, own):
-    """`keys` by a radix sort, which ends in their first half."""
+def sort_many(ids, lookups, limit, shift, scratch):
+    """Sort `keys` by a radix sort that ends in their first half."""
     passes, digit = digits_of(lookups, limit)
-    half, side, mask = U(len(own.keys)) // U(2), U(0), (U(1) << digit) - U(1)
+    half, side, mask = U(len(scratch.keys)) // U(2), U(0), (U(1) << digit) - U(1)
     source, target = (half, U(0)) if passes % U(2) else (U(0), half)
-    for each in range(mask + U(1)):
-        own.counters[each] = 0
+    for value in range(mask + U(1)):
+        scratch.counters[value] = 0
     for i in range(lookups):
         row = U(ids[i])
-        own.keys[source + i] = row << shift | i
-        own.counters[row & mask] += 1
+        scratch.keys[source + i] = row << shift | i
+        scratch.counters[row & mask] += 1
     for number in range(passes):
         other = U(1 << DIGIT_BITS) - side
-        move_by_digit(lookups, shift + number * digit, digit, (source, target), (side, other), own)
+        move_by_digit(lookups, shift + number * digit, digit, (source, target), (side, other), scratch)
         source, target, side = target, source, other
 
 
 @njit(**BODY)
-def sort_by_row(ids, lookups, limit, own):
-    """Bring lookups of a row together: `order` is by row, then by position; gives the number of distinct rows.
+def sort_by_row(ids, lookups, limit, scratch):
+    """Sort lookups into `order`, by row and then by position; return the number of distinct rows.
 
-    Of each of them, in ascending order, ``row_of[u]``, and ``end_of[u]`` where its share of `order` ends. A key is a
-    row and, in its last bits, a position.
+    Distinct row u, in ascending order, is ``row_of[u]``, and its share of `order` ends at ``end_of[u]``. A key is a row
+    and, in its last bits, a position.
     """
     shift = U(1)
     while (U(1) << shift) < lookups:
         shift += U(1)
     if lookups <= U(_FEW):
-        sort_few(ids, lookups, shift, own)
+        sort_few(ids, lookups, shift, scratch)
     else:
-        sort_many(ids, lookups, limit, shift, own)
+        sort_many(ids, lookups, limit, shift, scratch)
     distinct, mask = U(0), (U(1) << shift) - U(1)
-    own.keys[lookups] = ~U(0)
+    scratch.keys[lookups] = ~U(0)
     for i in range(lookups):
-        key = own.keys[i]
-        own.order[i] = key & mask
-        # Written for every lookup, kept for a row's last one: without a branch.
-        own.row_of[distinct] = key >> shift
-        own.end_of[distinct] = i + U(1)
-        distinct += U(key >> shift != own.keys[i + U(1)] >> shift)
+        key = scratch.keys[i]
+        scratch.order[i] = key & mask
+        # Written for every lookup, so that the last one of a row wins without a branch.
+        scratch.row_of[distinct] = key >> shift
+        scratch.end_of[distinct] = i + U(1)
+        distinct += U(key >> shift != scratch.keys[i + U(1)] >> shift)
     return distinct

@@ -44,8 +44,8 @@ def update_row(rule: RowUpdate, weight: Tensor, gradient: Tensor, state: dict[st
         square = gradient.square() if rule.kind == "adam" else gradient.square().mean()
         state["exp_avg"].mul_(rule.beta1).add_(gradient, alpha=1 - rule.beta1)
         state["exp_avg_sq"].mul_(rule.beta2).add_(square, alpha=1 - rule.beta2)
-        moment = state["exp_avg"] / (1 - rule.beta1**rule.step)
+        mean = state["exp_avg"] / (1 - rule.beta1**rule.step)
         scale = (state["exp_avg_sq"] / (1 - rule.beta2**rule.step)).sqrt() + rule.eps
-        weight -= rule.rate * moment / scale
+        weight -= rule.rate * mean / scale
     else:
         raise AssertionError(f"no reference for {rule.kind!r}")

@@ -1,7 +1,7 @@
-"""What a row optimizer does to one row and its state, for Numba kernels.
+"""The row optimizers' update of one row and its state, for Numba kernels.
 
 Every function works in blocks of `lanes`, a constant of each compiled kernel. Nothing is contracted or reassociated: a
-row's bits follow from its own bits, its gradient and the step's numbers, wherever the row lies.
+row's bits follow from its scratch bits, its gradient and the step's numbers, wherever the row lies.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Slots(NamedTuple):
     weights : ndarray
         ``[R * D]``.
     row_state, full_state : ndarray
-        ``[R]`` and ``[R * k * D]``, k floats a weight of which the first ones of all weights of a row come first; of
-        any size where the rule keeps no such state. Both float32, as the weights are.
+        ``[R]`` and ``[R * k * D]``, with k floats for each weight, the first ones of a row's weights in front;
+        of any size where the rule keeps no such state. Both float32, as the weights are.
     clock : ndarray
-        ``[R]`` int32, the steps that each row has taken; empty where a step changes the rows of its batch alone.
+        ``[R]`` int32, the steps that each row has taken; empty where a step changes only the rows of its batch.
     """
 
     weights: NDArray[np.float32]
@@ -43,7 +43,7 @@ class Slots(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A row optimizer's numbers: those of every step.
+    """Constants of a row optimizer.
 
     `l2` is weight decay added to the gradient, `weight_decay` the decoupled form; at least one of them is 0. `rest1` is
     1 - beta1, rounded once: 1 minus a rounded beta is off by 1e-5 of itself.
@@ -61,7 +61,7 @@ class Rule(NamedTuple):
 
 
 class StepNumbers(NamedTuple):
-    """A step's own numbers.
+    """Numbers of a row optimizer that change from step to step.
 
     `step_size` is the rate divided by Adam's first bias correction 1 - beta1^t, `inv_sqrt_bias2` is
     (1 - beta2^t)^-0.5.
@@ -73,38 +73,41 @@ class StepNumbers(NamedTuple):
 
 
 class MissedSteps(NamedTuple):
-    """Steps that rows may have missed: how many there were, the numbers of each, and the gradient of a missed step."""
+    """Steps that rows may have missed: their number, the `StepNumbers` of each, and the gradient of a missed step."""
 
     steps: int
-    paces: NDArray[np.float32]
+    numbers: NDArray[np.float32]
     still: NDArray[np.float32]
 
 
 class Step(NamedTuple):
-    """All that a row's step takes but its gradient."""
+    """Inputs of a row's update except its gradient."""
 
     rule: Rule
-    pace: StepNumbers
+    numbers: StepNumbers
     missed: MissedSteps
 
 
 def compiled(rule):
-    """A `RowUpdate`, as `rule_of` and `pace_in` take it: Python's floats are made and unpacked faster than NumPy's."""
+    """Return a `RowUpdate` as plain tuples for `rule_of` and `step_numbers_of`.
+
+    Python's floats are created and unpacked faster than NumPy's.
+    """
     l2, weight_decay = (0.0, rule.decay) if rule.decoupled else (rule.decay, 0.0)
     numbers = (rule.scale, rule.eps, l2, weight_decay, rule.beta1, 1 - rule.beta1, rule.beta2, 1 - rule.beta2)
-    return (KINDS[rule.kind], *map(float, numbers)), pace_of(rule)
+    return (KINDS[rule.kind], *map(float, numbers)), step_numbers(rule)
 
 
-def pace_of(rule):
-    """The numbers of a `RowUpdate`'s step."""
+def step_numbers(rule):
+    """Return `StepNumbers` of a `RowUpdate` as a plain tuple."""
     first, second = 1 - rule.beta1**rule.step, 1 - rule.beta2**rule.step
     return float(rule.rate), rule.rate / first, second**-0.5
 
 
 @njit(**BODY)
-def rule_of(given):
-    """`Rule` of the floats that `compiled` gives, rounded once."""
-    kind, scale, eps, l2, weight_decay, beta1, rest1, beta2, rest2 = given
+def rule_of(values):
+    """Return the `Rule` of the floats from `compiled`, rounded once."""
+    kind, scale, eps, l2, weight_decay, beta1, rest1, beta2, rest2 = values
     return Rule(
         kind, np.float32(scale), np.float32(eps), np.float32(l2), np.float32(weight_decay), np.float32(beta1),
         np.float32(rest1), np.float32(beta2), np.float32(rest2),
@@ -112,138 +115,139 @@ def rule_of(given):
 
 
 @njit(**BODY)
-def pace_in(given):
-    """`StepNumbers`, likewise."""
-    rate, step_size, inv_sqrt_bias2 = given
+def step_numbers_of(values):
+    """Return the `StepNumbers` of the floats from `step_numbers`, rounded once."""
+    rate, step_size, inv_sqrt_bias2 = values
     return StepNumbers(np.float32(rate), np.float32(step_size), np.float32(inv_sqrt_bias2))
 
 
 @njit(**BODY)
 def direction(lanes, rule, weights, place, gradient, at):
-    """A block of a row's gradient, the L2 term within."""
+    """Return a block of a row's scaled gradient, including the L2 term."""
     literally(lanes)
-    found = multiply(broadcast(rule.scale, lanes), load(gradient, at, lanes))
+    block = multiply(broadcast(rule.scale, lanes), load(gradient, at, lanes))
     if rule.l2 != 0:
-        found = add(found, multiply(broadcast(rule.l2, lanes), load(weights, place, lanes)))
-    return found
+        block = add(block, multiply(broadcast(rule.l2, lanes), load(weights, place, lanes)))
+    return block
 
 
 @njit(**BODY)
 def mean_square(lanes, rule, weights, first, D, gradient, start):
-    """Mean of squares, block after block, each in `vector.total`'s order: the same bits on every machine."""
+    """Return the mean square, block after block in the order of `vector.total`: the same bits on every machine."""
     literally(lanes)
-    found = np.float32(0.0)
+    square_sum = np.float32(0.0)
     for block in range(U(0), D, U(lanes)):
         part = direction(lanes, rule, weights, first + block, gradient, start + block)
-        found += total(multiply(part, part))
-    return found / np.float32(D)
+        square_sum += total(multiply(part, part))
+    return square_sum / np.float32(D)
 
 
 @njit(**BODY)
-def move(lanes, rule, pace, weights, place, change):
-    """``weights[place:][:lanes] -= change``, after decoupled decay."""
+def move(lanes, rule, numbers, weights, place, change):
+    """Apply decoupled decay, then ``weights[place:][:lanes] -= change``."""
     literally(lanes)
-    kept = load(weights, place, lanes)
+    block = load(weights, place, lanes)
     if rule.weight_decay != 0:
-        kept = multiply(broadcast(np.float32(1.0) - pace.rate * rule.weight_decay, lanes), kept)
-    store(weights, place, subtract(kept, change))
+        block = multiply(broadcast(np.float32(1.0) - numbers.rate * rule.weight_decay, lanes), block)
+    store(weights, place, subtract(block, change))
 
 
 @njit(**BODY)
-def blend(lanes, state, place, keep, rest, found):
-    """``state[place:][:lanes] = keep * itself + rest * found``; returns it."""
+def blend(lanes, state, place, keep, share, value):
+    """Set ``state[place:][:lanes] = keep * state + share * value`` and return the result."""
     literally(lanes)
-    kept = multiply(broadcast(keep, lanes), load(state, place, lanes))
-    blended = add(kept, multiply(broadcast(rest, lanes), found))
+    decayed = multiply(broadcast(keep, lanes), load(state, place, lanes))
+    blended = add(decayed, multiply(broadcast(share, lanes), value))
     store(state, place, blended)
     return blended
 
 
 @njit(**BODY)
-def adagrad_block(lanes, rule, pace, slots, place, found):
-    """Adagrad's step of a block whose gradient is `found`."""
+def adagrad_block(lanes, rule, numbers, slots, place, block):
+    """Update a block of weights by Adagrad, given the block's gradient."""
     literally(lanes)
-    sums = add(load(slots.full_state, place, lanes), multiply(found, found))
+    sums = add(load(slots.full_state, place, lanes), multiply(block, block))
     store(slots.full_state, place, sums)
     scale = add(square_root(sums), broadcast(rule.eps, lanes))
-    move(lanes, rule, pace, slots.weights, place, divide(multiply(broadcast(pace.rate, lanes), found), scale))
+    move(lanes, rule, numbers, slots.weights, place, divide(multiply(broadcast(numbers.rate, lanes), block), scale))
 
 
 @njit(**BODY)
-def adam_block(lanes, rule, pace, slots, place, state, D, found):
-    """Adam's step of a block: the moments of a slot lie one behind the other, the block's own from `state` on."""
+def adam_block(lanes, rule, numbers, slots, place, state, D, block):
+    """Update a block of weights by Adam; the block's first moments are at `state`, its second ones at `state` + D."""
     literally(lanes)
-    first = blend(lanes, slots.full_state, state, rule.beta1, rule.rest1, found)
-    second = blend(lanes, slots.full_state, state + D, rule.beta2, rule.rest2, multiply(found, found))
-    scale = add(multiply(square_root(second), broadcast(pace.inv_sqrt_bias2, lanes)), broadcast(rule.eps, lanes))
-    move(lanes, rule, pace, slots.weights, place, divide(multiply(broadcast(pace.step_size, lanes), first), scale))
+    first = blend(lanes, slots.full_state, state, rule.beta1, rule.rest1, block)
+    second = blend(lanes, slots.full_state, state + D, rule.beta2, rule.rest2, multiply(block, block))
+    scale = add(multiply(square_root(second), broadcast(numbers.inv_sqrt_bias2, lanes)), broadcast(rule.eps, lanes))
+    change = divide(multiply(broadcast(numbers.step_size, lanes), first), scale)
+    move(lanes, rule, numbers, slots.weights, place, change)
 
 
 @njit(**BODY)
-def factor_of(lanes, rule, pace, slots, row, D, gradient, start):
-    """What a whole row's gradient, or its first moment, is multiplied by; the row's state takes the gradient in."""
+def factor_of(lanes, rule, numbers, slots, row, D, gradient, start):
+    """Update the row's state; return the factor of its gradient or first moment."""
     literally(lanes)
-    factor, row_state = pace.rate, slots.row_state
+    factor, row_state = numbers.rate, slots.row_state
     if rule.kind != SGD:
         square = mean_square(lanes, rule, slots.weights, row * D, D, gradient, start)
         if rule.kind == ROWWISE_ADAGRAD:
             row_state[row] += square
-            factor = pace.rate / (np.sqrt(row_state[row]) + rule.eps)
+            factor = numbers.rate / (np.sqrt(row_state[row]) + rule.eps)
         else:
             row_state[row] = rule.beta2 * row_state[row] + rule.rest2 * square
-            factor = pace.step_size / (np.sqrt(row_state[row]) * pace.inv_sqrt_bias2 + rule.eps)
+            factor = numbers.step_size / (np.sqrt(row_state[row]) * numbers.inv_sqrt_bias2 + rule.eps)
     return factor
 
 
 @njit(**BODY)
-def update_row(lanes, rule, pace, slots, row, D, gradient, start):
+def update_row(lanes, rule, numbers, slots, row, D, gradient, start):
     """Apply one summed gradient ``gradient[start:start + D]`` to row `row` and its state."""
     literally(lanes)
     first, factor = row * D, np.float32(0.0)
-    # The rule is one of a few constants a step: the tests are predicted, and one body serves all five.
+    # The rule is constant within a step: its branches are predicted, and one body serves all five rules.
     if rule.kind == SGD or rule.kind == ROWWISE_ADAGRAD or rule.kind == ROWWISE_ADAM:
-        factor = factor_of(lanes, rule, pace, slots, row, D, gradient, start)
+        factor = factor_of(lanes, rule, numbers, slots, row, D, gradient, start)
     for block in range(U(0), D, U(lanes)):
         place = first + block
-        found = direction(lanes, rule, slots.weights, place, gradient, start + block)
+        part = direction(lanes, rule, slots.weights, place, gradient, start + block)
         if rule.kind == ADAGRAD:
-            adagrad_block(lanes, rule, pace, slots, place, found)
+            adagrad_block(lanes, rule, numbers, slots, place, part)
         elif rule.kind == ADAM:
-            adam_block(lanes, rule, pace, slots, place, first + place, D, found)
+            adam_block(lanes, rule, numbers, slots, place, first + place, D, part)
         else:
             if rule.kind == ROWWISE_ADAM:
-                found = blend(lanes, slots.full_state, place, rule.beta1, rule.rest1, found)
-            move(lanes, rule, pace, slots.weights, place, multiply(broadcast(factor, lanes), found))
+                part = blend(lanes, slots.full_state, place, rule.beta1, rule.rest1, part)
+            move(lanes, rule, numbers, slots.weights, place, multiply(broadcast(factor, lanes), part))
 
 
 @njit(**BODY)
-def apply_missed_steps(lanes, rule, missed, slots, row, D):
-    """Take the steps that row `row` has missed, one by one, as they would have been taken."""
+def apply_missed_to_row(lanes, rule, missed, slots, row, D):
+    """Apply the steps that row `row` has missed, one by one, as they would have been applied in time."""
     literally(lanes)
     clock = slots.clock
-    # One by one: the missed decay of SGD has a closed form, but a row that is read in between has its gap cut in two,
-    # and two products have other bits than one. Adagrad and Adam have no such form.
-    # A clock comes from a record, which may be anybody's: below 0 it would read in front of the numbers.
+    # One by one: the missed decay of SGD has a closed form, but reading a row splits its gap in two, and two products
+    # have other bits than one. Adagrad and Adam have no such form.
+    # A clock comes from a record, which is untrusted: below 0 it would read in front of the numbers.
     for step in range(U(max(clock[row], np.int32(0))), U(missed.steps)):
-        pace = StepNumbers(missed.paces[step, U(0)], missed.paces[step, U(1)], missed.paces[step, U(2)])
-        update_row(lanes, rule, pace, slots, row, D, missed.still, U(0))
+        numbers = StepNumbers(missed.numbers[step, U(0)], missed.numbers[step, U(1)], missed.numbers[step, U(2)])
+        update_row(lanes, rule, numbers, slots, row, D, missed.still, U(0))
     clock[row] = missed.steps
 
 
 @njit(**BODY)
 def train_row(lanes, step, slots, row, D, gradient, start):
-    """`update_row` of a row that has taken every step before this one."""
+    """Apply missed steps to a row, then the current step."""
     literally(lanes)
     if len(slots.clock):
-        # As a rule it has them from when it was looked up; not where another batch was trained in between.
-        apply_missed_steps(lanes, step.rule, step.missed, slots, row, D)
+        # Usually the lookup has applied them already, unless another batch was trained in between.
+        apply_missed_to_row(lanes, step.rule, step.missed, slots, row, D)
         slots.clock[row] += np.int32(1)
-    update_row(lanes, step.rule, step.pace, slots, row, D, gradient, start)
+    update_row(lanes, step.rule, step.numbers, slots, row, D, gradient, start)
 
 
 @njit(**BODY)
 def prefetch_state(kind, slots, row, D):
-    """Ask for all that `train_row` will touch."""
+    """Prefetch everything that `train_row` will touch."""
     prefetch_row(slots.weights, row * D, D)
     if len(slots.clock):
         prefetch(slots.clock, row)

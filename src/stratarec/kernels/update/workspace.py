@@ -1,4 +1,4 @@
-"""What an update keeps from step to step on the processor: the order of its tasks and each thread's scratch."""
+"""State of the update on the CPU from step to step: the order of its tasks and the scratch of each thread."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from stratarec.kernels.runtime.memory import allocate
 from stratarec.kernels.runtime.threads import threads_for
 from stratarec.kernels.update.lists import DIGIT_BITS, MemberScratch
 
+# Floats of a block of a member's dense sums: half of a second-level cache of 1 MiB; the rows take the other half.
 DENSE_FLOATS = 1 << 17
-"""Of a block of a member's dense sums; half of a second cache of 1 MiB, the rows themselves being the other half."""
+# Rows of several blocks that are summed densely, and most floats of these.
 _WIDE_ROWS, _MOST_DENSE = 1024, 1 << 19
-"""Rows of several blocks that are summed so, and floats of theirs."""
+# Adding a number to it gives that number's bits; +0.0 would change -0.0.
 NOTHING = np.float32(-0.0)
-"""Adding to it gives any number's own bits, as starting from that number would; +0.0 would change -0.0."""
 _PAGE_FLOATS = 1024
+# So few lookups fit the smallest scratch and are not counted by table, which took a tenth of such a step.
 _FEW = 204
-"""Lookups that are not counted by table, which took a tenth of such a step: all fit the least scratch there is."""
 
 
 class UpdateTasks(NamedTuple):
-    """The next task, and table, part and number of parts of each, in the order in which threads take them."""
+    """Number of the next task; table, part and number of parts of each task, in the order of execution."""
 
     counter: NDArray[np.int64]
     table: NDArray[np.int64]
@@ -34,18 +34,18 @@ class UpdateTasks(NamedTuple):
 
 
 def schedule(costs: list[float], threads: int) -> tuple[NDArray[np.int64], ...]:
-    """`UpdateTasks` but for the counter: tables in descending order of cost; large ones are cut into parts by row."""
+    """Return `UpdateTasks` without the counter: tables by falling cost, large ones cut into parts by row."""
     fair = sum(costs) / max(threads, 1)
     tasks = []
     for table, cost in enumerate(costs):
         parts = threads if cost > fair / 2 else 1
         tasks += [(-cost / parts, table, part, parts) for part in range(parts)]
-    dealt = np.array([task for _, *task in sorted(tasks)], dtype=np.int64).reshape(-1, 3)
-    return tuple(dealt[:, column].copy() for column in range(3))
+    columns = np.array([task for _, *task in sorted(tasks)], dtype=np.int64).reshape(-1, 3)
+    return tuple(columns[:, column].copy() for column in range(3))
 
 
 def shapes(lookups: int, width: int) -> dict[str, tuple[int, Any]]:
-    """Elements and type of each array of a thread's scratch for up to `lookups` lookups of a table."""
+    """Return size and type of each array of a thread's scratch for up to `lookups` lookups of a table."""
     capacity = 1 << max(int(lookups * 1.25), 256).bit_length()
     return {
         "listed": (capacity, np.int64),
@@ -64,25 +64,25 @@ def shapes(lookups: int, width: int) -> dict[str, tuple[int, Any]]:
 
 
 def scratch_bytes(lookups: int, width: int, threads: int) -> int:
-    """Bytes of the scratch of so many threads."""
+    """Return the scratch bytes of `threads` threads for tables up to `width` wide and `lookups` lookups of a table."""
     return threads * sum(size * int(np.dtype(kind).itemsize) for size, kind in shapes(lookups, width).values())
 
 
 @cache
-def in_turn(tables: int) -> tuple[NDArray[np.int64], ...]:
-    """`schedule` for one thread, to which any order is as good."""
+def sequential_tasks(tables: int) -> tuple[NDArray[np.int64], ...]:
+    """Return the schedule for one thread: tables in their order."""
     return np.arange(tables), np.zeros(tables, dtype=np.int64), np.ones(tables, dtype=np.int64)
 
 
-class Load:
-    """How many lookups of each table a batch has, and how threads share them.
+class LookupLoad:
+    """Number of lookups of each table in a batch, and their division among threads.
 
     Parameters
     ----------
     counts : ndarray
         ``[tables]`` int64.
     batch : int or None
-        Samples, where every bag holds one id: nothing else then decides the counts.
+        Number of samples where every bag holds one id, which then determines the counts.
     """
 
     def __init__(self, counts: NDArray[np.int64], batch: int | None) -> None:
@@ -91,9 +91,9 @@ class Load:
         self._tasks: dict[int, tuple[NDArray[np.int64], ...]] = {}
 
     def tasks(self, group: GroupLayout, threads: int) -> tuple[NDArray[np.int64], ...]:
-        """`schedule` for so many threads."""
+        """Return the schedule for so many threads."""
         if threads == 1:
-            return in_turn(len(self.counts))
+            return sequential_tasks(len(self.counts))
         if threads not in self._tasks:
             rows = group.rows[group.table_features[group.table_start[:-1]]]
             # A lookup adds one gradient row; a distinct row also reads and writes a row of the table.
@@ -102,80 +102,72 @@ class Load:
         return self._tasks[threads]
 
 
-class Arrays:
-    """The scratch of the largest batch met, of all tables that share it."""
+class ScratchArrays:
+    """Scratch for the largest batch so far, of all tables that share it."""
 
     def __init__(self) -> None:
         self._threads = self._lookups = self._capacity = self._width = 0
-        # By the type of the ids that are listed, which lie in the same memory.
-        self._made: dict[Any, MemberScratch] = {}
+        # By the type of the listed ids; all views share the same memory.
+        self._views: dict[Any, MemberScratch] = {}
         self.nbytes = 0
 
     def fit(self, threads: int, lookups: int, width: int, ids: np.dtype[Any]) -> MemberScratch:
-        """Arrays for `threads` threads and up to `lookups` lookups of a table, whose ids are of type `ids`."""
+        """Return arrays for `threads` threads and up to `lookups` lookups of a table, with ids of type `ids`."""
         if threads > self._threads or lookups > self._capacity or width > self._width:
-            self._made = {}
-            self._make(max(threads, self._threads), max(lookups, self._lookups), max(width, self._width))
-        found = self._made.get(ids)
-        if found is None:
-            made = self._made[np.dtype(np.int64)]
-            found = self._made[ids] = made._replace(listed=made.listed.view(ids))
-        return found
+            self._allocate(max(threads, self._threads), max(lookups, self._lookups), max(width, self._width))
+        if ids not in self._views:
+            views = self._views[np.dtype(np.int64)]
+            self._views[ids] = views._replace(listed=views.listed.view(ids))
+        return self._views[ids]
 
-    def _make(self, threads: int, lookups: int, width: int) -> None:
+    def _allocate(self, threads: int, lookups: int, width: int) -> None:
         arrays: dict[str, Any] = {
             name: allocate(threads * size).reshape(threads, size)
             if kind is np.float32
             else np.empty((threads, size), kind)
             for name, (size, kind) in shapes(lookups, width).items()
         }
-        made = MemberScratch(**arrays, squares=arrays["keys"].view(np.float64))
-        made.dense.fill(NOTHING)
-        made.touched.fill(0)
-        self._made[np.dtype(np.int64)] = made
+        scratch = MemberScratch(**arrays, squares=arrays["keys"].view(np.float64))
+        scratch.dense.fill(NOTHING)
+        scratch.touched.fill(0)
+        self._views = {np.dtype(np.int64): scratch}
         self._threads, self._lookups, self._width = threads, lookups, width
-        self._capacity = made.order.shape[1]
+        self._capacity = scratch.order.shape[1]
         self.nbytes = sum(array.nbytes for array in arrays.values())
 
 
-class Kept:
-    """The load of the last batch, and the scratch that is shared.
+class UpdateState:
+    """Load of the last batch, and the shared scratch."""
 
-    Parameters
-    ----------
-    arrays : Arrays
-    """
-
-    def __init__(self, arrays: Arrays) -> None:
+    def __init__(self, arrays: ScratchArrays) -> None:
         self.arrays = arrays
-        self._load: Load | None = None
+        self._load: LookupLoad | None = None
 
     def share(self, group: GroupLayout, bags: BagBatch) -> tuple[int, int, tuple[NDArray[np.int64], ...]]:
-        """Threads for a batch, how many lookups of a table there are at most, and the tasks."""
+        """Return the threads for a batch, the most lookups of any table, and the tasks."""
         lookups = len(bags.values)
         if bags.offsets is not None and lookups <= _FEW:
-            return 1, lookups, in_turn(len(group.table_start) - 1)
+            return 1, lookups, sequential_tasks(len(group.table_start) - 1)
         load = self._load_of(group, bags)
         threads = threads_for(load.total)
         return threads, load.most, load.tasks(group, threads)
 
-    def _load_of(self, group: GroupLayout, bags: BagBatch) -> Load:
-        """The batch's load; that of the last one where it is the same, as it is without jagged features."""
-        # Counted once for batches of single ids: with counts at every step batches of 4 and 32 took 1.2 times as long.
+    def _load_of(self, group: GroupLayout, bags: BagBatch) -> LookupLoad:
+        # Batches of single ids are counted once: counted at every step, batches of 4 and 32 took 1.2 times as long.
         last, batch = self._load, bags.batch if bags.offsets is None else None
         if last is not None and batch is not None and last.batch == batch:
             return last
         counts = lookups_by_table(group, bags)
         if last is None or last.batch != batch or not np.array_equal(counts, last.counts):
-            self._load = last = Load(counts, batch)
+            self._load = last = LookupLoad(counts, batch)
         return last
 
 
-def kept_for(workspace: Any) -> Kept:
-    """What the workspace keeps, made when it is first used."""
-    if workspace.kept is None:
-        if workspace.scratch.kept is None:
-            workspace.scratch.kept = Arrays()
-        workspace.kept = Kept(workspace.scratch.kept)
-    kept: Kept = workspace.kept
-    return kept
+def state_of(workspace: Any) -> UpdateState:
+    """Return the state of a workspace, created at its first use."""
+    if workspace.state is None:
+        if workspace.scratch.state is None:
+            workspace.scratch.state = ScratchArrays()
+        workspace.state = UpdateState(workspace.scratch.state)
+    state: UpdateState = workspace.state
+    return state

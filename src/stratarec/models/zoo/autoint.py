@@ -1,4 +1,4 @@
-"""AutoInt (Song et al. 2019, arXiv 1810.11921): fields attend to one another, several times.
+"""AutoInt (Song et al. 2019, arXiv 1810.11921): several layers of self-attention over fields.
 
 Shapes: B samples, F fields, D width, A width of attention, of all heads together.
 """
@@ -15,7 +15,7 @@ from torch.nn import functional
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.layers import check_sizes
-from stratarec.models.runs import Runs
+from stratarec.models.request import Runs
 from stratarec.models.zoo.fields import Fields
 
 
@@ -26,17 +26,17 @@ class AutoIntConfig(VectorsConfig):
     kind: Literal["autoint"] = "autoint"
     layer_counts: ClassVar = ("attention_layers", "attention_heads")
     attention_layers: int = 3
-    """How often fields attend to one another."""
+    """Number of attention layers."""
     attention_dim: int = 32
     """A, width of a field after each layer."""
     attention_heads: int = 2
     """Heads of a layer; must divide `attention_dim`."""
     scaled: bool = False
-    """Whether products are divided by the root of a head's width, which the paper does not do."""
+    """Whether to divide products by the root of a head's width; the paper does not."""
     layer_norm: bool = False
-    """Whether a layer's output is normalised, which the paper does not do."""
+    """Whether to normalise a layer's output; the paper does not."""
     deep_mlp: tuple[int, ...] = (512, 256)
-    """Hidden sizes of a deep network beside it (AutoInt+); empty for none, which is worse where there are numbers."""
+    """Hidden sizes of a parallel deep network (AutoInt+); empty for none, which is worse with dense features."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +64,7 @@ class Interacting(nn.Module):
         self.norm = nn.LayerNorm(size) if config.layer_norm else None
 
     def forward(self, fields: Tensor) -> Tensor:
-        """``[B, F, .]`` -> ``[B, F, A]``."""
+        """Return ``[B, F, A]`` of ``[B, F, .]``."""
         query, key, value = (self._by_head(project(fields)) for project in self.project)
         mixed = functional.scaled_dot_product_attention(query, key, value, scale=self.scale)
         joined = mixed.transpose(1, 2).flatten(2) + self.residual(fields)
@@ -75,7 +75,7 @@ class Interacting(nn.Module):
 
 
 class AutoIntScore(Score):
-    """logit = b + w · [fields after the last layer, and what the deep network makes of them before the first]."""
+    """logit = b + w · [fields after the last attention layer, deep(fields before the first)]."""
 
     config: ClassVar = AutoIntConfig
 
@@ -85,11 +85,10 @@ class AutoIntScore(Score):
         widths = [config.embedding_dim, *[config.attention_dim] * (config.attention_layers - 1)]
         self.attention = nn.Sequential(*(Interacting(width, config) for width in widths))
         self.deep = config.mlp(self.fields.count * config.embedding_dim, config.deep_mlp) if config.deep_mlp else None
-        beside = 0 if self.deep is None else self.deep.outputs
-        self.out = nn.Linear(self.fields.count * config.attention_dim + beside, 1)
+        deep_outputs = 0 if self.deep is None else self.deep.outputs
+        self.out = nn.Linear(self.fields.count * config.attention_dim + deep_outputs, 1)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """See `Score`."""
         fields = self.fields(dense, vectors, runs)
         last = self.attention(fields).flatten(1)
         if self.deep is not None:

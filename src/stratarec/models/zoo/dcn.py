@@ -1,4 +1,5 @@
-"""DCN V2 (Wang et al. 2021, arXiv 2008.13535): explicit crosses of all features, under or beside a deep network."""
+"""DCN V2 (Wang et al. 2021, arXiv 2008.13535): explicit crosses of all features, before or parallel to a deep
+network."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.layers import Cross, check_sizes
-from stratarec.models.runs import Runs
+from stratarec.models.request import Runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class DCNv2Config(VectorsConfig):
     kind: Literal["dcnv2"] = "dcnv2"
     layer_counts: ClassVar = ("cross_layers",)
     structure: Literal["stacked", "parallel"] = "parallel"
-    """``stacked``: the deep network takes the crosses; ``parallel``: both take the input and are joined at the end."""
+    """``stacked``: the deep network follows the crosses; ``parallel``: both use the input and are joined at the end."""
     cross_layers: int = 3
     """Order of the highest cross minus one."""
     low_rank: int = 0
@@ -39,7 +40,7 @@ class DCNv2Config(VectorsConfig):
 
 
 class DCNv2Score(Score):
-    """Dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``."""
+    """logit = b + w · [cross(x), deep(x)], or b + w · deep(cross(x)), of all inputs x side by side."""
 
     config: ClassVar = DCNv2Config
 
@@ -58,10 +59,8 @@ class DCNv2Score(Score):
         parts = [dense, vectors.flatten(1).to(dense.dtype)]
         start = torch.cat(parts if numbers is None else [*parts, numbers.to(dense.dtype)], dim=1)
         crossed = self.cross(start)
-        last = self.deep(crossed) if self.stacked else self._beside(start, crossed)
+        last = self.deep(crossed if self.stacked else start)
+        if not self.stacked:
+            last = torch.cat([crossed.to(last.dtype), last], dim=1)
         logits: Tensor = self.out(last)
         return logits.squeeze(-1)
-
-    def _beside(self, start: Tensor, crossed: Tensor) -> Tensor:
-        deep = self.deep(start)
-        return torch.cat([crossed.to(deep.dtype), deep], dim=1)

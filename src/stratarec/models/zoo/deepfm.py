@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.layers import check_sizes
-from stratarec.models.runs import Runs
+from stratarec.models.request import Runs
 from stratarec.models.zoo.fields import FIRST_ORDER, MULTIPLIED, Fields, Terms
 from stratarec.models.zoo.fm import fm_terms
 
@@ -43,8 +43,7 @@ class DeepFMScore(Score):
         self.out = Terms(self.deep.outputs, 1 + config.embedding_dim)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """See `Score`."""
         fields = self.fields.parts(dense, vectors, runs)
-        deep, terms = fields.columns(0, -1).under(self.deep), fm_terms(fields)
+        deep, terms = fields.columns(0, -1).apply(self.deep), fm_terms(fields)
         logits: Tensor = self.out(torch.cat([deep.to(terms.dtype), terms], dim=1))
         return logits.squeeze(-1)

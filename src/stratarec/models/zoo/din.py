@@ -1,7 +1,7 @@
-"""Deep interest network (Zhou et al. 2018, arXiv 1706.06978): histories are weighed by the candidate.
+"""Deep interest network (Zhou et al. 2018, arXiv 1706.06978): histories are weighted by the candidate.
 
-The weighing is `sequence.TargetAttention`; what follows is a deep network on all vectors. Its activations are ReLU,
-where the paper also has one that adapts to the data (Dice).
+The attention is `history.TargetAttention`, followed by a deep network on all vectors. Its activations are ReLU; the
+paper also has an adaptive one (Dice).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from stratarec.models.base import Score, VectorsConfig
+from stratarec.models.history import HistoryConfig
 from stratarec.models.layers import check_sizes
-from stratarec.models.runs import Runs
-from stratarec.models.sequence import HistoryConfig
+from stratarec.models.request import Runs
 from stratarec.models.zoo.fields import Fields
 
 
@@ -25,7 +25,7 @@ class DINConfig(VectorsConfig):
 
     kind: Literal["din"] = "din"
     history: HistoryConfig = field(default_factory=partial(HistoryConfig, pooling="target_attention"))
-    """How histories and sequences are pooled: by the candidate, unless another pooling is named."""
+    """Pooling of histories and sequences, by default target attention."""
     deep_mlp: tuple[int, ...] = (200, 80)
     """Hidden sizes of the deep network."""
 
@@ -46,6 +46,5 @@ class DINScore(Score):
         self.out = nn.Linear(self.deep.outputs, 1)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """See `Score`."""
-        logits: Tensor = self.out(self.fields.parts(dense, vectors, runs).under(self.deep))
+        logits: Tensor = self.out(self.fields.parts(dense, vectors, runs).apply(self.deep))
         return logits.squeeze(-1)

@@ -13,7 +13,7 @@ from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import dot_interaction, run_interaction, split_columns
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.layers import check_sizes
-from stratarec.models.runs import Runs, chosen
+from stratarec.models.request import Runs, chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,23 +22,23 @@ class DLRMConfig(VectorsConfig):
 
     kind: Literal["dlrm"] = "dlrm"
     bottom_mlp: tuple[int, ...] = (512, 256)
-    """Hidden sizes over the dense features; a last layer of `embedding_dim` follows."""
+    """Hidden sizes of the network over dense features; a last layer of `embedding_dim` follows."""
     top_mlp: tuple[int, ...] = (512, 256)
-    """Hidden sizes over the interactions; a last layer of 1 follows."""
+    """Hidden sizes of the network over interactions; a last layer of 1 follows."""
     interaction: Literal["dot", "cat"] = "dot"
-    """What the top MLP takes beside the bottom's vector: ``dot`` products of all pairs of vectors; ``cat`` the vectors
-    side by side."""
+    """Input of the top MLP in addition to the bottom's vector: ``dot`` products of all pairs of vectors, or ``cat``,
+    the vectors side by side."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.interaction == "cat" and self.towers is not None:
-            raise ConfigError("model.towers is of a dlrm with model.interaction dot; leave one of them out")
+            raise ConfigError("model.towers requires model.interaction dot; remove model.towers, or set dot")
         check_sizes("bottom_mlp", self.bottom_mlp)
         check_sizes("top_mlp", self.top_mlp)
 
 
 class DLRMScore(Score):
-    """Dense ``[B, F_dense]`` and vectors ``[B, F, D]`` -> ``[B]``; what depends on a run's vectors is computed once."""
+    """logit = b + w · top(bottom(dense), interactions of all vectors); products of shared vectors are computed once."""
 
     config: ClassVar = DLRMConfig
 
@@ -49,7 +49,7 @@ class DLRMScore(Score):
         self.bottom = config.mlp(dense, config.bottom_mlp, last=width) if dense else None
         count = features + (dense > 0)
         if count < (2 if self.dot else 1) and not numbers:
-            raise ConfigError("a dlrm needs at least two vectors to interact; this data has too few features")
+            raise ConfigError("model.kind dlrm needs at least two vectors to interact; the data has too few features")
         interactions = (width if dense else 0) + count * (count - 1) // 2 if self.dot else count * width
         self.top = config.mlp(numbers + interactions, config.top_mlp)
         self.out = nn.Linear(self.top.outputs, 1)
@@ -60,31 +60,31 @@ class DLRMScore(Score):
         front = None if self.bottom is None else self.bottom(dense)
         if runs is None or numbers is not None or not len(self.top):
             vectors = vectors if runs is None else runs.expand(vectors)
-            crossed = dot_interaction(front, vectors) if self.dot else _beside(front, vectors)
+            crossed = dot_interaction(front, vectors) if self.dot else _joined(front, vectors)
             top = self.top(crossed if numbers is None else torch.cat([numbers, crossed], dim=1))
         else:
-            of_runs, split = (run_interaction, split_columns) if self.dot else (_run_beside, _split_beside)
+            of_runs, split = (run_interaction, split_columns) if self.dot else (_run_joined, _split_joined)
             columns = split(runs.shared, dense=front is not None, width=vectors.shape[2])
             top = self.top.of_runs(*of_runs(front, vectors, runs.shared, runs.starts), columns, runs.starts)
         logits: Tensor = self.out(top)
         return logits.squeeze(-1)
 
 
-def _beside(dense: Tensor | None, vectors: Tensor) -> Tensor:
-    """``[B, .]``: what `dot_interaction` is given, side by side."""
+def _joined(dense: Tensor | None, vectors: Tensor) -> Tensor:
+    """Return the inputs of `dot_interaction` side by side, ``[B, .]``."""
     flat = vectors.flatten(1)
     return flat if dense is None else torch.cat([dense.to(flat.dtype), flat], dim=1)
 
 
-def _run_beside(
+def _run_joined(
     dense: Tensor | None, vectors: Tensor, shared: Sequence[bool], starts: Tensor
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As `_beside`, the columns of each sample and those of each run; see `run_interaction`."""
-    own, common = ([place for place, flag in enumerate(shared) if flag == of_run] for of_run in (False, True))
-    return _beside(dense, chosen(vectors, own)), chosen(vectors[: len(starts) - 1], common).flatten(1)
+    """Return the columns of `_joined` for each sample and for each run, as `run_interaction` does."""
+    per_sample, per_run = ([place for place, flag in enumerate(shared) if flag == run] for run in (False, True))
+    return _joined(dense, chosen(vectors, per_sample)), chosen(vectors[: len(starts) - 1], per_run).flatten(1)
 
 
-def _split_beside(shared: Sequence[bool], *, dense: bool, width: int) -> tuple[Tensor, Tensor]:
-    """Which columns of `_beside` the two outputs of `_run_beside` are."""
+def _split_joined(shared: Sequence[bool], *, dense: bool, width: int) -> tuple[Tensor, Tensor]:
+    """Return the places in `_joined` of the columns of the two outputs of `_run_joined`."""
     of_run = torch.tensor([*[False] * dense, *shared]).repeat_interleave(width)
     return (~of_run).nonzero().squeeze(1), of_run.nonzero().squeeze(1)

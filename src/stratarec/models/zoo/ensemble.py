@@ -1,9 +1,9 @@
-"""An ensemble in one network: members side by side, each with vectors, weights and a loss of its own.
+"""An ensemble in one network: parallel members, each with its own vectors, weights and loss.
 
-Deep ensembles are Lakshminarayanan et al. 2017 (arXiv 1612.01474); members that share a batch and one product a layer,
-and are better with small data than one network of any width, are TabM (Gorishniy et al. 2024, arXiv 2410.24210).
+Deep ensembles are from Lakshminarayanan et al. 2017 (arXiv 1612.01474). Members that share a batch and one product a
+layer, and beat single networks of any width on small data, are from TabM (Gorishniy et al. 2024, arXiv 2410.24210).
 Numbers are encoded piecewise linearly between quantiles of the training split (Gorishniy et al. 2022, arXiv 2203.05556,
-formula 1), so that a number's effect may bend where the data lie, as a tree's may.
+formula 1), so that a number's effect may bend where the data are, as in trees.
 
 Shapes: B samples, K members, F_dense numbers, F vectors of sparse features and histories, D width of a member's vector,
 Q bins of a number.
@@ -21,19 +21,18 @@ from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.layers import check_sizes
-from stratarec.models.regularization import Dropout
-from stratarec.models.runs import Runs
+from stratarec.models.layers import Dropout, check_sizes
+from stratarec.models.request import Runs
 from stratarec.models.zoo.fields import Terms
 
-# Of standardised numbers: further out one says no more, as one of a million would decide alone.
+# Limit of standardised numbers, as a single extreme number would otherwise decide the score.
 _MOST_DEVIATIONS = 8.0
 _LARGEST = 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleConfig(VectorsConfig):
-    """Sizes of an ensemble. A row has the vectors of all members, and a first-order weight for each."""
+    """Sizes of an ensemble. A row holds a vector and a first-order weight for each member."""
 
     kind: Literal["ensemble"] = "ensemble"
     layer_counts: ClassVar[tuple[str, ...]] = ("members",)
@@ -41,11 +40,11 @@ class EnsembleConfig(VectorsConfig):
     embedding_dim: int = 8
     """D, width of a member's vectors."""
     members: int = 8
-    """K; a log loss of each is what training makes smaller, and the mean of their logits is the score."""
+    """K; training minimizes the log loss of each member, and the score is the mean of their logits."""
     member_mlp: tuple[int, ...] = (128, 64)
     """Hidden sizes of each member's network."""
     bins: int = 32
-    """Q, pieces of the line that a number's effect is made of, between as many quantiles."""
+    """Q, pieces of a number's piecewise linear effect, between quantiles."""
     dropout: float = 0.1
     initial_rows: float = 0.08
 
@@ -56,43 +55,50 @@ class EnsembleConfig(VectorsConfig):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}, expected at least 1")
         if self.batch_norm:
-            raise ConfigError("model.batch_norm is true, which an ensemble has not: set it to false")
+            raise ConfigError("ensemble does not support model.batch_norm; set it to false")
 
     @property
     def vector_width(self) -> int:
-        """Of a row: every member's vector with its first-order weight behind it."""
+        """Width of a row: every member's vector, followed by its first-order weight."""
         return self.members * (self.embedding_dim + 1)
 
 
-def _plain(members: int) -> int:
-    """How many members begin as their first-order weights alone, and bend from there: they are best where there is
-    little to learn, the others where effects are sharp, and their mean is near the better ones."""
+def _first_order_members(members: int) -> int:
+    """Return the number of members that start as first-order models.
+
+    They are better where there is little to learn, the others where effects are sharp; the mean is close to the better.
+    """
     return members // 2
 
 
 class PiecewiseLinear(nn.Module):
-    """x -> for each bin the share of it that lies below x: 1s, then a fraction, then 0s."""
+    """Encoding of x by the share of each bin below x: ones, a fraction, then zeros.
+
+    `edges` are ``[F_dense, Q + 1]`` ascending quantiles, some of them equal for numbers with few values.
+    """
 
     edges: Tensor
-    """``[F_dense, Q + 1]`` quantiles, ascending; of a number that has few values some are equal."""
 
     def __init__(self, dense: int, bins: int) -> None:
         super().__init__()
         self.register_buffer("edges", torch.zeros(dense, bins + 1))
 
     def forward(self, dense: Tensor) -> Tensor:
-        """``[B, F_dense]`` -> ``[B, F_dense, Q]``."""
-        # What is as large as float32 allows would have an infinite width.
+        """Encode ``[B, F_dense]`` as ``[B, F_dense, Q]``."""
+        # Clamped, as differences of the largest float32 are infinite.
         edges, dense = self.edges.clamp(-_LARGEST, _LARGEST), dense.clamp(-_LARGEST, _LARGEST)
         low, width = edges[:, :-1], edges.diff(dim=1)
-        # A bin without width tells nothing.
+        # A bin without width carries no information.
         scale = torch.where(width > 0, 1 / width.clamp_min(torch.finfo(width.dtype).tiny), 0.0)
         return ((dense.unsqueeze(2) - low) * scale).clamp(0, 1)
 
 
 class MemberLinear(nn.Module):
-    """A linear layer for each member; first weights normal with variance 2 / inputs (He et al. 2015), and half of that
-    before the logit, where those of plain members are 0; no biases at first."""
+    """A linear layer for each member.
+
+    Initial weights are normal with variance 2 / inputs (He et al. 2015), and half of that in the last layer, where
+    those of first-order members are 0; initial biases are 0.
+    """
 
     def __init__(self, members: int, inputs: int, outputs: int, *, last: bool) -> None:
         super().__init__()
@@ -101,22 +107,21 @@ class MemberLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(members, 1, outputs))
 
     def draw(self, generator: torch.Generator) -> None:
-        """Set first weights."""
+        """Set initial weights."""
         members, inputs, _ = self.weight.shape
         self.weight.normal_(0, math.sqrt((1 if self.last else 2) / max(inputs, 1)), generator=generator)
         if self.last:
-            self.weight[: _plain(members)] = 0
+            self.weight[: _first_order_members(members)] = 0
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """``[K, B, inputs]`` -> ``[K, B, outputs]``."""
+        """Return ``[K, B, outputs]`` of ``[K, B, inputs]``."""
         return torch.baddbmm(self.bias, inputs, self.weight)
 
 
 class NumberVectors(nn.Module):
-    """Of each number a vector a member, a rectified line of its bins, and a first-order weight a member.
+    """For each number and member a vector, which is a rectified linear map of its bins, and a first-order weight.
 
-    For plain members first weights are the same for all bins of a number: what begins as a line in its rank is bent
-    where data ask for it.
+    First-order members start with equal weights for all bins of a number, a line that training may bend.
     """
 
     def __init__(self, dense: int, config: EnsembleConfig) -> None:
@@ -128,14 +133,14 @@ class NumberVectors(nn.Module):
         self.first = nn.Parameter(torch.zeros(dense, config.members))
 
     def draw(self, generator: torch.Generator) -> None:
-        """Set first weights."""
+        """Set initial weights."""
         numbers, bins, width = self.weight.shape
-        plain = width // self.members * _plain(self.members)
+        plain = width // self.members * _first_order_members(self.members)
         self.weight.normal_(0, math.sqrt(1 / bins), generator=generator)
         self.weight[..., :plain] = torch.empty(numbers, 1, plain).normal_(0, 1.5 / bins, generator=generator)
 
     def forward(self, dense: Tensor) -> tuple[Tensor, Tensor]:
-        """``[B, F_dense]`` -> ``[K, B, F_dense, D]`` and ``[B, K]``."""
+        """Return ``[K, B, F_dense, D]`` vectors and ``[B, K]`` first-order terms of ``[B, F_dense]``."""
         bins = self.encode(dense)
         vectors = torch.baddbmm(self.bias, bins.transpose(0, 1), self.weight).relu()
         first = dense.clamp(-_MOST_DEVIATIONS, _MOST_DEVIATIONS) @ self.first
@@ -143,7 +148,7 @@ class NumberVectors(nn.Module):
 
 
 class EnsembleScore(Score):
-    """logit_k = b + sum of member k's first-order weights + mlp_k(all of member k's vectors side by side)."""
+    """logit_k = b + sum of member k's first-order weights + mlp_k(member k's vectors side by side)."""
 
     config: ClassVar = EnsembleConfig
 
@@ -160,15 +165,15 @@ class EnsembleScore(Score):
         self.out = Terms(0, 1)
 
     def set_quantiles(self, quantiles: Tensor) -> None:
-        """Encode numbers by these ``[F_dense, Q + 1]``."""
+        """Set the ``[F_dense, Q + 1]`` quantiles that encode numbers."""
         assert self.numbers is not None
         self.numbers.encode.edges.copy_(quantiles)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """See `Score`; in training the logits ``[B, K]`` of all members."""
+        """Return logits ``[B]``, or in training ``[B, K]`` of all members."""
         vectors = vectors if runs is None else runs.expand(vectors)
-        own = vectors.view(*vectors.shape[:2], self.members, self.width + 1)
-        first, fields = own[..., -1].sum(1), own[..., :-1].permute(2, 0, 1, 3)
+        rows = vectors.view(*vectors.shape[:2], self.members, self.width + 1)
+        first, fields = rows[..., -1].sum(1), rows[..., :-1].permute(2, 0, 1, 3)
         if self.numbers is not None:
             of_numbers, linear = self.numbers(dense)
             fields, first = torch.cat([of_numbers.to(fields.dtype), fields], dim=2), first + linear

@@ -1,4 +1,4 @@
-"""What models of many fields share: every feature as a vector, and logits that are sums of terms.
+"""Common parts of models of many fields: every feature as a vector, and logits that are sums of terms.
 
 Shapes: B samples, R runs, F_dense numbers, F vectors of sparse features and histories, W width of a vector: D, and one
 more where a model has first-order weights.
@@ -14,57 +14,66 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stratarec.models.layers import MLP
-from stratarec.models.runs import Runs
+from stratarec.models.request import Runs
 
+# Defaults for rows with a first-order weight: its gradients are many times those of the vector, and would determine a
+# learning rate that all weights of the row share.
 FIRST_ORDER = {"train.embedding.kind": "adagrad"}
-"""What suits rows with a first-order weight: its gradients are many times those of the vector before it, and a rate
-that all weights of a row share would be one for it alone."""
+# Defaults for models without a network: they do not overfit in the second epoch, and validation stops training.
 SHALLOW = {"train.epochs": 5}
-"""What suits a model without a network: it does not learn rows by heart in its second pass, and validation ends it."""
+# Limit of initial weights of rows whose products are summed: with 40 fields the sum is then within 0.1 of a logit. With
+# 1 / sqrt(rows), up to 1 for small tables, it is many logits, which training must unlearn first.
 MULTIPLIED = 0.05
-"""First weights of rows, at most, whose products are added up as they are: those of 40 fields are then within 0.1 of a
-logit. From 1 / sqrt(rows), of small tables up to 1, they are many logits that steps must unlearn first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Fields of which some are the same for all samples of a run: what is linear in them is computed once a run."""
+    """Fields of which samples of a run share some; linear functions of shared ones are computed once a run.
 
-    own: Tensor
-    """``[B, F_own, W]``, numbers first."""
-    common: Tensor | None
-    """``[R, F_common, W]``, where there are runs."""
+    Parameters
+    ----------
+    unshared : Tensor
+        ``[B, F_u, W]``, numbers first.
+    shared : Tensor or None
+        ``[R, F_s, W]``, if there are runs.
+    runs : Runs or None
+    numbers : int
+        F_dense.
+    """
+
+    unshared: Tensor
+    shared: Tensor | None
     runs: Runs | None
     numbers: int
-    """F_dense."""
 
     def columns(self, first: int, last: int | None) -> Parts:
-        """Some columns of every vector."""
-        common = None if self.common is None else self.common[..., first:last]
-        return replace(self, own=self.own[..., first:last], common=common)
+        """Select columns of every vector."""
+        shared = None if self.shared is None else self.shared[..., first:last]
+        return replace(self, unshared=self.unshared[..., first:last], shared=shared)
 
     def sum(self) -> Tensor:
-        """``[B, W]`` sum over fields."""
-        return self._joined(self.own.sum(1), None if self.common is None else self.common.sum(1))
+        """Return the sum over fields, ``[B, W]``."""
+        return self._joined(self.unshared.sum(1), None if self.shared is None else self.shared.sum(1))
 
     def square_sum(self) -> Tensor:
-        """``[B, W]`` sum of squares over fields."""
-        return self._joined(self.own.square().sum(1), None if self.common is None else self.common.square().sum(1))
+        """Return the sum of squares over fields, ``[B, W]``."""
+        shared = None if self.shared is None else self.shared.square().sum(1)
+        return self._joined(self.unshared.square().sum(1), shared)
 
-    def _joined(self, own: Tensor, common: Tensor | None) -> Tensor:
-        return own if common is None or self.runs is None else own + self.runs.repeat(common)
+    def _joined(self, unshared: Tensor, shared: Tensor | None) -> Tensor:
+        return unshared if shared is None or self.runs is None else unshared + self.runs.repeat(shared)
 
-    def under(self, mlp: MLP) -> Tensor:
-        """``[B, .]``: `mlp` of all fields side by side."""
-        if self.common is None or self.runs is None:
-            return mlp(self.own.flatten(1))  # type: ignore[no-any-return]
-        shared = torch.tensor([*[False] * self.numbers, *self.runs.shared]).repeat_interleave(self.own.shape[2])
-        places = (~shared).nonzero().squeeze(1), shared.nonzero().squeeze(1)
-        return mlp.of_runs(self.own.flatten(1), self.common.flatten(1), places, self.runs.starts)
+    def apply(self, mlp: MLP) -> Tensor:
+        """Return `mlp` of all fields side by side, ``[B, .]``."""
+        if self.shared is None or self.runs is None:
+            return mlp(self.unshared.flatten(1))  # type: ignore[no-any-return]
+        flags = torch.tensor([*[False] * self.numbers, *self.runs.shared]).repeat_interleave(self.unshared.shape[2])
+        places = (~flags).nonzero().squeeze(1), flags.nonzero().squeeze(1)
+        return mlp.of_runs(self.unshared.flatten(1), self.shared.flatten(1), places, self.runs.starts)
 
 
 class NumberVectors(nn.Module):
-    """The vectors v_i of numbers."""
+    """Vectors v_i of numbers."""
 
     def __init__(self, dense: int, width: int, first_order: bool, deviation: float) -> None:
         super().__init__()
@@ -72,24 +81,24 @@ class NumberVectors(nn.Module):
         self._vectors, self._deviation = width - first_order, deviation or math.sqrt(2 / (dense + width))
 
     def draw(self, generator: torch.Generator) -> None:
-        """Set first weights."""
+        """Set initial weights."""
         self.weight.normal_(0, self._deviation, generator=generator)
         self.weight[self._vectors :] = 0
 
 
 class Fields(nn.Module):
-    """Every feature as a vector: a number x_i as x_i v_i, with a v_i of its own, as FM has it (Rendle 2010).
+    """Every feature as a vector; a number x_i becomes x_i v_i with its own v_i, as in FM (Rendle 2010).
 
     Parameters
     ----------
     dense, features, width : int
         F_dense, F and W.
     first_order : bool
-        Whether the last of the W columns is a first-order weight. Those of numbers are 0 at first: what a number says
-        by chance, a run of few steps does not unlearn.
+        Whether the last of the W columns is a first-order weight. Those of numbers start at 0, as few steps would not
+        unlearn random ones.
     deviation : float
-        Of the first v_i; 0 for what suits a linear layer (Glorot and Bengio 2010). Where vectors are multiplied with
-        one another that is too much.
+        Standard deviation of the initial v_i; 0 for that of a linear layer (Glorot and Bengio 2010), which is too large
+        where vectors are multiplied with one another.
     """
 
     def __init__(
@@ -100,25 +109,24 @@ class Fields(nn.Module):
         self.count = dense + features
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """``[B, F_dense + F, W]``, the numbers first; every vector its sample's own."""
-        return self._beside(dense, vectors if runs is None else runs.expand(vectors))
+        """Return ``[B, F_dense + F, W]`` vectors of each sample, numbers first."""
+        return self._with_numbers(dense, vectors if runs is None else runs.expand(vectors))
 
     def parts(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Parts:
-        """The same, of which what samples share is there once a run."""
-        own, common = (vectors, None) if runs is None else runs.split(vectors)
-        return Parts(own=self._beside(dense, own), common=common, runs=runs, numbers=dense.shape[1])
+        """Return the same vectors with shared ones once a run."""
+        unshared, shared = (vectors, None) if runs is None else runs.split(vectors)
+        return Parts(unshared=self._with_numbers(dense, unshared), shared=shared, runs=runs, numbers=dense.shape[1])
 
-    def _beside(self, dense: Tensor, vectors: Tensor) -> Tensor:
+    def _with_numbers(self, dense: Tensor, vectors: Tensor) -> Tensor:
         if self.numbers is None:
             return vectors
         return torch.cat([dense.unsqueeze(2) * self.numbers.weight.t(), vectors], dim=1)
 
 
 class Terms(nn.Module):
-    """A logit that is a sum: b + w · x of the first columns, plus the others as they are.
+    """Last layer of models whose logit is a sum: b + w · x of the first columns, plus the other columns.
 
-    Models that their papers write as a sum of parts have it in the place of a last linear layer; where there are
-    several labels, heads take all columns instead.
+    With several labels, heads use all columns instead.
     """
 
     def __init__(self, inputs: int, terms: int) -> None:
@@ -128,7 +136,7 @@ class Terms(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, columns: Tensor) -> Tensor:
-        """``[B, inputs + terms]`` -> ``[B, 1]``."""
+        """Return ``[B, 1]`` of ``[B, inputs + terms]``."""
         logits = columns[:, self.inputs :].sum(1, keepdim=True) + self.bias
         if self.linear is None:
             return logits

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.layers import MLP, check_sizes
-from stratarec.models.runs import Runs
+from stratarec.models.request import Runs
 from stratarec.models.zoo.fields import Fields, Terms
 
 
@@ -27,16 +27,16 @@ class FinalMLPConfig(VectorsConfig):
     first_mlp: tuple[int, ...] = (512,)
     """Hidden sizes of the first network."""
     second_mlp: tuple[int, ...] = (512,)
-    """Hidden sizes of the second."""
+    """Hidden sizes of the second network."""
     gate_features: tuple[tuple[str, ...], ...] = ()
-    """For each network the features by which its gate goes, as [[user], [item]]; empty for no gates."""
+    """Features of each network's gate, such as [[user], [item]]; empty for no gates."""
     gate_vectors: Literal["shared", "own"] = "shared"
-    """What gates take: the vectors that the networks take, or others of their own, as in the published results. For
-    those every row has D numbers more, of whatever feature it is."""
+    """Vectors of gates: those of the networks, or separate ones (``own``), as in the published results. Separate
+    vectors add D weights to every row of every table."""
     gate_mlp: tuple[int, ...] = (64,)
     """Hidden sizes of a gate, which has neither dropout nor batch normalization."""
     fusion_heads: int = 1
-    """K, parts into which both outputs are cut; must divide both."""
+    """K, number of parts of both outputs; must divide both."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,7 +50,8 @@ class FinalMLPConfig(VectorsConfig):
         check_sizes("gate_mlp", self.gate_mlp)
         if self.gate_vectors == "own" and not self.gate_features:
             raise ConfigError(
-                "model.gate_vectors is own, but model.gate_features is empty: name features, or take shared"
+                "model.gate_vectors is own, but model.gate_features is empty: add features, or set gate_vectors to "
+                "shared"
             )
         if self.gate_features and (len(self.gate_features) != 2 or not all(self.gate_features)):
             raise ConfigError(
@@ -60,7 +61,7 @@ class FinalMLPConfig(VectorsConfig):
 
     @property
     def vector_width(self) -> int:
-        """D, and behind it the width of a vector for gates."""
+        """D, plus the width of a vector for gates."""
         return self.embedding_dim * (2 if self.gate_vectors == "own" else 1)
 
 
@@ -78,7 +79,7 @@ class GatedStream(nn.Module):
         self.outputs = self.deep.outputs
 
     def forward(self, fields: Tensor, context: Tensor | None) -> Tensor:
-        """``[B, .]`` from ``[B, F D]`` and the gate's vectors side by side."""
+        """Return ``[B, .]`` from ``[B, F D]`` and the gate's vectors side by side."""
         if self.gate is not None:
             fields = fields * (2 * torch.sigmoid(self.gate(context).to(fields.dtype)))
         hidden: Tensor = self.deep(fields)
@@ -86,7 +87,7 @@ class GatedStream(nn.Module):
 
 
 class FinalMLPScore(Score):
-    """logit = b + w_x · x + w_y · y + sum over heads k of x_k^T W_k y_k, of the networks' outputs x and y."""
+    """logit = b + w_x · x + w_y · y + sum over heads k of x_k^T W_k y_k, for the networks' outputs x and y."""
 
     config: ClassVar = FinalMLPConfig
 
@@ -98,26 +99,24 @@ class FinalMLPScore(Score):
         self._dense, self._places = dense, [[0] * len(names) for names in config.gate_features]
         gated_by = [len(names) for names in config.gate_features] or [0, 0]
         self.streams = nn.ModuleList(
-            GatedStream(config, self.fields.count, sizes, given)
-            for sizes, given in zip((config.first_mlp, config.second_mlp), gated_by, strict=True)
+            GatedStream(config, self.fields.count, sizes, inputs)
+            for sizes, inputs in zip((config.first_mlp, config.second_mlp), gated_by, strict=True)
         )
         first, second = config.first_mlp[-1], config.second_mlp[-1]
-        # A layer over all products x_ki y_kj, whose first weights are as small as so many inputs ask for.
+        # A layer over all products x_ki y_kj, so that initial weights are scaled for so many inputs.
         self.forms = nn.Linear(first * second // self.heads, 1, bias=False)
         self.out = Terms(first + second, 1)
 
-    def take_features(self, names: tuple[str, ...]) -> None:
-        """See `Score.take_features`."""
-        for chosen in self.gate_features:
-            other = next((name for name in chosen if name not in names), None)
+    def set_features(self, names: tuple[str, ...]) -> None:
+        for gate in self.gate_features:
+            other = next((name for name in gate if name not in names), None)
             if other is not None:
                 raise ConfigError(
                     f"model.gate_features names {other!r}; the features with vectors are {', '.join(names)}"
                 )
-        self._places = [[self._dense + names.index(name) for name in chosen] for chosen in self.gate_features]
+        self._places = [[self._dense + names.index(name) for name in gate] for gate in self.gate_features]
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """See `Score`."""
         fields = self.fields(dense, vectors, runs)
         contexts = [fields[:, places, -self.width :].flatten(1) for places in self._places] or [None, None]
         flat = fields[..., : self.width].flatten(1)
@@ -126,7 +125,7 @@ class FinalMLPScore(Score):
         return logits.squeeze(-1)
 
     def fused(self, x: Tensor, y: Tensor) -> Tensor:
-        """``[B, 1]``: the bilinear forms, added up."""
-        left, right = (part.view(part.shape[0], self.heads, -1) for part in (x, y))
-        forms = self.forms.weight.view(self.heads, left.shape[2], right.shape[2])
-        return (torch.einsum("bki,kij->bkj", left, forms) * right).sum((1, 2)).unsqueeze(1)
+        """Return the sum of the bilinear forms, ``[B, 1]``."""
+        x_heads, y_heads = (part.view(part.shape[0], self.heads, -1) for part in (x, y))
+        forms = self.forms.weight.view(self.heads, x_heads.shape[2], y_heads.shape[2])
+        return (torch.einsum("bki,kij->bkj", x_heads, forms) * y_heads).sum((1, 2)).unsqueeze(1)

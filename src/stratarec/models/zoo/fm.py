@@ -1,6 +1,6 @@
 """Factorization machine (Rendle 2010): first-order weights and products of all pairs, in time linear in the features.
 
-Shapes: B samples, D width of a vector, whose first-order weight is one more column of its row.
+Shapes: B samples, D width of a vector; the first-order weight is one more column of a row.
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ import torch
 from torch import Tensor
 
 from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.runs import Runs
+from stratarec.models.request import Runs
 from stratarec.models.zoo.fields import FIRST_ORDER, MULTIPLIED, SHALLOW, Fields, Parts, Terms
 
 
 @dataclass(frozen=True, kw_only=True)
 class FMConfig(VectorsConfig):
-    """A factorization machine."""
+    """Settings of a factorization machine."""
 
     kind: Literal["fm"] = "fm"
     first_order: ClassVar[bool] = True
     default_overrides: ClassVar = {**FIRST_ORDER, **SHALLOW, "train.dense.learning_rate": 0.01}
-    """There is no network: what is not in tables are the vectors of numbers."""
     initial_rows: float = MULTIPLIED
 
 
 class FMScore(Score):
     """logit = b + sum_i w_i x_i + sum over i < j of <v_i, v_j> x_i x_j.
 
-    The pairs are half of the square of the sum less the sum of squares, so that a run's vectors are summed once.
+    The pairs are half of the square of the sum minus the sum of squares, so vectors of a run are summed once.
     """
 
     config: ClassVar = FMConfig
@@ -41,13 +40,12 @@ class FMScore(Score):
         self.out = Terms(0, 1 + config.embedding_dim)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """See `Score`."""
         logits: Tensor = self.out(fm_terms(self.fields.parts(dense, vectors, runs)))
         return logits.squeeze(-1)
 
 
 def fm_terms(fields: Parts) -> Tensor:
-    """``[B, D + 1]``: the pairs by dimension, then the first-order weights."""
+    """Return ``[B, D + 1]``: the pairs by dimension, then the first-order weights."""
     total = fields.sum()
     pairs = 0.5 * (total[:, :-1].square() - fields.columns(0, -1).square_sum())
     return torch.cat([pairs, total[:, -1:]], dim=1)

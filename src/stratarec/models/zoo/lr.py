@@ -9,24 +9,26 @@ from torch import Tensor
 
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.runs import Runs
+from stratarec.models.request import Runs
 from stratarec.models.zoo.fields import SHALLOW, Fields, Terms
 
 
 @dataclass(frozen=True, kw_only=True)
 class LRConfig(VectorsConfig):
-    """A logistic regression: its tables are as wide as its one weight a value."""
+    """Settings of a logistic regression, whose tables hold one weight a value."""
 
     kind: Literal["lr"] = "lr"
+    # High rates, as there is no network: with the usual ones weights hardly leave 0.
     default_overrides: ClassVar = {**SHALLOW, "train.dense.learning_rate": 0.02, "train.embedding.learning_rate": 0.1}
-    """There is no network that these rates would be too much for, and at its usual ones weights hardly leave 0."""
     embedding_dim: int = 1
-    """Of a weight: 1."""
+    """Must be 1, the width of a weight."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.embedding_dim != 1:
-            raise ConfigError(f"model.embedding_dim is {self.embedding_dim}, expected 1: an lr has one weight a value")
+            raise ConfigError(
+                f"model.embedding_dim is {self.embedding_dim}, expected 1: model.kind lr has one weight a value"
+            )
 
 
 class LRScore(Score):
@@ -40,6 +42,5 @@ class LRScore(Score):
         self.out = Terms(0, self.fields.count)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """See `Score`."""
         logits: Tensor = self.out(self.fields(dense, vectors, runs).squeeze(2))
         return logits.squeeze(-1)

@@ -1,4 +1,4 @@
-"""MaskNet (Wang et al. 2021, arXiv 2102.07619): all features of a sample decide how much each column counts.
+"""MaskNet (Wang et al. 2021, arXiv 2102.07619): masks computed from all features scale the columns.
 
 Shapes: B samples, V all fields side by side, H width of a block.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.layers import check_sizes
-from stratarec.models.runs import Runs
+from stratarec.models.request import Runs
 from stratarec.models.zoo.fields import Fields
 
 
@@ -26,17 +26,18 @@ class MaskNetConfig(VectorsConfig):
     kind: Literal["masknet"] = "masknet"
     layer_counts: ClassVar = ("blocks",)
     structure: Literal["serial", "parallel"] = "parallel"
-    """``serial``: each block takes the one before; ``parallel``: all take the vectors, and a deep network takes all."""
+    """``serial``: each block follows the previous one; ``parallel``: all use the vectors, and a deep network
+    follows."""
     blocks: int = 3
-    """Mask blocks."""
+    """Number of mask blocks."""
     block_width: int = 64
-    """H."""
+    """H, width of a block."""
     reduction: float = 2.0
-    """Width of the hidden layer that makes a mask, over the width of the mask."""
+    """Width of a mask's hidden layer over the width of the mask."""
     field_norm: bool = True
-    """Whether vectors are normalised before they are masked."""
+    """Whether to normalise vectors before they are masked."""
     deep_mlp: tuple[int, ...] = (256, 128)
-    """Hidden sizes of the deep network behind parallel blocks."""
+    """Hidden sizes of the deep network after parallel blocks."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +60,7 @@ class MaskBlock(nn.Module):
         self.norm = nn.LayerNorm(config.block_width)
 
     def forward(self, everything: Tensor, hidden: Tensor) -> Tensor:
-        """``[B, H]`` from the vectors ``[B, V]`` and what is masked, ``[B, .]``."""
+        """Return ``[B, H]`` from the vectors ``[B, V]`` and the masked input ``[B, .]``."""
         return torch.relu(self.norm(self.hidden(self.mask(everything) * hidden)))
 
 
@@ -75,12 +76,11 @@ class MaskNetScore(Score):
         inputs, width = self.fields.count * config.embedding_dim, config.block_width
         self.serial = config.structure == "serial"
         hidden = [inputs, *[width if self.serial else inputs] * (config.blocks - 1)]
-        self.blocks = nn.ModuleList(MaskBlock(inputs, each, config) for each in hidden)
+        self.blocks = nn.ModuleList(MaskBlock(inputs, size, config) for size in hidden)
         self.deep = None if self.serial else config.mlp(config.blocks * width, config.deep_mlp)
         self.out = nn.Linear(width if self.deep is None else self.deep.outputs, 1)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """See `Score`."""
         fields = self.fields(dense, vectors, runs)
         everything = fields.flatten(1)
         hidden = everything if self.norm is None else self.norm(fields).flatten(1)

@@ -1,6 +1,6 @@
-"""Wide & Deep (Cheng et al. 2016, arXiv 1606.07792): first-order weights beside a deep network.
+"""Wide & Deep (Cheng et al. 2016, arXiv 1606.07792): first-order weights and a deep network.
 
-The wide part is linear in the features that the data has; crossed features are columns of their own there.
+The wide part is linear in the features of the data; crossed features must be columns of the data.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.layers import check_sizes
-from stratarec.models.runs import Runs
+from stratarec.models.request import Runs
 from stratarec.models.zoo.fields import FIRST_ORDER, Fields, Terms
 
 
@@ -44,8 +44,7 @@ class WideDeepScore(Score):
         self.out = Terms(self.deep.outputs, 1)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """See `Score`."""
         fields = self.fields.parts(dense, vectors, runs)
-        deep, first = fields.columns(0, -1).under(self.deep), fields.columns(-1, None).sum()
+        deep, first = fields.columns(0, -1).apply(self.deep), fields.columns(-1, None).sum()
         logits: Tensor = self.out(torch.cat([deep.to(first.dtype), first], dim=1))
         return logits.squeeze(-1)

@@ -1,4 +1,4 @@
-"""xDeepFM (Lian et al. 2018, arXiv 1803.05170): a compressed interaction network beside linear and deep parts.
+"""xDeepFM (Lian et al. 2018, arXiv 1803.05170): a compressed interaction network with linear and deep parts.
 
 Shapes: B samples, F fields, D width, H_k feature maps of layer k (H_0 = F).
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.layers import check_sizes
-from stratarec.models.runs import Runs
+from stratarec.models.request import Runs
 from stratarec.models.zoo.fields import FIRST_ORDER, MULTIPLIED, Fields, Terms
 
 
@@ -39,7 +39,7 @@ class XDeepFMConfig(VectorsConfig):
 
 
 class CIN(nn.Module):
-    """X^k_h = sum over i, j of W^k_hij (X^{k-1}_i * X^0_j); every layer gives its sums over D (section 3.1)."""
+    """X^k_h = sum over i, j of W^k_hij (X^{k-1}_i * X^0_j); every layer outputs its sums over D (section 3.1)."""
 
     def __init__(self, fields: int, layers: Sequence[int]) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class CIN(nn.Module):
         self.outputs = sum(layers)
 
     def forward(self, fields: Tensor) -> Tensor:
-        """``[B, F, D]`` -> ``[B, sum of H_k]`` float32."""
+        """Return ``[B, sum of H_k]`` float32 of ``[B, F, D]``."""
         start = fields.transpose(1, 2)
         maps, sums = start, []
         for layer in self.layers:
@@ -70,7 +70,6 @@ class XDeepFMScore(Score):
         self.out = Terms(self.cin.outputs + self.deep.outputs, 1)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """See `Score`."""
         fields = self.fields(dense, vectors, runs)
         inner = fields[..., :-1].contiguous()
         parts = [self.cin(inner), self.deep(inner.flatten(1)).to(fields.dtype), fields[..., -1].sum(1, keepdim=True)]

@@ -37,7 +37,7 @@ from torch.nn import functional
 
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import offsets_of, slice_places
-from stratarec.kernels.runtime.accelerator import beside
+from stratarec.kernels.runtime.accelerator import on_device
 
 SlateLoss: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Logits ``[B]``, and on the host labels ``[B]`` and sizes of slates ``[S]`` -> the loss of each sample, were it a
@@ -46,7 +46,7 @@ click, ``[B]``."""
 
 def softmax(logits: Tensor, label: Tensor, sizes: Tensor) -> Tensor:
     """See above."""
-    slate = beside(torch.repeat_interleave(sizes), logits)
+    slate = on_device(torch.repeat_interleave(sizes), logits)
     most = logits.new_full((len(sizes),), -torch.inf).scatter_reduce(0, slate, logits.detach(), "amax")
     total = logits.new_zeros(len(sizes)).index_add(0, slate, (logits - most[slate]).exp())
     return (total.log() + most)[slate] - logits
@@ -59,8 +59,8 @@ def pairwise(logits: Tensor, label: Tensor, sizes: Tensor) -> Tensor:
     others, _ = slice_places(offsets_of(sizes)[slate[clicks]], mine)
     click = torch.repeat_interleave(clicks, mine)
     click, others = click[label[others] == 0], others[label[others] == 0]
-    counts = beside(torch.bincount(click, minlength=len(logits)).clamp(1), logits)
-    click, others = beside(click, logits), beside(others, logits)
+    counts = on_device(torch.bincount(click, minlength=len(logits)).clamp(1), logits)
+    click, others = on_device(click, logits), on_device(others, logits)
     losses = functional.softplus(logits[others] - logits[click])
     return torch.zeros_like(logits).index_add(0, click, losses) / counts
 
@@ -92,7 +92,7 @@ class Objective:
         """L of the batch of one process, a scalar, from its logits ``[B]``, ``[B, T]`` or ``[B, K]``."""
         if len(self._factors) > 1 or self._slate_loss or logits.dim() > 1:
             return self.joined(self.sums(logits, batch), self.weights(batch))
-        label, weight = beside(batch.label, logits), self._weighted(batch, logits)
+        label, weight = on_device(batch.label, logits), self._weighted(batch, logits)
         loss = functional.binary_cross_entropy_with_logits(logits, label, weight=weight)
         if batch.weight is not None:
             # torch divides by B, so that equal weights change no bit of the gradient: a sum over the sum of weights
@@ -106,16 +106,16 @@ class Objective:
             assert batch.slates is not None
             members = logits.unbind(1) if logits.dim() > 1 else (logits,)
             losses = sum(self._slate_loss(member, batch.label, batch.slates) for member in members) / len(members)
-            return (beside(_clicks(batch), logits) * losses).sum().unsqueeze(0)
+            return (on_device(_clicks(batch), logits) * losses).sum().unsqueeze(0)
         if len(self._factors) == 1:
-            label, weight = beside(batch.label, logits), self._weighted(batch, logits)
+            label, weight = on_device(batch.label, logits), self._weighted(batch, logits)
             if logits.dim() == 1:
                 loss = functional.binary_cross_entropy_with_logits(logits, label, weight=weight, reduction="sum")
                 return loss.unsqueeze(0)
             label = label.unsqueeze(1).expand_as(logits)
             losses = functional.binary_cross_entropy_with_logits(logits, label, reduction="none").mean(1)
             return (losses if weight is None else losses * weight).sum(0, keepdim=True)
-        label = beside(batch.label.nan_to_num(), logits)
+        label = on_device(batch.label.nan_to_num(), logits)
         losses = functional.binary_cross_entropy_with_logits(
             logits, label, weight=self._weighted(batch, logits), reduction="none"
         )
@@ -128,7 +128,7 @@ class Objective:
             positive, negative = (1 + self._class_weights) / 2, (1 + 1 / self._class_weights) / 2
             each = torch.where(batch.label > 0, positive, negative)
             weight = each if weight is None else each * weight
-        return None if weight is None else beside(weight, logits)
+        return None if weight is None else on_device(weight, logits)
 
     def weights(self, batch: Batch) -> list[float]:
         """The denominators of L_t, of this process's samples."""
@@ -140,8 +140,8 @@ class Objective:
 
     def joined(self, sums: Tensor, weights: Sequence[float]) -> Tensor:
         """L, a scalar: numerators of this process over denominators of all."""
-        losses = sums / beside(torch.tensor([_or_infinity(weight) for weight in weights], dtype=sums.dtype), sums)
-        return (losses * beside(torch.tensor(self._factors, dtype=sums.dtype), sums)).sum()
+        losses = sums / on_device(torch.tensor([_or_infinity(weight) for weight in weights], dtype=sums.dtype), sums)
+        return (losses * on_device(torch.tensor(self._factors, dtype=sums.dtype), sums)).sum()
 
 
 def _clicks(batch: Batch) -> Tensor:

@@ -35,7 +35,7 @@ from stratarec.embedding.engine import Engine
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast
-from stratarec.models.regularization import dropouts, seed_dropout
+from stratarec.models.layers import dropouts, seed_dropout
 from stratarec.models.request import Request
 from stratarec.progress import timed
 from stratarec.recipe.train_section import AverageConfig, TrainConfig

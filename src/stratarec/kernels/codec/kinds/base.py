@@ -1,4 +1,4 @@
-"""What every kind of codec is made of: its description, the numbers kernels get, and the noise that rounds."""
+"""Common parts of the kinds of codecs: their description, the layout for kernels, and the noise that rounds."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
 
 MAGNITUDE = W(0x7FFFFFFF)
-# Float32 bits of the largest finite magnitude of each float format: any larger pattern, infinity and NaN among them,
-# is refused.
+# Float32 bits of the largest finite magnitude of each float format; larger ones, infinity and NaN are invalid.
 FP32_LIMIT = 0x7F7FFFFF
 FP16_LIMIT = 0x477FE000
 BF16_LIMIT = 0x7F7F0000
@@ -31,10 +30,9 @@ MIX_1, MIX_2 = 0x85EBCA6B, 0xC2B2AE35
 
 
 class Form(NamedTuple):
-    """A `RecordLayout` as kernels take it: what is in a record, and the byte at which each part of it begins."""
+    """`RecordLayout` for kernels: number of its kind in the registry, and first byte of each part of a record."""
 
     kind: int
-    """Its place in the registry."""
     stochastic: bool
     wide_parameters: bool
     wide_state: bool
@@ -50,37 +48,47 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A storage of weights: all that the rest of the library knows of it.
+    """Storage format of weights.
 
-    The two compiled functions are called by kernels with `form` (`Form`), the flat float32 array `values` of which D
-    from `start` on are the row, flat `records` of which the byte `at` is the record's first, and the key `base` of the
-    record's noise. Both are one of several branches of a kernel: everything of this kind alone belongs into them.
+    Parameters
+    ----------
+    name : str
+        Name in recipes, plans, checkpoints and exports.
+    about : str
+        Bytes of a record of D weights, for the README of an export; empty where it needs none.
+    weight_bytes : callable
+        Returns the bytes of D encoded weights.
+    levels : int
+        Greatest code, where weights are codes followed by a scale and an offset; otherwise 0.
+    encode, decode : callable
+        Compiled ``encode(form, values, start, records, at, base)``, which returns whether the kind can hold every
+        number, and ``decode(form, values, start, records, at)``: `form` is a `Form`, the row is D floats of flat
+        `values` from `start` on, the record starts at byte `at` of flat `records`, `base` is the key of its noise.
+    plain_encode : callable
+        The same in NumPy, of weights ``[D]``, noise ``[D]`` or None to round to nearest, and whether scale and offset
+        are float32; returns None where the kind cannot hold the weights.
+    plain_decode : callable
+        Returns the weights of such bytes, given D and whether scale and offset are float32.
+    encode_rate, decode_rate : float
+        Float32 bytes a second on one core, for the planner; infinite for a copy, which costs only memory traffic.
+    penalty : float
+        Share of a table's compute seconds that ``precision: auto`` pays for more precision than this.
+    automatic : bool
+        Whether ``precision: auto`` may choose the kind.
     """
 
     name: str
-    """In recipes, plans, checkpoints and exports."""
     about: str
-    """The bytes of a record of D weights, for whoever reads an export by its README alone; empty where it has none."""
     weight_bytes: Callable[[int], int]
-    """Bytes of D encoded weights."""
     levels: int = 0
-    """The greatest code, where weights are codes between a scale and an offset that follow them; otherwise 0."""
     encode: Callable[..., Any]
-    """``encode(form, values, start, records, at, base)``: whether the kind can hold every number."""
     decode: Callable[..., Any]
-    """``decode(form, values, start, records, at)``."""
     plain_encode: Callable[[Floats, Words | None, bool], bytes | None]
-    """The same in NumPy: weights ``[D]``, noise ``[D]`` or None to round to nearest, and whether scale and offset are
-    float32; None where the kind cannot hold them."""
     plain_decode: Callable[[bytes, int, bool], Floats]
-    """Weights of those bytes, of D and of the same choice."""
     encode_rate: float
-    """Float32 bytes a second on one core, for the planner; infinite for a copy, which is memory traffic alone."""
     decode_rate: float
     penalty: float
-    """What ``precision: auto`` gives for more precision than this, as a share of the table's compute seconds."""
     automatic: bool = True
-    """Whether ``precision: auto`` may choose it."""
 
 
 # 32-bit words are cast back after every operation: Numba widens them to 64 bits, and LLVM narrows them again where it
@@ -88,7 +96,7 @@ class Kind:
 # otherwise it would run on half as many lanes.
 @njit(**BODY)
 def finish(weyl, base):
-    """32 random bits: murmur3's finaliser of a member of the Weyl sequence of `base`."""
+    """Return 32 random bits: murmur3's finaliser of a member of the Weyl sequence of `base`."""
     word = W(weyl ^ W(base >> U(32)))
     word = multiply32(fold32(word, W(16)), W(MIX_1))
     word = multiply32(fold32(word, W(13)), W(MIX_2))
@@ -97,27 +105,27 @@ def finish(weyl, base):
 
 @njit(**BODY)
 def words(base, column):
-    """32 random bits of a column."""
+    """Return 32 random bits of a column."""
     return finish(add32(W(base), multiply32(W(column), W(STEP))), base)
 
 
 @njit(**BODY)
 def fraction(word):
-    """24 of the bits as a float in [0, 1)."""
+    """Return 24 of the bits as a float in [0, 1)."""
     # Through int32: processors convert signed integers to float in one instruction, unsigned ones mostly not.
     return F(np.int32(word >> W(8))) * F(2.0**-24)
 
 
 @njit(**BODY)
 def unit(base, column):
-    """24 random bits of a column as a float in [0, 1)."""
+    """Return 24 random bits of a column as a float in [0, 1)."""
     return fraction(words(base, column))
 
 
 @njit(**BODY)
 def fits(values, start, D, limit):
     """Whether every magnitude, as float32 bits, is at most `limit`."""
-    # A running maximum instead of a return at the first: without a way out of the loop it vectorises.
+    # A running maximum instead of an early return: a loop without an exit is vectorised.
     most = W(0)
     for d in range(D):
         most = max(most, W(float_bits(values[start + d]) & MAGNITUDE))
@@ -125,7 +133,7 @@ def fits(values, start, D, limit):
 
 
 def noise(key: int, write: int, columns: range) -> Words:
-    """32 random bits for each column, a function of (key, write, column), in NumPy."""
+    """Return 32 random bits for each column, a function of (key, write, column), in NumPy."""
     base = mix(key ^ mix((write * 0x9E3779B97F4A7C15 + 1) & ((1 << 64) - 1)))
     low, high = base & 0xFFFFFFFF, base >> 32
     word = np.array([((low + column * STEP) & 0xFFFFFFFF) ^ high for column in columns], dtype=np.uint32)
@@ -135,10 +143,10 @@ def noise(key: int, write: int, columns: range) -> Words:
 
 
 def plain_unit(word: Words) -> Floats:
-    """24 of the bits as a float32 in [0, 1)."""
+    """Return 24 of the bits as a float32 in [0, 1)."""
     return (word >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def plain_fits(values: Floats, limit: int) -> bool:
-    """Whether every magnitude is a number of at most `limit`, given as float32 bits."""
+    """Whether every magnitude is at most `limit`, given as float32 bits."""
     return bool(((values.view(np.uint32) & MAGNITUDE) <= limit).all())

@@ -1,0 +1,288 @@
+"""The flat exchange: ids are sent to the owners of their rows, rows come back, and gradients follow the ids.
+
+`dispatch` sends the ids of a batch and returns a handle, with which `combine` receives the rows and `combine_backward`
+sends their gradients. There are two collectives before a batch (sizes and ids) on the thread that prepares ahead, and
+one for rows and one for gradients on the training thread.
+
+Shapes: B samples of this rank, G bags of all ranks together, W columns of the pooled output, S streams of an owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.batch.jagged import KeyedJagged
+from stratarec.distributed.collectives import Channel, never
+from stratarec.distributed.hot_replicas import HotGradients, Replicas
+from stratarec.distributed.input_dist import WORDS, DistinctRows, Requests, RowRequest, joined, message_sizes, read
+from stratarec.distributed.mesh import Mesh
+from stratarec.distributed.row_buffer import Buffer, grouped
+from stratarec.distributed.sharding import Sharding
+from stratarec.distributed.wire import MessageLayout, Wire
+from stratarec.embedding.engine import Engine, Validator
+from stratarec.errors import ConfigError, StrataError
+from stratarec.kernels.runtime.memory import RECYCLER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatched:
+    """One batch in the exchange.
+
+    Parameters
+    ----------
+    features : KeyedJagged
+        Features of this rank.
+    step : int
+        Number of the batch, for the noise of wires.
+    local : KeyedJagged
+        Lookups of all ranks in this rank's tables.
+    sequences : sequence of int
+        Number of ids of each sequence feature of tables that are looked up by their owner.
+    asking : MessageLayout
+        Arrays: pooled output, rows of each such sequence feature, each buffer of distinct rows.
+    answering : MessageLayout
+        Arrays: local pooled output, local sequence features in the order of their engine.
+    local_shapes : sequence
+        Shapes of the arrays of `answering`.
+    idle : bool
+        Whether no rank requests any row, as all rows are hot; all ranks know it, so none waits for rows.
+    """
+
+    features: KeyedJagged
+    step: int
+    local: KeyedJagged
+    buffers: Sequence[Buffer]
+    sequences: Sequence[int]
+    asking: MessageLayout
+    answering: MessageLayout
+    local_shapes: Sequence[tuple[int, int]]
+    idle: bool
+
+
+class FlatExchange:
+    """Exchange of every rank with every other.
+
+    Parameters
+    ----------
+    sharding : Sharding
+    mesh : Mesh
+        The ranks that exchange rows.
+    wires : tuple of Wire
+        Wires of rows and of gradients.
+    local : Engine or None
+        Engine of this rank's tables.
+    replicas : Replicas or None
+        Copies of hot rows, which are not exchanged.
+    """
+
+    def __init__(
+        self, sharding: Sharding, mesh: Mesh, wires: tuple[Wire, Wire], local: Engine | None, replicas: Replicas | None
+    ) -> None:  # fmt: skip
+        self._rank, self._rows, self._replicas = mesh.rank, mesh.rows, replicas
+        self._wire, self._gradient_wire = wires
+        self._requests = Requests(sharding, replicas)
+        self._streams, tables = self._requests.streams, sharding.tables
+        pooled = tuple(key for table in tables for key in table.feature_names)
+        widths = tuple(table.embedding_dim for table in tables for _ in table.feature_names)
+        self._columns, self._width = _columns(pooled, widths), sum(widths)
+        travel = {name: place.travel for name, place in sharding.places.items()}
+        self._buffers = grouped([table for table in tables if travel[table.name] == "rows"], self._columns)
+        self._sequence_dims = {
+            key: table.embedding_dim
+            for table in tables if travel[table.name] == "pooled" for key in table.sequence_features
+        }  # fmt: skip
+        self.row_order = (*self._sequence_dims, *(key for group in self._buffers for _, key in group.sequences))
+        keys, dims = (local.pooled_keys, local.dims) if local else ((), ())
+        self._local_columns, self._local_width = _columns(keys, dims), sum(dims)
+        self._local_rows = local.row_order if local else ()
+        self._validator = Validator((*pooled, *(key for table in tables for key in table.sequence_features)))
+
+    def dispatch(
+        self, features: KeyedJagged, step: int, channel: Channel, stopped: Callable[[], bool] = never
+    ) -> Dispatched:  # fmt: skip
+        """Send the ids of a batch to their owners; a collective.
+
+        Parameters
+        ----------
+        step : int
+            Number of the batch.
+        channel : Channel
+            Channel of the calling thread.
+        stopped : callable
+            Aborts the wait when true.
+
+        Raises
+        ------
+        RankError
+            On all ranks, if one of them has a batch that cannot be looked up.
+        """
+        failed: StrataError | None = None
+        asked: list[list[RowRequest]] = [[] for _ in range(channel.ranks)]
+        distinct: dict[str, DistinctRows] = {}
+        try:
+            self._validator.check(features)
+            if features.weights is not None:
+                raise ConfigError("per-sample weights are not supported with several ranks; remove them")
+            asked, distinct = self._requests.split(features)
+        except StrataError as error:
+            failed = error
+        theirs, idle = self._announce(asked, failed, channel, stopped)
+        # Lengths and ids for one owner are one message for all its streams.
+        message = [self._requests.message(part) for part in asked]
+        sizes, received = message_sizes(theirs), torch.cat(message)
+        if not idle:
+            received = channel.exchange(received, [part.numel() for part in message], sizes, stopped)
+        requests = [
+            read(part, numbers)
+            for part, numbers in zip(received.split(sizes), theirs.tolist(), strict=True)  # type: ignore[no-untyped-call]
+        ]  # fmt: skip
+        buffers = [group.of(features, distinct) for group in self._buffers]
+        local = joined(self._streams[self._rank], requests)
+        answering, shapes = self._answering(requests, local.batch_size)
+        lengths = {
+            stream.key: request.ids.numel()
+            for part, mine in zip(asked, self._streams, strict=True)
+            for stream, request in zip(mine, part, strict=True)
+            if stream.kind == "sequence"
+        }
+        return Dispatched(
+            features=features, step=step, local=local, buffers=buffers, sequences=[lengths[key] for key in
+            self._sequence_dims], asking=self._asking(asked, buffers), answering=answering, local_shapes=shapes,
+            idle=idle,
+        )  # fmt: skip
+
+    def _announce(
+        self, asked: Sequence[Sequence[RowRequest]], failed: StrataError | None, channel: Channel,
+        stopped: Callable[[], bool],
+    ) -> tuple[NDArray[np.int64], bool]:  # fmt: skip
+        """Return the sizes of each rank's requests to this one, ``[ranks, S * WORDS]``, and whether no rank requests
+        any."""
+        counts = [2 + WORDS * len(streams) for streams in self._streams]
+        numbers, at = np.zeros(sum(counts), dtype=np.int64), 0
+        # Sent with the failure flag, which saves a collective.
+        asks = any(request.rows or request.ids.numel() for part in asked for request in part)
+        for part, count in zip(asked, counts, strict=True):
+            # A failed rank requests nothing but takes part, as the others would wait for it.
+            numbers[at : at + 2] = failed is not None, asks
+            numbers[at + 2 : at + 2 + WORDS * len(part)] = [number for request in part for number in request.announced]
+            at += count
+        mine = counts[self._rank]
+        received = channel.exchange(torch.from_numpy(numbers), counts, [mine] * channel.ranks, stopped)
+        theirs = received.view(channel.ranks, mine).numpy()
+        if theirs[:, 0].any():
+            channel.raise_everywhere(failed, theirs[:, 0].tolist())
+        return theirs[:, 2:], not theirs[:, 1].any()
+
+    def _asking(self, asked: Sequence[Sequence[RowRequest]], buffers: Sequence[Buffer]) -> MessageLayout:
+        """Return the layout of answers from each rank."""
+        sequences = {key: 1 + place for place, key in enumerate(self._sequence_dims)}
+        begin = 1 + len(sequences)
+        buffer_of = {table: begin + place for place, buffer in enumerate(buffers) for table in buffer.first_row}
+        # Rows of a table are in the order of its owners, so each owner's rows follow those of the previous one.
+        row_of = {table: first for buffer in buffers for table, first in buffer.first_row.items()}
+        layout = MessageLayout(begin + len(buffers))
+        for streams, part in zip(self._streams, asked, strict=True):
+            layout.begin()
+            for stream, request in zip(streams, part, strict=True):
+                width, name = stream.table.embedding_dim, stream.table.name
+                if stream.kind == "pooled":
+                    layout.add(0, request.rows, width, self._columns[stream.key], self._width)
+                elif stream.kind == "sequence":
+                    layout.add(sequences[stream.key], request.rows, width, 0, width)
+                else:
+                    layout.add(buffer_of[name], request.rows, width, row_of[name] * width, width)
+                    row_of[name] += request.rows
+        return layout
+
+    def _answering(
+        self, requests: Sequence[Sequence[RowRequest]], bags: int
+    ) -> tuple[MessageLayout, list[tuple[int, int]]]:
+        """Return the layout of answers to each rank in the outputs of this rank's tables, and the shapes of these."""
+        streams, row_array = self._streams[self._rank], {key: 1 + n for n, key in enumerate(self._local_rows)}
+        # `done`: ranks follow one another in each stream, as in `joined`.
+        shapes, done = [(bags, self._local_width), *((0, 0) for _ in row_array)], [0] * len(streams)
+        layout = MessageLayout(1 + len(row_array))
+        for part in requests:
+            layout.begin()
+            for place, (stream, request) in enumerate(zip(streams, part, strict=True)):
+                width = stream.table.embedding_dim
+                if stream.kind == "pooled":
+                    first = done[place] * self._local_width + self._local_columns[stream.key]
+                    layout.add(0, request.rows, width, first, self._local_width)
+                else:
+                    layout.add(row_array[stream.key], request.rows, width, done[place] * width, width)
+                done[place] += request.rows
+        for stream, rows in zip(streams, done, strict=True):
+            if stream.kind != "pooled":
+                shapes[row_array[stream.key]] = (rows, stream.table.embedding_dim)
+        return layout, shapes
+
+    def combine(self, rows: Sequence[Tensor], dispatched: Dispatched) -> tuple[Tensor, ...]:
+        """Return a batch's pooled output ``[B, W]`` and rows of sequences in `row_order`; a collective.
+
+        Parameters
+        ----------
+        rows : sequence of Tensor
+            Outputs of this rank's tables for `Dispatched.local`: pooled output and rows of each sequence feature.
+        """
+        asking, answering, wire = dispatched.asking, dispatched.answering, self._wire
+        pooled = RECYCLER.empty(dispatched.features.batch_size, self._width)
+        sequences = [
+            RECYCLER.empty(count, width)
+            for count, width in zip(dispatched.sequences, self._sequence_dims.values(), strict=True)
+        ]
+        buffers = [RECYCLER.empty(buffer.rows, buffer.group.width) for buffer in dispatched.buffers]
+        if not dispatched.idle:
+            message = wire.encode(answering.pack(rows), answering.spans, "rows", dispatched.step)
+            received = self._rows.exchange(message, answering.sizes(wire), asking.sizes(wire))
+            asking.unpack(wire.decode(received, asking.spans), [pooled, *sequences, *buffers])
+        gathered = []
+        for buffer, distinct in zip(dispatched.buffers, buffers, strict=True):
+            if self._replicas is not None and len(buffer.hot):
+                # Before pooling: copies fill the places of hot rows, which were not requested.
+                self._replicas.read(buffer.hot, distinct, buffer.hot_places)
+            gathered += buffer.pool(distinct, pooled)
+        return (pooled, *sequences, *gathered)
+
+    def combine_backward(self, gradients: Sequence[Tensor], dispatched: Dispatched) -> list[Tensor]:
+        """Return the gradients of the outputs of this rank's tables; a collective.
+
+        Gradients of hot rows are stored by the replicas.
+
+        Parameters
+        ----------
+        gradients : sequence of Tensor
+            Gradients of the outputs of `combine`.
+        """
+        asking, answering, wire = dispatched.asking, dispatched.answering, self._gradient_wire
+        pooled, *rows = gradients
+        count = len(self._sequence_dims)
+        sequences, at, sums = rows[:count], count, list[Tensor]()
+        for buffer in dispatched.buffers:
+            end = at + len(buffer.group.sequences)
+            sums.append(buffer.sum(pooled, rows[at:end]))
+            at = end
+        if self._replicas is not None:
+            self._replicas.store_gradients(
+                HotGradients(buffer.hot, buffer.hot_places, mine)
+                for buffer, mine in zip(dispatched.buffers, sums, strict=True)
+            )
+        outputs = [RECYCLER.empty(*shape) for shape in dispatched.local_shapes]
+        if dispatched.idle:
+            # Local tables still take a step without rows, so that all ranks count the same steps.
+            return [output.zero_() for output in outputs]
+        message = wire.encode(asking.pack([pooled, *sequences, *sums]), asking.spans, "gradients", dispatched.step)
+        received = self._rows.exchange(message, asking.sizes(wire), answering.sizes(wire))
+        answering.unpack(wire.decode(received, answering.spans), outputs)
+        return outputs
+
+
+def _columns(keys: Sequence[str], dims: Sequence[int]) -> dict[str, int]:
+    """Return the first column of each pooled feature."""
+    return dict(zip(keys, np.cumsum([0, *dims]).tolist(), strict=False))

@@ -1,1 +1,0 @@
-"""Ids out to their owners, rows back."""

@@ -1,0 +1,247 @@
+"""Requests of a batch's ids to their owners, and the joined batch that an owner looks up.
+
+Bags of one rank follow those of the previous ranks, feature by feature: a complete table on one rank gets the same
+batch as in one process, so its arithmetic has the same bits.
+
+Shapes: B samples of this rank, N ids, S streams of an owner (`Sharding.streams`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.batch.jagged import KeyedJagged, offsets_of
+from stratarec.distributed.hot_replicas import Replicas
+from stratarec.distributed.sharding import IdStream, Rows, Sharding
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.errors import ConfigError
+from stratarec.kernels.collate import outside
+from stratarec.kernels.unique import number_distinct
+
+_NONE: Rows = np.empty(0, dtype=np.int64)
+# Numbers that announce a stream: bags, ids, and whether every bag holds one id, so that lengths are not sent.
+WORDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRequest:
+    """Request of one rank to one owner for one stream.
+
+    Parameters
+    ----------
+    bags : int
+        Number of bags of a pooled feature; 1 otherwise.
+    ids : Tensor
+        Rows, numbered by the owner.
+    lengths : Tensor or None
+        ``[bags]``; None where every bag holds one id, and for streams without pooling.
+    """
+
+    bags: int
+    ids: Tensor
+    lengths: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows in the answer: one a bag, or one an id."""
+        return self.ids.numel() if self.lengths is None else self.bags
+
+    @property
+    def announced(self) -> tuple[int, int, int]:
+        """The `WORDS` numbers that announce the request."""
+        return self.bags, self.ids.numel(), int(self.lengths is None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistinctRows:
+    """Distinct rows of one table that a batch needs, in the order of their owners.
+
+    Parameters
+    ----------
+    owned : tuple of Tensor
+        For each owner of rows of the table its requested rows, by its numbers, in the order of their first lookups.
+    places : Tensor
+        ``[lookups]`` int64 place of each lookup's row, features in the order of the table.
+    hot : ndarray
+        Numbers of the hot rows, which follow the others.
+    """
+
+    owned: tuple[Tensor, ...]
+    places: Tensor
+    hot: Rows
+
+    @property
+    def rows(self) -> int:
+        return sum(part.numel() for part in self.owned) + len(self.hot)
+
+
+class Requests:
+    """Splits the batches of one rank by owner.
+
+    Parameters
+    ----------
+    sharding : Sharding
+    replicas : Replicas or None
+        Copies of hot rows, which are not requested.
+    """
+
+    def __init__(self, sharding: Sharding, replicas: Replicas | None = None) -> None:
+        self._sharding, self._replicas = sharding, replicas
+        self.streams = [sharding.streams(rank) for rank in range(sharding.ranks)]
+        # Type of ids on the wire: int32 halves their bytes, unless a table is huge.
+        large = any(table.num_embeddings > 2**31 for table in sharding.tables)
+        self.ids = torch.int64 if large else torch.int32
+
+    def split(self, features: KeyedJagged) -> tuple[list[list[RowRequest]], dict[str, DistinctRows]]:
+        """Return the requests to each owner, stream by stream, and the distinct rows of tables whose rows are
+        exchanged.
+
+        Raises
+        ------
+        ConfigError
+            For a missing feature or an id outside its table.
+        """
+        distinct = {
+            table.name: self._distinct(features, table)
+            for table in self._sharding.tables
+            if self._sharding.places[table.name].travel == "rows"
+        }
+        asked = [
+            [self._asked(features, stream, distinct, rank) for stream in streams]
+            for rank, streams in enumerate(self.streams)
+        ]
+        return asked, distinct
+
+    def _asked(
+        self, features: KeyedJagged, stream: IdStream, distinct: dict[str, DistinctRows], rank: int
+    ) -> RowRequest:  # fmt: skip
+        if stream.kind == "rows":
+            place = self._sharding.places[stream.table.name]
+            return RowRequest(bags=1, ids=distinct[stream.table.name].owned[rank - place.first])
+        ids, lengths = bags_of(features, stream.key)
+        _check(ids, stream.key, stream.table)
+        if stream.kind == "sequence":
+            return RowRequest(bags=1, ids=ids)
+        bags = ids.numel() if lengths is None else lengths.numel()
+        return RowRequest(bags=bags, ids=ids, lengths=lengths)
+
+    def _distinct(self, features: KeyedJagged, table: EmbeddingBagConfig) -> DistinctRows:
+        keys = (*table.feature_names, *table.sequence_features)
+        parts = [bags_of(features, key)[0] for key in keys]
+        for key, ids in zip(keys, parts, strict=True):
+            _check(ids, key, table)
+        # By first lookup, not sorted: sorting took a fifth of the compute of a rank's step.
+        unique, places = number_distinct(torch.cat(parts) if len(parts) > 1 else parts[0])
+        place = self._sharding.places[table.name]
+        owners, rows = self._sharding.owner(table.name, unique)
+        replicas = self._replicas
+        numbers = np.full(len(unique), -1) if replicas is None else replicas.numbers(table.name, unique)
+        if place.ranks == 1 and not (numbers >= 0).any():
+            owned = (torch.from_numpy(rows).to(self.ids),)
+            return DistinctRows(owned=owned, places=torch.from_numpy(places), hot=_NONE)
+        # 16 bits, which NumPy sorts by radix. Hot rows follow those of all owners.
+        part = (owners - place.first).astype(np.uint16)
+        part[numbers >= 0] = place.ranks
+        order = np.argsort(part, kind="stable")
+        *ends, _ = np.bincount(part, minlength=place.ranks + 1).tolist()
+        place_of = np.empty_like(order)
+        place_of[order] = np.arange(len(order))
+        cold = sum(ends)
+        # Converted once for all owners.
+        owned = torch.from_numpy(rows[order[:cold]]).to(self.ids).split(ends)  # type: ignore[no-untyped-call]
+        return DistinctRows(owned=owned, places=torch.from_numpy(place_of[places]), hot=numbers[order[cold:]])
+
+    def message(self, asked: Sequence[RowRequest]) -> Tensor:
+        """Return the message of lengths and ids."""
+        parts = [part for request in asked for part in (request.lengths, request.ids) if part is not None]
+        return torch.cat([part.to(self.ids) for part in parts]) if parts else torch.empty(0, dtype=self.ids)
+
+
+def joined(streams: Sequence[IdStream], asked: Sequence[Sequence[RowRequest]], least: int = 0) -> KeyedJagged:
+    """Join the requests of all ranks to the batch that an owner looks up, with bags in the order of ranks.
+
+    Parameters
+    ----------
+    asked : sequence of sequence of RowRequest
+        Requests of each rank, stream by stream.
+    least : int
+        Least size of the batch.
+    """
+    keys = tuple(stream.key for stream in streams)
+    by_stream = [[rank[place] for rank in asked] for place in range(len(streams))]
+    values = [request.ids for requests in by_stream for request in requests]
+    bags = [_bags(stream, requests) for stream, requests in zip(streams, by_stream, strict=True)]
+    size = max(least, *(len(lengths) for lengths in bags)) if bags else least
+    # Batches of single ids have separate kernels without offsets.
+    single = all(stream.kind == "pooled" for stream in streams) and all(
+        request.lengths is None for requests in by_stream for request in requests
+    )
+    joined_values = torch.cat(values) if values else torch.empty(0, dtype=torch.int32)
+    if single and all(len(lengths) == size for lengths in bags):
+        return KeyedJagged(keys=keys, values=joined_values, offsets=None, batch_size=size)
+    # A jagged batch has equally many bags for each feature, so features are padded with empty bags after `filled`.
+    padded = torch.zeros(len(streams), size, dtype=torch.int64)
+    for place, lengths in enumerate(bags):
+        padded[place, : len(lengths)] = lengths
+    filled = tuple(len(lengths) for lengths in bags)
+    return KeyedJagged(
+        keys=keys, values=joined_values, offsets=offsets_of(padded.view(-1)), batch_size=size, filled=filled
+    )  # fmt: skip
+
+
+def _bags(stream: IdStream, asked: Sequence[RowRequest]) -> Tensor:
+    """Return the lengths of a stream's bags at its owner; a stream without pooling is one bag."""
+    if stream.kind != "pooled":
+        return torch.tensor([sum(request.ids.numel() for request in asked)])
+    return torch.cat([
+        torch.ones(request.bags, dtype=torch.int64) if request.lengths is None else request.lengths.long()
+        for request in asked
+    ])  # fmt: skip
+
+
+def bags_of(features: KeyedJagged, key: str) -> tuple[Tensor, Tensor | None]:
+    """Return the ids of a feature, and the lengths of its filled bags; None where each holds one id."""
+    if key not in features.keys:
+        raise ConfigError(f"the batch lacks {key}; it has {', '.join(features.keys)}")
+    place, size = features.keys.index(key), features.batch_size
+    first = place * size
+    if features.offsets is None:
+        return features.values[first : first + size], None
+    bags = size if features.filled is None else features.filled[place]
+    offsets = features.offsets[first : first + bags + 1]
+    ids = features.values[int(offsets[0]) : int(features.offsets[first + size])]
+    lengths = offsets.diff()
+    return ids, None if ids.numel() == bags and bool((lengths == 1).all()) else lengths
+
+
+def _check(ids: Tensor, key: str, table: EmbeddingBagConfig) -> None:
+    wrong = outside(ids, table.num_embeddings)
+    if wrong >= 0:
+        raise ConfigError(
+            f"feature {key!r}: id {int(ids[wrong])} is outside table {table.name!r}, expected 0 to "
+            f"{table.num_embeddings - 1}"
+        )
+
+
+def read(message: Tensor, announced: Sequence[int]) -> list[RowRequest]:
+    """Return the requests in a rank's message, given the numbers that announced it."""
+    requests, done = [], 0
+    for bags, ids, single in np.array(announced, dtype=np.int64).reshape(-1, WORDS).tolist():
+        lengths = None if single else message[done : done + bags]
+        done += 0 if single else bags
+        requests.append(RowRequest(bags=bags, ids=message[done : done + ids], lengths=lengths))
+        done += ids
+    return requests
+
+
+def message_sizes(announced: NDArray[np.int64]) -> list[int]:
+    """Return the elements of each rank's message, from the announced numbers ``[ranks, S * WORDS]``."""
+    bags, ids, single = announced.reshape(len(announced), -1, WORDS).transpose(2, 0, 1)
+    sizes: list[int] = (ids + bags * (1 - single)).sum(axis=1).tolist()
+    return sizes

@@ -1,0 +1,146 @@
+"""Buffers of a batch's distinct rows, which the requesting rank pools, and whose gradients it sums.
+
+The kernels of tables also look up buffers, and the update kernel sums gradients: gradient descent at a rate of -1 on
+zeros is a sum in ascending order of lookup position.
+
+Shapes: U distinct rows of all tables of one width, D width, B samples, N ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import Tensor
+
+from stratarec.batch.jagged import KeyedJagged
+from stratarec.distributed.input_dist import DistinctRows
+from stratarec.distributed.sharding import Rows
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.tables.base import features_of, group_layout
+from stratarec.kernels import pooling, update
+from stratarec.kernels.bags import BagBatch, GroupLayout
+from stratarec.kernels.runtime.memory import RECYCLER
+
+_SUM = update.RowUpdate(kind="sgd", rate=-1.0, eps=0.0, decay=0.0, decoupled=False, beta1=0.0, beta2=0.0, step=1)
+# Adding a number to it gives that number's bits; +0.0 would change -0.0.
+_NOTHING = -0.0
+
+
+class RowBuffers:
+    """Tables of one width whose rows are exchanged.
+
+    Parameters
+    ----------
+    tables : sequence of EmbeddingBagConfig
+        Complete tables.
+    columns : mapping of str to int
+        First output column of each pooled feature.
+    """
+
+    def __init__(self, tables: Sequence[EmbeddingBagConfig], columns: Mapping[str, int]) -> None:
+        self.tables, self.width = tuple(tables), tables[0].embedding_dim
+        self._layout = group_layout(self.tables, columns, [0] * len(self.tables), [0] * len(self.tables))
+        self._features = features_of(self.tables)
+        # Place of each sequence feature among the group's features, and its name.
+        self.sequences = [
+            (place, key) for place, (table, key) in enumerate(self._features) if key in table.sequence_features
+        ]
+        self._workspace = update.UpdateWorkspace()
+
+    def of(self, features: KeyedJagged, distinct: Mapping[str, DistinctRows]) -> Buffer:
+        """Return the buffer of a batch, with the row of every lookup."""
+        counts = [distinct[table.name].rows for table in self.tables]
+        first = np.cumsum([0, *counts]).tolist()
+        sizes = np.diff(self._layout.table_start)
+        first_row = {table.name: begin for table, begin in zip(self.tables, first, strict=False)}
+        layout = replace(
+            self._layout,
+            base=np.repeat(np.array(first[:-1], dtype=np.int64), sizes),
+            rows=np.repeat(np.array(counts, dtype=np.int64), sizes),
+        )
+        hot = np.concatenate([distinct[table.name].hot for table in self.tables])
+        places = np.concatenate([
+            np.arange(end - len(distinct[table.name].hot), end)
+            for table, end in zip(self.tables, first[1:], strict=True)
+        ])  # fmt: skip
+        # Ascending, so that `Replicas` reads and adds them in the order of memory.
+        order = np.argsort(hot)
+        return Buffer(self, layout, self._bags(features, distinct), first_row, first[-1], hot[order], places[order])
+
+    def _bags(self, features: KeyedJagged, distinct: Mapping[str, DistinctRows]) -> BagBatch:
+        places = {key: place for place, key in enumerate(features.keys)}
+        key = np.array([places[name] for _, name in self._features], dtype=np.int64)
+        bags = BagBatch(
+            values=np.empty(features.values.numel(), dtype=np.int64),
+            offsets=None if features.offsets is None else features.offsets.numpy(),
+            weights=None,
+            batch=features.batch_size,
+            key=key,
+            filled=None if features.filled is None else np.array(features.filled, dtype=np.int64)[key],
+        )
+        done = dict.fromkeys(distinct, 0)
+        for feature, (table, _) in enumerate(self._features):
+            first, last = bags.span(feature)
+            begin = done[table.name]
+            bags.values[first:last] = distinct[table.name].places.numpy()[begin : begin + last - first]
+            done[table.name] += last - first
+        return bags
+
+    def sum(self, buffer: Buffer, pooled: Tensor, rows: Sequence[Tensor]) -> Tensor:
+        """Return the gradient of each row, ``[U, D]``, given those of the output and of each sequence feature."""
+        sums = RECYCLER.empty(buffer.rows, self.width).fill_(_NOTHING)
+        empty = np.empty(0, dtype=np.float32)
+        # Gradient descent has no state.
+        slots = update.Slots(sums.view(-1).numpy(), empty, empty, empty.view(np.int32))
+        update.update(slots, buffer.layout, buffer.bags, update.Gradients(pooled, rows), _SUM, self._workspace)
+        return sums
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One batch's share of a `RowBuffers`.
+
+    Parameters
+    ----------
+    first_row : mapping of str to int
+        Start of each table's rows, which are in the order of their owners.
+    rows : int
+        U.
+    hot, hot_places : ndarray
+        Ascending numbers of hot rows, and their places in the buffer.
+    """
+
+    group: RowBuffers
+    layout: GroupLayout
+    bags: BagBatch
+    first_row: Mapping[str, int]
+    rows: int
+    hot: Rows
+    hot_places: Rows
+
+    def pool(self, rows: Tensor, out: Tensor) -> list[Tensor]:
+        """Fill these tables' columns of `out` from rows ``[U, D]``; return the rows of their sequence features."""
+        weights = rows.view(-1).numpy()
+        bad = pooling.pool(weights, self.layout, self.bags, out)
+        assert bad < 0, "ids were checked when they were split"
+        sequences = []
+        for place, _ in self.group.sequences:
+            first, last = self.bags.span(place)
+            gathered = RECYCLER.empty(last - first, self.group.width)
+            pooling.gather(weights, self.layout, self.bags, place, gathered)
+            sequences.append(gathered)
+        return sequences
+
+    def sum(self, pooled: Tensor, rows: Sequence[Tensor]) -> Tensor:
+        """Return the gradient of each row, ``[U, D]``."""
+        return self.group.sum(self, pooled, rows)
+
+
+def grouped(tables: Sequence[EmbeddingBagConfig], columns: Mapping[str, int]) -> list[RowBuffers]:
+    """Group tables by width."""
+    widths: dict[int, list[EmbeddingBagConfig]] = {}
+    for table in tables:
+        widths.setdefault(table.embedding_dim, []).append(table)
+    return [RowBuffers(mine, columns) for mine in widths.values()]

@@ -1,1 +1,0 @@
-"""The exchange by towers (SPTT)."""

@@ -1,0 +1,229 @@
+"""Layout of a group of tables of one width, a batch's lookups in it, and kernels that read only ids.
+
+Shapes: F features, B samples, N ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from stratarec.kernels.runtime.team import BODY
+from stratarec.kernels.simd.vector import LANES
+
+Ids = NDArray[np.int32] | NDArray[np.int64]
+_NO_OFFSETS = np.zeros(1, dtype=np.int64)
+# `BagBatch.filled` for kernels where all bags are filled.
+NO_LIMITS = np.empty(0, dtype=np.int64)
+_NO_WEIGHTS = np.zeros(1, dtype=np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BagBatch:
+    """Lookups of a batch in one group of tables.
+
+    Parameters
+    ----------
+    values : ndarray
+        ``[N]`` int32 or int64 ids of all keys of the batch.
+    offsets : ndarray or None
+        ``[keys * B + 1]`` int64; None when every bag holds one id.
+    weights : ndarray or None
+        ``[N]`` float32 per-sample weights.
+    batch : int
+        B.
+    key : ndarray
+        ``[F]`` int64, place of each of the group's features among the batch's keys.
+    filled : ndarray or None
+        ``[F]`` int64, number of bags of each feature that are pooled; None for all of them.
+    """
+
+    values: Ids
+    offsets: NDArray[np.int64] | None
+    weights: NDArray[np.float32] | None
+    batch: int
+    key: NDArray[np.int64]
+    filled: NDArray[np.int64] | None = None
+
+    def span(self, feature: int) -> tuple[int, int]:
+        """Return first and last (exclusive) position of the feature's ids in `values`."""
+        first, last = int(self.key[feature]) * self.batch, (int(self.key[feature]) + 1) * self.batch
+        return (first, last) if self.offsets is None else (int(self.offsets[first]), int(self.offsets[last]))
+
+    @property
+    def compiled(self) -> tuple[Any, ...]:
+        """Fields of `Bags` as a plain tuple, which costs half of a named one at every call."""
+        # Not cached: the lock of a cached property in Python 3.11 takes longer than the tuple.
+        return (
+            self.values, _NO_OFFSETS if self.offsets is None else self.offsets, self.offsets is None,
+            _NO_WEIGHTS if self.weights is None else self.weights, self.weights is not None, self.batch,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupLayout:
+    """Fixed layout of a group of tables of one width; int64 arrays with one entry a feature, unless noted.
+
+    Parameters
+    ----------
+    width : int
+        D.
+    base, rows : ndarray
+        First row of the feature's table in the group, and its number of rows.
+    column : ndarray
+        First column of the feature in the pooled output; unused for sequences.
+    mean, sequence : ndarray
+        1 for features that are pooled by the mean, and for features that are looked up without pooling.
+    table_start, table_features : ndarray
+        ``[tables + 1]`` and ``[F]``: table t has the features
+        ``table_features[table_start[t]:table_start[t + 1]]``.
+    """
+
+    width: int
+    base: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    column: NDArray[np.int64]
+    mean: NDArray[np.int64]
+    sequence: NDArray[np.int64]
+    table_start: NDArray[np.int64]
+    table_features: NDArray[np.int64]
+
+    @cached_property
+    def pooled(self) -> slice | NDArray[np.int64]:
+        """Places of the pooled features; usually all of them, as a slice that copies nothing."""
+        return np.flatnonzero(self.sequence == 0) if self.sequence.any() else slice(None)
+
+    @cached_property
+    def nowhere(self) -> NDArray[np.int64]:
+        """Zeros: starts of the gradients of sequence features in a batch that has none."""
+        return np.zeros(len(self.sequence), dtype=np.int64)
+
+    @cached_property
+    def lines(self) -> bool:
+        """Whether pooled rows are complete cache lines, if samples of the output start at multiples of 64 bytes."""
+        return not (self.width | int(np.bitwise_or.reduce(self.column[self.pooled]))) % LANES
+
+    def features(self, bags: BagBatch) -> tuple[NDArray[np.int64], ...]:
+        """Return the fields of `Features` for all features."""
+        return bags.key, self.base, self.rows, self.column, self.mean, self.sequence
+
+    def pooled_features(self, bags: BagBatch) -> tuple[NDArray[np.int64], ...]:
+        """Return the fields of `Features` for the pooled features."""
+        if isinstance(self.pooled, slice):
+            return self.features(bags)
+        return tuple(part[self.pooled] for part in self.features(bags))
+
+
+def lookups_by_table(group: GroupLayout, bags: BagBatch) -> NDArray[np.int64]:
+    """Return the number of lookups of each table in the batch, ``[tables]``."""
+    if bags.offsets is None:
+        return np.diff(group.table_start) * bags.batch
+    first = bags.key[group.table_features] * bags.batch
+    return np.add.reduceat(bags.offsets[first + bags.batch] - bags.offsets[first], group.table_start[:-1])
+
+
+def first_falling(offsets: NDArray[np.int64], total: int) -> int:
+    """Return the first i at which ``offsets[i]``, ``offsets[i + 1]`` fall or are outside [0, total]; or -1."""
+    return int(_first_falling(offsets, total))
+
+
+def first_outside(group: GroupLayout, bags: BagBatch) -> int:
+    """Return the place in `values` of an id outside its feature's table; or -1."""
+    filled = NO_LIMITS if bags.filled is None else bags.filled
+    return int(_first_outside(bags.compiled, filled, bags.key, group.rows, group.sequence))
+
+
+def mark_rows(group: GroupLayout, bags: BagBatch, bits: NDArray[np.uint8]) -> None:
+    """Set the bit of every row of the group that the batch looks up: bit ``r & 7`` of byte ``r >> 3``."""
+    _mark_rows(bags.compiled, bags.key, group.base, bits)
+
+
+U = np.uint64
+
+
+class Bags(NamedTuple):
+    """Arrays of a `BagBatch`, with placeholders where `singles` (every bag holds one id) or not `weighted`."""
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int64]
+    singles: bool
+    weights: NDArray[np.float32]
+    weighted: bool
+    batch: int
+
+
+class Features(NamedTuple):
+    """Arrays of the features of a `GroupLayout`, and their places among the batch's keys."""
+
+    key: NDArray[np.int64]
+    base: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    column: NDArray[np.int64]
+    mean: NDArray[np.int64]
+    sequence: NDArray[np.int64]
+
+
+@njit(**BODY)
+def share(length, mean):
+    """Return the factor of a lookup in a bag of `length` ids."""
+    return np.float32(1.0) / np.float32(length) if mean and length > 1 else np.float32(1.0)
+
+
+@njit(**BODY)
+def span(bags, key):
+    """Return first and last (exclusive) lookup of the feature that is number `key` of the batch."""
+    begin, end = key * bags.batch, (key + 1) * bags.batch
+    if not bags.singles:
+        begin, end = bags.offsets[begin], bags.offsets[end]
+    return begin, end
+
+
+@njit(nogil=True, cache=True)
+def _first_outside(bags, filled, key, rows, sequence):
+    """Return the place of a looked-up id that is not below its feature's `rows`; or -1."""
+    bags = Bags(*bags)
+    for f in range(len(key)):
+        begin, end = span(bags, key[f])
+        if bags.singles and len(filled) and not sequence[f]:
+            end = begin + filled[f]
+        limit, wrong = U(rows[f]), 0
+        # Without a branch the loop is vectorised.
+        for i in range(U(begin), U(end)):
+            wrong += U(bags.values[i]) >= limit
+        if wrong:
+            for i in range(begin, end):
+                if U(bags.values[i]) >= limit:
+                    return i
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def _mark_rows(bags, key, base, bits):
+    """Set the bit of every row that the batch looks up."""
+    bags = Bags(*bags)
+    for f in range(len(key)):
+        begin, end = span(bags, key[f])
+        for i in range(U(begin), U(end)):
+            row = U(base[f] + bags.values[i])
+            bits[row >> U(3)] |= np.uint8(1) << np.uint8(row & U(7))
+
+
+@njit(nogil=True, cache=True)
+def _first_falling(offsets, total):
+    """Return the first i at which offsets[i], offsets[i + 1] fall or are outside [0, total]; or -1."""
+    last = len(offsets) - 1
+    falls = np.int64(offsets[0] < 0) + np.int64(offsets[last] > total)
+    # Without a branch the loop is vectorised; nearly all batches are valid.
+    for i in range(U(last)):
+        falls += offsets[i] > offsets[i + U(1)]
+    if falls == 0:
+        return -1
+    for i in range(last):
+        if offsets[i] < 0 or offsets[i] > offsets[i + 1] or offsets[i + 1] > total:
+            return i
+    return last

@@ -1,0 +1,100 @@
+"""Read memory and files at full speed, to measure their bandwidth."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange, types
+from numpy.typing import NDArray
+
+from stratarec.errors import ConfigError
+from stratarec.kernels.runtime.threads import use_torch_threads
+from stratarec.kernels.simd.prefetch import prefetch
+
+U = np.uint64
+_PARTS_PER_THREAD = 4
+_AHEAD = 16
+# By symbol, not by ctypes: Numba can cache the compiled function.
+_pread = types.ExternalFunction("pread", types.int64(types.int32, types.uintp, types.uintp, types.int64))
+
+
+def sum_parts(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Sum equal parts of flat float32 `values` on all threads; a remainder that is too short for a part is left out."""
+    out = np.empty(use_torch_threads() * _PARTS_PER_THREAD, dtype=np.float32)
+    _sum_parts(values, out)
+    return out
+
+
+def sum_rows(values: NDArray[np.float32], rows: NDArray[np.uint64], *, width: int) -> NDArray[np.float32]:
+    """Sum equal parts of `rows`, uint64 numbers of rows of `width` values in flat `values`, on all threads."""
+    if len(rows) and int(rows.max()) * width + width > len(values):
+        raise ConfigError(f"row {rows.max()} of width {width} is outside {len(values)} values")
+    out = np.empty(use_torch_threads() * _PARTS_PER_THREAD, dtype=np.float32)
+    _sum_rows(values, rows, width, out)
+    return out
+
+
+def read_blocks(descriptor: int, buffer: NDArray[np.uint8], offsets: NDArray[np.int64]) -> int:
+    """Read ``len(buffer)`` bytes at each offset of a file, without the interpreter's lock.
+
+    Direct descriptors need `buffer` and `offsets` aligned to the device's blocks.
+
+    Returns
+    -------
+    int
+        Number of complete reads before the first incomplete one.
+    """
+    return int(_read_blocks(descriptor, buffer.ctypes.data, len(buffer), offsets))
+
+
+# Additions in any order: in the given order the kernel would measure their chain, not memory.
+@njit(nogil=True, cache=True, parallel=True, fastmath=True)
+def _sum_parts(values, out):
+    """Set ``out[c]`` to the sum of part c of `values`, of len(out) equal parts."""
+    size = U(len(values)) // U(len(out))
+    for c in prange(len(out)):
+        total = np.float32(0)
+        first = U(c) * size
+        for i in range(size):
+            total += values[first + U(i)]
+        out[c] = total
+
+
+@njit(nogil=True, cache=True, parallel=True, fastmath=True)
+def _sum_rows(values, rows, width, out):
+    """Set ``out[c]`` to the sum over part c of `rows`, each of `width` values, prefetched as in pooling."""
+    size = U(len(rows)) // U(len(out))
+    span = U(width)
+    for c in prange(len(out)):
+        total = np.float32(0)
+        first = U(c) * size
+        for i in range(size):
+            ahead = rows[min(first + U(i) + U(_AHEAD), U(len(rows) - 1))] * span
+            for d in range(U(0), span, U(16)):
+                prefetch(values, np.int64(ahead + d))
+            start = rows[first + U(i)] * span
+            for d in range(span):
+                total += values[start + U(d)]
+        out[c] = total
+
+
+@njit(nogil=True, cache=True)
+def _read_blocks(descriptor, address, size, offsets):
+    """Read `size` bytes at each offset to `address`; return the number of complete reads before an incomplete one."""
+    for i in range(len(offsets)):
+        if _pread(descriptor, address, size, offsets[i]) != size:
+            return i
+    return len(offsets)
+
+
+def reference_sum_parts(values: NDArray[np.float32], parts: int) -> NDArray[np.float32]:
+    """Sum `parts` equal parts in NumPy."""
+    sums: NDArray[np.float32] = values.reshape(parts, -1).sum(axis=1)
+    return sums
+
+
+def reference_sum_rows(
+    values: NDArray[np.float32], rows: NDArray[np.uint64], width: int, parts: int
+) -> NDArray[np.float32]:
+    """Sum the chosen rows in `parts` equal parts, in NumPy."""
+    sums: NDArray[np.float32] = values.reshape(-1, width)[rows.astype(np.int64)].reshape(parts, -1).sum(axis=1)
+    return sums

@@ -1,0 +1,517 @@
+"""Build batches from stored columns: gather rows, number pointers, join windows and bags.
+
+The compiled bodies run on one thread, the loader's own. Row numbers, pointers and windows come from files whose content
+was checked.
+
+Shapes: B samples, U distinct values, N ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.kernels.simd.prefetch import prefetch
+
+_NO_ROWS, _NO_PLACES = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
+
+
+def spread_rows(
+    words: NDArray[np.int32], rows: NDArray[Any], *, paired: bool, ids: int, room: int = 0
+) -> tuple[NDArray[np.int32], bool]:
+    """Gather some rows, column by column.
+
+    Parameters
+    ----------
+    words : ndarray
+        ``[M, W]`` int32, C-contiguous.
+    rows : ndarray
+        ``[B]`` integers in [0, M), not checked.
+    paired : bool
+        Whether to keep the first two columns side by side: they are the halves of a number.
+    ids : int
+        Number of columns at the end that are ids.
+    room : int
+        Number of words to leave free after them.
+
+    Returns
+    -------
+    tuple
+        ``[W * B + room]`` words, and whether any id is negative, that is, missing.
+    """
+    width = words.shape[1]
+    out = np.empty(width * len(rows) + room, dtype=np.int32)
+    return out, bool(_spread_rows(words.reshape(-1), width, rows, paired, ids, out))
+
+
+def fill_runs(words: NDArray[np.int32], column: int, values: NDArray[np.int32], sizes: NDArray[np.int32]) -> None:
+    """Set a column of `words` ``[M, W]``, C-contiguous: ``values[r]`` in the next ``sizes[r]`` rows, M in total."""
+    _fill_runs(words.reshape(-1), words.shape[1], column, values, sizes)
+
+
+def order_runs(starts: NDArray[np.int64], chosen: NDArray[np.int64], size: int) -> NDArray[np.int32]:
+    """Return the places of all runs in the order `chosen`; run r is ``starts[r]:starts[r + 1]``, the last to `size`."""
+    places = np.empty(size, dtype=np.int32)
+    _order_runs(starts, chosen, size, places)
+    return places
+
+
+def scatter_rows(matrix: NDArray[np.float32], rows: NDArray[Any], out: NDArray[np.float32], places: Any) -> None:
+    """Set ``out[i, places[j]] = matrix[rows[i], j]`` for C-contiguous matrices; rows and places are not checked."""
+    _scatter_rows(matrix.reshape(-1), matrix.shape[1], rows, out.reshape(-1), out.shape[1], places)
+
+
+def number_pointers(pointers: NDArray[np.int32], place: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Replace pointers by numbers in order of first appearance, in place; return the distinct pointers.
+
+    Parameters
+    ----------
+    pointers : ndarray
+        ``[B]`` in [0, len(place)).
+    place : ndarray
+        Scratch filled with -1, before and after.
+    """
+    used = np.empty(min(len(pointers), len(place)), dtype=np.int32)
+    return used[: _number_pointers(pointers, place, used)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lists:
+    """List column: row r holds ``values[start[r]:start[r] + length[r]]``; rows may overlap.
+
+    `values` are ``[N]`` int32 ids, or float32 weights of ids.
+    """
+
+    start: NDArray[np.int64]
+    length: NDArray[np.int64]
+    values: NDArray[Any]
+
+    def ids(self, rows: NDArray[Any]) -> int:
+        """Return the number of ids in `rows`."""
+        return int(_total_length(self.length, rows))
+
+
+def take_bags(
+    ids: NDArray[np.int32], lists: Sequence[Lists], rows: NDArray[Any]
+) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
+    """Return the bags of some rows: those of each column of `ids`, then those of each of `lists`.
+
+    Parameters
+    ----------
+    ids : ndarray
+        ``[M, W]`` int32, C-contiguous; a negative id is missing, and its bag is empty.
+    lists : sequence of Lists
+        Columns of M rows each.
+    rows : ndarray
+        ``[B]`` integers in [0, M), not checked.
+
+    Returns
+    -------
+    tuple of ndarray
+        ``[N]`` ids and ``[(W + len(lists)) * B + 1]`` offsets, or None where every bag holds one id.
+    """
+    values, missing = spread_rows(ids, rows, paired=False, ids=ids.shape[1], room=sum(part.ids(rows) for part in lists))
+    return end_bags(values, ids.shape[1], missing, lists, rows)
+
+
+def end_bags(
+    values: NDArray[np.int32], width: int, missing: bool, lists: Sequence[Lists], rows: NDArray[Any]
+) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
+    """Return bags as `take_bags` does, given the ids of `width` columns in `values` and room for the lists."""
+    if not missing and not lists:
+        return values, None
+    size = len(rows)
+    offsets = np.empty((width + len(lists)) * size + 1, dtype=np.int64)
+    end = _end_bags(values, width * size, missing, offsets)
+    for place, part in enumerate(lists, width):
+        end = _append_lists(part.start, part.length, part.values, rows, values, end, offsets, place * size + 1)
+    return values[:end], offsets
+
+
+def take_weights(lists: Sequence[Lists | None], rows: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the weight of each id of the bags that `end_bags` built of `rows`, ``[N]``; 1 where there is none.
+
+    Parameters
+    ----------
+    lists : sequence of Lists or None
+        Weights of each list column; list columns are the last of the bags.
+    offsets : ndarray
+        Offsets from `end_bags`.
+    """
+    weights = np.ones(int(offsets[-1]), dtype=np.float32)
+    first = len(offsets) - 1 - len(lists) * len(rows)
+    for place, part in enumerate(lists):
+        begin = first + place * len(rows)
+        if part is not None:
+            # The offsets are rewritten with the same values: weights have the layout of their ids.
+            _append_lists(part.start, part.length, part.values, rows, weights, offsets[begin], offsets, begin + 1)
+    return weights
+
+
+def join_windows(lists: Lists, rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+    """Join the windows `rows`, with values of overlapping windows stored once.
+
+    Returns
+    -------
+    tuple of ndarray
+        Start ``[U]`` and length ``[U]`` of each window; their values in ascending order of place.
+    """
+    start, length = lists.start[rows], lists.length[rows]
+    order, moved = np.argsort(start), np.empty(len(rows), dtype=np.int64)
+    values = np.empty(int(length.sum()), dtype=np.int32)
+    needed = _join_windows(start, length, order, lists.values, moved, values)
+    return moved, length, values[:needed]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureBags:
+    """Bags of some features; bag (f, i) is ``values[start[f * bags + i]:stop[f * bags + i]]``.
+
+    Parameters
+    ----------
+    values : ndarray
+        ``[N]`` int32 or int64.
+    features, bags : int
+        Number of features, and of bags of each.
+    start, stop : ndarray or None
+        ``[features * bags]`` int64; None where every bag holds one value.
+    rows : ndarray or None
+        ``[M]`` integers in [0, bags): the bags of every feature to use; None for all, in order.
+    """
+
+    values: NDArray[Any]
+    features: int
+    bags: int
+    start: NDArray[np.int64] | None = None
+    stop: NDArray[np.int64] | None = None
+    rows: NDArray[Any] | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of bags of each feature."""
+        return self.bags if self.rows is None else len(self.rows)
+
+    @property
+    def ids(self) -> int:
+        """Number of ids in all bags."""
+        return self.features * self.count if self.start is None else int(_count_ids(self.places))
+
+    @property
+    def places(self) -> BagPlaces:
+        """All fields except the values, for kernels."""
+        single = self.start is None or self.stop is None
+        start = _NO_PLACES if self.start is None else self.start
+        stop = _NO_PLACES if self.stop is None else self.stop
+        rows, chosen = (_NO_ROWS, False) if self.rows is None else (self.rows, True)
+        return BagPlaces(start, stop, single, rows, chosen, self.features, self.bags)
+
+
+def join_bags(parts: Sequence[FeatureBags], size: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Concatenate the features of all parts, each padded with empty bags to `size` bags.
+
+    Rows and places are not checked: they come from a checked group.
+
+    Returns
+    -------
+    tuple of ndarray
+        ``[N]`` values and ``[F * size + 1]`` int64 offsets.
+    """
+    values = np.empty(sum(part.ids for part in parts), dtype=np.result_type(*(part.values for part in parts)))
+    offsets = np.empty(sum(part.features for part in parts) * size + 1, dtype=np.int64)
+    offsets[0], place, end = 0, 1, 0
+    for part in parts:
+        end = _join_bags(part.values, part.places, size, offsets, place, values, end)
+        place += part.features * size
+    return values, offsets
+
+
+def outside(places: NDArray[Any] | Tensor, limit: int) -> int:
+    """Return the first index at which a place is outside [0, limit), or -1."""
+    if not isinstance(places, Tensor):
+        return int(_outside(places, limit))
+    return outside(places.numpy(), limit) if places.is_cpu else reference_outside(places, limit)
+
+
+def outside_windows(start: NDArray[Any] | Tensor, length: NDArray[Any] | Tensor, limit: int) -> int:
+    """Return the first window ``start[u]:start[u] + length[u]`` that exceeds [0, limit], or -1."""
+    if not isinstance(start, Tensor) or not isinstance(length, Tensor):
+        return int(_outside_windows(start, length, limit))
+    if start.is_cpu:
+        return outside_windows(start.numpy(), length.numpy(), limit)
+    return reference_outside_windows(start, length, limit)
+
+
+def least_and_total(sizes: NDArray[Any]) -> tuple[int, int]:
+    """Return the least of some integers, 1 where there is none, and their sum."""
+    least, total = _least_and_total(sizes)
+    return int(least), int(total)
+
+
+U = np.uint64
+# Rows between prefetching a list and copying it.
+AHEAD = 8
+
+
+@njit(nogil=True, cache=True)
+def _spread_rows(words, width, rows, paired, ids, out):
+    """Write columns of some rows one after another; the first two stay side by side where `paired`.
+
+    Return whether one of the last `ids` columns has a negative number.
+    """
+    count, W, least = U(len(rows)), U(width), np.int32(0)
+    front, last = U(2 if paired else 0), max(U(len(rows)), U(1)) - U(1)
+    for i in range(count):
+        prefetch(words, U(rows[min(i + U(2 * AHEAD), last)]) * W)
+        # Sample by sample: its words share a cache line. A gather, a copy and a strided store took 2.36 ms a batch of
+        # 8,192 where one pass takes 1.48.
+        source = U(rows[i]) * W
+        for j in range(front):
+            out[U(2) * i + j] = words[source + j]
+        for j in range(front, W):
+            out[j * count + i] = words[source + j]
+        for j in range(W - U(ids), W):
+            least = min(least, words[source + j])
+    return least < 0
+
+
+@njit(nogil=True, cache=True)
+def _fill_runs(words, width, column, values, sizes):
+    """Set column `column` of words to values[0] in the first sizes[0] rows, then values[1] in sizes[1], and so on."""
+    at = U(column)
+    for run in range(len(sizes)):
+        for _ in range(sizes[run]):
+            words[at] = values[run]
+            at += U(width)
+
+
+@njit(nogil=True, cache=True)
+def _end_bags(values, count, missing, offsets):
+    """Write offsets of `count` bags of one id each; where ids are `missing` (negative), their bags become empty.
+
+    Return the number of ids.
+    """
+    offsets[0] = 0
+    if not missing:
+        for bag in range(U(count)):
+            offsets[bag + U(1)] = bag + U(1)
+        return count
+    end = U(0)
+    for bag in range(U(count)):
+        one = values[bag]
+        # Written without a branch: words after the last id are overwritten or cut off.
+        values[end] = one
+        end += U(one >= 0)
+        offsets[bag + U(1)] = end
+    return np.int64(end)
+
+
+@njit(nogil=True, cache=True)
+def _order_runs(starts, chosen, size, out):
+    """Write the places of the runs `chosen`; run r begins at starts[r] and ends where the next begins."""
+    at, last = U(0), len(starts) - 1
+    for run in chosen:
+        for place in range(starts[run], starts[run + 1] if run < last else size):
+            out[at] = place
+            at += U(1)
+
+
+@njit(nogil=True, cache=True)
+def _number_pointers(pointers, place, used):
+    """Replace pointers by numbers in order of first appearance; used[number] is the pointer. Return their number.
+
+    `place` is filled with -1 before and after.
+    """
+    count, number, last = 0, np.int32(-1), np.int32(-1)
+    for i in range(len(pointers)):
+        p = pointers[i]
+        # Samples of a run are neighbours.
+        if p != last:
+            last, number = p, place[U(p)]
+            if number < 0:
+                number = np.int32(count)
+                place[U(p)] = number
+                used[count] = p
+                count += 1
+        pointers[i] = number
+    for i in range(count):
+        place[U(used[i])] = -1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _scatter_rows(matrix, width, rows, out, stride, places):
+    """Set out[i * stride + places[j]] = matrix[rows[i] * width + j]."""
+    for i in range(len(rows)):
+        source, target = U(rows[i]) * U(width), U(i) * U(stride)
+        for j in range(U(width)):
+            out[target + U(places[j])] = matrix[source + j]
+
+
+@njit(nogil=True, cache=True)
+def _append_lists(start, length, source, rows, values, at, offsets, place):
+    """Copy slices of `source` as bags: ids to ``values[at]`` and on, ends to ``offsets[place]`` and on.
+
+    Return the end of the last bag.
+    """
+    end, last = U(at), U(max(len(rows) - 1, 0))
+    for i in range(len(rows)):
+        far = U(rows[min(U(i) + U(2 * AHEAD), last)])
+        prefetch(start, far)
+        prefetch(length, far)
+        prefetch(source, U(start[U(rows[min(U(i) + U(AHEAD), last)])]))
+        row = U(rows[i])
+        begin = U(start[row])
+        for one in range(begin, begin + U(length[row])):
+            values[end] = source[one]
+            end += U(1)
+        offsets[U(place) + U(i)] = end
+    return np.int64(end)
+
+
+@njit(nogil=True, cache=True)
+def _total_length(length, rows):
+    """Return the sum of length[rows]."""
+    total = 0
+    for i in range(len(rows)):
+        total += length[U(rows[i])]
+    return total
+
+
+@njit(nogil=True, cache=True)
+def _join_windows(start, length, order, values, moved, out):
+    """Copy the values of windows to `out` in ascending order, values of overlapping windows once.
+
+    `order` sorts `start`. ``moved[u]`` is the start of window u in `out`. Return the number of values.
+    """
+    stop, total = -1, 0
+    for u in order:
+        if length[u] == 0:
+            moved[u] = 0
+            continue
+        begin = max(start[u], stop)
+        end = max(start[u] + length[u], stop)
+        # The window starts before the values that it adds.
+        moved[u] = total - (begin - start[u])
+        for place in range(U(begin), U(end)):
+            out[U(total)] = values[place]
+            total += 1
+        stop = end
+    return total
+
+
+class BagPlaces(NamedTuple):
+    """Places of bags: bag i of feature f is number ``f * bags + i``, or ``f * bags + rows[i]`` where `chosen`.
+
+    A bag is ``values[start:stop]``; where bags are `single` it is one value, and both arrays are empty.
+    """
+
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    single: bool
+    rows: NDArray[Any]
+    chosen: bool
+    features: int
+    bags: int
+
+
+@njit(nogil=True, cache=True)
+def _count_ids(places):
+    """Return the number of ids in the bags that `join_bags` copies."""
+    start, stop, _, rows, chosen, features, bags = places
+    total, count = 0, len(rows) if chosen else bags
+    for f in range(features):
+        for i in range(count):
+            bag = U(f * bags + (rows[i] if chosen else i))
+            total += stop[bag] - start[bag]
+    return total
+
+
+@njit(nogil=True, cache=True)
+def _join_bags(values, places, size, offsets, place, out, at):
+    """Copy bags to ``out[at:]``, ends to ``offsets[place:]``; pad each feature with empty bags to `size`.
+
+    Return the end of the last bag.
+    """
+    start, stop, single, rows, chosen, features, bags = places
+    p, end, count = U(place), U(at), len(rows) if chosen else bags
+    for f in range(features):
+        for i in range(count):
+            bag = U(f * bags + (rows[i] if chosen else i))
+            first, last = (bag, bag + U(1)) if single else (U(start[bag]), U(stop[bag]))
+            for one in range(first, last):
+                out[end] = values[one]
+                end += U(1)
+            offsets[p] = end
+            p += U(1)
+        for _ in range(count, size):
+            offsets[p] = end
+            p += U(1)
+    return np.int64(end)
+
+
+# The next functions keep the interpreter lock: they end sooner than it would change hands.
+
+
+@njit(cache=True)
+def _outside(places, limit):
+    """Return the first index i at which places[i] is outside [0, limit), or -1."""
+    for i in range(len(places)):
+        if U(places[i]) >= U(limit):
+            return i
+    return -1
+
+
+@njit(cache=True)
+def _outside_windows(start, length, limit):
+    """Return the first window that exceeds [0, limit], or -1."""
+    for u in range(len(start)):
+        if start[u] < 0 or length[u] < 0 or length[u] > limit or start[u] > limit - length[u]:
+            return u
+    return -1
+
+
+@njit(cache=True)
+def _least_and_total(sizes):
+    """Return the least of some numbers, 1 where there is none, and their sum."""
+    least, total = np.int64(sizes[0] if len(sizes) else 1), np.int64(0)
+    for i in range(len(sizes)):
+        least = min(least, np.int64(sizes[i]))
+        total += sizes[i]
+    return least, total
+
+
+def reference_number_pointers(pointers: list[int]) -> tuple[list[int], list[int]]:
+    """Return the number of each pointer by first appearance, and the distinct pointers."""
+    used = list(dict.fromkeys(pointers))
+    return [used.index(pointer) for pointer in pointers], used
+
+
+def reference_covered(windows: list[tuple[int, int]]) -> list[int]:
+    """Return the places that some window (start, length) covers, ascending."""
+    return sorted({place for start, length in windows for place in range(start, start + length)})
+
+
+def reference_join_bags(parts: list[list[list[list[int]]]], size: int) -> list[list[int]]:
+    """Return all features' bags ``parts[p][f]``, each feature padded with empty bags to `size`."""
+    return [bag for part in parts for bags in part for bag in bags + [[]] * (size - len(bags))]
+
+
+def reference_outside(places: Tensor, limit: int) -> int:
+    """Return the first index at which a place is outside [0, limit), or -1."""
+    return _first((places < 0) | (places >= limit))
+
+
+def reference_outside_windows(start: Tensor, length: Tensor, limit: int) -> int:
+    """Return the first window that exceeds [0, limit], or -1."""
+    # No sum of start and length, which could overflow.
+    return _first((start < 0) | (length < 0) | (length > limit) | (start > limit - length))
+
+
+def _first(wrong: Tensor) -> int:
+    return int(wrong.int().argmax()) if wrong.any() else -1

@@ -1,0 +1,335 @@
+"""Move vectors of a deduplicated batch from runs or distinct values to samples, and their gradients back.
+
+Shapes: B samples, R runs of them, U distinct values, W columns of a pooled buffer, E values under windows, D width.
+Every sum is over samples (or windows) in ascending order and every output element belongs to one thread, so the bits do
+not depend on the number of threads. The reference also runs on other devices: it never waits for the device, and sums
+in ascending order wherever `index_add` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.kernels.runtime.accelerator import on_device
+from stratarec.kernels.runtime.memory import RECYCLER
+from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
+from stratarec.kernels.runtime.threads import team_threads, tile_size
+
+U = np.uint64
+# Floats of a cache line: columns are cut into pieces of it, so that threads share the work.
+_LINE = 16
+Spans = Sequence[tuple[int, int]]
+
+
+def find_runs(inverse: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Split the runs `starts`, from 0 to B, where neighbouring samples differ in `inverse` ``[B]``; return ``[R + 1]``.
+
+    Samples of a session are neighbours in a batch, so runs are nearly as few as distinct values, and copying to the
+    samples of a run, or summing over them, needs no index.
+    """
+    finer = np.empty(len(inverse) + 1, dtype=np.int64)
+    return finer[: _find_runs(inverse, starts, finer)]
+
+
+class RunColumns:
+    """Columns of a pooled buffer that hold one row a run of samples instead of one a sample.
+
+    Parameters
+    ----------
+    columns : int
+        W.
+    spans : sequence
+        Pairs of first column and width; they do not overlap.
+    starts : Tensor
+        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``, at least one.
+    """
+
+    def __init__(self, columns: int, spans: Sequence[tuple[int, int]], starts: Tensor) -> None:
+        self.columns, self.starts = columns, starts.numpy()
+        self._lengths = starts.diff()
+        self.size = int(self.starts[-1])
+        self._spans = _merged(sorted(spans))
+
+    def expand(self, pooled: Tensor) -> Tensor:
+        """Fill the spans of `pooled` for each sample, in place; return `pooled`, ``[B, W]``."""
+        if pooled.device.type != "cpu":
+            return reference_expand(pooled, self._spans, self._run(pooled))
+        first, width = _pieces(self._spans)
+        _expand(team_of(team_threads()), pooled.view(-1).numpy(), self.columns, self.starts, first, width)
+        return pooled
+
+    def fold(self, gradient: Tensor) -> Tensor:
+        """Sum the spans of gradients ``[B, W]`` over each run's samples; copy the other columns.
+
+        In rows from R on the spans of the result ``[B, W]`` are undefined.
+        """
+        if gradient.device.type != "cpu":
+            return reference_fold(gradient, self._spans, self._run(gradient), len(self._lengths))
+        out = RECYCLER.empty(self.size, self.columns)
+        first, width = (np.array(part, dtype=np.int64) for part in zip(*self._spans, strict=True))
+        threads = team_threads()
+        tile = tile_size(len(self.starts) - 1, threads)
+        target = out.view(-1).numpy()
+        _fold(team_of(threads), _flat(gradient), self.columns, self.starts, first, width, target, tile)
+        return out
+
+    def _run(self, tensor: Tensor) -> Tensor:
+        """Return the run of each sample, ``[B]``, on the device of `tensor`."""
+        return on_device(torch.repeat_interleave(torch.arange(len(self._lengths)), self._lengths), tensor)
+
+
+def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
+    """Return ``[rows, W]`` sums of ``[B, W]``: row r sums the samples with ``inverse[b] == r`` in ascending order."""
+    if gradient.device.type != "cpu":
+        return reference_sum_rows(gradient, on_device(inverse.long(), gradient), rows)
+    out = RECYCLER.empty(rows, gradient.shape[1])
+    _sum_rows(
+        team_of(team_threads()), _flat(gradient), gradient.shape[1], inverse.numpy(), out.view(-1).numpy(),
+        rows, _LINE,
+    )  # fmt: skip
+    return out
+
+
+def _flat(tensor: Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().contiguous().view(-1).numpy()
+    return array
+
+
+def _merged(spans: Spans) -> list[tuple[int, int]]:
+    """Join neighbouring spans."""
+    merged: list[tuple[int, int]] = []
+    for first, width in spans:
+        if merged and sum(merged[-1]) == first:
+            merged[-1] = (merged[-1][0], merged[-1][1] + width)
+        else:
+            merged.append((first, width))
+    return merged
+
+
+def _pieces(spans: Spans) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    pieces = [(first + done, min(_LINE, width - done)) for first, width in spans for done in range(0, width, _LINE)]
+    table = np.array(pieces, dtype=np.int64).reshape(-1, 2)
+    return table[:, 0].copy(), table[:, 1].copy()
+
+
+def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) -> Tensor:
+    """Return the windows of rows ``[E, D]`` as ``[U, longest, D]``, with zeros after each window."""
+    if rows.device.type != "cpu":
+        places = on_device(reference_window_places(start, length, longest, len(rows)), rows)
+        return reference_gather_windows(rows, places)
+    out, threads = RECYCLER.empty(start.numel(), longest, rows.shape[1]), team_threads()
+    _gather_windows(
+        team_of(threads), _flat(rows), rows.shape[1], start.numpy(), length.numpy(), longest,
+        tile_size(start.numel(), threads), out.view(-1).numpy(),
+    )  # fmt: skip
+    return out
+
+
+def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int) -> Tensor:
+    """Return ``[E, D]`` sums of ``[U, longest, D]`` over the windows that cover each value, in ascending order."""
+    longest, width = gradient.shape[1:]
+    if gradient.device.type != "cpu":
+        places = on_device(reference_window_places(start, length, longest, values), gradient)
+        return reference_scatter_windows(gradient, places, values)
+    out, threads = RECYCLER.empty(values, width), team_threads()
+    _scatter_windows(
+        team_of(threads), _flat(gradient), width, start.numpy(), length.numpy(), longest, tile_size(values, threads),
+        out.view(-1).numpy(), values,
+    )  # fmt: skip
+    return out
+
+
+@njit(nogil=True, cache=True)
+def _find_runs(inverse, starts, finer):
+    """Write to `finer` the `starts` and the places where neighbours differ; return their number."""
+    count = U(0)
+    for run in range(U(len(starts) - 1)):
+        for b in range(U(starts[run]), U(starts[run + U(1)])):
+            # Only neighbours are compared: sessions are contiguous, so on Globo there are as many runs as distinct
+            # histories, and this takes 0.05 ms.
+            if b == U(starts[run]) or inverse[b] != inverse[b - U(1)]:
+                finer[count] = b
+                count += U(1)
+    finer[count] = starts[-1]
+    return np.int64(count + U(1))
+
+
+@njit(**BODY)
+def expand_spans(member, counter, pooled, stride, starts, first, width):
+    """Set pooled[b] = pooled[r] in columns ``first[g]:first[g] + width[g]`` for the samples b of run r, in place.
+
+    A run's number never exceeds the place of its first sample, so from the last run to the first no source is
+    overwritten before it is read.
+    """
+    S, runs = U(stride), len(starts) - 1
+    while True:
+        g = take(counter)
+        if g >= len(first):
+            break
+        begin, end = U(first[g]), U(first[g] + width[g])
+        for back in range(runs):
+            run = runs - 1 - back
+            source = U(run) * S
+            for b in range(starts[run + 1] - 1, starts[run] - 1, -1):
+                target = U(b) * S
+                for d in range(begin, end):
+                    pooled[target + d] = pooled[source + d]
+
+
+@njit(nogil=True, cache=True)
+def _expand(team, pooled, stride, starts, first, width):
+    run_team(team, expand_spans, (np.zeros(1, np.int64), pooled, stride, starts, first, width))
+
+
+@njit(**BODY)
+def fold_runs(member, counter, gradient, stride, starts, first, width, out, tile):
+    """Set out[r] to the sum of gradient[b] over the run's samples in the spans, and out[b] to gradient[b] elsewhere.
+
+    The spans of rows beyond the number of runs are not written.
+    """
+    S, runs = U(stride), len(starts) - 1
+    while True:
+        low = take(counter) * tile
+        if low >= runs:
+            break
+        for run in range(low, min(low + tile, runs)):
+            done = U(0)
+            for g in range(len(first)):
+                begin, end = U(first[g]), U(first[g] + width[g])
+                for b in range(U(starts[run]), U(starts[run + 1])):
+                    for d in range(done, begin):
+                        out[b * S + d] = gradient[b * S + d]
+                target = U(run) * S
+                for d in range(begin, end):
+                    out[target + d] = gradient[U(starts[run]) * S + d]
+                for b in range(U(starts[run] + 1), U(starts[run + 1])):
+                    for d in range(begin, end):
+                        out[target + d] += gradient[b * S + d]
+                done = end
+            for b in range(U(starts[run]), U(starts[run + 1])):
+                for d in range(done, S):
+                    out[b * S + d] = gradient[b * S + d]
+
+
+@njit(nogil=True, cache=True)
+def _fold(team, gradient, stride, starts, first, width, out, tile):
+    run_team(team, fold_runs, (np.zeros(1, np.int64), gradient, stride, starts, first, width, out, tile))
+
+
+@njit(**BODY)
+def sum_columns(member, counter, gradient, columns, inverse, out, rows, tile):
+    """Set out[r] to the sum of gradient[i] over i with ``inverse[i] == r``, ascending; `tile` columns at a time."""
+    W = U(columns)
+    while True:
+        first = take(counter) * tile
+        if first >= columns:
+            break
+        begin, end = U(first), U(min(first + tile, columns))
+        # Members share columns, not rows: `inverse` sends many inputs to one row, which needs one owner.
+        for r in range(U(rows)):
+            for d in range(begin, end):
+                out[r * W + d] = np.float32(0.0)
+        for i in range(U(len(inverse))):
+            source, target = i * W, U(inverse[i]) * W
+            for d in range(begin, end):
+                out[target + d] += gradient[source + d]
+
+
+@njit(nogil=True, cache=True)
+def _sum_rows(team, gradient, columns, inverse, out, rows, tile):
+    run_team(team, sum_columns, (np.zeros(1, np.int64), gradient, columns, inverse, out, rows, tile))
+
+
+@njit(**BODY)
+def gather_tiles(member, counter, rows, width, start, length, longest, tile, out):
+    """Set out[u, l] = rows[start[u] + l] for l < length[u], and zeros after them."""
+    D, count = U(width), len(start)
+    while True:
+        first = take(counter) * tile
+        if first >= count:
+            break
+        for u in range(first, min(first + tile, count)):
+            source, target = U(start[u]) * D, U(u) * U(longest) * D
+            filled, end = U(length[u]) * D, U(longest) * D
+            for d in range(filled):
+                out[target + d] = rows[source + d]
+            for d in range(filled, end):
+                out[target + d] = np.float32(0.0)
+
+
+@njit(nogil=True, cache=True)
+def _gather_windows(team, rows, width, start, length, longest, tile, out):
+    run_team(team, gather_tiles, (np.zeros(1, np.int64), rows, width, start, length, longest, tile, out))
+
+
+@njit(**BODY)
+def scatter_tiles(member, counter, gradient, width, start, length, longest, tile, out, values):
+    """Set out[e] to the sum of gradient[u, e - start[u]] over the windows u that cover e, ascending."""
+    D = U(width)
+    while True:
+        low = take(counter) * tile
+        if low >= values:
+            break
+        high = min(low + tile, values)
+        for d in range(U(low) * D, U(high) * D):
+            out[d] = np.float32(0.0)
+        for u in range(len(start)):
+            begin, end = max(start[u], low), min(start[u] + length[u], high)
+            if begin < end:
+                source = (U(u) * U(longest) + U(begin - start[u])) * D
+                target = U(begin) * D
+                for d in range(U(end - begin) * D):
+                    out[target + d] += gradient[source + d]
+
+
+@njit(nogil=True, cache=True)
+def _scatter_windows(team, gradient, width, start, length, longest, tile, out, values):
+    args = (np.zeros(1, np.int64), gradient, width, start, length, longest, tile, out, values)
+    run_team(team, scatter_tiles, args)
+
+
+def reference_expand(pooled: Tensor, spans: Spans, run: Tensor) -> Tensor:
+    """Set the spans of sample b to those of row ``run[b]``, in place; return `pooled`."""
+    for first, width in spans:
+        part = pooled[:, first : first + width]
+        part.copy_(part.index_select(0, run))
+    return pooled
+
+
+def reference_fold(gradient: Tensor, spans: Spans, run: Tensor, runs: int) -> Tensor:
+    """Return ``[B, W]``: spans of the first `runs` rows sum each run's samples, those of other rows are zeros."""
+    out = gradient.clone()
+    for first, width in spans:
+        part = out[:, first : first + width]
+        sums = reference_sum_rows(part, run, runs)
+        part.zero_()
+        part[:runs].copy_(sums)
+    return out
+
+
+def reference_sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
+    """Return ``[rows, W]`` sums over the samples of each row."""
+    return gradient.new_zeros(rows, gradient.shape[1]).index_add(0, inverse, gradient)
+
+
+def reference_window_places(start: Tensor, length: Tensor, longest: int, values: int) -> Tensor:
+    """Return the row of each place of a window, ``[U, longest]``; `values`, which is no row, after the window."""
+    steps = torch.arange(longest)
+    return torch.where(steps < length.unsqueeze(1), start.unsqueeze(1) + steps, values)
+
+
+def reference_gather_windows(rows: Tensor, places: Tensor) -> Tensor:
+    """Return ``[U, longest, D]`` with zeros after each window."""
+    return torch.cat([rows, rows.new_zeros(1, rows.shape[1])])[places]
+
+
+def reference_scatter_windows(gradient: Tensor, places: Tensor, values: int) -> Tensor:
+    """Return ``[values, D]`` sums over the windows that cover each value."""
+    return reference_sum_rows(gradient.flatten(0, 1), places.flatten(), values + 1)[:values]

@@ -1,1 +1,0 @@
-"""Models whose features are in towers."""
