@@ -104,7 +104,7 @@ def test_a_data_set_whose_ids_mean_other_values_is_refused(root: Path, capsys: p
     assert own.table_rows() == other.table_rows()
     for command in ("evaluate", "predict"):
         line = refused([command, str(root / "run"), str(root / "rising")], capsys)
-        assert not missing("item", line)
+        assert not missing("vocabulary item", line)
     assert not list((root / "run").glob("predictions*"))
 
 
@@ -120,11 +120,11 @@ def test_data_prepared_anew_behind_a_run_are_refused(root: Path, capsys: pytest.
     made = content(root, "rising", path=str(root / "falling"))
     prepare(Recipe.from_dict(made).data, overwrite=True)
     for command in ("evaluate", "predict", "export"):
-        assert not missing("item", refused([command, str(root / "run")], capsys))
+        assert not missing("vocabulary item", refused([command, str(root / "run")], capsys))
     (root / "r.yaml").write_text(yaml.safe_dump(made))
     before = {path: path.read_bytes() for path in (root / "run").rglob("*") if path.is_file()}
     line = refused(["train", "--resume", str(root / "r.yaml"), "train.epochs=5"], capsys)
-    assert not missing("item", line)
+    assert not missing("vocabulary item", line)
     assert {path: path.read_bytes() for path in (root / "run").rglob("*") if path.is_file()} == before
 
 
