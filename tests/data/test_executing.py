@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from errors import missing
 from stratarec.data.prepare import executor as executors
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.executor import LEASE, Stage, grant, leased, revoke, revoke_leases
@@ -22,7 +21,7 @@ from stratarec.data.sources.csv import CsvConfig
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.sources.presets import CriteoConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
-from stratarec.errors import DataError, StorageError
+from stratarec.errors import StorageError
 from stratarec.progress import Progress
 
 
@@ -121,26 +120,6 @@ def test_pieces_give_the_same_bytes_in_any_order_and_done_twice(tmp_path: Path, 
     assert scattered.pieces > 6
     assert contents(tmp_path / "one") == contents(tmp_path / "many")
     assert not (tmp_path / "many.preparing").exists()
-
-
-def test_of_several_bad_rows_the_first_of_the_log_is_named(tmp_path: Path) -> None:
-    rows = frame(3000).with_columns(pl.col("price").cast(pl.String))
-    for number in range(3):
-        part = rows[number * 1000 : number * 1000 + 1000]
-        part = (
-            part
-            if number == 0
-            else part.with_columns(price=pl.when(pl.int_range(1000) == 7).then(pl.lit("?")).otherwise("price"))
-        )
-        part.write_csv(tmp_path / f"log{number}.csv")
-    said = []
-    for path, executor in (("one", None), ("many", Scattered())):
-        config = PrepareConfig(source=sources(tmp_path)["csv"], path=str(tmp_path / path))
-        with pytest.raises(DataError) as error:
-            prepare(config, executor=executor)
-        said.append(str(error.value))
-    assert said[0] == said[1]
-    assert not missing("log1.csv line 9 price '?'", said[0])
 
 
 def test_a_task_of_an_earlier_call_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

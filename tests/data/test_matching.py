@@ -25,7 +25,6 @@ from stratarec.data.sources.presets import CriteoConfig
 from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.sealed import write_sealed
-from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
@@ -199,36 +198,6 @@ def test_a_change_of_one_byte_under_the_old_time_is_another_log(tmp_path: Path) 
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     with refuses(DatasetError, "logs"):
         prepare(config)
-
-
-def test_an_interrupted_prepare_goes_on_with_copied_and_touched_logs(tmp_path: Path) -> None:
-    class Stop(SilentProgress):
-        said: list[str] = []  # noqa: RUF012
-        left = 2
-
-        def advance(self, amount: int, note: str = "") -> None:
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-
-        def say(self, message: str) -> None:
-            self.said.append(message)
-
-    text_log(tmp_path / "a" / "day.tsv")
-    with pytest.raises(KeyboardInterrupt):
-        prepare(text_config(tmp_path, "a/day.tsv", shard_samples=100), progress=Stop())
-    spilled = tmp_path / "data.preparing" / "spilled" / "00000000.arrow"
-    before = spilled.stat().st_mtime_ns
-    shutil.copy(tmp_path / "a" / "day.tsv", tmp_path / "b.tsv")
-    (tmp_path / "b").mkdir()
-    os.rename(tmp_path / "b.tsv", tmp_path / "b" / "day.tsv")
-    again = Stop()
-    again.left = 4
-    with pytest.raises(KeyboardInterrupt):
-        prepare(text_config(tmp_path, "b/day.tsv", shard_samples=100), progress=again)
-    assert spilled.stat().st_mtime_ns == before
-    assert not again.said
-    assert prepare(text_config(tmp_path, "a/day.tsv", shard_samples=100)).samples("train")
 
 
 def vocabulary(values: Sequence[Any], counts: Sequence[int] | None = None) -> Vocabulary:

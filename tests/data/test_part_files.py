@@ -8,12 +8,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import polars as pl
 import pytest
 
-from errors import missing, refuses
+from errors import refuses
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.sources.files import expand
@@ -151,29 +150,6 @@ def test_a_path_that_cannot_be_read_is_one_line(url: str, message: str) -> None:
     with refuses(DataError, message) as caught:
         expand((url,))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("url", "package"),
-    [
-        ("s3://bucket/log.gz", "s3fs"),
-        ("gs://bucket/log.gz", "gcsfs"),
-        ("abfs://bucket/*.gz", "adlfs"),
-        ("https://example.org/log.gz", '"fsspec[http]"'),
-        ("hf://datasets/log.gz", "huggingface_hub"),
-    ],
-)
-def test_a_url_without_its_library_names_the_package(url: str, package: str) -> None:
-    protocol = url.partition("://")[0]
-    try:
-        fsspec.get_filesystem_class(protocol)
-    except ImportError:
-        pass
-    else:
-        pytest.skip(f"the library for {protocol}:// is installed here")
-    with pytest.raises(DataError) as caught:
-        expand((url,))
-    assert not missing(f"{url} {protocol}:// {package}", str(caught.value))
 
 
 def test_templates_of_a_reference_file_never_run(logs: Path) -> None:

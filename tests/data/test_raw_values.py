@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from errors import refuses
-from stratarec.data.column_names import weights_of
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
@@ -96,23 +95,6 @@ def test_text_that_is_no_list_is_refused_everywhere(separator: str, text: str, t
         in_every_form([separator.join("ab") if separator else "[1]", text], feature, tmp_path)
     with refuses(DataError, "row 1 tags separator"):
         encoder(feature, ["a"]).encode({"tags": [text]})
-
-
-def test_sequences_and_weights_may_be_lists_as_text(tmp_path: Path) -> None:
-    schema = Schema(
-        label="y",
-        sparse=(
-            SparseFeature(name="seen", kind="sequence"),
-            SparseFeature(name="shops", kind="sequence", beside="seen"),
-            SparseFeature(name="tags", kind="multi", weights="shares"),
-        ),
-    )
-    row = {"y": 0, "seen": "[5, null, 7]", "shops": "['x', 'y', 'z']", "tags": '["a", "b"]', "shares": "[0.5 2]"}
-    pl.DataFrame([row]).write_csv(tmp_path / "log.csv")
-    source = CsvSource(CsvConfig(paths=(str(tmp_path / "log.csv"),), schema=schema), "error")
-    values = next(source.chunks(tmp_path)).frame
-    assert values.select("seen", "shops", "tags").rows() == [(["5", "7"], ["x", "z"], ["a", "b"])]
-    assert values[weights_of("tags")].to_list() == [[0.5, 2.0]]
 
 
 @pytest.mark.parametrize("kind", [pl.String, pl.Float64, pl.Decimal(38, 9)])

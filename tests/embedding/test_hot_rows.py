@@ -10,10 +10,8 @@ import pytest
 import torch
 from embedding.test_tiers import ROWS, Model, assert_same, batches, cached_tables, everything, tiers, train
 
-from errors import refuses
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import TierConfig
-from stratarec.errors import CheckpointError
 
 STEPS = 120
 HOT = {"item": 340, "user": 500}
@@ -81,12 +79,3 @@ def test_rows_are_read_without_moving_and_written_where_they_lie() -> None:
     assert (slots >= 0).tolist() == [True, False, False, True, False]
     assert group.directory.rows_in(slots[[0, 3]]).tolist() == rows[[0, 3]].tolist()
     assert before["item.weight"].shape == (ROWS["item"], 8)
-
-
-def test_hot_slots_of_another_row_in_a_checkpoint_are_damage() -> None:
-    group = cached_tables(Model(hot(tiers(0.01)), "adagrad"))[0]
-    slots = group.directory.hot_slots[:1]
-    stamps, counts = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.uint32)
-    with refuses(CheckpointError, "rows"):
-        group.directory.set_slots(slots, np.array([7]), stamps, counts)
-    group.directory.set_slots(slots, np.array([0]), stamps, counts)

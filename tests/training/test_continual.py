@@ -366,30 +366,6 @@ def test_the_last_period_is_taken_back_and_made_again_with_the_same_bits(
     assert main(["check", "-q", str(run)]) == 0
 
 
-def test_a_run_on_a_block_device_is_read_under_its_own_plan_and_leaves_no_directories(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reading it measures no memory, and a period leaves nothing in `memory.block.path`."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    memory = {
-        "precision": "int8", "dram": "60MiB", "lookahead": 1, "cache": {"fraction": 0.2, "ways": 16},
-        "block": {"path": str(tmp_path / "rows")},
-    }  # fmt: skip
-    run = begin(tmp_path, memory=memory, vocabulary={"min_count": 2}, train={"batch_size": 4})
-    before = sorted(path.name for path in (tmp_path / "rows").iterdir())
-    go_on(run, tmp_path / "day-1.parquet")
-    assert sorted(path.name for path in (tmp_path / "rows").iterdir()) == before
-    with open_run(run) as trained:
-        assert trained.plan is not None
-        assert {placed.tier for placed in trained.plan.tables} > {"level0"}
-    shutil.rmtree(tmp_path / "cache")
-    log = str(tmp_path / "day-2.parquet")
-    assert main(["predict", "-q", str(run), log, "-o", str(tmp_path / "scores.csv")]) == 0
-    assert main(["evaluate", "-q", str(run), log]) == 0
-    assert main(["export", "-q", str(run), "-o", str(tmp_path / "out")]) == 0
-    assert not (tmp_path / "cache" / "stratarec" / "tiers.json").exists()
-
-
 def one_period(home: Path) -> Path:
     """The run after its first period."""
     run = home / "one"

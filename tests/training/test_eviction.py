@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import numpy as np
@@ -17,10 +15,7 @@ from training.test_continual import DAY, assert_same_period, begin, go_on
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.errors import ExportError
-from stratarec.io.sealed import unsealed, write_sealed
 from stratarec.recipe import Recipe
-from stratarec.serving.delta import DELTA, FORMAT, DeltaManifest
 from stratarec.serving.exported_model import ExportedModel
 from stratarec.training.export import write_delta
 from stratarec.training.run import periods
@@ -130,53 +125,6 @@ def test_deltas_carry_what_is_gone_so_that_scores_are_those_of_the_full_export(h
     leap = Scorer.open(home / "0")
     leap.update(home / "leap")
     assert np.array_equal(leap.score(rows), whole.score(rows))
-
-
-def damaged_deltas(delta: Path, root: Path) -> list[Path]:
-    """Copies of a delta, each with one bit of one file changed, and one that leads to other values."""
-    copies = []
-    for number, file in enumerate(sorted(path for path in delta.rglob("*") if path.is_file())):
-        copy = Path(shutil.copytree(delta, root / f"damaged-{number}"))
-        content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 1
-        (copy / file.relative_to(delta)).write_bytes(content)
-        copies.append(copy)
-    copy = Path(shutil.copytree(delta, root / "resealed"))
-    manifest = unsealed(copy / DELTA, FORMAT, "")
-    manifest["manifest"]["vocabularies"]["user"]["digest"] = "0" * 32
-    write_sealed(copy / DELTA, manifest)
-    return [*copies, copy]
-
-
-def test_every_score_is_of_the_old_or_the_new_model_while_deltas_are_applied(home: Path, tmp_path: Path) -> None:
-    # Users that a delta removes have scores of their own in the model before it, and only there.
-    log = pl.read_parquet(home / "day-0.parquet")
-    rows = log.with_columns(pl.concat_list("item", pl.col("item") + 1).alias("seen"))
-    known = [Scorer.open(home / str(day)).score(rows).tobytes() for day in range(4)]
-    damaged = {day: damaged_deltas(home / f"{day}.delta", tmp_path / str(day)) for day in (1, 2, 3)}
-    assert all(DeltaManifest.read(home / f"{day}.delta").gone for day in (2, 3))
-    scorer, done = Scorer.open(home / "0"), Event()
-
-    def score_until_done() -> set[bytes]:
-        scores = {scorer.score(rows).tobytes()}
-        while not done.is_set():
-            scores.add(scorer.score(rows).tobytes())
-        return scores
-
-    with ThreadPoolExecutor(4) as threads:
-        running = [threads.submit(score_until_done) for _ in range(4)]
-        try:
-            for day in (1, 2, 3):
-                for delta in damaged[day]:
-                    with pytest.raises(ExportError):
-                        scorer.update(delta)
-                    assert scorer.score(rows).tobytes() == known[day - 1]
-                scorer.update(home / f"{day}.delta")
-                assert scorer.score(rows).tobytes() == known[day]
-        finally:
-            done.set()
-        seen = set().union(*(each.result() for each in running))
-    assert seen <= set(known)
 
 
 def _check(made: dict[str, Any]) -> None:

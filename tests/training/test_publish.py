@@ -113,52 +113,6 @@ def test_what_stops_publishing_leaves_the_period_and_what_was_published_and_the_
     assert np.array_equal(served(folder).score(rows(home)), Scorer.open(tmp_path / "export").score(rows(home)))
 
 
-def test_a_folder_that_cannot_be_published_in_is_refused_before_a_period_is_made(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Path(shutil.copytree(home / "run", tmp_path / "run"))
-    publishing.publish(run, tmp_path / "later")
-    (tmp_path / "later" / "00000").rename(tmp_path / "later" / "00007")
-    (tmp_path / "deltas" / "00001.delta").mkdir(parents=True)
-    (tmp_path / "broken" / "00000").mkdir(parents=True)
-    (tmp_path / "file").write_text("mine")
-    before = files_of(run)
-    for name in ("later", "deltas", "broken", "file", "file/below"):
-        capsys.readouterr()
-        command = ["continue", "-q", str(run), str(home / "day-1.parquet"), "--publish", str(tmp_path / name)]
-        assert main(command) == 2
-        assert name in (error := capsys.readouterr().err)
-        assert error.count("\n") == 1
-        assert files_of(run) == before
-
-
-def test_an_export_that_was_stopped_before_its_delta_is_repeated(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(write_delta, "_MOST", 1.0)
-    run = Path(shutil.copytree(home / "run", tmp_path / "run"))
-    command = ["export", "-q", str(run), "--since", str(tmp_path / "base"), "-o", str(tmp_path / "out")]
-    assert main([*command[:3], "-o", str(tmp_path / "base")]) == 0
-    assert main(["continue", "-q", str(run), str(home / "day-1.parquet")]) == 0
-    assert main([*command[:3], "-o", str(tmp_path / "out")]) == 0  # as one that was killed between its outputs
-    before = files_of(tmp_path / "out")
-    assert main(command) == 0
-    assert files_of(tmp_path / "out") == before
-    assert (tmp_path / "out.delta").is_dir()
-    scorer = Scorer.open(tmp_path / "base")
-    scorer.update(tmp_path / "out.delta")
-    assert np.array_equal(scorer.score(rows(home)), Scorer.open(tmp_path / "out").score(rows(home)))
-    # Another export than the run gives now is not replaced.
-    assert main(command) == 2
-    shutil.rmtree(tmp_path / "out.delta")
-    assert main(["continue", "-q", str(run), str(home / "day-2.parquet")]) == 0
-    capsys.readouterr()
-    assert main(command) == 2
-    assert "out" in capsys.readouterr().err
-    assert files_of(tmp_path / "out") == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "out", "run"]
-
-
 EVERY_ROW = "import sys; from stratarec.training.export import write_delta; write_delta._MOST = 1.0; "
 
 

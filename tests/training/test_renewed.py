@@ -240,21 +240,6 @@ def test_what_a_killed_continue_left_is_removed_by_forget(
     assert user.encode() not in b"".join(path.read_bytes() for path in files)
 
 
-def test_a_directory_that_may_hold_values_and_cannot_be_removed_stops_forget(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = run_of(home, tmp_path)
-    left = tmp_path / ".run.continuing.0123456789abcdef.tmp"
-    left.mkdir()
-    (left / "notes").write_text("mine")
-    pl.DataFrame({"user": last(run).vocabulary("user").values[:1]}).write_csv(tmp_path / "file.csv")
-    before = files_of(run)
-    assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 2
-    assert str(left) in capsys.readouterr().err
-    assert files_of(run) == before
-    assert (left / "notes").read_text() == "mine"
-
-
 def with_many_places(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write logs of 1,500 places, some of them frequent."""
     for day in range(DAYS):
@@ -305,36 +290,6 @@ def csv(text: str) -> Callable[[Path], None]:
 def parquet(**columns: list[Any]) -> Callable[[Path], None]:
     """A Parquet file, under a name that says so."""
     return lambda path: pl.DataFrame(columns).write_parquet(path.with_suffix(".parquet"))
-
-
-REFUSED: list[tuple[Callable[[Path], None], str]] = [
-    (lambda path: None, "cannot be read: No such file"),
-    (csv(""), "cannot be read"),
-    (csv("user\n"), "names no value"),
-    (csv("user\nnobody\n"), "the run knows none of its values"),
-    (csv("usr\nu1\n"), "column 'usr' is no vocabulary whose values have rows of their own; there are item, user"),
-    (csv("place\np1\n"), "column 'place' is no vocabulary whose values"),
-    (csv("item\n3\nx\n"), "row 2: column 'item': got 'x', expected a whole number"),
-    (csv("item\n3.5\n"), "row 1: column 'item': got '3.5', expected a whole number"),
-    (parquet(user=[["u2"]]), "column 'user' is List(String), expected"),
-    (parquet(item=[[3]]), "column 'item' is List(Int64), expected"),
-    (parquet(item=[{"a": 3}]), "column 'item' is Struct"),
-    (parquet(item=[2.5]), "row 1: column 'item': got 2.5, expected a whole number"),
-]
-
-
-@pytest.mark.parametrize(("write", "message"), REFUSED, ids=[message[-20:] for _, message in REFUSED])
-def test_a_file_of_nothing_to_forget_is_refused_in_a_line(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], write: Callable[[Path], None], message: str
-) -> None:
-    before = files_of(home / "run")
-    write(tmp_path / "file.csv")
-    file = next(iter(tmp_path.glob("*.parquet")), tmp_path / "file.csv")
-    capsys.readouterr()
-    assert main(["forget", "-q", str(home / "run"), str(file)]) == 2
-    assert message in (said := capsys.readouterr().err)
-    assert said.count("\n") == 1
-    assert files_of(home / "run") == before
 
 
 ROWS: dict[str, Any] = {"kind": "rowwise_adam", "rows": "all", "weight_decay": 0.1}
