@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from forked import python
 from fuzzing.artefacts import make, read, score
-from fuzzing.commands import make_more, uses_of
+from fuzzing.commands import make_more
 
 import stratarec
 from stratarec.errors import StrataError
@@ -142,12 +142,6 @@ def written(root: Path, work: Path, first: int, last: int) -> list[dict[str, Any
     assert not faults, "\n\n".join(faults)
     assert [each["case"] for each in found] == list(range(first, last))
     return found
-
-
-def test_contents_of_each_artefact_are_legal_or_one_clear_error(root: Path, tmp_path: Path) -> None:
-    """One case of each; the first of each changes nothing, and is left to the test below."""
-    kinds = len(uses_of(root))
-    written(root, tmp_path, kinds, 2 * kinds)
 
 
 @pytest.mark.slow
