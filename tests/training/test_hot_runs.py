@@ -106,7 +106,7 @@ def test_a_plan_keeps_to_the_budget_and_what_was_used_is_what_it_said(home: Path
     assert plan is not None
     assert plan.used("dram") <= 8 << 20
     assert plan.budgets["dram"] == 8 << 20
-    assert "inputs need no others" in plan.notes[-1]
+    assert "inputs need only hot rows" in plan.notes[-1]
     assert Plan.from_dict(plan.to_dict()) == plan
     parts = Trainer(made, dataset).model.embeddings.engine.bytes_by_part()
     predicted = plan.bytes["dram"]

@@ -1,4 +1,5 @@
-"""Which table lives in which tier, at which precision, with how much cache.
+"""Choose a memory tier, a precision and a cache for every table, and predict the time of a step.
 
-`make_plan` is the whole of it: `table_load` reads access counts, `memories` measures the machine, `placement` decides.
+`placement.make_hot_plan` is the entry point: `candidates` reads access counts, `machine` measures the memories,
+`step_model` predicts seconds, and `solve` chooses.
 """

@@ -1,4 +1,4 @@
-"""Bytes of everything that a placed table occupies, in one place.
+"""Bytes of everything that a placed table occupies.
 
 A table's bytes are a mapping ``memory -> part -> bytes``, the memories being ``dram``, `mapped` and ``block``:
 
@@ -12,15 +12,15 @@ A table's bytes are a mapping ``memory -> part -> bytes``, the memories being ``
     record state        of the home    row          optimizer state at rest
     bitmaps             dram           row          written and changed, a bit each; a log has changed alone
     locations           dram           row          4 bytes, 8 beyond 2.8e9 rows (home ``log``)
-    staging             dram           batch        slots of the lookups in flight, lists of what moves, a log's records
-    workspace           dram           batch        what the update works in, all tables one after another
+    staging             dram           batch        slots of lookups in flight, lists of moving rows, a log's records
+    workspace           dram           batch        scratch memory of the update, all tables one after another
     log buffers         dram           log          of the writer, compaction and the readers, at most
-    block padding       block          row          row numbers, checksums, what no whole record fits
+    block padding       block          row          row numbers, checksums, unused ends of blocks
     dead space          block          row, log     records that a log has superseded and not yet reclaimed, at most
 
-A table that lies whole in level 0 has slot weights and slot state alone. Tables of one width, home and codec share a
-store, and so what is said to be each log's, unless they have so many rows that two logs take less for locations.
-Records, blocks and locations are what codec and store say that they are.
+A table that is entirely in level 0 has only slot weights and slot state. Tables of one width, home and codec share a
+store, and with it the parts of each log, unless they have so many rows that two logs take less for locations.
+Sizes of records, blocks and locations come from the codec and the store.
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ HOME_MEMORY: Mapping[Home, Memory] = {"level0": "dram", "dram": "dram", "mapped"
 TAG_BYTES = STAMP_BYTES = COUNTER_BYTES = LOOKUP_SLOT_BYTES = 4
 LIST_BYTES = 6 * 8 * 5 // 4  # six lists of rows and slots that move, int64, with a quarter to spare
 MOST_ROWS_OF_A_LOG = 2_800_000_000
-"""About so many rows, of all its tables, have locations of 4 bytes."""
+"""Rows of one log, approximately, up to which locations have 4 bytes."""
 LOG_BUFFER_BYTES = 2 * LogConfig().buffer_bytes + (1 << 20) + LogConfig().depth * (16 << 10)
 WORKSPACE_MARGIN = 1.25
 """Lookups of the largest batch over those of a mean one."""
 RESERVES = frozenset({"dead space", "staging", "workspace", "log buffers"})
-"""Parts that are upper bounds: using less is no defect of a plan."""
+"""Parts that are upper bounds: using less is not a defect of the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowShape:
-    """What a row is made of."""
+    """Weights and optimizer state of a row."""
 
     width: int
     """D, weights."""
     row_state: bool
-    """Whether the optimizer keeps a float for the row."""
+    """Whether the optimizer has a float for the row."""
     full_state: int
-    """Floats that it keeps for each weight."""
+    """Floats of optimizer state for each weight."""
     clock: bool = False
-    """Whether the row knows how many steps it has taken."""
+    """Whether the row counts its steps."""
 
     @classmethod
     def of(cls, width: int, optimizer: RowOptimizerConfig) -> RowShape:
-        """A row of `width` weights under `optimizer`."""
+        """Return the shape of a row of `width` weights under `optimizer`."""
         return cls(
             width=width,
             row_state=bool(optimizer.row_state),
@@ -85,45 +85,44 @@ class RowShape:
 
     @property
     def slot_bytes(self) -> int:
-        """float32 weights, state and clock in level 0."""
+        """Bytes of float32 weights, state and clock in level 0."""
         return 4 * self.width + self.state_bytes
 
     @property
     def state_bytes(self) -> int:
-        """State and clock in level 0."""
+        """Bytes of state and clock in level 0."""
         return 4 * (self.state_floats + self.clock)
 
 
 def _record(codec: CodecConfig, shape: RowShape) -> RecordLayout:
-    made = RecordCodec(
+    return RecordCodec(
         codec, width=shape.width, row_state=shape.row_state, full_state=shape.full_state, clock=shape.clock
-    )
-    return made.layout
+    ).layout
 
 
 def record_bytes(codec: CodecConfig, shape: RowShape) -> int:
-    """A row at rest: encoded weights, scale and offset, state, without padding."""
+    """Return the bytes of a row at rest: encoded weights, scale and offset, state, without padding."""
     return _record(codec, shape).record_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlotSplit:
-    """How the cache slots of a table divide."""
+    """Division of a table's cache slots into sets and overflow."""
 
     sets: int
     ways: int
     overflow: int
-    """Slots behind the sets, for rows whose set is full of pinned ones."""
+    """Slots behind the sets, for rows whose set is full of pinned rows."""
 
     @classmethod
     def holding(cls, rows: int, ways: int) -> SlotSplit:
-        """The fewest slots whose sets hold `rows`."""
+        """Return the fewest slots whose sets hold `rows`."""
         sets = max(1, -(-rows // ways))
         return cls(sets=sets, ways=ways, overflow=max(sets // (OVERFLOW_SHARE - 1), 1) * ways)
 
     @classmethod
     def within(cls, total: int, ways: int) -> SlotSplit:
-        """What the cache makes of `total` slots: no more than those, but at least one set and one overflow set."""
+        """Divide `total` slots as the cache does, with at least one set and one overflow set."""
         sets, overflow_sets = cache_sets(total, ways)
         return cls(sets=sets, ways=ways, overflow=overflow_sets * ways)
 
@@ -134,13 +133,13 @@ class SlotSplit:
 
     @property
     def total(self) -> int:
-        """All slots: what `TablePlacement.cache_rows` says."""
+        """All slots, as in `TablePlacement.cache_rows`."""
         return self.in_sets + self.overflow
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchDemand:
-    """What a batch asks of a table, as far as staging buffers go."""
+    """Lookups of a batch that determine the size of staging buffers."""
 
     lookups: float
     """Ids of a batch."""
@@ -151,7 +150,7 @@ class BatchDemand:
 
 
 def level0_bytes(shape: RowShape, rows: int) -> Parts:
-    """A table that lies whole in level 0."""
+    """Return the bytes of a table that is entirely in level 0."""
     return {"dram": {"slot weights": 4 * shape.width * rows, "slot state": shape.state_bytes * rows}}
 
 
@@ -165,7 +164,7 @@ def cached_bytes(
     counters: bool,
     traffic: BatchDemand,
 ) -> Parts:
-    """A table of `rows` records at `home` under a cache of `slots`."""
+    """Return the bytes of a table of `rows` records at `home` under a cache of `slots`."""
     layout = _record(codec, shape)
     record = layout.record_bytes
     dram: dict[str, int] = {
@@ -176,7 +175,7 @@ def cached_bytes(
         "counters": COUNTER_BYTES * slots if counters else 0,
         "bitmaps": (1 if home == "log" else 2) * -(-rows // 8),
         "locations": location_bytes(rows, layout.record_bytes) if home == "log" else 0,
-        # Of further logs, where tables are too many for one to have short locations.
+        # Buffers of further logs, where one log has too many rows for short locations.
         "log buffers": int(2 * rows / MOST_ROWS_OF_A_LOG * LOG_BUFFER_BYTES) if home == "log" else 0,
         "staging": staging_bytes(record, home, slots, traffic),
     }
@@ -194,48 +193,48 @@ def cached_bytes(
 
 
 def staging_bytes(record: int, home: Home, slots: int, traffic: BatchDemand) -> int:
-    """Slots of the batches in flight; what one batch moves, overflow included; its records, where they pass through."""
+    """Return the bytes of slots in flight, of one batch's lists of moving rows, and of a log's records."""
     lists = LIST_BYTES * (traffic.lookups + slots / OVERFLOW_SHARE)
     records = 1.25 * record * traffic.distinct if home == "log" else 0
     return int(LOOKUP_SLOT_BYTES * traffic.lookups * traffic.batches + lists + records)
 
 
 def workspace_bytes(lookups: Iterable[float], width: int, threads: int) -> int:
-    """What the update works in, of all tables together: they are updated one after another in the same memory.
+    """Return the scratch memory of the update: tables are updated one after another in the same memory.
 
     Parameters
     ----------
     lookups : iterable of float
         Ids of a batch, for each table.
     width : int
-        Of the widest table.
+        Width of the widest table.
     threads : int
-        That update tables.
+        Threads that update tables.
     """
     return scratch_bytes(math.ceil(WORKSPACE_MARGIN * max(lookups, default=0.0)), width, threads)
 
 
 def output_bytes(values: float) -> int:
-    """Of so many float32 values that a batch's look-up gives, and of their gradient: activations, in no budget."""
+    """Return the bytes of the activations of the embedding layer and their gradient, which no budget includes."""
     return 2 * buffer_bytes(math.ceil(values))
 
 
 def block_bytes(record: int) -> int:
-    """A block of a log."""
+    """Return the bytes of a block of a log."""
     return plan_layout(1, record, LogConfig()).block_bytes
 
 
 def log_bytes(record: int, rows: int) -> int:
-    """The blocks of `rows` records; none straddles two."""
+    """Return the bytes of the blocks of `rows` records; no record is in two blocks."""
     return plan_layout(rows, record, LogConfig()).padded_bytes
 
 
 SHARED_BYTES: Parts = {"dram": {"log buffers": LOG_BUFFER_BYTES}, "block": {"dead space": DEAD_BYTES}}
-"""Of each log, whatever tables are in it."""
+"""Bytes of each log, whatever tables are in it."""
 
 
 def add_parts(many: Iterable[Parts]) -> Parts:
-    """Part by part sums; parts of zero bytes are left out."""
+    """Add sizes part by part; parts of zero bytes are left out."""
     total: dict[Memory, dict[str, int]] = {}
     for parts in many:
         for memory, named in parts.items():
@@ -247,5 +246,5 @@ def add_parts(many: Iterable[Parts]) -> Parts:
 
 
 def in_memory(parts: Parts, memory: Memory) -> int:
-    """Bytes in one memory."""
+    """Return the bytes in one memory."""
     return sum(parts.get(memory, {}).values())

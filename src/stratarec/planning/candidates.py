@@ -1,23 +1,29 @@
-"""The ways in which a table can be placed, with the bytes and seconds of each."""
+"""Tables to place, and the candidate placements of each with their bytes and seconds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.schema import SparseFeature
-from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import slots_for_batch
 from stratarec.kernels.codec.kinds import KINDS
-from stratarec.planning.bytes import MEMORIES, BatchDemand, Home, RowShape, SlotSplit, cached_bytes, in_memory
-from stratarec.planning.bytes import level0_bytes as whole_bytes
+from stratarec.planning.bytes import (
+    MEMORIES,
+    BatchDemand,
+    Home,
+    RowShape,
+    SlotSplit,
+    cached_bytes,
+    in_memory,
+    level0_bytes,
+)
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.machine import Tiers
 from stratarec.planning.plan import Log, TablePlacement
@@ -25,7 +31,7 @@ from stratarec.planning.popularity import CacheDemand, Popularity, expected_miss
 from stratarec.planning.step_model import PENALTY, TableWork, table_seconds
 
 PIN_MARGIN = 1.25
-"""Slots over the rows that the batches in flight are expected to pin.
+"""Ratio of slots to the rows that the batches in flight are expected to pin.
 
 At a load of 1 / 1.25 a set of 32 ways gets 25.6 pinned rows on average, and 1.5 % of the rows find their set full: the
 overflow of 1/16 holds four times that."""
@@ -33,10 +39,10 @@ overflow of 1/16 holds four times that."""
 _DEVIATIONS = 6
 
 AUTO_KINDS = tuple(name for name, kind in KINDS.items() if kind.automatic)
-"""What ``precision: auto`` chooses from."""
+"""Precisions that ``precision: auto`` chooses from."""
 
 DEFAULT_FRACTION = 0.05
-"""Of a cache for which there is neither a budget nor a fraction; as in arXiv 2010.11305."""
+"""Cache rows over table rows where there is neither a budget nor a fraction; as in arXiv 2010.11305."""
 
 _GRID = 24
 _LARGEST_FRACTION = 0.75
@@ -52,9 +58,8 @@ class TableSpec:
     lookups: float
     """Ids of a batch, all features of the table together."""
     popularity: Popularity
-    """Of its rows."""
     outputs: float = 0.0
-    """float32 values that a batch's look-up gives: pooled ones and those of histories."""
+    """float32 values of a batch's activations: pooled vectors, and unpooled ones of histories."""
 
     @property
     def distinct(self) -> float:
@@ -68,12 +73,12 @@ class TableSpec:
 
     @property
     def largest_batch(self) -> int:
-        """Distinct rows that hardly any batch exceeds: their variance is at most their mean."""
+        """Distinct rows that hardly any batch exceeds; their variance is at most their mean."""
         mean = self.distinct
         return min(self.rows, math.ceil(mean + _DEVIATIONS * math.sqrt(mean)))
 
     def pinned(self, lookahead: int) -> int:
-        """Rows that the batches in flight may pin at once, with `PIN_MARGIN`; no more than the table has.
+        """Return the rows that the batches in flight may pin at once, with `PIN_MARGIN`; no more than the table has.
 
         lookahead + 1 batches pin their distinct rows together, which popular rows make fewer than that many times the
         distinct rows of one.
@@ -84,7 +89,7 @@ class TableSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to place a table."""
+    """One placement of a table, and its cost."""
 
     placement: TablePlacement
     cost: float
@@ -97,31 +102,37 @@ class Candidate:
 
 
 def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Candidate]:
-    """All ways to place `table` that `memory` allows, best first among equals; never empty.
+    """Return all placements of `table` that `memory` allows, cheapest first; never empty.
 
-    A cache holds at least the pinned rows, whatever `memory.cache.fraction` says; a table for which that saves no DRAM
-    is whole in level 0.
+    A cache holds at least the pinned rows, whatever `memory.cache.fraction` says. A table for which that saves no DRAM
+    is entirely in level 0.
     """
     precision = memory.table_precision(table.name)
     kinds = AUTO_KINDS if precision == "auto" else (precision,)
     sizes = cache_sizes(table, memory)
-    whole, found = _whole(table, memory, tiers), []
+    level0 = _candidate(table, memory, tiers, table.work, None)
+    cached = []
     for slots in sizes:
-        misses = _misses(table, memory, slots)
+        demand = CacheDemand(
+            lookups=table.lookups, slots=slots.in_sets, policy=memory.cache.policy, lookahead=memory.lookahead
+        )
+        work = replace(table.work, ways=slots.ways, misses=expected_misses(table.popularity, demand))
         for home in _homes(memory):
-            found += [_cached(table, memory, tiers, home, memory.codec(kind), slots, misses) for kind in kinds]
-    smaller = [each for each in found if each.sizes[0] < whole.sizes[0]]
-    return _undominated([whole, *smaller] if "fp32" in kinds or not smaller else smaller)
+            for kind in kinds:
+                placed = replace(work, home=home, codec=memory.codec(kind))
+                cached.append(_candidate(table, memory, tiers, placed, slots))
+    smaller = [option for option in cached if option.sizes[0] < level0.sizes[0]]
+    return _undominated([level0, *smaller] if "fp32" in kinds or not smaller else smaller)
 
 
 def cache_sizes(table: TableSpec, memory: MemoryConfig) -> list[SlotSplit]:
-    """Cache sizes to try, ascending: from the least that works to three quarters of the table, in equal ratios.
+    """Return cache sizes to try, ascending: from the least that works to three quarters of the table, in equal ratios.
 
-    The least cache holds the pinned rows, and a batch wherever its rows fall. Empty where that is no smaller than the
+    The least cache holds the pinned rows, and any one batch. The list is empty if that cache is no smaller than the
     table.
     """
     ways = memory.cache.ways
-    # Few ways fill unevenly: what holds the pinned rows on average may not hold a batch.
+    # Few ways fill unevenly: a cache that holds the pinned rows on average may not hold a batch.
     one_batch = SlotSplit.within(slots_for_batch(table.largest_batch, ways), ways)
     least = max(SlotSplit.holding(table.pinned(memory.lookahead), ways), one_batch, key=lambda slots: slots.total)
     fraction = memory.cache.fraction
@@ -137,76 +148,50 @@ def cache_sizes(table: TableSpec, memory: MemoryConfig) -> list[SlotSplit]:
     return sorted({least, *grid}, key=lambda slots: slots.total)
 
 
-def _homes(memory: MemoryConfig) -> Iterator[Home]:
-    yield "dram"
-    if memory.mapped is not None:
-        yield "mapped"
-    if memory.block is not None:
-        yield "log"
+def _homes(memory: MemoryConfig) -> tuple[Home, ...]:
+    paths: dict[Home, object] = {"mapped": memory.mapped, "log": memory.block}
+    return ("dram", *(home for home, config in paths.items() if config is not None))
 
 
-def _misses(table: TableSpec, memory: MemoryConfig, slots: SlotSplit) -> float:
-    """Return the distinct rows of a batch that a cache lacks."""
-    demand = CacheDemand(
-        lookups=table.lookups, slots=slots.in_sets, policy=memory.cache.policy, lookahead=memory.lookahead
-    )
-    return expected_misses(table.popularity, demand)
-
-
-def _whole(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> Candidate:
-    seconds = table_seconds(table.work, tiers)
+def _candidate(
+    table: TableSpec, memory: MemoryConfig, tiers: Tiers, work: TableWork, slots: SlotSplit | None
+) -> Candidate:  # fmt: skip
+    """Return the placement of `table` under a cache of `slots`, or entirely in level 0."""
+    if slots is None:
+        parts = level0_bytes(table.shape, table.rows)
+    else:
+        traffic = BatchDemand(
+            lookups=work.lookups, distinct=min(table.rows, PIN_MARGIN * work.distinct), batches=memory.lookahead + 1
+        )  # fmt: skip
+        parts = cached_bytes(
+            table.shape, table.rows, home=work.home, codec=work.codec, slots=slots.total,
+            counters=memory.cache.policy == "lfu", traffic=traffic,
+        )  # fmt: skip
+    seconds = table_seconds(work, tiers)
     placement = TablePlacement(
-        table=table.name, rows=table.rows, width=table.shape.width, tier="level0", codec=CodecConfig(),
-        cache_rows=table.rows, ways=0, bytes=whole_bytes(table.shape, table.rows),
-        lookups=table.lookups, distinct=table.distinct, pinned=table.pinned(memory.lookahead), misses=0.0,
+        table=table.name, rows=table.rows, width=table.shape.width, tier=work.home, codec=work.codec,
+        cache_rows=slots.total if slots else table.rows, ways=work.ways, bytes=parts,
+        lookups=work.lookups, distinct=work.distinct, pinned=table.pinned(memory.lookahead), misses=work.misses,
         seconds=seconds,
     )  # fmt: skip
-    return Candidate(placement=placement, cost=seconds.total)
+    penalty = PENALTY[work.codec.kind] * seconds.compute if slots else 0.0
+    return Candidate(placement=placement, cost=seconds.total + penalty)
 
 
-def _cached(
-    table: TableSpec,
-    memory: MemoryConfig,
-    tiers: Tiers,
-    home: Home,
-    codec: CodecConfig,
-    slots: SlotSplit,
-    misses: float,
-) -> Candidate:
-    work = replace(table.work, home=home, codec=codec, ways=slots.ways, misses=misses)
-    seconds = table_seconds(work, tiers)
-    traffic = BatchDemand(
-        lookups=table.lookups,
-        distinct=min(table.rows, PIN_MARGIN * table.distinct),
-        batches=memory.lookahead + 1,
-    )
-    parts = cached_bytes(
-        table.shape, table.rows, home=home, codec=codec, slots=slots.total,
-        counters=memory.cache.policy == "lfu", traffic=traffic,
-    )  # fmt: skip
-    placement = TablePlacement(
-        table=table.name, rows=table.rows, width=table.shape.width, tier=home, codec=codec,
-        cache_rows=slots.total, ways=slots.ways, bytes=parts,
-        lookups=table.lookups, distinct=table.distinct, pinned=table.pinned(memory.lookahead),
-        misses=misses, seconds=seconds,
-    )  # fmt: skip
-    return Candidate(placement=placement, cost=seconds.total + PENALTY[codec.kind] * seconds.compute)
+def _undominated(options: list[Candidate]) -> list[Candidate]:
+    """Drop candidates that another one beats or equals in cost and in every memory; no optimum is lost.
 
-
-def _undominated(found: list[Candidate]) -> list[Candidate]:
-    """Without those that another one beats or equals in cost and in every memory; no optimum is lost.
-
-    Only a candidate in a log that is there already, or in none, beats another: a log has bytes of its own.
+    A candidate in a log beats only candidates in the same log: each log has additional bytes.
     """
-    points = np.array([(each.cost, *each.sizes) for each in found])
+    points = np.array([(option.cost, *option.sizes) for option in options])
     order = np.lexsort(points.T[::-1])
-    kept: dict[Log | None, list[int]] = {None: []}
+    indices: dict[Log | None, list[int]] = {None: []}
     for index in order:
-        log = found[index].placement.log
-        rivals = kept[None] + (kept.setdefault(log, []) if log else [])
+        log = options[index].placement.log
+        rivals = indices[None] + (indices.setdefault(log, []) if log else [])
         if not rivals or not (points[rivals] <= points[index]).all(axis=1).any():
-            kept[log].append(int(index))
-    return sorted((found[index] for each in kept.values() for index in each), key=lambda each: each.cost)
+            indices[log].append(int(index))
+    return sorted((options[index] for some in indices.values() for index in some), key=lambda option: option.cost)
 
 
 def describe_tables(
@@ -217,43 +202,39 @@ def describe_tables(
     batch_size: int,
     hot: Mapping[str, int] | None = None,
 ) -> list[TableSpec]:
-    """The tables of a model on `dataset`, with the counts of its training split, and of those that it goes on from.
+    """Describe the tables of a model by the counts of the training split, and of the data sets that it continues.
 
-    `hot` are tables whose so many first rows no cache is asked for.
-
-    A table's name is its vocabulary's. Where a vocabulary has no counts (ids that came from outside), every row is
-    taken to be as popular as the next, and a bag to be as long as it may be.
+    `hot` maps a table to the number of its first rows that are hot: no cache is asked for them. A table has the name of
+    its vocabulary. Where a vocabulary has no counts (ids that came from outside), every row is assumed to be equally
+    popular, and every bag to have its maximum length.
     """
     samples = dataset.manifest.carried.samples
     features = dataset.schema.vocabularies()
-    found = []
+    specs = []
     for table in tables:
         counts = dataset.access_counts(table.name)
         total = int(counts.sum())
-        each = total / samples if total else float(sum(_longest(feature) for feature in features[table.name]))
-        # Counts do not tell histories from the other features of their vocabulary: at most, all are of histories.
-        unpooled = batch_size * each if table.sequence_features else 0.0
-        found.append(
+        longest = (1 if feature.kind == "single" else feature.max_length for feature in features[table.name])
+        lookups = batch_size * (total / samples if total else float(sum(longest)))
+        # Counts do not separate histories from the other features of their vocabulary: at most, all are of histories.
+        unpooled = lookups if table.sequence_features else 0.0
+        specs.append(
             TableSpec(
                 name=table.name,
                 rows=table.num_embeddings,
                 shape=RowShape.of(table.embedding_dim, optimizer),
-                lookups=batch_size * each,
+                lookups=lookups,
                 popularity=cold_popularity(counts, (hot or {}).get(table.name, 0)),
                 outputs=table.embedding_dim * (batch_size * len(table.feature_names) + unpooled),
             )
         )
-    return found
+    return specs
 
 
 def cold_popularity(counts: NDArray[np.int64], hot: int) -> Popularity:
-    """Of the rows behind the first, as shares of all lookups."""
+    """Return the popularity of the rows after the first `hot` ones, as shares of all lookups."""
     if not hot:
         return Popularity.from_counts(counts)
     cold = counts.copy()
     cold[:hot] = 0
     return Popularity.from_counts(cold).times(float(cold.sum() / max(counts.sum(), 1)))
-
-
-def _longest(feature: SparseFeature) -> int:
-    return 1 if feature.kind == "single" else feature.max_length

@@ -1,6 +1,6 @@
 """The ``memory:`` section of a recipe: budgets, precision and cache.
 
-Without it every table is float32 in DRAM.
+Without this section every table is float32 in DRAM.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ else:
 
 
 MOST_AHEAD = 64
-"""Batches that may be staged ahead."""
+"""Largest value of ``lookahead``."""
 
 
 def _size(name: str) -> Callable[[Any], Any]:
-    """Validator of a size field: text becomes bytes, null stays."""
+    """Return the validator of a size field: text becomes bytes, null stays."""
     return partial(_parse, name=name)
 
 
@@ -41,16 +41,16 @@ def _parse(value: Any, *, name: str) -> Any:
 
 
 def _set_size(config: object, field_name: str, name: str) -> None:
-    """Let a size be text when the dataclass is made in Python, too."""
+    """Accept text for a size also when the dataclass is created in Python."""
     object.__setattr__(config, field_name, _parse(getattr(config, field_name), name=name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """A block device: rows that neither DRAM nor `mapped` holds go to an append-only log there."""
+    """Block device with an append-only log for rows that neither DRAM nor `mapped` holds."""
 
     path: str
-    """Directory on the device; made when missing."""
+    """Directory on the device; created when missing."""
     budget: Annotated[int | None, BeforeValidator(_size("memory.block.budget"))] = None
     """Bytes that the log of each process may take; null for no limit."""
 
@@ -62,10 +62,10 @@ class BlockConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MappedConfig:
-    """Byte-addressable memory that is a file system: DAX, CXL or tmpfs. Rows are an array in a mapped file."""
+    """Byte-addressable memory behind a file system: DAX, CXL or tmpfs. Rows are an array in a mapped file."""
 
     path: str
-    """Directory in the file system; made when missing."""
+    """Directory in the file system; created when missing."""
     budget: Annotated[int | None, BeforeValidator(_size("memory.mapped.budget"))] = None
     """Bytes that the file of each process may take; null for no limit."""
 
@@ -77,14 +77,14 @@ class MappedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """The set-associative float32 cache over rows that are at home elsewhere."""
+    """Set-associative float32 cache over rows whose home is elsewhere."""
 
     policy: CachePolicy = "lru"
-    """Which row of a set makes room: ``lru`` the one unused for longest, ``lfu`` the least used, ``rank`` the one of
-    the largest id, which is the least frequent one where `prepare` gave the ids by counts and without a base."""
+    """Row of a set that is evicted: ``lru`` the one unused for longest, ``lfu`` the least used, ``rank`` the one of
+    the largest id, which is the least frequent one if `prepare` assigned ids by counts and without a base."""
     fraction: float | None = None
-    """Cache rows over a table's rows; raised where a table's pinned rows need more. Null lets the planner choose
-    within the budget, and 0.05 where there is no budget."""
+    """Cache rows over a table's rows; raised if a table's pinned rows need more. With null the planner chooses
+    within the budget, or 0.05 without a budget."""
     ways: int = 32
     """Slots of a set."""
 
@@ -100,7 +100,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
-    """Where rows may live, and how."""
+    """Memories for rows with their budgets, precision and cache."""
 
     dram: Annotated[int | None, BeforeValidator(_size("memory.dram"))] = None
     """Bytes of DRAM of each process for tables, optimizer state, caches, their metadata and the workspace of an update;
@@ -110,17 +110,17 @@ class MemoryConfig:
     mapped: MappedConfig | None = None
     """Byte-addressable memory behind a path."""
     precision: Precision | Mapping[str, Precision] = "auto"
-    """Of rows at rest: one for all tables, or table -> precision with ``default`` for the others. ``auto`` lowers it
-    only as far as the budgets ask for; a given one is obeyed wherever a cache smaller than the table can serve it. A
-    table whose every row is pinned in the cache is float32 in DRAM: its rows would never be read from home."""
+    """Precision of rows at rest: one for all tables, or table -> precision with ``default`` for the others. ``auto``
+    lowers it only as far as the budgets require. Any other value applies wherever a cache smaller than the table is
+    sufficient. A table whose rows are all pinned in the cache is float32 in DRAM: its rows would never be read from
+    home."""
     rounding: Literal["nearest", "stochastic"] = "stochastic"
-    """How a row is rounded when it is written home."""
+    """Rounding of a row that is written home."""
     parameters: Literal["fp16", "fp32"] = "fp16"
-    """Of the scale and offset that int8 and int4 rows carry."""
+    """Precision of the scale and offset of int8 and int4 rows."""
     state: Literal["fp32", "bf16"] = "fp32"
-    """Of the optimizer state of rows at rest."""
+    """Precision of the optimizer state of rows at rest."""
     cache: CacheConfig = field(default_factory=CacheConfig)
-    """The float32 cache."""
     lookahead: int = 1
     """Batches that are staged ahead of the one that trains; 0 stages each batch when it is needed."""
 
@@ -137,7 +137,7 @@ class MemoryConfig:
             raise ConfigError(f"memory.block.path and memory.mapped.path are both {self.block.path!r}; name two")
 
     def times(self, ranks: int) -> MemoryConfig:
-        """The budgets of so many processes together."""
+        """Return the budgets of `ranks` processes together."""
 
         def all_of(budget: int | None) -> int | None:
             return None if budget is None else budget * ranks
@@ -148,25 +148,25 @@ class MemoryConfig:
 
     @property
     def is_identity(self) -> bool:
-        """Whether every table is float32 in DRAM with nothing to plan."""
+        """Whether every table is float32 in DRAM and there is nothing to plan."""
         named = {self.precision} if isinstance(self.precision, str) else set(self.precision.values())
         return self.dram is None and named <= {"auto", "fp32"}
 
     def table_precision(self, table: str) -> Precision:
-        """The precision asked for `table`."""
+        """Return the precision of `table`."""
         if isinstance(self.precision, str):
             return self.precision
         return self.precision.get(table, self.precision.get("default", "auto"))
 
     def check_tables(self, tables: Iterable[str]) -> None:
         """Refuse a precision for a table that does not exist."""
-        known = list(tables)
+        names = list(tables)
         for name in () if isinstance(self.precision, str) else self.precision:
-            if name != "default" and name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+            if name != "default" and name not in names:
+                close = difflib.get_close_matches(name, names, 1)
+                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
                 raise ConfigError(f"memory.precision.{name}: no such table; {hint}")
 
     def codec(self, kind: CodecKind) -> CodecConfig:
-        """The codec of `kind` with this section's rounding, parameters and state."""
+        """Return the codec of `kind` with this section's rounding, parameters and state."""
         return CodecConfig(kind=kind, rounding=self.rounding, parameters=self.parameters, state=self.state)

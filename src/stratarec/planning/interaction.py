@@ -1,10 +1,11 @@
-"""How strongly the sparse features of a model interact: a matrix ``[F, F]``, symmetric, with a diagonal of zeros.
+"""Interaction of the sparse features of a model: a symmetric matrix ``[F, F]`` with a zero diagonal.
 
-They are asked of the model: what does another sample's vector in place of feature i's change in what another sample's
-in place of feature j's does to the logit? This mixed second difference is exact in i and of first order in j, so a
-batch costs F + 1 backward passes of the network and no look-up; its root mean square over samples counts, beside what
-the two features have with all others (`normalized`). The paper of the towers (arXiv 2403.00877) takes the absolute
-cosine of the vectors of two features instead: by it, planted blocks were never found.
+It is measured on a trained model. Feature i's vector is replaced by another sample's, and so is feature j's; the
+interaction is the change of one effect on the logit by the other. This mixed second difference is exact in i and of
+first order in j, so a batch costs F + 1 backward passes of the network and no look-up. The root mean square over
+samples is normalized by the interactions of both features with all others (`normalized`). The paper of the towers
+(arXiv 2403.00877) uses the absolute cosine of the vectors of two features instead: by it, planted blocks were never
+found.
 
 Shapes: B samples, F sparse features, D width.
 """
@@ -26,63 +27,64 @@ Matrix: TypeAlias = NDArray[np.float64]
 
 
 def feature_keys(model: CTRModel) -> tuple[str, ...]:
-    """The sparse features in the order of the vectors that a model's score takes: unpooled histories last."""
+    """Return the sparse features in the order of the vectors of a model's score: unpooled histories last."""
     return (*model.embeddings.pooled_keys, *model.network.sequence_keys)
 
 
 def measure(model: CTRModel, batches: Iterable[Batch]) -> Matrix:
-    """Interactions, 0 to 1, between the features of a trained model, in the order of `feature_keys`.
+    """Measure interactions, 0 to 1, between the features of a trained model, in the order of `feature_keys`.
 
     Parameters
     ----------
     batches : iterable of Batch
-        Without groups (`Batch.expanded`). A batch of one sample says nothing of mixed differences.
+        Without groups (`Batch.expanded`). A batch of one sample has no mixed differences.
     """
     training = model.training
     model.eval()
     try:
-        found = [_mixed(model, *_inputs(model, batch)) for batch in batches]
+        parts = [_mixed(model, *_inputs(model, batch)) for batch in batches]
     finally:
         model.train(training)
-    sums, samples = np.sum([each for each, _ in found], axis=0), sum(count for _, count in found)
+    sums, samples = np.sum([squares for squares, _ in parts], axis=0), sum(count for _, count in parts)
     root: Matrix = np.sqrt(sums / max(samples, 1))
     return normalized((root + root.T) / 2)
 
 
 def normalized(matrix: Matrix) -> Matrix:
-    """Interactions ``[F, F]`` as numbers from 0 to 1, each beside what its two features have with others.
+    """Scale interactions ``[F, F]`` to 0 to 1, relative to those of both features with others.
 
-    A feature that a model makes much of has stronger interactions with everything. So the matrix is divided by s_i and
-    s_j such that every row has a mean of one (Sinkhorn and Knopp 1967), and x becomes x / (1 + x).
+    A feature that matters much to a model has stronger interactions with every other feature. So the matrix is
+    divided by s_i and s_j such that every row has a mean of one (Sinkhorn and Knopp 1967), and x becomes x / (1 +
+    x).
     """
     count = len(matrix)
     scale, floor = np.ones(count), 1e-9 * max(float(matrix.max()), 1e-300)
-    kept = np.where(np.eye(count, dtype=bool), 0, np.maximum(matrix, floor))
+    positive = np.where(np.eye(count, dtype=bool), 0, np.maximum(matrix, floor))
     for _ in range(100):
-        scale *= np.sqrt((kept / np.outer(scale, scale)).sum(1) / max(count - 1, 1)) if count > 1 else 1
-    found = kept / np.outer(scale, scale)
-    return found / (1 + found)
+        scale *= np.sqrt((positive / np.outer(scale, scale)).sum(1) / max(count - 1, 1)) if count > 1 else 1
+    scaled = positive / np.outer(scale, scale)
+    return scaled / (1 + scaled)
 
 
 def _inputs(model: CTRModel, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Dense ``[B, F_dense]`` and vectors ``[B, F, D]`` as the score is given them."""
-    found: list[tuple[Tensor, Tensor]] = []
+    """Return the inputs of the score: dense ``[B, F_dense]`` and vectors ``[B, F, D]``."""
+    calls: list[tuple[Tensor, Tensor]] = []
 
-    def keep(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        found.append((inputs[0].clone(), inputs[1].float().clone()))
+    def record(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        calls.append((inputs[0].clone(), inputs[1].float().clone()))
 
-    hook = model.network.score.register_forward_pre_hook(keep)
+    hook = model.network.score.register_forward_pre_hook(record)
     try:
         with torch.no_grad():
             model(batch)
     finally:
         hook.remove()
-    return found[0]
+    return calls[0]
 
 
 def _mixed(model: CTRModel, dense: Tensor, vectors: Tensor) -> tuple[Matrix, int]:
-    """Sum of squared mixed differences, and samples."""
-    # Another sample of the batch: what is put in place of a vector is one that occurs.
+    """Return the sum of squared mixed differences, and the number of samples."""
+    # Vectors are replaced by those of another sample, so that they do occur.
     other = vectors.roll(len(vectors) // 2, 0)
     change = other - vectors
     before = _gradient(model.network.score, dense, vectors)
@@ -96,8 +98,8 @@ def _mixed(model: CTRModel, dense: Tensor, vectors: Tensor) -> tuple[Matrix, int
 
 
 def _gradient(score: nn.Module, dense: Tensor, vectors: Tensor) -> Tensor:
-    """Of the logits, by vectors: ``[B, F, D]``. Samples do not meet in a score, so the sum's gradient is each one's."""
+    """Return the gradient of the logits by vectors, ``[B, F, D]``. Samples are independent, so the sum has it."""
     with torch.enable_grad():
         at = vectors.clone().requires_grad_()
-        (found,) = torch.autograd.grad(score(dense, at, None).float().sum(), at)
-    return found
+        (gradient,) = torch.autograd.grad(score(dense, at, None).float().sum(), at)
+    return gradient

@@ -125,14 +125,14 @@ class BlockTier:
 
     path: str
     write_bytes_per_second: float
-    """Sequential, synced at the end."""
+    """Sequential writes, synced at the end."""
     reads_per_second: float
     """Random reads of `read_bytes`."""
     read_bytes: int
     parallel: int
     """Reads in flight."""
     direct: bool
-    """Whether reads went around the page cache; where the file system has no direct reads they may be cached ones."""
+    """Whether reads bypassed the page cache; without support of the file system they may be cached reads."""
     free_bytes: int
 
 
@@ -142,10 +142,10 @@ class MappedTier:
 
     path: str
     write_bytes_per_second: float
-    """Sequential, synced at the end."""
+    """Sequential writes, synced at the end."""
     row_bytes_per_second: float
-    """Of random rows of 256 bytes through a mapping whose pages are there. A path on a disk is so measured from the
-    page cache, which is where its rows come from only as long as it fits there."""
+    """Random rows of 256 bytes through a mapping whose pages are resident. For a path on a disk this is the speed of
+    the page cache, and holds only as long as the file fits there."""
     free_bytes: int
 
 
@@ -166,11 +166,11 @@ class Tiers:
 def check_positive(config: object, *, may_be_zero: tuple[str, ...] = ()) -> None:
     """Refuse fields that are not more than 0, or 0 for those in `may_be_zero`; infinity is allowed."""
     name = type(config).__name__.lower()
-    for each in fields(config):  # type: ignore[arg-type]
-        value = getattr(config, each.name)
-        if isinstance(value, int | float) and not (value > 0 or (value == 0 and each.name in may_be_zero)):
-            least = "0 or more" if each.name in may_be_zero else "more than 0"
-            raise ConfigError(f"{name}.{each.name} is {value:g}, expected {least}")
+    for entry in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, entry.name)
+        if isinstance(value, int | float) and not (value > 0 or (value == 0 and entry.name in may_be_zero)):
+            least = "0 or more" if entry.name in may_be_zero else "more than 0"
+            raise ConfigError(f"{name}.{entry.name} is {value:g}, expected {least}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +251,7 @@ class DeviceRates:
     """Rows of the device's memory, read at random."""
     memory_bytes: float
     origin: str
-    """Where the figures come from, in words."""
+    """Source of the figures, in words."""
 
     def network(self, *, bf16: bool) -> NetworkRates:
         """Return the rates of a network on this device. Launches are left out."""
@@ -299,14 +299,14 @@ def card_rates(name: str) -> DeviceRates:
 
 
 def measure_tiers(memory: MemoryConfig, *, again: bool = False, cache: Path | None = None) -> Tiers:
-    """The tiers that `memory` names, from the cache or measured now.
+    """Return the rates of the tiers that `memory` names, from the cache or measured now.
 
-    Takes a few seconds a tier when measured, and 256 MiB of DRAM or of the path. Free bytes are always those of now.
+    A measurement takes a few seconds a tier, and 256 MiB of DRAM or of the path. Free bytes are always current.
 
     Parameters
     ----------
     again : bool
-        Measure even what is in the cache.
+        Ignore cached measurements.
     cache : Path
         File of measurements; the user's own by default.
 
@@ -321,22 +321,22 @@ def measure_tiers(memory: MemoryConfig, *, again: bool = False, cache: Path | No
     engine = store.get(f"engine|{threads}", lambda: measure_engine(dram))
     block = mapped = None
     if memory.block is not None:
-        found = store.get(_key("block", memory.block.path), lambda: _measure_block(Path(memory.block.path)))  # type: ignore[union-attr]
-        block = BlockTier(path=memory.block.path, free_bytes=_free_bytes(memory.block.path), **found)
+        measured = store.get(_key("block", memory.block.path), lambda: _measure_block(Path(memory.block.path)))  # type: ignore[union-attr]
+        block = BlockTier(path=memory.block.path, free_bytes=_free_bytes(memory.block.path), **measured)
     if memory.mapped is not None:
-        found = store.get(_key("mapped", memory.mapped.path), lambda: _measure_mapped(Path(memory.mapped.path)))  # type: ignore[union-attr]
-        mapped = MappedTier(path=memory.mapped.path, free_bytes=_free_bytes(memory.mapped.path), **found)
-    costs = EngineCosts(**{name: WorkCosts(**each) for name, each in engine.items()})
-    return Tiers(dram=dram, threads=threads, engine=costs, block=block, mapped=mapped, age_seconds=store.age)
+        measured = store.get(_key("mapped", memory.mapped.path), lambda: _measure_mapped(Path(memory.mapped.path)))  # type: ignore[union-attr]
+        mapped = MappedTier(path=memory.mapped.path, free_bytes=_free_bytes(memory.mapped.path), **measured)
+    engine_costs = EngineCosts(**{name: WorkCosts(**costs) for name, costs in engine.items()})
+    return Tiers(dram=dram, threads=threads, engine=engine_costs, block=block, mapped=mapped, age_seconds=store.age)
 
 
 def cache_file() -> Path:
-    """Where measurements are kept."""
+    """Return the path of the cached measurements."""
     return cache_directory() / "tiers.json"
 
 
 class _Cache:
-    """Measurements by key, each with the time it was taken."""
+    """Cached measurements by key, each with its time."""
 
     def __init__(self, path: Path, again: bool) -> None:
         self._path, self._again = path, again
@@ -353,7 +353,7 @@ class _Cache:
         return measured
 
     def _read(self) -> dict[str, Any]:
-        # A cache that is missing or damaged is measured anew.
+        # A missing or damaged cache is measured again.
         with contextlib.suppress(DatasetError):
             content = read_json(self._path)
             if isinstance(content, dict):
@@ -380,7 +380,7 @@ def _physical_bytes() -> int:
 
 
 def _rate(work: Callable[[], object], amount: int, seconds: float = _SECONDS) -> float:
-    """`amount`, which one call of `work` does, over the shortest call: others who use the machine do not count."""
+    """Return `amount`, the work of one call, over the shortest call, which other processes disturb least."""
     work()
     shortest, began = float("inf"), time.perf_counter()
     while time.perf_counter() - began < seconds:
@@ -391,7 +391,7 @@ def _rate(work: Callable[[], object], amount: int, seconds: float = _SECONDS) ->
 
 
 def _row_rate(values: NDArray[np.float32]) -> float:
-    """Bytes a second of random rows."""
+    """Measure the bytes a second of random rows."""
     rows = np.random.default_rng(0).integers(0, len(values) // _ROW_FLOATS, 1 << 18, dtype=np.uint64)
     return _rate(lambda: sum_rows(values, rows, width=_ROW_FLOATS), rows.size * _ROW_FLOATS * values.itemsize)
 
@@ -435,7 +435,7 @@ def _scratch(path: Path) -> Iterator[tuple[Path, float]]:
     make_directory(path)
     remove_leftovers_of(path / "tiers")
     file = temporary_name(path / "tiers")
-    # Not zeros: a file system or a device that compresses would flatter itself.
+    # Not zeros: a file system or a device that compresses would appear too fast.
     block = np.random.default_rng(1).bytes(_WRITE_BYTES)
     try:
         with create(file) as out:
@@ -462,7 +462,7 @@ def _forget(file: Path) -> None:
 
 
 def _read_rate(file: Path) -> tuple[float, bool]:
-    """Random reads a second with `PARALLEL_READS` threads, and whether they were direct."""
+    """Measure random reads a second with `PARALLEL_READS` threads, and whether they were direct."""
     _forget(file)
     descriptor, direct = _open_direct(file)
     buffers = np.frombuffer(mmap.mmap(-1, PARALLEL_READS * READ_BYTES), dtype=np.uint8).reshape(PARALLEL_READS, -1)
@@ -501,18 +501,18 @@ def _open_direct(file: Path) -> tuple[int, bool]:
 
 
 def measure_engine(dram: DramTier) -> dict[str, Any]:
-    """The fields of `EngineCosts`, measured in a few seconds on tables of 96 MiB."""
-    found: dict[str, list[tuple[float, ...]]] = {"compute": [], "staging": []}
+    """Measure the fields of `EngineCosts`, in a few seconds on tables of 96 MiB."""
+    lines: dict[str, list[tuple[float, ...]]] = {"compute": [], "staging": []}
     for tables, width, batch, skew in SHAPES:
         for name, line in _lines(tables, width, batch, skew, dram):
-            found[name].append(line)
-    return {name: _fitted(np.array(lines)) for name, lines in found.items()}
+            lines[name].append(line)
+    return {name: _fitted(np.array(some)) for name, some in lines.items()}
 
 
 def _lines(
     tables: int, width: int, batch: int, skew: float, dram: DramTier
 ) -> Iterator[tuple[str, tuple[float, ...]]]:  # fmt: skip
-    """Of both kinds of work: seconds of bytes, groups, tables, lookups, rows; and seconds of a step."""
+    """Yield, for both kinds of work, seconds of bytes, groups, tables, lookups, rows, and seconds of a step."""
     optimizer = RowOptimizerConfig()
     shape, names = RowShape.of(width, optimizer), tuple(f"t{number}" for number in range(tables))
     rows = max(_TABLE_BYTES // (tables * shape.slot_bytes), 1)
@@ -523,13 +523,13 @@ def _lines(
     draws, lookups = np.random.default_rng(0), tables * batch
 
     def draw(count: int) -> NDArray[np.int64]:
-        """Ids of so many batches, a row each."""
+        """Draw the ids of `count` batches, a row each."""
         ids: NDArray[np.int64] = (rows * draws.random((count, lookups)) ** skew).astype(np.int64)
         return ids
 
     def batches(ids: NDArray[np.int64]) -> list[KeyedJagged]:
         values = map(torch.from_numpy, ids)
-        return [KeyedJagged(keys=names, values=each, offsets=None, batch_size=batch) for each in values]
+        return [KeyedJagged(keys=names, values=batch_ids, offsets=None, batch_size=batch) for batch_ids in values]
 
     trained = draw(_BATCHES)
     distinct = sum(len(np.unique(ids)) for ids in trained.reshape(-1, batch)) / _BATCHES
@@ -543,8 +543,8 @@ def _lines(
             engine.update(prepared, gradient, (), None)
 
         def seconds(work: Callable[[KeyedJagged], None], batches: Sequence[KeyedJagged]) -> float:
-            left = cycle(batches)
-            return cold_seconds(lambda: work(next(left)), _STEPS)
+            endless = cycle(batches)
+            return cold_seconds(lambda: work(next(endless)), _STEPS)
 
         moved = dram.lookup_seconds(shape, lookups, distinct)
         yield "compute", (moved, 1, tables, lookups, distinct, seconds(train, batches(trained)))
@@ -563,28 +563,28 @@ def _lines(
 
 
 def cold_seconds(work: Callable[[], object], rounds: int, seconds: float = 0.0) -> float:
-    """The median of so many times, and of more until `seconds` have passed, after a first one.
+    """Return the median seconds of `work` over at least `rounds` calls and `seconds`, after a first call.
 
-    Other memory is walked through in between: where a network trains between two look-ups, or tables between two passes
-    of a network, neither finds its rows and code in the caches.
+    Other memory is swept in between: in training, a network runs between two look-ups and look-ups between two passes
+    of a network, so neither has its rows and code in the caches.
     """
     between = np.zeros(_SWEPT_BYTES, np.uint8)
     work()
-    found, first = list[float](), time.perf_counter()
-    while len(found) < rounds or time.perf_counter() - first < seconds:
+    times, first = list[float](), time.perf_counter()
+    while len(times) < rounds or time.perf_counter() - first < seconds:
         between += 1
         began = time.perf_counter()
         work()
-        found.append(time.perf_counter() - began)
-    return median(found)
+        times.append(time.perf_counter() - began)
+    return median(times)
 
 
 def _fitted(lines: NDArray[np.float64]) -> dict[str, float]:
-    """Costs of at least nothing whose seconds are nearest to those of `lines`, by relative error.
+    """Fit nonnegative costs to the seconds of `lines`, by relative error.
 
-    Noise must not decide that bytes cost nothing: that they take what the bandwidth says counts as a line, too.
+    One more line says that bytes take what the bandwidth predicts: noise must not make them free.
     """
-    from scipy.optimize import nnls  # loaded here: what measures nothing would wait for it
+    from scipy.optimize import nnls  # imported here: cached measurements need not wait for it
 
     counts, seconds = lines[:, :-1] / lines[:, -1:], np.ones(len(lines))
     counts = np.vstack([counts, np.eye(1, counts.shape[1])])

@@ -1,11 +1,16 @@
-"""Places tables: measured tiers, budgets and access counts in, a `Plan` out. No file is touched.
+"""Place tables: measured tiers, budgets and access counts in, a `Plan` out. No file is written.
 
 After MTrainS (arXiv 2305.01515), which places tables over a machine's memories by the capacity and the bandwidth that
 each of them needs; precision and cache size are chosen in the same step.
 
 A program of a few thousand binaries picks one candidate a table under the byte budgets: one to four seconds for 26
-tables. When nothing fits, the same program with bytes as the cost gives the least budget that would do. A table that
-needs a cache as large as itself, for the rows of the batches in flight, is whole in level 0 at any precision.
+tables. When nothing fits, the same program with bytes as the cost gives the smallest sufficient budget. A table that
+needs a cache as large as itself, for the rows of the batches in flight, is entirely in level 0 at any precision.
+
+**Hot rows** of tables under a cache are part of the plan, which a run saves, so a resumed run has the same ones. They
+have slots of their own in the same DRAM; the rest of ``memory.dram`` is planned for the remaining lookups, so that
+caches pin and hold less. A hot batch then has nothing to look up in a directory and nothing to move. Tables that are
+entirely in level 0 gain nothing from hot rows.
 """
 
 from __future__ import annotations
@@ -51,28 +56,27 @@ def place(
     tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, *, batch_size: int, ranks: int = 1,
     choices: Sequence[Sequence[Candidate]] | None = None,
 ) -> Plan:  # fmt: skip
-    """The placement of least predicted time, with the penalties of lower precision, that the budgets allow.
+    """Return the placement of least predicted time, with penalties of lower precision, that the budgets allow.
 
     Parameters
     ----------
     tables : sequence of TableSpec
-        Tables with what a batch asks of them.
+        Tables, with the lookups of a batch.
     memory : MemoryConfig
         Budgets of each process, precision and cache.
     tiers : Tiers
-        What the memories give; those that `memory` names must be in it.
+        Measured rates; the memories that `memory` names must be in it.
     batch_size : int
         Recorded in the plan; lookups are in `tables`.
     ranks : int
-        Processes that share the tables, each with logs and a workspace of its own.
+        Processes that share the tables, each with its own logs and workspace.
     choices : sequence of sequences of Candidate
-        The `candidates` of each table, which are the same whatever the budgets are, where they are known.
+        The `candidates` of each table, if computed already; they do not depend on budgets.
 
     Raises
     ------
     ConfigError
-        When no placement fits, with the smallest budget of a process that is enough; for a precision of a table that
-        does not exist.
+        When no placement fits, with the smallest sufficient budget of a process; for a precision of an unknown table.
     """
     memory.check_tables(table.name for table in tables)
     budgets = _budgets(memory.times(ranks), tiers)
@@ -88,7 +92,7 @@ def place(
     chosen = _least(choices, limits, None, ranks)
     if chosen is None:
         raise ConfigError(_explain(tables, choices, limits, memory, workspace, ranks))
-    placements = tuple(each.placement for each in chosen)
+    placements = tuple(option.placement for option in chosen)
     return Plan(
         tables=placements, budgets=budgets, batch_size=batch_size, lookahead=memory.lookahead,
         policy=memory.cache.policy, workspace_bytes=workspace, ranks=ranks,
@@ -98,20 +102,20 @@ def place(
 
 
 def _fixed(placements: Sequence[TablePlacement], tiers: Tiers) -> TableSeconds:
-    """Of each group of tables of one width, home and codec."""
-    groups = {(each.tier, each.width, each.codec) for each in placements}
+    """Return the seconds of a step for all groups of tables of one width, home and codec."""
+    groups = {(option.tier, option.width, option.codec) for option in placements}
     cached = sum(tier != "level0" for tier, *_ in groups)
     return TableSeconds(compute=tiers.engine.compute.step * len(groups), staging=tiers.engine.staging.step * cached)
 
 
 def _budgets(memory: MemoryConfig, tiers: Tiers) -> dict[Memory, int | None]:
-    """Budgets of the memories that exist, of all processes together; the free bytes of a path that has no budget."""
+    """Return the budget of each memory, of all processes together; a path without a budget has its free bytes."""
     budgets: dict[Memory, int | None] = {"dram": memory.dram}
     for name, config, tier in (("mapped", memory.mapped, tiers.mapped), ("block", memory.block, tiers.block)):
         if config is None:
             continue
         if tier is None:
-            raise ConfigError(f"memory.{name} is set, but its path was not measured; expected it in the tiers")
+            raise ConfigError(f"memory.{name} is set, but its path is not in the measured tiers")
         budgets[name] = tier.free_bytes if config.budget is None else config.budget  # type: ignore[index]
     return budgets
 
@@ -119,25 +123,27 @@ def _budgets(memory: MemoryConfig, tiers: Tiers) -> dict[Memory, int | None]:
 def _least(
     choices: Sequence[Sequence[Candidate]], limits: Sequence[int | None], memory: Memory | None, ranks: int
 ) -> list[Candidate] | None:
-    """The choice of least cost, or of fewest bytes in `memory`."""
-    sizes = [np.array([each.sizes for each in found], dtype=np.int64) for found in choices]
-    logs = list(dict.fromkeys(each.placement.log for found in choices for each in found if each.placement.log))
+    """Return the choice of least cost, or of fewest bytes in `memory`."""
+    sizes = [np.array([option.sizes for option in options], dtype=np.int64) for options in choices]
+    logs = list(
+        dict.fromkeys(option.placement.log for options in choices for option in options if option.placement.log)
+    )
     shared = [ranks * in_memory(SHARED_BYTES, name) for name in MEMORIES]
     if memory is None:
-        costs, fees = [np.array([each.cost for each in found]) for found in choices], 0
+        costs, fees = [np.array([option.cost for option in options]) for options in choices], 0
     else:
         place = MEMORIES.index(memory)
         costs, fees = [size[:, place].astype(np.float64) for size in sizes], shared[place]
-    # SciPy's solvers are loaded here: what places no table, as most commands, would wait for them.
+    # SciPy's solvers are imported here: most commands place no table and need not wait for them.
     from stratarec.planning.solve import Groups, solve
 
     groups = Groups(
-        member=[np.array([_index(logs, each.placement.log) for each in found]) for found in choices],
+        member=[np.array([_index(logs, option.placement.log) for option in options]) for options in choices],
         sizes=np.array([shared] * len(logs), dtype=np.int64).reshape(len(logs), len(MEMORIES)),
         costs=np.full(len(logs), float(fees)),
     )
     chosen = solve(costs, sizes, limits, groups)
-    return None if chosen is None else [found[choice] for found, choice in zip(choices, chosen, strict=True)]
+    return None if chosen is None else [options[choice] for options, choice in zip(choices, chosen, strict=True)]
 
 
 def _index(logs: list[Log], log: Log | None) -> int:
@@ -145,18 +151,18 @@ def _index(logs: list[Log], log: Log | None) -> int:
 
 
 def _used(chosen: Sequence[Candidate], memory: Memory, ranks: int) -> int:
-    """Bytes of tables and of the logs that they share."""
-    logs = ranks * len({each.placement.log for each in chosen} - {None})
-    return sum(in_memory(each.placement.bytes, memory) for each in chosen) + logs * in_memory(SHARED_BYTES, memory)
+    """Return the bytes of tables and of the logs that they share."""
+    logs = ranks * len({option.placement.log for option in chosen} - {None})
+    return sum(in_memory(option.placement.bytes, memory) for option in chosen) + logs * in_memory(SHARED_BYTES, memory)
 
 
 def _explain(
     tables: Sequence[TableSpec], choices: Sequence[Sequence[Candidate]], limits: Sequence[int | None],
     memory: MemoryConfig, workspace: int, ranks: int,
 ) -> str:  # fmt: skip
-    """Name each budget that is too small, its smallest value that is enough, and what needs most of it."""
+    """Name each budget that is too small, its smallest sufficient value, and the largest consumer."""
     fixes, worst = [], ""
-    each = f" for each of {ranks} processes" if ranks > 1 else ""
+    of_each = f" for each of {ranks} processes" if ranks > 1 else ""
     for place, name in enumerate(MEMORIES):
         limit = limits[place]
         if limit is None or (name != "dram" and getattr(memory, name) is None):
@@ -167,7 +173,7 @@ def _explain(
             continue
         shared = workspace if name == "dram" else 0
         needed, budget = -(-_used(smallest, name, ranks) // ranks) + shared, limit // ranks + shared
-        fixes.append(f"{_FIELDS[name]} to at least {needed} ({readable(needed)}; it is {readable(budget)}){each}")
+        fixes.append(f"{_FIELDS[name]} to at least {needed} ({readable(needed)}; it is {readable(budget)}){of_each}")
         worst = worst or _worst(smallest, name, shared, ranks)
     if not fixes:
         return f"no placement fits the budgets together: {worst or 'raise memory.dram'}"
@@ -175,8 +181,8 @@ def _explain(
 
 
 def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int, ranks: int) -> str:
-    """Name what needs most of a memory: a table with its log, or the workspace of the update in each process."""
-    most = max(chosen, key=lambda each: _used([each], memory, ranks))
+    """Name the largest consumer of a memory: a table with its log, or the workspace of the update in each process."""
+    most = max(chosen, key=lambda option: _used([option], memory, ranks))
     placed, needed = most.placement, _used([most], memory, ranks)
     if ranks * workspace > needed:
         where = " in each process" if ranks > 1 else ""
@@ -207,18 +213,18 @@ def _cheaper(tables: Sequence[TableSpec], memory: MemoryConfig) -> str:
 def _notes(tables: Sequence[TableSpec], chosen: Sequence[Candidate], memory: MemoryConfig) -> tuple[str, ...]:
     notes = []
     fraction = memory.cache.fraction
-    raised, whole = [], []
-    for table, each in zip(tables, chosen, strict=True):
-        placed = each.placement
+    raised, uncached = [], []
+    for table, option in zip(tables, chosen, strict=True):
+        placed = option.placement
         if placed.tier == "level0" and memory.table_precision(table.name) not in ("auto", "fp32"):
-            whole.append(table.name)
+            uncached.append(table.name)
         elif placed.tier != "level0" and fraction is not None and placed.cache_rows > fraction * table.rows * 1.05:
             raised.append(table.name)
-    if whole:
-        which = "all tables" if len(whole) == len(tables) else ", ".join(whole)
+    if uncached:
+        which = "all tables" if len(uncached) == len(tables) else ", ".join(uncached)
         notes.append(
-            f"float32 in DRAM, whatever memory.precision says: {which}; the rows of the batches under way need a cache "
-            "as large as the table"
+            f"float32 in DRAM, whatever memory.precision says: {which}; the rows of the batches in flight need a "
+            "cache as large as the table"
         )
     if raised:
         notes.append(f"more cache than memory.cache.fraction, for the rows in flight: {', '.join(raised)}")
@@ -232,14 +238,16 @@ def _doubts(memory: MemoryConfig, tiers: Tiers, ranks: int) -> list[str]:
         there.append(("block", memory.block.budget, tiers.block.free_bytes))
     if memory.mapped is not None and tiers.mapped is not None:
         there.append(("mapped", memory.mapped.budget, tiers.mapped.free_bytes))
-    each = f" for each of {ranks} processes" if ranks > 1 else ""
+    of_each = f" for each of {ranks} processes" if ranks > 1 else ""
     notes = [
-        f"{_FIELDS[name]} is {readable(budget)}{each}, but this machine has only {readable(free)}"
+        f"{_FIELDS[name]} is {readable(budget)}{of_each}, but this machine has only {readable(free)}"
         for name, budget, free in there
         if budget is not None and budget * ranks > free
     ]
     if memory.block is not None and tiers.block is not None and not tiers.block.direct:
-        notes.append(f"{memory.block.path} takes no direct reads: its speed was measured through the page cache")
+        notes.append(
+            f"{memory.block.path} does not support direct reads: its speed was measured through the page cache"
+        )
     return notes
 
 
@@ -254,31 +262,31 @@ def make_plan(
     ranks: int = 1,
     hot: Mapping[str, int] | None = None,
 ) -> Plan:
-    """Where the tables of a model live on this machine.
+    """Plan the tables of a model on this machine, without copies of hot rows.
 
     Parameters
     ----------
     tables : sequence of EmbeddingBagConfig
-        Each named as its vocabulary.
+        Each has the name of its vocabulary.
     dataset : Dataset
-        Gives the access counts.
+        Source of the access counts.
     optimizer : RowOptimizerConfig
-        Decides the state of a row.
+        Determines the state of a row.
     memory : MemoryConfig
         Budgets of each process, precision and cache.
     batch_size : int
         Samples a step.
     tiers : Tiers
-        What the memories give; from `measure_tiers` by default.
+        Measured rates; from `measure_tiers` by default.
     ranks : int
         Processes that share the tables.
     hot : mapping of str to int
-        Table -> how many of its first rows are hot: no cache is asked for them.
+        Table -> number of its first rows that are hot: no cache is asked for them.
 
     Raises
     ------
     ConfigError
-        When nothing fits; names the budget and the least number that would do.
+        When nothing fits; names the budget and its smallest sufficient value.
     """
     memory.check_tables(table.name for table in tables)
     described = describe_tables(tables, dataset, optimizer, batch_size=batch_size, hot=hot)
@@ -296,47 +304,47 @@ def make_hot_plan(
     tiers: Tiers | None = None,
     ranks: int = 1,
 ) -> Plan:
-    """As `make_plan`; of the DRAM, what `hot` asks for is for hot rows, and the rest for what others ask of it.
+    """Plan the tables with hot rows: `hot` reserves part of the DRAM for them.
 
-    Which tables lie whole in level 0 decides which rows are worth budget, and the other way round: they are planned
-    without hot rows first, then with those, until no table leaves level 0 again.
+    Which tables are entirely in level 0 decides which rows are worth budget, and vice versa: tables are planned
+    without hot rows first, then with them, until no table leaves level 0.
 
     Raises
     ------
     ConfigError
-        When there is nothing to be hot: all tables lie whole in DRAM.
+        When all tables are entirely in DRAM, so that no row is hot.
     """
-    rest = replace(memory, dram=hot.remaining_dram(memory.dram, ranks))
+    remaining = replace(memory, dram=hot.remaining_dram(memory.dram, ranks))
     plan = make_plan(tables, dataset, optimizer, memory, batch_size=batch_size, tiers=tiers, ranks=ranks)
     if ranks > 1:
         if hot.copies is None:
             return plan
-        plan = make_plan(tables, dataset, optimizer, rest, batch_size=batch_size, tiers=tiers, ranks=ranks)
+        plan = make_plan(tables, dataset, optimizer, remaining, batch_size=batch_size, tiers=tiers, ranks=ranks)
         row_bytes = {table.name: _row_bytes(table, optimizer) for table in tables}
         return _with_copies(plan, parts_of(dataset, row_bytes), hot.copies)
     if hot.budget is None:
         return plan
-    whole = _whole(plan)
+    uncached = _uncached(plan)
     while True:
-        if len(whole) == len(plan.tables):
+        if len(uncached) == len(plan.tables):
             raise ConfigError(
-                "hot.budget is set, and every table lies whole in DRAM: no row is hotter than others; set it to null, "
-                "or memory.dram to less"
+                "hot.budget is set, but every table is entirely in DRAM and needs no hot rows; set it to null, or "
+                "lower memory.dram"
             )
-        row_bytes = {table.name: _row_bytes(table, optimizer) * (table.name not in whole) for table in tables}
-        found = calibrate(dataset, row_bytes, hot.budget, curve=(), field="hot.budget")
-        rows = {table.name: table.hot for table in found.tables if table.name not in whole}
-        plan = make_plan(tables, dataset, optimizer, rest, batch_size=batch_size, tiers=tiers, hot=rows)
-        if whole <= _whole(plan):
-            return _with_hot_rows(plan, found, hot.budget, row_bytes, warn_inherited_ids(dataset))
-        whole &= _whole(plan)
+        row_bytes = {table.name: _row_bytes(table, optimizer) * (table.name not in uncached) for table in tables}
+        profile = calibrate(dataset, row_bytes, hot.budget, curve=(), field="hot.budget")
+        rows = {table.name: table.hot for table in profile.tables if table.name not in uncached}
+        plan = make_plan(tables, dataset, optimizer, remaining, batch_size=batch_size, tiers=tiers, hot=rows)
+        if uncached <= _uncached(plan):
+            return _with_hot_rows(plan, profile, hot.budget, row_bytes, warn_inherited_ids(dataset))
+        uncached &= _uncached(plan)
 
 
 def _with_copies(plan: Plan, parts: Sequence[RowRange], budget: int) -> Plan:
-    """The plan of several processes, each with copies of the rows that are looked up most for their bytes."""
+    """Give every process copies of the rows with most lookups per byte."""
     most = np.array([part.rows for part in parts])
     rows = hottest_rows(parts, budget) if budget < used_bytes(parts, most) else most
-    copied = {part.table: many for part, many in zip(parts, rows.tolist(), strict=True)}
+    copied = {part.table: count for part, count in zip(parts, rows.tolist(), strict=True)}
     row_bytes = {part.table: part.row_bytes for part in parts}
 
     def placed(table: TablePlacement) -> TablePlacement:
@@ -354,12 +362,12 @@ def _with_copies(plan: Plan, parts: Sequence[RowRange], budget: int) -> Plan:
 
 
 def _add_dram(plan: Plan, size: int) -> Mapping[Memory, int | None]:
-    """Add the bytes of hot rows to the budget of DRAM that was left for all else."""
+    """Add the bytes of hot rows to the budget of DRAM."""
     dram = plan.budgets.get("dram")
     return plan.budgets if dram is None else {**plan.budgets, "dram": dram + size}
 
 
-def _whole(plan: Plan) -> set[str]:
+def _uncached(plan: Plan) -> set[str]:
     return {placed.table for placed in plan.tables if placed.tier == "level0"}
 
 
@@ -368,30 +376,30 @@ def _row_bytes(table: EmbeddingBagConfig, optimizer: RowOptimizerConfig) -> int:
 
 
 def hot_rows(plan: Plan, dataset: Dataset) -> tuple[list[RowRange], Counts]:
-    """The parts of the tables, and how many first rows of each are hot or lie whole in level 0."""
+    """Return the tables of a data set, and how many first rows of each are hot or in level 0 for good."""
     parts = parts_of(dataset, dict.fromkeys(dataset.vocabularies, 1))
     placed = [plan[part.table] for part in parts]
-    rows = [each.rows if each.tier == "level0" else each.hot_rows for each in placed]
+    rows = [option.rows if option.tier == "level0" else option.hot_rows for option in placed]
     return parts, np.array(rows, dtype=np.int64)
 
 
 def _with_hot_rows(
     plan: Plan, profile: HotProfile, budget: int, row_bytes: Mapping[str, int], remark: str
 ) -> Plan:  # fmt: skip
-    found = {table.name: table for table in profile.tables}
+    profiled = {table.name: table for table in profile.tables}
 
     def with_rows(placed: TablePlacement) -> TablePlacement:
         if placed.tier == "level0" or not row_bytes[placed.table]:
             return placed
-        table = found[placed.table]
-        each = {part: placed.bytes["dram"].get(part, 0) // placed.cache_rows for part in ("slot weights", "slot state")}
-        more = {part: size * table.hot for part, size in each.items()}
+        table = profiled[placed.table]
+        slot = {part: placed.bytes["dram"].get(part, 0) // placed.cache_rows for part in ("slot weights", "slot state")}
+        more = {part: size * table.hot for part, size in slot.items()}
         return replace(placed, hot_rows=table.hot, bytes=add_parts([placed.bytes, {"dram": more}]))
 
     point = profile.chosen
     note = (
-        f"hot rows take {point.accesses:.1%} of the lookups, tables whole in DRAM included; "
-        f"{point.inputs.share:.2%} of the inputs need no others"
+        f"hot rows take {point.accesses:.1%} of the lookups, including tables entirely in DRAM; "
+        f"{point.inputs.share:.2%} of the inputs need only hot rows"
     )
     return replace(
         plan,

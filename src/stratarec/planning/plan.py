@@ -1,4 +1,8 @@
-"""What planning gives: a home, a codec and a cache for every table, with what was predicted for them."""
+"""Plan of all tables: home, codec, cache and predictions of each; comparison with the memory that a run used.
+
+Parts that are upper bounds (a log's dead space and buffers, staging, workspace) may be unused. Any other part that is
+off by more than 5 % is a defect of the plan.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +51,13 @@ class Log:
 
 @dataclass(frozen=True, kw_only=True)
 class TablePlacement:
-    """Where one table lives."""
+    """Home, codec and cache of one table, with predictions."""
 
     table: str
     rows: _Rows
     width: Count
     tier: Home
-    """Its home; ``level0`` is float32 in DRAM without a cache."""
+    """Home of the rows; ``level0`` is float32 in DRAM without a cache."""
     codec: CodecConfig
     """Format at home."""
     cache_rows: _Rows
@@ -71,18 +75,17 @@ class TablePlacement:
     misses: Nonnegative
     """Distinct rows of a batch that are not in level 0 when it is staged, and are read from home."""
     seconds: TableSeconds
-    """Of a step."""
     hot_rows: _Rows = 0
-    """First rows that have slots of their own beside the cache's."""
+    """Number of first rows that have their own slots, in addition to the cache's."""
     copied_rows: _Rows = 0
-    """First rows of which every process has a copy."""
+    """Number of first rows that every process has a copy of."""
 
     def __post_init__(self) -> None:
         cached = self.tier != "level0"
         for name, least in (("rows", 1), ("width", 1), ("cache_rows", 1), ("ways", int(cached))):
             if getattr(self, name) < least:
                 raise ConfigError(f"table {self.table!r}: {name} is {getattr(self, name)}, expected at least {least}")
-        # A set and an overflow set are the least there can be; beyond that no cache is of use that outgrows its table.
+        # One set and one overflow set are the minimum; beyond that a cache larger than its table is useless.
         most = 2 * max(self.rows, self.ways)
         if self.cache_rows > most:
             raise ConfigError(
@@ -113,7 +116,7 @@ class TablePlacement:
 
     @property
     def all_slots(self) -> int:
-        """Of the cache and of hot rows."""
+        """Slots of the cache and of hot rows."""
         return self.cache_rows + self.hot_rows
 
     @property
@@ -124,24 +127,24 @@ class TablePlacement:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Where all tables live."""
+    """Placement of all tables."""
 
     tables: tuple[TablePlacement, ...]
     budgets: Mapping[Memory, Count | None]
-    """Of the memories that may be used; None for no limit."""
+    """Budget of each memory that may be used; None for no limit."""
     batch_size: Count
     lookahead: int
     policy: CachePolicy
     workspace_bytes: Count
-    """What the update of each process works in, of all tables together, in DRAM."""
+    """Scratch memory of the update of each process, in DRAM."""
     output_bytes: Count
-    """What a batch's look-up gives, and its gradient: activations in DRAM, which no budget is of."""
+    """Activations of the embedding layer and their gradient, in DRAM; not part of any budget."""
     fixed: TableSeconds = field(default_factory=TableSeconds)
-    """Of a step, whatever its batch: of each group of tables that are looked up together."""
+    """Seconds of a step whatever its batch: a share for each group of tables that are looked up together."""
     ranks: Count = 1
-    """Processes that share the tables: budgets and bytes are of all together."""
+    """Processes that share the tables; budgets and bytes are totals of all processes."""
     notes: tuple[str, ...] = ()
-    """What is worth knowing, in sentences."""
+    """Remarks for the user, in sentences."""
     format: int = FORMAT
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -159,15 +162,17 @@ class Plan:
             raise ConfigError(f"a table is placed twice in {', '.join(names)}")
 
     def __getitem__(self, table: str) -> TablePlacement:
-        """The placement of `table`."""
+        """Return the placement of `table`."""
         for placement in self.tables:
             if placement.table == table:
                 return placement
-        raise ConfigError(f"the plan has no table {table!r}; it has {', '.join(each.table for each in self.tables)}")
+        raise ConfigError(
+            f"the plan has no table {table!r}; it has {', '.join(placed.table for placed in self.tables)}"
+        )
 
     @property
     def bytes(self) -> Parts:
-        """Of all tables, and of what each process has for them: logs, and the workspace of the update."""
+        """Bytes of all tables, of the logs and of the workspace of the update in each process."""
         logs = {placement.log for placement in self.tables} - {None}
         shared: list[Parts] = [*[SHARED_BYTES] * len(logs), {"dram": {"workspace": self.workspace_bytes}}]
         return add_parts([*(placement.bytes for placement in self.tables), *shared * self.ranks])
@@ -178,7 +183,7 @@ class Plan:
 
     @property
     def float32_bytes(self) -> int:
-        """What the tables would take with every row whole in level 0."""
+        """Bytes of the tables if every row were in level 0."""
         parts = [placement.bytes["dram"] for placement in self.tables]
         return sum(
             placement.rows * (part["slot weights"] + part.get("slot state", 0)) // placement.all_slots
@@ -187,12 +192,12 @@ class Plan:
 
     @property
     def seconds(self) -> TableSeconds:
-        """Of a step, all tables."""
+        """Predicted seconds of a step, all tables together."""
         return sum((placement.seconds for placement in self.tables), self.fixed)
 
     @property
     def step_seconds(self) -> float:
-        """Embedding part of a step."""
+        """Predicted seconds of the embedding part of a step."""
         return StepTime(samples=self.batch_size, tables=self.seconds, lookahead=self.lookahead).total
 
     @property
@@ -204,7 +209,7 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """One line with the bytes of the tables as planned and as float32 in DRAM."""
+        """One line: bytes of the tables as planned, and as float32 in DRAM."""
         cached = [placed for placed in self.tables if placed.tier != "level0"]
         used = ", ".join(f"{readable(self.used(memory))} of {memory}" for memory in MEMORIES if self.used(memory))
         used += f" in {self.ranks} processes together" if self.ranks > 1 else ""
@@ -221,7 +226,7 @@ class Plan:
         return as_html("Plan", [("summary", self.summary), *homes])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data, with the totals for whoever reads it."""
+        """Return plain JSON data, with totals for readers."""
         content: dict[str, Any] = pydantic.TypeAdapter(Plan).dump_python(self, mode="json")
         content["predicted"] = {
             "bytes": {memory: self.used(memory) for memory in self.budgets},
@@ -235,14 +240,14 @@ class Plan:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], origin: str = "plan") -> Plan:
-        """A plan from what `to_dict` gave."""
+        """Read a plan that `to_dict` wrote."""
         if content.get("format") != FORMAT:
             raise DatasetError(f"{origin}: format {content.get('format')!r}, expected {FORMAT}; plan again")
         bare = {key: value for key, value in content.items() if key != "predicted"}
         try:
             plan: Plan = pydantic.TypeAdapter(cls).validate_json(json.dumps(bare))
         except (pydantic.ValidationError, ConfigError) as error:
-            raise DatasetError(f"{origin} is no plan: {describe(error)}; {_ADVICE}") from error
+            raise DatasetError(f"{origin} is not a plan: {describe(error)}; {_ADVICE}") from error
         return plan
 
     def save(self, path: Path) -> None:
@@ -251,13 +256,13 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        """Read what `save` wrote."""
+        """Read a plan from the file that `save` wrote."""
         # A user may name a plan by a link of their own.
         return cls.from_dict(unsealed(path.resolve() if path.is_symlink() else path, FORMAT, _ADVICE), str(path))
 
 
 def tier_config(plan: Plan, memory: MemoryConfig, name: str) -> TierConfig:
-    """The tiers that `plan` places tables in; stores with files get a directory `name` under the paths of `memory`.
+    """Return the tiers of `plan`; stores with files get a directory `name` under the paths of `memory`.
 
     Raises
     ------
@@ -297,12 +302,12 @@ def tier_config(plan: Plan, memory: MemoryConfig, name: str) -> TierConfig:
 
 
 TOLERANCE = 0.05
-"""A part whose used bytes are further than this from its predicted ones is a defect of the plan."""
+"""Relative difference of used and predicted bytes beyond which a part is a defect of the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One part: what was planned and what a run used."""
+    """Planned and used bytes of one part or memory."""
 
     memory: Memory
     part: str
@@ -311,41 +316,43 @@ class Comparison:
     used: int
     """Bytes."""
     reserve: int = 0
-    """Bytes of the predicted ones that are upper bounds: leaving them unused is no defect."""
+    """Predicted bytes that are upper bounds: leaving them unused is not a defect."""
 
     @property
     def off(self) -> float:
-        """Used over predicted, less one; infinite where nothing was predicted."""
+        """Used over predicted, minus one; infinite where nothing was predicted."""
         if not self.predicted:
             return float("inf") if self.used else 0.0
         return self.used / self.predicted - 1
 
     @property
     def defect(self) -> bool:
-        """Whether the plan was wrong by more than `TOLERANCE`."""
+        """Whether the plan is wrong by more than `TOLERANCE`."""
         return self.off > TOLERANCE or self.used < (1 - TOLERANCE) * (self.predicted - self.reserve)
 
 
 def compare(plan: Plan, measured: Parts) -> list[Comparison]:
-    """Predicted and used bytes of every part that either names, in the order of the plan.
+    """Compare every part that the plan or `measured` names, in the order of the plan.
 
     Parameters
     ----------
     measured : mapping
         ``memory -> part -> bytes`` over all tables, with the part names of `planning.bytes`.
     """
-    found = []
+    comparisons = []
     for memory in MEMORIES:
         planned, used = plan.bytes.get(memory, {}), measured.get(memory, {})
         for part in dict.fromkeys((*planned, *used)):
             size = planned.get(part, 0)
             reserve = size if part in RESERVES else 0
-            found.append(Comparison(memory=memory, part=part, predicted=size, used=used.get(part, 0), reserve=reserve))
-    return found
+            comparisons.append(
+                Comparison(memory=memory, part=part, predicted=size, used=used.get(part, 0), reserve=reserve)
+            )
+    return comparisons
 
 
 def compare_totals(plan: Plan, measured: Mapping[Memory, int]) -> list[Comparison]:
-    """As `compare`, for the sum of each memory that the plan may use; `measured` is ``memory -> bytes``."""
+    """Compare the total of each memory that the plan may use; `measured` is ``memory -> bytes``."""
     parts = plan.bytes
     return [
         Comparison(

@@ -1,4 +1,4 @@
-"""One candidate for each table, so that the cost is least and every memory's budget holds.
+"""Choose one candidate for each table at least total cost, within the budget of every memory.
 
 A multiple-choice knapsack with fixed charges, solved as a mixed-integer program by HiGHS (Huangfu and Hall,
 "Parallelizing the dual revised simplex method", 2018) through SciPy.
@@ -32,7 +32,7 @@ _GROWTH = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """Candidates that share something: it is paid for once, when any of them is chosen."""
+    """Groups of candidates with a shared cost, which is paid once if any of them is chosen."""
 
     member: Sequence[NDArray[np.int64]]
     """For each table ``[candidates]`` the group of each, or -1."""
@@ -43,19 +43,19 @@ class Groups:
 
     @classmethod
     def none(cls, costs: Sequence[Floats], memories: int) -> Groups:
-        """No groups at all."""
+        """Return an empty set of groups."""
         member = [np.full(len(cost), -1, dtype=np.int64) for cost in costs]
         return cls(member=member, sizes=np.zeros((0, memories), dtype=np.int64), costs=np.zeros(0))
 
     def used(self, chosen: Sequence[int]) -> list[int]:
-        """The groups of the chosen candidates."""
+        """Return the groups of the chosen candidates."""
         return sorted({int(table[choice]) for table, choice in zip(self.member, chosen, strict=True)} - {-1})
 
 
 def solve(
     costs: Sequence[Floats], sizes: Sequence[Sizes], budgets: Sequence[int | None], groups: Groups | None = None
 ) -> list[int] | None:
-    """The choice of least total cost.
+    """Return the choice of least total cost.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def solve(
     budgets : sequence of int or None
         Bytes of each memory; None for no limit.
     groups : Groups
-        What candidates share.
+        Costs that candidates share.
 
     Returns
     -------
@@ -74,20 +74,20 @@ def solve(
         The candidate of each table, whose total cost is within `GAP` of the optimum; None when nothing fits.
     """
     groups = groups or Groups.none(costs, len(budgets))
-    # What every choice takes goes first: HiGHS holds constraints to a share of their bound, so small numbers count.
+    # Subtract what every choice takes: HiGHS checks constraints relative to their bound, so small numbers are exact.
     least = np.sum([size.min(axis=0) for size in sizes], axis=0)
-    left = [None if budget is None else int(budget - used) for budget, used in zip(budgets, least, strict=True)]
-    if any(bound is not None and bound < 0 for bound in left):
+    remaining = [None if budget is None else int(budget - used) for budget, used in zip(budgets, least, strict=True)]
+    if any(bound is not None and bound < 0 for bound in remaining):
         return None
     more = [size - size.min(axis=0) for size in sizes]
-    bounds = list(left)
+    bounds = list(remaining)
     for repair in range(_REPAIRS):
         chosen = _solve(costs, more, bounds, groups)
         if chosen is None:
             return None
         used = np.sum([size[choice] for size, choice in zip(more, chosen, strict=True)], axis=0)
         used = used + groups.sizes[groups.used(chosen)].sum(axis=0)
-        over = [0 if bound is None else int(size - bound) for size, bound in zip(used, left, strict=True)]
+        over = [0 if bound is None else int(size - bound) for size, bound in zip(used, remaining, strict=True)]
         if max(over) <= 0:
             return chosen
         bounds = [
@@ -100,14 +100,14 @@ def solve(
 def _solve(
     costs: Sequence[Floats], sizes: Sequence[Sizes], bounds: Sequence[int | None], groups: Groups
 ) -> list[int] | None:
-    """Variables: a binary for each candidate, table after table, then one for each group."""
+    """Solve once. Variables: a binary for each candidate, table after table, then one for each group."""
     ends = np.cumsum([0, *(len(cost) for cost in costs)])
     flat = np.concatenate([*costs, groups.costs])
     scale = max(float(sum(cost.min() for cost in costs)), float(flat.max()) * 1e-6, 1e-300)
     constraints = [_one_each(ends, len(flat)), *_paid(ends, len(flat), groups)]
     for size, bound in zip(np.concatenate([*sizes, groups.sizes]).T, bounds, strict=True):
         if bound is not None and size.max() > 0:
-            # Without room every candidate that takes some is out; with room, only its share of it matters.
+            # With a bound of 0 no candidate may use any; otherwise sizes are shares of the bound.
             row = size / bound if bound else (size > 0).astype(float)
             constraints.append(LinearConstraint(np.minimum(row, 2.0), -np.inf, 1 if bound else 0))
     with quiet():
@@ -126,18 +126,18 @@ def _solve(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Send the process's standard output nowhere: HiGHS 1.12 prints a line of its own there now and then, whatever its
-    options say, and `plan --json` must print JSON alone."""
+    """Discard the process's standard output: HiGHS 1.12 sometimes prints a line there despite its options, and
+    `plan --json` must print only JSON."""
     sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
+    stdout, devnull = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
     try:
         yield
     finally:
         ctypes.CDLL(None).fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        os.close(devnull)
 
 
 def _one_each(ends: NDArray[np.int64], variables: int) -> LinearConstraint:
@@ -147,7 +147,7 @@ def _one_each(ends: NDArray[np.int64], variables: int) -> LinearConstraint:
 
 
 def _paid(ends: NDArray[np.int64], variables: int, groups: Groups) -> list[LinearConstraint]:
-    """For each table and group: the table's candidates in the group are chosen only when the group is."""
+    """Constrain each table and group: the table's candidates in the group require the group."""
     member = np.concatenate(groups.member)
     candidate = np.flatnonzero(member >= 0)
     if not len(candidate):

@@ -1,6 +1,9 @@
-"""Items to balanced clusters: interactions as distances, distances as points, and points to clusters of bounded size.
+"""Choose which sparse features share a tower (Disaggregated Multi-Tower, arXiv 2403.00877, its partitioner).
 
-The last is k-means whose assignment step is an integer program.
+Features that interact strongly share a tower. Interactions become distances, distances become points, and points become
+clusters of bounded size: k-means whose assignment step is an integer program. Bounds on features, bytes and lookups
+hold at once; lookups are spread as evenly as the tightest feasible bound in a series. Features that share a table, or
+are a history of one another, form one item and cannot be separated.
 
 Shapes: n items or points, K clusters, R resources of which every cluster has least and most, d dimensions.
 """
@@ -28,36 +31,38 @@ Floats: TypeAlias = NDArray[np.float64]
 Labels: TypeAlias = NDArray[np.int64]
 
 _STEPS, _RATE = 500, 0.05
-# Of the points. In two or three, clusters that are all equally far from each other have no room: planted blocks were
-# missed in six cases of eight, in eight dimensions in one of four.
+# Dimensions of the points. Two or three have no room for clusters that are all equally far from each other: planted
+# blocks were missed in six cases of eight, with eight dimensions in one of four.
 _DIMENSIONS = 8
 _SECONDS = 10
-# An assignment this much dearer than the best one will do: what it is for goes on from there anyway.
+# Relative gap at which an assignment is good enough: later steps improve it anyway.
 _GAP = 1e-4
 _ROUNDS = 30
 _STARTS = 6
-# Pairs of more items are too many to try.
+# With more items there are too many pairs to try.
 _MOST_IMPROVED = 100
 
 
-def embed(wanted: Floats, seed: int) -> Floats:
-    """Points ``[F, d]`` whose distances come near to `wanted`: least squared errors, by gradient descent (Adam)."""
-    given = torch.from_numpy(wanted)
-    points = torch.randn(len(wanted), _DIMENSIONS, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+def embed(distances: Floats, seed: int) -> Floats:
+    """Return points ``[F, d]`` whose distances approximate `distances`: least squares, by gradient descent (Adam)."""
+    target = torch.from_numpy(distances)
+    points = torch.randn(
+        len(distances), _DIMENSIONS, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     points = (points * 0.1).requires_grad_()
     optimizer = torch.optim.Adam([points], lr=_RATE)
     for _ in range(_STEPS):
         optimizer.zero_grad()
-        # The square root has no slope at 0, where the diagonal lies.
-        found = ((points[:, None] - points[None]).square().sum(2) + 1e-12).sqrt()
-        (found - given).square().sum().backward()  # type: ignore[no-untyped-call]
+        # The square root has no gradient at 0, the value of the diagonal.
+        actual = ((points[:, None] - points[None]).square().sum(2) + 1e-12).sqrt()
+        (actual - target).square().sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return points.detach().cpu().numpy()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What items take, and what a cluster may take of it.
+    """Resources that items use, and bounds of each cluster.
 
     Parameters
     ----------
@@ -73,82 +78,82 @@ class Limits:
 
     def hold(self, labels: Labels, clusters: int) -> bool:
         """Whether every cluster keeps within the bounds."""
-        taken = np.stack([np.bincount(labels, column, clusters) for column in self.weights.T], axis=1)
-        return bool((taken <= self.most * (1 + 1e-9)).all() and (taken >= self.least * (1 - 1e-9)).all())
+        used = np.stack([np.bincount(labels, column, clusters) for column in self.weights.T], axis=1)
+        return bool((used <= self.most * (1 + 1e-9)).all() and (used >= self.least * (1 - 1e-9)).all())
 
 
 def assign(costs: Floats, limits: Limits) -> Labels | None:
-    """The cluster of each item at the least cost ``[n, K]`` within `limits`; None where there is none.
+    """Return the cluster of each item at the least cost ``[n, K]`` within `limits`.
 
-    None, too, where HiGHS finds none in ten seconds.
+    None if there is none, or HiGHS finds none in ten seconds.
     """
     items, clusters = costs.shape
     variables = np.arange(items * clusters).reshape(items, clusters)
     ones = np.ones(items * clusters)
-    each = csr_array((ones, (np.repeat(np.arange(items), clusters), variables.ravel())))
-    constraints = [LinearConstraint(each, 1, 1)]
+    one_each = csr_array((ones, (np.repeat(np.arange(items), clusters), variables.ravel())))
+    constraints = [LinearConstraint(one_each, 1, 1)]
     for weight, least, most in zip(limits.weights.T, limits.least, limits.most, strict=True):
         # Bytes are up to 10^15: as shares, their coefficients are of one size with the others.
         scale = max(float(weight.max()), 1e-300)
-        taken = csr_array(
+        usage = csr_array(
             (np.repeat(weight / scale, clusters), (np.tile(np.arange(clusters), items), variables.ravel()))
         )
-        constraints.append(LinearConstraint(taken, least / scale, most / scale))
+        constraints.append(LinearConstraint(usage, least / scale, most / scale))
     spread = max(float(costs.max() - costs.min()), 1e-300)
     with quiet():
-        found = milp(
+        solution = milp(
             (costs.ravel() - costs.min()) / spread,
             integrality=ones,
             bounds=Bounds(0, 1),
             constraints=constraints,
             options={"mip_rel_gap": _GAP, "time_limit": _SECONDS},
         )
-    return None if found.x is None else found.x.reshape(items, clusters).argmax(1)
+    return None if solution.x is None else solution.x.reshape(items, clusters).argmax(1)
 
 
 def balanced_clusters(points: Floats, sizes: Floats, clusters: int, limits: Limits, seed: int) -> Labels | None:
-    """The clusters ``[n]`` of points ``[n, d]`` with a small sum of squared distances to their means, within `limits`.
+    """Return clusters ``[n]`` of points ``[n, d]`` with a small sum of squared distances to their means.
 
-    The best of several local optima; None where `limits` cannot be met.
+    The best of several local optima within `limits`; None if these cannot be met.
 
     Parameters
     ----------
     sizes : ndarray
-        ``[n]``: what a point weighs in sums and means.
+        ``[n]`` weights of the points in sums and means.
     """
     draws = np.random.default_rng(seed)
     best, least = None, np.inf
     for _ in range(_STARTS):
-        found = _from(_first_centers(points, sizes, clusters, draws), points, sizes, limits)
-        if found is None:
+        labels = _from(_first_centers(points, sizes, clusters, draws), points, sizes, limits)
+        if labels is None:
             return None
         if len(points) <= _MOST_IMPROVED:
-            found = _improved(found, points, sizes, clusters, limits)
-        cost = spread(points, sizes, found, clusters)
+            labels = _improved(labels, points, sizes, clusters, limits)
+        cost = spread(points, sizes, labels, clusters)
         if cost < least * (1 - 1e-9):
-            best, least = found, cost
+            best, least = labels, cost
     return best
 
 
 def spread(points: Floats, sizes: Floats, labels: Labels, clusters: int) -> float:
-    """The sum of squared distances to the means of clusters, weighed by `sizes`."""
+    """Return the sum of squared distances to the means of clusters, weighted by `sizes`."""
     centers = _centers(points, sizes, labels, clusters)
     return float((sizes * np.square(points - centers[labels]).sum(1)).sum())
 
 
 def _from(centers: Floats, points: Floats, sizes: Floats, limits: Limits) -> Labels | None:
-    """Lloyd's steps from `centers` until no item moves."""
+    """Run Lloyd's steps from `centers` until no item moves."""
     labels: Labels | None = None
     for _ in range(_ROUNDS):
-        found = assign(sizes[:, None] * _squares(points, centers), limits)
-        if found is None or (labels is not None and (found == labels).all()):
-            return found
-        labels, centers = found, _centers(points, sizes, found, len(centers))
+        assigned = assign(sizes[:, None] * _squares(points, centers), limits)
+        if assigned is None or (labels is not None and (assigned == labels).all()):
+            return assigned
+        labels, centers = assigned, _centers(points, sizes, assigned, len(centers))
     return labels
 
 
 def _improved(labels: Labels, points: Floats, sizes: Floats, clusters: int, limits: Limits) -> Labels:
-    """Single items move, and pairs change places, as long as that makes the clusters tighter."""
+    """Move single items and swap pairs, as long as that makes the clusters tighter."""
     labels, cost = labels.copy(), spread(points, sizes, labels, clusters)
     for _ in range(_ROUNDS):
         before = cost
@@ -163,23 +168,23 @@ def _improved(labels: Labels, points: Floats, sizes: Floats, clusters: int, limi
 
 
 def _neighbours(labels: Labels, item: int, clusters: int) -> list[Labels]:
-    """The item in another cluster; the item and a later one in each other's."""
-    found = []
+    """Return the labels with the item in each other cluster, and swapped with each later item."""
+    neighbours = []
     for cluster in range(clusters):
         if cluster != labels[item]:
             trial = labels.copy()
             trial[item] = cluster
-            found.append(trial)
+            neighbours.append(trial)
     for other in range(item + 1, len(labels)):
         if labels[other] != labels[item]:
             trial = labels.copy()
             trial[[item, other]] = labels[[other, item]]
-            found.append(trial)
-    return found
+            neighbours.append(trial)
+    return neighbours
 
 
 def _first_centers(points: Floats, sizes: Floats, clusters: int, draws: np.random.Generator) -> Floats:
-    """k-means++ (Arthur and Vassilvitskii 2007): each next one by its squared distance to those before."""
+    """Draw centers by k-means++ (Arthur and Vassilvitskii 2007): each by its squared distance to those before."""
     chosen = [int(draws.integers(len(points)))]
     while len(chosen) < clusters:
         nearest = sizes * _squares(points, points[chosen]).min(1)
@@ -195,14 +200,14 @@ def _centers(points: Floats, sizes: Floats, labels: Labels, clusters: int) -> Fl
 
 
 def _squares(points: Floats, centers: Floats) -> Floats:
-    """``[n, K]`` squared distances."""
-    found: Floats = np.square(points[:, None] - centers[None]).sum(2)
-    return found
+    """Return ``[n, K]`` squared distances."""
+    squares: Floats = np.square(points[:, None] - centers[None]).sum(2)
+    return squares
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """Features that must share a tower, and what they cost its host."""
+    """Features that must share a tower, with their bytes and lookups."""
 
     features: tuple[str, ...]
     tables: tuple[str, ...]
@@ -213,18 +218,18 @@ class Item:
 
 
 def tied_items(schema: Schema, tables: Sequence[TableSpec]) -> list[Item]:
-    """The items of a schema, in its order; `tables` has the spec of every vocabulary."""
+    """Return the items of a schema, in its order; `tables` has the spec of every vocabulary."""
     specs, vocabulary = {spec.name: spec for spec in tables}, {each.name: each.vocabulary for each in schema.sparse}
-    found = []
+    items = []
     for features in tied(schema):
         names = tuple(dict.fromkeys(vocabulary[name] for name in features))
         rows = sum(specs[name].rows * specs[name].shape.slot_bytes for name in names)
         lookups = sum(specs[name].lookups for name in names)
-        found.append(Item(features=features, tables=names, bytes=rows, lookups=lookups))
-    return found
+        items.append(Item(features=features, tables=names, bytes=rows, lookups=lookups))
+    return items
 
 
-# Lookups are kept as even as items allow: bounds of so much more, one after the other, until there is a partition.
+# Factor from one bound on lookups to the next looser one, until there is a partition.
 _WIDER = 1.25
 
 
@@ -234,11 +239,11 @@ class TowerBounds:
 
     towers: int
     ratio: float = 1.5
-    """Features of a tower: at most so many times the mean, and at least the mean over it."""
+    """Features of a tower: at most this many times the mean, and at least the mean divided by it."""
     dram: int | None = None
     """Bytes for tables in each process, as `MemoryConfig.dram`; None for no limit."""
     ranks: int = 1
-    """Processes of the host of a tower."""
+    """Processes on the host of a tower."""
 
     def __post_init__(self) -> None:
         if self.towers < 2:
@@ -252,19 +257,13 @@ class TowerBounds:
         return None if self.dram is None else self.dram * self.ranks
 
     def features(self, count: int) -> tuple[int, int]:
-        """The fewest and the most features of a tower, of `count` in all."""
+        """Return the fewest and the most features of a tower, of `count` in total."""
         mean = count / self.towers
         return max(int(mean / self.ratio), 1), -int(-mean * self.ratio // 1)
 
 
 def check_bounds(items: Sequence[Item], bounds: TowerBounds) -> None:
-    """Refuse bounds that no partition can meet, as far as that can be seen at once.
-
-    Raises
-    ------
-    ConfigError
-        Naming the feature or table that is too much, or too few.
-    """
+    """Refuse bounds that obviously no partition can meet, and name the feature or table in the way."""
     count = sum(len(item.features) for item in items)
     if count < bounds.towers:
         raise ConfigError(f"{bounds.towers} towers of {count} sparse features: expected at most as many towers")
@@ -303,14 +302,14 @@ def _check_bytes(items: Sequence[Item], bounds: TowerBounds) -> None:
 
 
 def tightest(items: Sequence[Item], bounds: TowerBounds, labels: Callable[[Limits], Labels | None]) -> Labels:
-    """What `labels` gives within the bounds, with lookups spread over towers as evenly as that leaves room for."""
+    """Return `labels` within the bounds, with lookups spread over towers as evenly as they allow."""
     heaviest = max(item.lookups for item in items)
     total = sum(item.lookups for item in items)
     most = _WIDER * max(heaviest, total / bounds.towers)
     while True:
-        found = labels(_limits(items, bounds, most))
-        if found is not None:
-            return found
+        assigned = labels(_limits(items, bounds, most))
+        if assigned is not None:
+            return assigned
         if most >= total:
             heavy = max(items, key=lambda item: item.bytes)
             raise ConfigError(
@@ -330,7 +329,7 @@ def _limits(items: Sequence[Item], bounds: TowerBounds, lookups: float) -> Limit
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTower:
-    """The features of a tower, and what they cost its host."""
+    """Features of a tower, with their bytes and lookups."""
 
     features: tuple[str, ...]
     bytes: int
@@ -339,31 +338,31 @@ class PlannedTower:
 
 @dataclass(frozen=True, kw_only=True)
 class TowerPlan:
-    """Towers, in the order of their first features in the schema, and how their features interact."""
+    """Towers in the order of their first features in the schema, and the interaction of all features."""
 
     towers: tuple[PlannedTower, ...]
     features: tuple[str, ...]
-    """In the order of `interaction`."""
+    """Features in the order of `interaction`."""
     interaction: tuple[tuple[float, ...], ...]
     """``[F, F]``, 0 to 1."""
     batch_size: int
 
     @property
     def plan(self) -> tuple[tuple[str, ...], ...]:
-        """As `model.towers.plan` of a recipe has it."""
+        """Lists of features, as in `model.towers.plan` of a recipe."""
         return tuple(tower.features for tower in self.towers)
 
     @property
     def inside_and_between(self) -> tuple[float, float]:
-        """Mean interaction of pairs that share a tower, and of those that do not; NaN for no pair."""
-        tower = {name: number for number, each in enumerate(self.towers) for name in each.features}
+        """Mean interaction of pairs in the same tower, and of other pairs; NaN without pairs."""
+        tower = {name: number for number, item in enumerate(self.towers) for name in item.features}
         labels = np.array([tower[name] for name in self.features])
         same, matrix = labels[:, None] == labels[None], np.array(self.interaction)
         inside = same & ~np.eye(len(labels), dtype=bool)
         return _mean(matrix[inside]), _mean(matrix[~same])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data."""
+        """Return plain JSON data."""
         inside, between = (None if np.isnan(value) else value for value in self.inside_and_between)
         return {**asdict(self), "plan": self.plan, "inside": inside, "between": between}
 
@@ -375,26 +374,26 @@ def _mean(values: Floats) -> float:
 def partition(
     items: Sequence[Item], matrix: Floats, bounds: TowerBounds, *, batch_size: int, seed: int = 0
 ) -> TowerPlan:
-    """Towers of `items`.
+    """Partition `items` into towers.
 
     Parameters
     ----------
     items : sequence of Item
-        As `tied_items` gives.
+        Items from `tied_items`.
     matrix : ndarray
         ``[F, F]`` interactions from 0 to 1 of the features, in the order of the items.
 
     Raises
     ------
     ConfigError
-        When the bounds cannot be met; names what stands in the way.
+        When the bounds cannot be met; names the reason.
     """
     check_bounds(items, bounds)
     sizes = np.array([len(item.features) for item in items], dtype=float)
     joined = _of_items(matrix, sizes.astype(int))
-    wanted = 1 - joined
-    np.fill_diagonal(wanted, 0)
-    points = embed(wanted, seed)
+    distances = 1 - joined
+    np.fill_diagonal(distances, 0)
+    points = embed(distances, seed)
     labels = tightest(items, bounds, lambda limits: balanced_clusters(points, sizes, bounds.towers, limits, seed))
     members = [[item for item, label in zip(items, labels, strict=True) if label == k] for k in range(bounds.towers)]
     order = {item.features[0]: place for place, item in enumerate(items)}
@@ -415,8 +414,8 @@ def partition(
 
 
 def _of_items(matrix: Floats, sizes: NDArray[np.int64]) -> Floats:
-    """``[items, items]``: the mean over the pairs of their features."""
+    """Return the mean interaction of each two items over the pairs of their features, ``[items, items]``."""
     member = np.repeat(np.eye(len(sizes)), sizes, axis=1)
-    found: Floats = (member @ matrix @ member.T) / np.outer(sizes, sizes)
-    np.fill_diagonal(found, 0)
-    return found
+    means: Floats = (member @ matrix @ member.T) / np.outer(sizes, sizes)
+    np.fill_diagonal(means, 0)
+    return means

@@ -206,7 +206,7 @@ def device_rates(name: str) -> DeviceRates:
 
 
 def device_steps(recipe: Recipe, dataset: Dataset, rates: DeviceRates) -> tuple[list[dict[str, Any]], list[str]]:
-    """Predict a step for each place of the network and the rows; return the parts of each, and remarks."""
+    """Predict a step for each place of the network and the rows; return the parts of option, and remarks."""
     batch = recipe.train.batch_size
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     host = measure_machine(recipe, dataset)
@@ -296,7 +296,9 @@ def predict_exchanges(recipe: Recipe, dataset: Dataset, machine: Machine) -> lis
         with suppress(ConfigError):  # a tower may be too small for the ratio
             work = step_work(recipe, dataset, towers, ranks)
             ratio = towers.compression
-            exchanges += [(work, ExchangeModel(kind="sptt", wire=each, compression=ratio)) for each in PREDICTED_WIRES]
+            exchanges += [
+                (work, ExchangeModel(kind="sptt", wire=option, compression=ratio)) for option in PREDICTED_WIRES
+            ]
     return [
         Prediction(
             exchange=exchange, towers=hosts if exchange.compression > 1 else 0,
@@ -319,12 +321,12 @@ def _host_towers(dataset: Dataset, hosts: int) -> Iterator[TowersConfig]:
 def fastest(predictions: Sequence[Prediction]) -> dict[str, Prediction]:
     """Return the shortest step of each kind of change to the training."""
     kinds = {
-        "same results": [each for each in predictions if not each.towers and each.exchange.wire == "fp32"],
-        "rounded rows": [each for each in predictions if not each.towers],
-        "towers, float32 rows": [each for each in predictions if each.towers and each.exchange.wire == "fp32"],
-        "towers, rounded rows": [each for each in predictions if each.towers],
+        "same results": [option for option in predictions if not option.towers and option.exchange.wire == "fp32"],
+        "rounded rows": [option for option in predictions if not option.towers],
+        "towers, float32 rows": [option for option in predictions if option.towers and option.exchange.wire == "fp32"],
+        "towers, rounded rows": [option for option in predictions if option.towers],
     }
-    return {kind: min(some, key=lambda each: each.step.total) for kind, some in kinds.items() if some}
+    return {kind: min(some, key=lambda option: option.step.total) for kind, some in kinds.items() if some}
 
 
 def verdict(predictions: Sequence[Prediction]) -> str:
@@ -340,11 +342,11 @@ def verdict(predictions: Sequence[Prediction]) -> str:
 
 
 def assumptions(recipe: Recipe, dataset: Dataset, machine: Machine, *, measured: bool) -> list[str]:
-    """Return the assumptions behind `predict_exchanges`, a line each."""
+    """Return the assumptions behind `predict_exchanges`, a line option."""
     cluster, network, apart = machine.cluster, machine.network, len(tied(dataset.schema))
     batch, latency = max(recipe.train.batch_size // cluster.all_ranks, 1), cluster.between
     origin = "measured here" if measured else "not measured: start it by torchrun with 3 ranks or more"
-    none = [f"no towers: {cluster.hosts} hosts need one each, and {apart} sets of features can be apart"]
+    none = [f"no towers: {cluster.hosts} hosts need one option, and {apart} sets of features can be apart"]
     return [
         *(none if cluster.hosts > apart else ()),
         f"{batch:,} samples a rank of {cluster.all_ranks}, of train.batch_size {recipe.train.batch_size:,}",
