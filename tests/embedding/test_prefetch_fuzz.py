@@ -154,7 +154,7 @@ class Trained:
         for name in "ab":
             for part, view in self.plain.table(name).items():
                 view.copy_(rows[f"{name}.{part}"])
-        self.plain.engine.load_position(self.module.step)
+        self.plain.engine.step_clock.load_position(self.module.step, 0, ())
 
     def _source(self, session: Session) -> Iterator[KeyedJagged]:
         for step in range(session.steps):

@@ -92,7 +92,7 @@ def test_a_step_of_all_rows_is_that_of_torch_on_the_whole_table(kind: str) -> No
     dense = DENSE[kind]([weight], lr=0.02, **({"eps": 1e-8} if kind != "sgd" else {}))
     for step in range(STEPS):
         if step == 30:
-            module.engine.rate_factor = 0.3
+            module.engine.step_clock.rate_factor = 0.3
         dense.param_groups[0]["lr"] = 0.02 * WARMING.factor(step) * (0.3 if step >= 30 else 1)
         found = module(looked_up(rare(step))).pooled
         torch.testing.assert_close(found, weight[rare(step)].detach(), rtol=1e-5, atol=2e-6)

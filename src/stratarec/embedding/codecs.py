@@ -41,16 +41,11 @@ class FloatRows:
     """D, floats a row."""
 
     def __post_init__(self) -> None:
-        for name in ("weights", "row_state", "full_state"):
-            array = getattr(self, name)
-            if array.dtype != np.float32 or array.ndim != 1 or not array.flags.c_contiguous:
-                raise ConfigError(
-                    f"rows: {name} is {array.dtype} of shape {array.shape}, expected flat contiguous float32"
-                )
-        if self.clock.dtype != np.int32 or self.clock.ndim != 1:
-            raise ConfigError(f"rows: clock is {self.clock.dtype} of shape {self.clock.shape}, expected flat int32")
-        if self.width < 1 or len(self.weights) % self.width:
-            raise ConfigError(f"rows: {len(self.weights)} weights are not a whole number of rows of {self.width}")
+        assert all(part.ndim == 1 and part.flags.c_contiguous for part in self.parts), "rows are flat arrays"
+        assert [part.dtype for part in self.parts] == [np.float32] * 3 + [np.int32], (
+            "clocks are int32, the rest float32"
+        )
+        assert len(self.weights) % self.width == 0, "weights are complete rows"
 
     @classmethod
     def allocate(cls, slots: int, width: int, *, row_state: int, full_state: int, clock: int) -> FloatRows:

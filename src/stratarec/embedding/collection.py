@@ -94,7 +94,7 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
     @property
     def learning_rate(self) -> float:
         """Learning rate of the next backward pass."""
-        return self.engine.learning_rate
+        return self.engine.step_clock.learning_rate
 
     def prepare(self, features: KeyedJagged) -> AnyHandle:
         """Bring the rows of a batch into level 0; pass the returned handle to `forward` once, in order.
@@ -204,7 +204,8 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
             else:
                 view.copy_(value)
         if prefix + "step" in state_dict:
-            self.engine.load_position(int(state_dict[prefix + "step"]))
+            clock = self.engine.step_clock
+            clock.load_position(int(state_dict[prefix + "step"]), clock.earlier, clock.changes)
         else:
             missing_keys.append(prefix + "step")
         valid_keys = {prefix + name for name in (*expected, "step")}

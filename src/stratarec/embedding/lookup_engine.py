@@ -360,27 +360,6 @@ class LookupEngine(ABC, Generic[AnyHandle]):
         """Number of steps so far."""
         return self.step_clock.step
 
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate of the next step."""
-        return self.step_clock.learning_rate
-
-    @property
-    def rate_factor(self) -> float:
-        """Factor on the learning rate from the next backward pass on, in addition to the schedule; 1 at first.
-
-        Checkpoints contain it, with all earlier factors.
-        """
-        return self.step_clock.rate_factor
-
-    @rate_factor.setter
-    def rate_factor(self, factor: float) -> None:
-        self.step_clock.rate_factor = factor
-
-    def load_position(self, step: int) -> None:
-        """Set the step, after rows and state were written to the views of resident tables."""
-        self.step_clock.load_position(step, self.step_clock.earlier, self.step_clock.changes)
-
     # A step
 
     @abstractmethod

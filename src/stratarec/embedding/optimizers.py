@@ -265,7 +265,10 @@ class StepClock:
 
     @property
     def rate_factor(self) -> float:
-        """Factor on the learning rate from the next step on, in addition to the schedule's factor."""
+        """Factor on the learning rate from the next step on, in addition to the schedule's factor; 1 at first.
+
+        Checkpoints contain it, with all earlier factors.
+        """
         return self._factor(self.step)
 
     @rate_factor.setter

@@ -155,7 +155,7 @@ class Stages:
 
     @rate_factor.setter
     def rate_factor(self, factor: float) -> None:
-        self._rate_factor = self.model.embeddings.engine.rate_factor = factor
+        self._rate_factor = self.model.embeddings.engine.step_clock.rate_factor = factor
 
     def draw(self, step: int, rank: int = 0) -> None:
         """Make the random numbers of the network those of a step, of the samples of one rank."""
