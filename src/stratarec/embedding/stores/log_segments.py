@@ -250,10 +250,10 @@ class Segments:
         path, entry, size = self.path(slot), self.entry(slot), self.layout.block_bytes
         where = f"{path}: block {block} of segment {entry.sequence} (offset {block * size})"
         try:
-            # Looked at again only to say what is wrong: the read itself knows no more than that it failed.
-            there = path.stat().st_size
-            if there < entry.blocks * size:
-                return StorageError(f"{where} is lost: the file is truncated to {there} of {entry.blocks * size} bytes")
+            # Read again to find the cause: the failed read itself does not report it.
+            found_bytes = path.stat().st_size
+            if found_bytes < entry.blocks * size:
+                return StorageError(f"{where} is lost: file truncated to {found_bytes} of {entry.blocks * size} bytes")
             with path.open("rb") as file:
                 os.pread(file.fileno(), size, block * size)
         except OSError as error:
