@@ -102,7 +102,7 @@ def test_the_smallest_cache_holds_a_batch_wherever_its_rows_fall(ways: int, look
     spec, draws = table("large", 2_000_000, lookups=lookups), np.random.default_rng(0)
     least = cache_sizes(spec, MemoryConfig(lookahead=0, cache=CacheConfig(ways=ways, fraction=1e-9)))[0]
     for _ in range(3000):
-        filled = np.bincount(draws.integers(0, least.sets, math.ceil(spec.demand.distinct)), minlength=least.sets)
+        filled = np.bincount(draws.integers(0, least.sets, math.ceil(spec.distinct)), minlength=least.sets)
         assert np.maximum(filled - ways, 0).sum() <= least.overflow
 
 

@@ -112,4 +112,4 @@ def test_lookups_and_popularity_are_those_of_the_training_split(home: Path) -> N
         assert spec.rows == len(counts)
         assert spec.lookups == pytest.approx(100 * counts.sum() / dataset.samples("train"))
         assert spec.popularity.used_rows == np.count_nonzero(counts)
-        assert spec.demand.distinct <= min(spec.lookups, spec.rows) + 1e-9
+        assert spec.distinct <= min(spec.lookups, spec.rows) + 1e-9
