@@ -147,7 +147,7 @@ def cell(name: str, config: PrepareConfig, folder: Path, shorter: int) -> dict[s
         "cell": name, "batch": batch, "steps": recipe.train.max_steps, "cached": len(cached),
         "step_ms": 1e3 * took.seconds, "planned_step_ms": 1e3 * planned_step,
         "tables_ms": 1e3 * compute, "planned_tables_ms": 1e3 * planned.tables.compute,
-        "bring_in_ms": 1e3 * stages["bringing rows into level 0"],
+        "bring_in_ms": 1e3 * stages["fetching rows into level 0"],
         "planned_bring_in_ms": 1e3 * (planned.tables.staging + planned.tables.device),
         "network_ms": 1e3 * (stages["network, forward"] + stages["network, backward"] + stages["updating the network"]),
         "planned_network_ms": 1e3 * planned.network,

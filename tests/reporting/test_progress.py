@@ -106,5 +106,5 @@ def test_a_step_is_the_sum_of_its_stages() -> None:
     slowest, memory = found.verdict(cached=True)
     assert slowest == "slowest part of a step: network, backward (400 ms, 40% of 1,000 ms); all steps took 10 s"
     assert "at most 30% of a step" in memory
-    assert "more memory buys no speed" in list(found.verdict(cached=False))[1]
+    assert "more memory saves no time" in list(found.verdict(cached=False))[1]
     assert StepTime.of(position()) is None

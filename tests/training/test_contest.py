@@ -67,4 +67,4 @@ def test_a_run_that_goes_on_has_no_test(runs: Path, tmp_path: Path, capsys: pyte
     assert found["runs"][1]["result"] is None
     assert found["runs"][1]["validation"]["step"] == found["runs"][1]["checkpoint"] == 25
     assert main(["compare", str(going), str(runs / "one")]) == 0
-    assert "not ended, so without a test: going" in capsys.readouterr().out
+    assert "not finished, so without a test: going" in capsys.readouterr().out

@@ -1,1 +1,1 @@
-"""What people look at: progress and the HTML report."""
+"""Output for people: progress, tables on the terminal, HTML pages, and curves."""

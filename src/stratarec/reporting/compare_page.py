@@ -1,4 +1,4 @@
-"""Runs side by side, for people: a column each, on the terminal and as a page with their curves."""
+"""Comparison of runs, one column each: on the terminal, and as a page with their curves."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from stratarec.config.units import readable
 from stratarec.io.names import visible
 from stratarec.models.metrics import HEADLINES, METRICS, goodness
-from stratarec.reporting.html import SERIES, Chart, ShownTable, new_course, write_html
+from stratarec.reporting.html import SERIES, Chart, ShownTable, new_curve_axes, write_html
 from stratarec.reporting.metric_texts import by_label, show
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]
-"""What `RunComparison.to_dict` gives."""
-Courses = Mapping[str, Sequence[tuple[float, float]]]
+"""Output of `RunComparison.to_dict`."""
+Curves = Mapping[str, Sequence[tuple[float, float]]]
 """Run -> (step, value)."""
 
 # Characters of a recipe's value, which may be a list of a hundred features.
@@ -37,10 +37,10 @@ def print_contest(content: Content) -> None:
         console.print(line)
 
 
-def write_contest(path: Path, content: Content, courses: Mapping[str, Courses]) -> None:
-    """Write the tables and the courses as HTML, a drawing for each title."""
+def write_contest(path: Path, content: Content, curves: Mapping[str, Curves]) -> None:
+    """Write the tables and the curves as HTML, a chart for each title."""
     heads = _heads(content)
-    charts = [_courses(title, found) for title, found in courses.items()]
+    charts = [_chart(title, lines) for title, lines in curves.items()]
     write_html(
         path,
         "contest.html.jinja",
@@ -55,21 +55,21 @@ def write_contest(path: Path, content: Content, courses: Mapping[str, Courses]) 
 
 
 def _heads(content: Content) -> list[str]:
-    """Names of the runs, marked where their data are others."""
+    """Return the names of the runs, marked where their data differ."""
     return [f"{run['run']}{_MARK if run['other_data'] else ''}" for run in content["runs"]]
 
 
 def figures(content: Content) -> list[tuple[str, ...]]:
-    """A row for each figure, a column for each run."""
+    """Return a row for each figure, with a column for each run."""
     runs = content["runs"]
     rows = []
-    for split, found in (("test", [_test(run) for run in runs]), ("validation", [run["validation"] for run in runs])):
-        each = [{} if one is None else dict(by_label(split, one)) for one in found]
-        for name in dict.fromkeys(name for one in each for name in one):
+    for split, results in (("test", [_test(run) for run in runs]), ("validation", [run["validation"] for run in runs])):
+        labels = [{} if one is None else dict(by_label(split, one)) for one in results]
+        for name in dict.fromkeys(name for one in labels for name in one):
             rows += [
-                (f"{name}: {metric.label}", *(show(one.get(name, {}).get(key), 5) for one in each))
+                (f"{name}: {metric.label}", *(show(one.get(name, {}).get(key), 5) for one in labels))
                 for key, metric in METRICS.items()
-                if metric.compared and any(one.get(name, {}).get(key) is not None for one in each)
+                if metric.compared and any(one.get(name, {}).get(key) is not None for one in labels)
             ]
     return [*rows, *(tuple(row) for row in _costs(runs))]
 
@@ -92,7 +92,7 @@ def _costs(runs: Sequence[Content]) -> Iterator[list[str]]:
 
 
 def fields(content: Content) -> list[tuple[str, ...]]:
-    """A row for each field of the recipe that differs."""
+    """Return a row for each field of the recipe that differs."""
     return [(name, *map(_short, values)) for name, values in content["differences"].items()]
 
 
@@ -102,19 +102,19 @@ def _short(value: object) -> str:
 
 
 def _verdict(content: Content) -> list[str]:
-    """Which run is the best by each headline of the test, and which is the fastest."""
+    """Name the best run by each headline metric of the test split, and the fastest run."""
     runs = [run for run in content["runs"] if run["result"] is not None]
     if len(runs) < 2:
         return []
-    said = []
+    lines = []
     for name in HEADLINES:
-        known = [(found, run["run"]) for run in runs if (found := (_test(run) or {}).get(name)) is not None]
-        if len(known) > 1 and name != "calibration":
-            known.sort(key=lambda each: -goodness(name, each[0]))
-            (best, first), (next_best, second) = known[:2]
+        values = [(value, run["run"]) for run in runs if (value := (_test(run) or {}).get(name)) is not None]
+        if len(values) > 1 and name != "calibration":
+            values.sort(key=lambda pair: -goodness(name, pair[0]))
+            (best, first), (next_best, second) = values[:2]
             label = f"{METRICS[name].label} on the test split"
             gap = abs(best - next_best)
-            said.append(
+            lines.append(
                 f"best {label}: {visible(first)} ({best:.5f}, {gap:.5f} before {visible(second)})"
                 if gap >= 5e-6
                 else f"the same {label}: {visible(first)} and {visible(second)} ({best:.5f})"
@@ -122,34 +122,34 @@ def _verdict(content: Content) -> list[str]:
     quick = sorted(runs, key=lambda run: -run["samples_per_second"])
     times = quick[0]["samples_per_second"] / max(quick[1]["samples_per_second"], 1e-9)
     return [
-        *said,
+        *lines,
         f"fastest: {visible(quick[0]['run'])}, {times:.2f} times the samples a second of {visible(quick[1]['run'])}",
     ]
 
 
 def remarks(content: Content) -> list[str]:
-    """What must be known before the figures are compared."""
+    """Return remarks that a reader of the comparison needs."""
     first, *others = content["runs"]
-    found = []
+    lines = []
     if any(run["other_data"] for run in others):
-        found.append(
-            f"{_MARK} trained and tested on other data than {visible(first['run'])}: compare its metrics with care"
+        lines.append(
+            f"{_MARK} trained and tested on different data than {visible(first['run'])}: compare its metrics with care"
         )
-    going_on = [visible(run["run"]) for run in content["runs"] if run["result"] is None]
-    if going_on:
-        found.append(f"not ended, so without a test: {', '.join(going_on)}")
+    unfinished = [visible(run["run"]) for run in content["runs"] if run["result"] is None]
+    if unfinished:
+        lines.append(f"not finished, so without a test: {', '.join(unfinished)}")
     if not content["differences"]:
-        found.append("the recipes are the same")
-    return found
+        lines.append("the recipes are the same")
+    return lines
 
 
-def _courses(title: str, courses: Courses) -> Chart | None:
-    """A line for each run that has two points."""
-    drawn = {name: np.array(points).T for name, points in courses.items() if len(points) > 1}
+def _chart(title: str, curves: Curves) -> Chart | None:
+    """Draw a line for each run that has two points."""
+    drawn = {name: np.array(points).T for name, points in curves.items() if len(points) > 1}
     if not drawn:
         return None
-    figure, axes = new_course(3.6, 2.5)
-    colors = {name: SERIES[place % len(SERIES)] for place, name in enumerate(courses)}
+    figure, axes = new_curve_axes(3.6, 2.5)
+    colors = {name: SERIES[place % len(SERIES)] for place, name in enumerate(curves)}
     for name, (steps, values) in drawn.items():
         axes.plot(steps, values, label=name, color=colors[name], linewidth=1.5)
     text = ", ".join(f"{name} ends at {values[-1]:.4g}" for name, (_, values) in drawn.items())

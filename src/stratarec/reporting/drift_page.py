@@ -1,4 +1,4 @@
-"""How a run that goes on is doing, for people: what each period was like, what has moved, and what is alarming."""
+"""Page of a continued run: metrics of each period, drift of its data, and alarms."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from stratarec.reporting.html import MUTED, SERIES, Chart, ShownTable, new_course, write_html
+from stratarec.reporting.html import MUTED, SERIES, Chart, ShownTable, new_curve_axes, write_html
 from stratarec.reporting.metric_texts import INTERVAL, interval, show
 
 Content = Mapping[str, Any]
-"""What `Period.to_dict` gives."""
+"""Output of `Period.to_dict`."""
 
 
-def write_drift(path: Path, run: str, told: Sequence[Content], alarming: Sequence[str]) -> None:
-    """Write a page of the periods of a run that were of logs; of the last one also what is `alarming`."""
-    last = told[-1]
+def write_drift(path: Path, run: str, periods: Sequence[Content], alarming: Sequence[str]) -> None:
+    """Write a page of the periods of a run that trained on a log, with the alarms of the last one."""
+    last = periods[-1]
     rows = [
         (
-            f"{period['number']:,}", period["file"], f"{whole['samples']:,}", show(whole["auc"], 5),
+            f"{period['number']:,}", period["file"], f"{scores['samples']:,}", show(scores["auc"], 5),
             "-" if period["auc"]["low"] is None else interval(period["auc"]), show(period["auc"]["before"], 5),
-            show(whole["log_loss"], 5), show(whole["normalized_entropy"], 5), show(whole["calibration"], 3),
+            show(scores["log_loss"], 5), show(scores["normalized_entropy"], 5), show(scores["calibration"], 3),
         )
-        for period in told
-        for whole in (period["scores"]["all"],)
+        for period in periods
+        for scores in (period["scores"]["all"],)
     ]  # fmt: skip
     heads = (
         "period", "log", "samples", "AUC", INTERVAL, "seven before", "log loss", "normalized entropy", "calibration",
@@ -33,10 +33,10 @@ def write_drift(path: Path, run: str, told: Sequence[Content], alarming: Sequenc
     write_html(
         path,
         "drift.html.jinja",
-        title="A run that goes on",
+        title="Continued run",
         lead=run,
-        verdict=alarming or [f"period {last['number']:,}: nothing is alarming"],
-        charts=list(_charts(told)),
+        verdict=alarming or [f"period {last['number']:,}: no alarms"],
+        charts=list(_charts(periods)),
         periods=ShownTable(heads=heads, rows=rows),
         kinds=ShownTable(heads=("samples of", "share", "AUC", "log loss", "calibration"), rows=list(_kinds(last))),
         lookups=ShownTable(
@@ -54,52 +54,52 @@ def write_drift(path: Path, run: str, told: Sequence[Content], alarming: Sequenc
 
 
 def _kinds(period: Content) -> Iterator[tuple[str, ...]]:
-    whole = period["scores"]["all"]["samples"]
-    for name, found in period["scores"].items():
+    samples = period["scores"]["all"]["samples"]
+    for name, scores in period["scores"].items():
         if name != "all":
-            share = f"{found['samples'] / max(whole, 1):.1%}"
-            figures = (show(found["auc"], 5), show(found["log_loss"], 5), show(found["calibration"], 3))
+            share = f"{scores['samples'] / max(samples, 1):.1%}"
+            figures = (show(scores["auc"], 5), show(scores["log_loss"], 5), show(scores["calibration"], 3))
             yield (f"{name} values", share, *figures)
 
 
-def _shares(found: Content) -> tuple[float, float]:
-    """Lookups of rare values, and of new ones, of all."""
-    total = max(found["known"] + found["tail"] + found["new"], 1)
-    return found["tail"] / total, found["new"] / total
+def _shares(lookups: Content) -> tuple[float, float]:
+    """Return the share of lookups of rare values, and of new values."""
+    total = max(lookups["known"] + lookups["tail"] + lookups["new"], 1)
+    return lookups["tail"] / total, lookups["new"] / total
 
 
 def _lookups(period: Content) -> Iterator[tuple[str, ...]]:
-    for name, found in period["lookups"].items():
-        rare, new = _shares(found)
-        lookups = found["known"] + found["tail"] + found["new"]
-        counts = (f"{found[key]:,}" for key in ("admitted", "evicted", "rows"))
+    for name, figures in period["lookups"].items():
+        rare, new = _shares(figures)
+        lookups = figures["known"] + figures["tail"] + figures["new"]
+        counts = (f"{figures[key]:,}" for key in ("admitted", "evicted", "rows"))
         yield (name, f"{lookups:,}", f"{rare:.1%}", f"{new:.1%}", *counts)
 
 
-def _charts(told: Sequence[Content]) -> Iterator[Chart]:
-    """Courses over the periods, of which there are two at least."""
-    if len(told) < 2:
+def _charts(periods: Sequence[Content]) -> Iterator[Chart]:
+    """Draw curves over the periods, if there are at least two."""
+    if len(periods) < 2:
         return
-    known = [period for period in told if period["auc"]["low"] is not None]
-    if len(known) > 1:
-        ends = {name: [each["auc"][name] for each in known] for name in ("low", "high")}
-        lines = {"AUC": [each["scores"]["all"]["auc"] for each in known]}
-        yield _course("AUC, and what chance gives", "", [each["number"] for each in known], lines, ends)
-    numbers = [period["number"] for period in told]
-    found = [period["scores"]["all"]["calibration"] for period in told]
-    shown = {"predicted": [np.nan if each is None else each for each in found]}
-    yield _course("Calibration", "predicted over observed clicks", numbers, shown)
-    names = told[-1]["lookups"]
-    shares = {name: [sum(_shares(period["lookups"][name])) for period in told] for name in names}
+    scored = [period for period in periods if period["auc"]["low"] is not None]
+    if len(scored) > 1:
+        ends = {name: [period["auc"][name] for period in scored] for name in ("low", "high")}
+        lines = {"AUC": [period["scores"]["all"]["auc"] for period in scored]}
+        yield _chart("AUC, with its interval", "", [period["number"] for period in scored], lines, ends)
+    numbers = [period["number"] for period in periods]
+    ratios = [period["scores"]["all"]["calibration"] for period in periods]
+    shown = {"predicted": [np.nan if ratio is None else ratio for ratio in ratios]}
+    yield _chart("Calibration", "predicted over observed clicks", numbers, shown)
+    names = periods[-1]["lookups"]
+    shares = {name: [sum(_shares(period["lookups"][name])) for period in periods] for name in names}
     if shares:
-        yield _course("Lookups without a row", "rare and new values, of all", numbers, shares)
+        yield _chart("Lookups without a row", "rare and new values, of all", numbers, shares)
 
 
-def _course(
+def _chart(
     title: str, note: str, numbers: Sequence[int], lines: Mapping[str, Sequence[float]],
     band: Mapping[str, Sequence[float]] | None = None,
 ) -> Chart:  # fmt: skip
-    figure, axes = new_course(3.6, 2.5)
+    figure, axes = new_curve_axes(3.6, 2.5)
     if band is not None:
         axes.fill_between(numbers, band["low"], band["high"], color=MUTED, alpha=0.25)
     for place, (name, values) in enumerate(lines.items()):

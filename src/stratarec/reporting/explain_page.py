@@ -1,4 +1,4 @@
-"""What a model goes by, for people: tables on the terminal, sections of pages, curves."""
+"""Importance of features: tables on the terminal, sections of pages, curves."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from stratarec.io.names import visible
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]
-"""What ``stratarec explain --json`` prints."""
+"""Output of ``stratarec explain --json``."""
 # Rows of a table on the terminal and in a run's report, curves on a page, and characters of a name or a value.
 _ROWS, _FEW_ROWS, _CURVES, _WIDEST = 30, 15, 40, 30
-_CAVEAT = "each feature is permuted by itself: features that tell the same share what either is worth"
+_CAVEAT = "each feature is permuted by itself: features with the same information share their importance"
 
 
 def print_explanation(content: Content) -> None:
@@ -23,12 +23,12 @@ def print_explanation(content: Content) -> None:
     console = make_console()
     for line in _about(content):
         console.print(line)
-    for label, found in content["labels"].items():
+    for label, figures in content["labels"].items():
         console.print("")
         if len(content["labels"]) > 1:
             console.print(_short(label))
-        console.print(_measured(found))
-        rows = [(_short(each["feature"]), *_figures(each)) for each in found["columns"]]
+        console.print(_measured(figures))
+        rows = [(_short(column["feature"]), *_figures(column)) for column in figures["columns"]]
         print_table(console, ("feature", "AUC drop", "log loss rise"), rows[:_ROWS], text=("feature",))
         if len(rows) > _ROWS:
             console.print(f"and {len(rows) - _ROWS:,} more: --json has all")
@@ -43,20 +43,21 @@ def print_explanation(content: Content) -> None:
 
 
 def print_row(content: Content) -> None:
-    """Print what one score comes from."""
+    """Print the contribution of each feature to one score."""
     console = make_console()
     console.print(f"model: {content['model']}")
-    for name, found in content["labels"].items():
+    for name, figures in content["labels"].items():
         console.print("")
         of = f"{_short(name)} of row {content['row']}" if len(content["labels"]) > 1 else f"row {content['row']}"
-        known = "" if found["label"] is None else f"; the label is {found['label']:.0f}"
-        console.print(f"{of}: score {_probability(found['logit'])}, logit {found['logit']:+.4f}{known}")
+        label = "" if figures["label"] is None else f"; the label is {figures['label']:.0f}"
+        console.print(f"{of}: score {_probability(figures['logit'])}, logit {figures['logit']:+.4f}{label}")
         rows = [
-            (_short(each), _short(content["values"][each]), f"{part:+.4f}") for each, part in found["parts"].items()
+            (_short(column), _short(content["values"][column]), f"{part:+.4f}")
+            for column, part in figures["parts"].items()
         ]
         rows += [
-            ("(together)", "what acts only together", f"{found['together']:+.4f}"),
-            ("(base)", f"nothing known: {_probability(found['base'])}", f"{found['base']:+.4f}"),
+            ("(together)", "interactions of several features", f"{figures['together']:+.4f}"),
+            ("(base)", f"no feature known: {_probability(figures['base'])}", f"{figures['base']:+.4f}"),
         ]
         print_table(console, ("feature", "value", "logit"), rows, text=("feature", "value"))
 
@@ -66,8 +67,8 @@ def _probability(logit: float) -> str:
 
 
 def write_explanation(path: Path, title: str, content: Content) -> None:
-    """Write importance of every feature, and the curves of numbers."""
-    # The drawing library is loaded for who asks for a page.
+    """Write the importance of every feature, and the curves of numbers."""
+    # matplotlib is imported only for a page.
     from stratarec.reporting.html import write_html
 
     several = len(content["labels"]) > 1
@@ -75,39 +76,39 @@ def write_explanation(path: Path, title: str, content: Content) -> None:
         path,
         "explain.html.jinja",
         title=title,
-        lead=f"What it goes by: {content['model']}",
+        lead=f"Importance of features: {content['model']}",
         notes=[*_about(content)[1:], f"{_CAVEAT[0].upper()}{_CAVEAT[1:]}."],
         sections=[
-            (f"Importance, {label}" if several else "Importance", importance_rows(found), _measured(found))
-            for label, found in content["labels"].items()
+            (f"Importance, {label}" if several else "Importance", importance_rows(figures), _measured(figures))
+            for label, figures in content["labels"].items()
         ],
         charts=list(_charts(content)),
     )
 
 
 def importance_sections(content: Content) -> list[tuple[str, list[tuple[str, ...]], str]]:
-    """For the report of a run: of each label a head, the first rows of `importance_rows`, and a note."""
+    """Return for each label a heading, the first rows of `importance_rows`, and a note."""
     several = len(content["labels"]) > 1
-    found = []
-    for label, each in content["labels"].items():
-        rows, columns = importance_rows(each)[:_FEW_ROWS], len(each["columns"])
+    sections = []
+    for label, column in content["labels"].items():
+        rows, columns = importance_rows(column)[:_FEW_ROWS], len(column["columns"])
         left_out = f"; {columns - len(rows):,} features are less important" if columns > len(rows) else ""
         note = (
-            f"Of {each['samples']:,} samples of the split {content['split']}, permuted {content['repeats']} times: "
+            f"Of {column['samples']:,} samples of the split {content['split']}, permuted {content['repeats']} times: "
             f"{_CAVEAT}{left_out}. Behind ± is half of a 95 % interval: a smaller drop may be by chance. "
-            "`stratarec explain` tells more."
+            "Run `stratarec explain` for more."
         )
-        found.append((f"Importance, {label}" if several else "Importance", rows, note))
-    return found
+        sections.append((f"Importance, {label}" if several else "Importance", rows, note))
+    return sections
 
 
-def importance_rows(found: Content) -> list[tuple[str, ...]]:
-    """Name, per cent of the largest drop, drop of AUC and rise of log loss of each feature."""
-    drops = [each["auc_drop"]["value"] or 0.0 for each in found["columns"]]
+def importance_rows(figures: Content) -> list[tuple[str, ...]]:
+    """Return name, per cent of the largest drop, drop of AUC and rise of log loss of each feature."""
+    drops = [column["auc_drop"]["value"] or 0.0 for column in figures["columns"]]
     most = max([*drops, 1e-12])
     return [
-        (_short(each["feature"]), f"{max(100 * drop / most, 0):.1f}", *_figures(each))
-        for each, drop in zip(found["columns"], drops, strict=True)
+        (_short(column["feature"]), f"{max(100 * drop / most, 0):.1f}", *_figures(column))
+        for column, drop in zip(figures["columns"], drops, strict=True)
     ]
 
 
@@ -119,29 +120,29 @@ def _about(content: Content) -> list[str]:
     ]
 
 
-def _measured(found: Content) -> str:
-    auc, loss = (_or_dash(found[name], ".6f") for name in ("auc", "log_loss"))
-    return f"AUC {auc} and log loss {loss} of {found['samples']:,} samples; intervals of 95 %"
+def _measured(figures: Content) -> str:
+    auc, loss = (_or_dash(figures[name], ".6f") for name in ("auc", "log_loss"))
+    return f"AUC {auc} and log loss {loss} of {figures['samples']:,} samples; intervals of 95 %"
 
 
-def _figures(each: Content) -> tuple[str, str]:
-    found = []
+def _figures(column: Content) -> tuple[str, str]:
+    cells = []
     for name in ("auc_drop", "log_loss_rise"):
-        value, margin = each[name]["value"], each[name]["margin"]
-        found.append("-" if value is None else f"{value:.5f} ±{margin:.5f}")
-    return found[0], found[1]
+        value, margin = column[name]["value"], column[name]["margin"]
+        cells.append("-" if value is None else f"{value:.5f} ±{margin:.5f}")
+    return cells[0], cells[1]
 
 
 def _ends(curve: Content, label: str) -> Iterator[tuple[str, ...]]:
-    """Where a curve is lowest, highest, and what it is in the middle."""
-    values, found = curve["values"], curve["predictions"][label]
-    low, high = int(np.argmin(found)), int(np.argmax(found))
-    ends = [text for place in (low, high) for text in (_number(values[place]), f"{found[place]:.4f}")]
-    yield (_short(curve["feature"]), *ends, f"{found[len(found) // 2]:.4f}")
+    """Yield where a curve is lowest and highest, and its value in the middle."""
+    values, predictions = curve["values"], curve["predictions"][label]
+    low, high = int(np.argmin(predictions)), int(np.argmax(predictions))
+    ends = [text for place in (low, high) for text in (_number(values[place]), f"{predictions[place]:.4f}")]
+    yield (_short(curve["feature"]), *ends, f"{predictions[len(predictions) // 2]:.4f}")
 
 
 def _charts(content: Content) -> Iterator[Any]:
-    """The curves of the numbers that predictions differ most by, label by label."""
+    """Draw the curves with the largest range of predictions, label by label."""
     from stratarec.reporting.html import ACCENT, LINE, Chart, new_axes
 
     several = len(content["labels"]) > 1
@@ -172,9 +173,9 @@ def _charts(content: Content) -> Iterator[Any]:
 
 
 def _drawable(curve: Content) -> bool:
-    """Whether there are two values, and all are numbers that a drawing holds."""
+    """Whether there are two values, and all are numbers that a chart can show."""
     numbers: Sequence[float | None] = [*curve["values"], *curve["edges"]]
-    return len(curve["values"]) > 1 and all(each is not None and abs(each) < 1e30 for each in numbers)
+    return len(curve["values"]) > 1 and all(number is not None and abs(number) < 1e30 for number in numbers)
 
 
 def _or_dash(value: float | None, form: str) -> str:

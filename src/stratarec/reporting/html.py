@@ -1,7 +1,7 @@
-"""HTML files that load nothing from elsewhere: templates and their look from ``pages/``, figures inline.
+"""Self-contained HTML files: templates and style from ``pages/``, charts inline.
 
-What a chart shows at each place is read with the pointer, or with the slider under it; the script that does it is the
-only one that the page's policy lets run.
+The pointer, or the slider under a chart, reads the values at each place. The page's policy allows only the script that
+does this.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 
 from stratarec.io.atomic import write_text
 
-# Colours that stand for those of the page, which differ from light to dark: matplotlib takes no CSS variable.
+# Placeholders for the colours of the page, which differ in light and dark mode: matplotlib accepts no CSS variables.
 TEXT, MUTED, LINE, ACCENT, SECOND = "#010101", "#020202", "#030303", "#040404", "#050505"
 _CSS = {TEXT: "--text", MUTED: "--muted", LINE: "--line", ACCENT: "--accent", SECOND: "--second"}
 _CSS |= {f"#0{number}0a0a": f"--c{number}" for number in range(3, 8)}
 SERIES = (ACCENT, SECOND, *(color for color in _CSS if color.endswith("0a0a")))
-"""Colours of things that stand beside each other."""
+"""Colours of several lines of one chart."""
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "stratarec",
@@ -49,36 +49,36 @@ _STYLE: Any = {
     "grid.color": LINE,
     "axes.facecolor": "none",
 }
-# Places of a chart that can be read: more cannot be pointed at.
+# Largest number of readable places of a chart: more cannot be pointed at.
 _MOST_READ = 240
 _CODE = re.compile(r"`([^`]+)`")
-# What matplotlib writes around a drawing: its size is the page's matter, and the rest is of no use there.
+# What matplotlib writes around a drawing: the page sets its size and does not need the rest.
 _AROUND = re.compile(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)
 
 
 def css(color: str) -> str:
-    """What a legend calls a colour."""
+    """Return a colour as CSS."""
     return f"var({_CSS[color]})" if color in _CSS else color
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A figure, with what stands above it. Lines that have a label are named in the legend, and can be read."""
+    """Figure with a title and a note. The legend names lines that have a label, and their values can be read."""
 
     title: str
     note: str = ""
     figure: Figure
     words: Mapping[str, str] = field(default_factory=dict)
-    """Label -> what the legend says in its place."""
+    """Label of a line -> text in the legend."""
     readings: Sequence[tuple[float, str]] = ()
-    """What is read at each place along the first axis, in ascending order, where that is not the values of lines."""
+    """Text at each place along the first axis, in ascending order; by default the values of the lines."""
     wide: bool = False
     text: str = ""
-    """What it shows, for who cannot see it."""
+    """Description of the chart for screen readers."""
 
     @property
     def legend(self) -> list[tuple[str, str]]:
-        """Colours and what they are of; none where there is one line, of which there are no words."""
+        """Colours and texts of the legend; empty for a single line without a text."""
         named = [(css(str(line.get_color())), str(line.get_label())) for line in self._lines()]
         return [(color, self.words.get(name, name)) for color, name in named if self.words or len(named) > 1]
 
@@ -87,7 +87,7 @@ class Chart:
 
     @property
     def points(self) -> str:
-        """JSON of places, as shares of the drawing's width, and what is read there; after it was drawn."""
+        """JSON of places, as shares of the chart's width, and their texts. The chart must have been drawn."""
         axes, readings = self.figure.axes[0], self.readings or self._read()
         if not readings:
             return ""
@@ -96,28 +96,28 @@ class Chart:
         return json.dumps([[share, text] for share, (_, text) in zip(shares, readings, strict=True)])
 
     def _read(self) -> list[tuple[float, str]]:
-        """Values of all lines, place by place; of lines that are drawn as points, where they have one."""
+        """Return the values of all lines at each place; lines of separate points count only at their points."""
         lines = [(line, np.array(line.get_xydata(), dtype=np.float64)) for line in self._lines()]
         places = np.unique([x for _, values in lines for x, y in values if np.isfinite([x, y]).all()])
         if len(places) > _MOST_READ:
             places = places[np.linspace(0, len(places) - 1, _MOST_READ).astype(np.int64)]
-        axes, found = self.figure.axes[0], []
+        axes, readings = self.figure.axes[0], []
         along, unit = axes.get_xlabel() or self.title, " %" if axes.get_ylabel().endswith("%") else ""
         for place in places:
-            said = [
+            values_here = [
                 f"{line.get_label()} {_figure(y)}{unit}" for line, values in lines for y in _at(place, line, values)
             ]
-            found.append((float(place), f"{along} {_figure(place)}: {'; '.join(said)}"))
-        return found
+            readings.append((float(place), f"{along} {_figure(place)}: {'; '.join(values_here)}"))
+        return readings
 
 
 def _at(place: float, line: Line2D, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``[0 or more]`` what a line has at a place."""
+    """Return the ``[0 or more]`` values of a line at a place."""
     x, y = values[np.isfinite(values).all(axis=1)].T
     drawn_through = line.get_marker() == "None" and len(x) > 1 and x.min() <= place <= x.max()
     order = np.argsort(x, kind="stable")
-    found: NDArray[np.float64] = np.interp([place], x[order], y[order]) if drawn_through else y[x == place]
-    return found
+    points: NDArray[np.float64] = np.interp([place], x[order], y[order]) if drawn_through else y[x == place]
+    return points
 
 
 def _figure(value: float) -> str:
@@ -126,13 +126,13 @@ def _figure(value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownTable:
-    """What a table shows."""
+    """Heads and rows of a table."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
-# Lines of a table on a page: of ten thousand tables nobody reads all, and a page stays small.
+# Most rows of a table on a page: nobody reads ten thousand, and the page stays small.
 _MOST_ROWS = 400
 
 
@@ -142,14 +142,14 @@ def write_html(path: Path, template: str, **content: Any) -> None:
 
 
 def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
-    """An empty drawing of so many inches in the page's colours; CSS gives it its size."""
+    """Return an empty chart of `width` by `height` inches in the page's colours; CSS scales it."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         return figure, figure.add_subplot()
 
 
-def new_course(width: float, height: float) -> tuple[Figure, Axes]:
-    """As `new_axes`, for what changes over the steps of a run."""
+def new_curve_axes(width: float, height: float) -> tuple[Figure, Axes]:
+    """Return an empty chart over the steps of a run."""
     figure, axes = new_axes(width, height)
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
@@ -171,7 +171,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.globals["style"] = Markup((pages / "style.css").read_text(encoding="utf-8"))
     script = (pages / "read.js").read_text(encoding="utf-8")
-    # A browser runs the script with this hash, and no other that came in with a name or a value.
+    # A browser runs only the script with this hash, and none that a name or a value contains.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals |= {"script": Markup(script), "script_hash": f"sha256-{digest}", "most_rows": _MOST_ROWS}
     environment.filters |= {"svg": _svg, "marked": _marked}
@@ -179,12 +179,12 @@ def _environment() -> jinja2.Environment:
 
 
 def _marked(line: str) -> Markup:
-    """A line of words, with what stands between backticks as code."""
+    """Mark up text between backticks as code."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(Markup.escape(line))))
 
 
 def _svg(chart: Chart, number: int) -> Markup:
-    """The drawing as inline SVG; `number` keeps its ids apart from those of other drawings of the page."""
+    """Return the chart as inline SVG; `number` makes its ids unique on the page."""
     buffer = io.StringIO()
     with mpl.rc_context(_STYLE):
         chart.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -194,6 +194,6 @@ def _svg(chart: Chart, number: int) -> Markup:
         text = text.replace(color, f"var({variable})")
     box = re.search(r'viewBox="[^"]*"', text)
     assert box is not None, "matplotlib writes a viewBox"
-    told = Markup.escape(f"{chart.title}: {chart.text or chart.note}".rstrip(": "))
-    head = f'<svg {box[0]} role="img" aria-label="{told}">'
+    description = Markup.escape(f"{chart.title}: {chart.text or chart.note}".rstrip(": "))
+    head = f'<svg {box[0]} role="img" aria-label="{description}">'
     return Markup(head + text[text.index(">") + 1 :])

@@ -1,4 +1,4 @@
-"""Metrics in words: what stands under what name, and where one is not defined."""
+"""Metrics as text, and a verdict on a run: whether it was still improving, and whether its scores can be used."""
 
 from __future__ import annotations
 
@@ -18,74 +18,76 @@ _WIDEST = 30
 
 
 def show(value: float | None, digits: int) -> str:
-    """A figure, or a dash where it is not defined."""
+    """Return a figure as text, or a dash where it is not defined."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def shown(evaluations: Iterable[Figures]) -> tuple[str, ...]:
-    """Which figures to show: all but those that need users, where no evaluation has them."""
-    known = {name for figures in evaluations for name, value in figures.items() if value is not None}
-    return tuple(name for name, metric in METRICS.items() if name in known or not metric.of_users)
+    """Return the metrics to show: all except those by user that no evaluation has."""
+    defined = {name for figures in evaluations for name, value in figures.items() if value is not None}
+    return tuple(name for name, metric in METRICS.items() if name in defined or not metric.of_users)
 
 
 def by_label(split: str, figures: Mapping[str, Any]) -> list[tuple[str, Figures]]:
-    """The figures of a split under its name; of several labels, those of each under its name, too."""
+    """Return the name and figures of a split; with several labels, of each label."""
     labels = figures.get("labels")
     if labels is None:
         return [(split, figures)]
-    return [(f"{split}, {visible(name)[:_WIDEST]}", each) for name, each in labels.items()]
+    return [(f"{split}, {visible(name)[:_WIDEST]}", part) for name, part in labels.items()]
 
 
 def lines(split: str, figures: Mapping[str, Any]) -> Sequence[str]:
-    """The figures of a split for the terminal; a dash for what is not defined, and why."""
-    return [line for name, each in by_label(split, figures) for line in _lines(name, each)]
+    """Return the figures of a split for the terminal; a dash marks undefined ones."""
+    return [line for name, part in by_label(split, figures) for line in _lines(name, part)]
 
 
-def interval(each: Mapping[str, float]) -> str:
-    """Where the rate of a bin lies."""
-    return f"{each['low']:.4f}-{each['high']:.4f}"
+def interval(row: Mapping[str, float]) -> str:
+    """Return the interval of the rate of a bin."""
+    return f"{row['low']:.4f}-{row['high']:.4f}"
 
 
 def bins(split: str, figures: Mapping[str, Any]) -> Sequence[str]:
-    """What is predicted beside what happens, a line a bin; nothing where there are no samples."""
-    found = []
-    for name, each in by_label(split, figures):
-        rows = each["reliability"] or ()
+    """Return predicted and observed rates, a line a bin; nothing without samples."""
+    output = []
+    for name, part in by_label(split, figures):
+        rows = part["reliability"] or ()
         if rows:
-            found.append(f"{name}: {len(rows)} bins of about as many samples each")
-            found.append(f"  {'samples':>12} {'predicted':>10} {'observed':>10} {INTERVAL:>14}")
-        found += [
+            output.append(f"{name}: {len(rows)} bins of about as many samples each")
+            output.append(f"  {'samples':>12} {'predicted':>10} {'observed':>10} {INTERVAL:>14}")
+        output += [
             f"  {row['samples']:>12,} {row['predicted']:>10.5f} {row['observed']:>10.5f} {interval(row):>14}"
             for row in rows
         ]
-    return found
+    return output
 
 
 def _lines(split: str, figures: Figures) -> Sequence[str]:
-    found = [f"{split}: {figures['samples']:,} samples"]
-    found += [f"  {METRICS[name].label:20} {show(figures.get(name), 6)}" for name in shown([figures])]
+    output = [f"{split}: {figures['samples']:,} samples"]
+    output += [f"  {METRICS[name].label:20} {show(figures.get(name), 6)}" for name in shown([figures])]
     if figures["auc"] is None:
-        found.append(f"  ({figures['positives']:,} of them positive: what compares both classes is not defined)")
-    return found
+        output.append(f"  ({figures['positives']:,} of them positive: what compares both classes is not defined)")
+    return output
 
 
-def ranks(split: str, column: str, found: Mapping[str, Ranked]) -> Sequence[str]:
-    """How samples are ordered within the values of a column, with intervals; and what is left out."""
-    said = []
-    for label, each in found.items():
-        head = split if len(found) == 1 else f"{split}, {visible(label)[:_WIDEST]}"
-        said.append(f"{head} by {visible(column)[:_WIDEST]}: {each.groups:,} groups")
-        said.append(f"  {'':20} {'mean':>8} {INTERVAL:>17} of groups")
-        said += [
+def ranks(split: str, column: str, rankings: Mapping[str, Ranked]) -> Sequence[str]:
+    """Return ranking metrics within the values of a column, with intervals, and the samples left out."""
+    output_lines = []
+    for label, ranked in rankings.items():
+        head = split if len(rankings) == 1 else f"{split}, {visible(label)[:_WIDEST]}"
+        output_lines.append(f"{head} by {visible(column)[:_WIDEST]}: {ranked.groups:,} groups")
+        output_lines.append(f"  {'':20} {'mean':>8} {INTERVAL:>17} of groups")
+        output_lines += [
             f"  {name:20} {_number(one.value)} {_number(one.low)}-{_number(one.high)} of {one.groups:,}"
-            for name, one in each.figures.items()
+            for name, one in ranked.figures.items()
         ]
-        without = max((one.left_out for one in each.figures.values()), default=0)
+        without = max((one.left_out for one in ranked.figures.values()), default=0)
         if without:
-            said.append("  (groups without a positive are left out; of the AUC those without a negative, too)")
-        if each.ungrouped:
-            said.append(f"  ({each.ungrouped:,} samples without a {visible(column)[:_WIDEST]} are in no group)")
-    return said
+            output_lines.append("  (groups without a positive are left out; of the AUC those without a negative, too)")
+        if ranked.ungrouped:
+            output_lines.append(
+                f"  ({ranked.ungrouped:,} samples without a {visible(column)[:_WIDEST]} are in no group)"
+            )
+    return output_lines
 
 
 def _number(value: float) -> str:
@@ -93,75 +95,78 @@ def _number(value: float) -> str:
 
 
 def sliced(name: str, slices: Sequence[tuple[str, Figures]], most: int = 20) -> Sequence[str]:
-    """A line for each of the first `most` slices of a column, and one for how many are left."""
+    """Return a line for each of the first `most` slices of a column, and one with the number of others."""
     shown_slices = [(visible(value)[:_WIDEST], figures) for value, figures in slices[:most]]
     width = max(len(name), *(len(value) for value, _ in shown_slices))
-    found = [f"{visible(name):{width}} {'samples':>12} {'AUC':>9} {'log loss':>9} {'calibration':>12}"]
+    output = [f"{visible(name):{width}} {'samples':>12} {'AUC':>9} {'log loss':>9} {'calibration':>12}"]
     for value, figures in shown_slices:
         numbers = [show(figures[key], 4) for key in ("auc", "log_loss", "calibration")]
-        found.append(f"{value:{width}} {figures['samples']:>12,} {numbers[0]:>9} {numbers[1]:>9} {numbers[2]:>12}")
+        output.append(f"{value:{width}} {figures['samples']:>12,} {numbers[0]:>9} {numbers[1]:>9} {numbers[2]:>12}")
     if len(slices) > most:
-        found.append(f"and {len(slices) - most:,} more")
-    return found
+        output.append(f"and {len(slices) - most:,} more")
+    return output
 
 
 # Shares of a metric by which the last evaluation must be better for a run to be called improving.
 _LEAST_GAIN = 5e-4
 # Log loss over that of the base rate beyond which hardly anything was learned.
 _LEARNED = 0.995
-# How far from 1 the calibration may be, in itself and in standard errors of the rate of positives.
+# Tolerated distance of the calibration from 1: absolute, and in standard errors of the rate of positives.
 _TOLERANCE, _SURPRISE = 0.05, 3.0
-# As much of the rate of positives, and so many times what is there by chance, may predictions be off on average.
+# Tolerated mean error of predictions: as a share of the rate of positives, and as a multiple of the error by chance.
 _LOCAL_TOLERANCE, _TIMES_CHANCE = 0.1, 2.0
 
 
 def verdict(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any], metric: str) -> list[str]:
-    """What to know of a finished run, the worst first; a sentence each.
+    """Return the main findings on a finished run, the worst first; a sentence part.
 
     Parameters
     ----------
     evaluations : sequence of mapping
-        Of the validation split while it trained.
+        Evaluations of the validation split during training.
     result : mapping
-        What ``result.json`` holds.
+        Content of ``result.json``.
     metric : str
-        By which validation chose what was tested.
+        Metric that chose the tested checkpoint.
     """
     split, figures = tested(evaluations, result)
     split = "validation" if split == "valid" else split
     advice = "; train.calibration=platt corrects that" if evaluations and "uncalibrated" not in result else ""
-    found = []
-    for name, each in by_label(split, figures) if figures else ():
+    output = []
+    for name, part in by_label(split, figures) if figures else ():
         head = "" if name == split else f"{name.removeprefix(split).lstrip(', ')}: "
-        found += [f"{head}{said}" for said in _fitness(each, advice)]
-    return [*found, *_course(evaluations, _step(result), result["steps"], metric)]
+        output += [f"{head}{line}" for line in _fitness(part, advice)]
+    return [*output, *_progress(evaluations, _step(result), result["steps"], metric)]
 
 
 def tested(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> tuple[str, Figures | None]:
-    """The split that tells how good a run is, and its figures there: of validation where there is no test."""
+    """Return the name and figures of the test split, or of the validation split without a test."""
     if result.get("test") is not None:
         return "test", result["test"]
-    return "valid", next((each for each in evaluations if each["step"] == _step(result)), None)
+    return "valid", next((part for part in evaluations if part["step"] == _step(result)), None)
 
 
 def _step(result: Mapping[str, Any]) -> int:
-    """Of the checkpoint that was tested."""
+    """Return the step of the tested checkpoint."""
     return int(result["checkpoint"].removeprefix("step-"))
 
 
-def _course(evaluations: Sequence[Mapping[str, Any]], chosen: int, steps: int, metric: str) -> Iterator[str]:
-    known = [(entry["step"], entry[metric]) for entry in evaluations if entry[metric] is not None]
-    if len(known) < 2:
+def _progress(evaluations: Sequence[Mapping[str, Any]], chosen: int, steps: int, metric: str) -> Iterator[str]:
+    points = [(entry["step"], entry[metric]) for entry in evaluations if entry[metric] is not None]
+    if len(points) < 2:
         return
-    label, (_, last), value = METRICS[metric].label, known[-1], dict(known)[chosen]
-    if chosen < known[-1][0]:
-        yield f"past its best since step {chosen:,} of {steps:,}: {label} {value:.4f} there, {last:.4f} at the end"
+    label, (_, last), value = METRICS[metric].label, points[-1], dict(points)[chosen]
+    if chosen < points[-1][0]:
+        yield (
+            f"validation was best at step {chosen:,} of {steps:,} ({label} {value:.4f}, {last:.4f} at the end); "
+            f"the model from step {chosen:,} was tested and saved"
+        )
         return
-    before = max((each for _, each in known[:-1]), key=lambda each: goodness(metric, each))
+    before = max((part for _, part in points[:-1]), key=lambda part: goodness(metric, part))
     if goodness(metric, last) - goodness(metric, before) > _LEAST_GAIN * abs(before):
-        yield f"still improving when it ended, at step {steps:,}: {label} {last:.4f} after {before:.4f}"
+        yield f"still improving at the end, step {steps:,}: {label} {last:.4f} after {before:.4f}"
     else:
-        yield f"level when it ended, at step {steps:,}: {label} {last:.4f} after {before:.4f}"
+        yield f"no longer improving at the end, step {steps:,}: {label} {last:.4f} after {before:.4f}"
 
 
 def _fitness(figures: Figures, advice: str) -> Iterator[str]:
@@ -171,11 +176,11 @@ def _fitness(figures: Figures, advice: str) -> Iterator[str]:
     rate = figures["positives"] / figures["samples"]
     error, noise = figures["calibration_error"], figures["calibration_noise"]
     if entropy >= 1:
-        yield f"worse than the base rate: log loss {loss:.4f}, always saying the rate has {loss / entropy:.4f}"
+        yield f"worse than the base rate: log loss {loss:.4f}; always predicting the base rate has {loss / entropy:.4f}"
     else:
         hardly = "" if entropy < _LEARNED else "hardly "
         yield f"{hardly}better than the base rate: its log loss is {1 - entropy:.1%} lower"
     if abs(ratio - 1) > max(_TOLERANCE, _SURPRISE * math.sqrt((1 - rate) / figures["positives"])):
-        yield f"miscalibrated: scores promise {ratio:.2f} times as many positives as there are{advice}"
+        yield f"miscalibrated: scores predict {ratio:.2f} times as many positives as there are{advice}"
     elif error > max(_LOCAL_TOLERANCE * rate, _TIMES_CHANCE * noise):
         yield f"miscalibrated: scores are off by {error:.4f} on average, {noise:.4f} of it by chance{advice}"

@@ -1,4 +1,4 @@
-"""A plan for people: tables on the terminal, a page of what fills each memory; predicted steps on a cluster."""
+"""Plans for people: tables on the terminal, a page with the contents of each memory, predicted steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stratarec.reporting.html import ShownTable, write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]
-"""What `Plan.to_dict` gives."""
+"""Output of `Plan.to_dict`."""
 
 _NAMES = {"dram": "DRAM", "mapped": "mapped", "block": "block"}
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -29,7 +29,7 @@ _HEADS = (
 )
 _TOTALS = ("memory", "part", "predicted", "budget")
 COMPARED = ("memory", "part", "predicted", "used", "used / predicted", "remark")
-# Tables that together are less than this share of all bytes stand in one line.
+# Tables that together are less than this share of all bytes share one line.
 _SMALL_SHARE = 0.01
 # Columns of words; the others hold numbers.
 _TEXT = frozenset(("table", "home", "precision", "memory", "part"))
@@ -41,27 +41,27 @@ def print_plan(content: Content, age_seconds: float) -> None:
     Parameters
     ----------
     content : mapping
-        What `Plan.to_dict` gives; ``predicted`` may have a ``forecast`` of the whole step, too.
+        Output of `Plan.to_dict`; ``predicted`` may also have a ``forecast`` of the whole step.
     age_seconds : float
-        Of the measurements behind the predicted times.
+        Age of the measurements behind the predicted times.
     """
     console = make_console()
     print_table(console, _HEADS, table_rows(content), text=_TEXT)
     print_table(console, _TOTALS, total_rows(content), text=_TEXT, keys=2)
     for label, value, note in _figures(content):
-        console.print(f"{label:22} {value} {note}".rstrip())
-    console.print(f"{'speeds measured':22} {_ago(age_seconds)}; --measure to do so again")
+        console.print(f"{label:34} {value} {note}".rstrip())
+    console.print(f"{'speeds measured':34} {_ago(age_seconds)}; measure again with --measure")
     for note in content["notes"]:
         console.print(f"note: {note}")
 
 
 def print_comparison(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print predicted beside used bytes of each memory, and whether the difference is a defect of the plan."""
+    """Print predicted and used bytes of each memory, and whether the difference is a defect of the plan."""
     print_table(make_console(), COMPARED, comparison_rows(rows), text=_TEXT, keys=2)
 
 
 def comparison_rows(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """A line for each entry of a result's ``memory``: what was planned and what was used."""
+    """Return a line with planned and used bytes for each entry of a result's ``memory``."""
     return [
         (
             _NAMES.get(row["memory"], row["memory"]), row["part"], readable(row["predicted"]), readable(row["used"]),
@@ -90,12 +90,12 @@ def write_plan_report(path: Path, name: str, content: Content) -> None:
 
 
 def table_rows(content: Content) -> list[tuple[str, ...]]:
-    """A line for each table, the largest first; the small ones share one."""
+    """Return a line for each table, the largest first; small tables share one."""
     tables = sorted(content["tables"], key=lambda table: -_total(table))
     everything = sum(map(_total, tables))
-    large, rest = list(tables), 0
-    while len(large) > 1 and rest + _total(large[-1]) < _SMALL_SHARE * everything:
-        rest += _total(large.pop())
+    large, small_bytes = list(tables), 0
+    while len(large) > 1 and small_bytes + _total(large[-1]) < _SMALL_SHARE * everything:
+        small_bytes += _total(large.pop())
     small = tables[len(large) :]
     if len(small) == 1:
         large, small = tables, []
@@ -127,10 +127,10 @@ def _total(table: Content) -> int:
 
 
 def _line(table: Content) -> tuple[str, ...]:
-    whole = table["tier"] == "level0"
+    uncached = table["tier"] == "level0"
     return (
         table["table"], f"{table['rows']:,}", HOMES[table["tier"]], table["codec"]["kind"],
-        "-" if whole else f"{table['cache_rows']:,} ({table['cache_rows'] / table['rows']:.2%})" + _hot(table),
+        "-" if uncached else f"{table['cache_rows']:,} ({table['cache_rows'] / table['rows']:.2%})" + _hot(table),
         *_rates([table]), *_sizes([table]),
     )  # fmt: skip
 
@@ -149,7 +149,7 @@ def _fold(tables: Sequence[Content]) -> tuple[str, ...]:
 
 
 def _rates(tables: Sequence[Content]) -> tuple[str, str]:
-    """Hit rate of level 0, and rows that a step reads from home."""
+    """Return the hit rate of level 0, and the rows that a step reads from home."""
     distinct = sum(table["distinct"] for table in tables)
     hits = 1 - sum(table["misses"] for table in tables) / distinct if distinct else 1.0
     return f"{hits:.1%}", f"{sum(table['misses'] for table in tables):,.0f}"
@@ -173,8 +173,8 @@ def _figures(content: Content) -> list[tuple[str, str, str]]:
     """Return the main figures: a label, a value, and a remark."""
     ranks = content["ranks"]
     predicted = content["predicted"]
-    dram, whole = max(predicted["bytes"]["dram"], 1), max(predicted["float32_bytes"], 1)
-    ratio = f"({whole / dram:.2f}x less)" if dram <= whole else f"({dram / whole:.2f}x more)"
+    dram, float32 = max(predicted["bytes"]["dram"], 1), max(predicted["float32_bytes"], 1)
+    ratio = f"({float32 / dram:.2f}x less)" if dram <= float32 else f"({dram / float32:.2f}x more)"
     step = predicted.get("forecast")
     speed = step["samples"] / step["step"] if step else 0
     note = f"({speed:,.0f} samples/s; network {milliseconds(step['network'])}, as timed now)" if step else ""
@@ -182,8 +182,8 @@ def _figures(content: Content) -> list[tuple[str, str, str]]:
         *([("processes", f"{ranks}", "(bytes below are of all processes together)")] if ranks > 1 else []),
         ("all float32 in DRAM", readable(predicted["float32_bytes"]), ""),
         ("DRAM", readable(predicted["bytes"]["dram"]), ratio),
-        ("vectors of a batch", readable(content["output_bytes"]), "(with their gradients; on top of the budget)"),
-        ("predicted hit rate", f"{predicted['hit_rate']:.1%}", "(of the rows that batches ask of cached tables)"),
+        ("activations of the embedding layer", readable(content["output_bytes"]), "(not part of the budget)"),
+        ("predicted hit rate", f"{predicted['hit_rate']:.1%}", "(of the rows that batches look up in cached tables)"),
         ("embedding step", f"{predicted['step_seconds'] * 1e3:.2f} ms", "(predicted)"),
         *([("whole step", milliseconds(step["step"]), note)] if step else []),
     ]
@@ -203,18 +203,18 @@ _STEP_HEADS = ("exchange", "wire", "towers", "ratio", "compute", "reduce", "insi
 def print_steps(
     rows: Sequence[Mapping[str, Any]], best: Mapping[str, str], assumed: Sequence[str], verdict: str = ""
 ) -> None:  # fmt: skip
-    """Print predicted steps in milliseconds, which is fastest, and what was assumed.
+    """Print predicted steps in milliseconds, the fastest of each kind, and the assumptions.
 
     Parameters
     ----------
     rows : sequence of mapping
         ``exchange``, ``wire``, ``towers``, ``ratio``, the seconds of the parts of a step, and their sum ``step``. The
-        first is what the others are compared with.
+        others are compared with the first.
     best : mapping of str to str
-        Kind of change -> the fastest way.
+        Kind of change -> the fastest exchange.
     assumed : sequence of str
     verdict : str
-        Whether towers would pay; empty where there can be none.
+        Whether towers would make a step shorter; empty if there can be none.
     """
     console = make_console()
     first = rows[0]["step"]
@@ -236,16 +236,19 @@ def print_steps(
 
 
 def print_parts(steps: Sequence[Mapping[str, Any]], batch_size: int, lines: Sequence[str]) -> None:
-    """Print the seconds of each part of some steps, in milliseconds, and lines below.
+    """Print the parts of some steps in milliseconds, and lines below.
 
     Parameters
     ----------
     steps : sequence of mapping
-        Where the network is and rows are, in words, then seconds; the last are the whole step's.
+        Places of the network and of the rows, then seconds of each part, and last of the whole step.
     """
     console = make_console()
     cells = [
-        (*(each if isinstance(each, str) else _ms(each) for each in step.values()), f"{batch_size / step['step']:,.0f}")
+        (
+            *(value if isinstance(value, str) else _ms(value) for value in step.values()),
+            f"{batch_size / step['step']:,.0f}",
+        )
         for step in steps
     ]
     heads = [*steps[0], "samples/s"]
@@ -267,7 +270,7 @@ _RECORDS = ("record weights", "record parameters", "record state")
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """One level, or what goes to and fro above it."""
+    """One memory level of a run or a plan."""
 
     name: str
     words: str
@@ -276,13 +279,13 @@ class Level:
     used: int | None
     """Bytes."""
     flow: str = ""
-    """What goes between the level above and this one."""
+    """Rows that move between the level above and this one, in words."""
     share: float = 0.0
     """Per cent of the largest level."""
 
     @property
     def figure(self) -> str:
-        """Its bytes in words."""
+        """The bytes in words."""
         used, planned = (None if size is None else readable(size) for size in (self.used, self.planned))
         if used is None:
             return f"{planned} planned"
@@ -290,27 +293,27 @@ class Level:
 
 
 def levels(plan: Content | None, parts: Mapping[str, int] | None, caches: Sequence[Content]) -> list[Level]:
-    """The levels of a plan, of a run, or of both.
+    """Return the memory levels of a plan, a run, or both.
 
     Parameters
     ----------
     parts : mapping of str to int
-        What a run used, as `LookupEngine.bytes_by_part` tells it.
+        Bytes that a run used, from `LookupEngine.bytes_by_part`.
     caches : sequence of mapping
-        What batches asked of cached tables, as `CacheFigures`.
+        Hits and misses of cached tables, from `CacheFigures`.
     """
     if plan is None:
-        found = [
+        memory_levels = [
             _level(
-                "Level 0, in DRAM", "all rows in float32, where training reads and changes them", None, parts, "level0"
+                "Level 0, in DRAM", "all rows in float32, where training reads and updates them", None, parts, "level0"
             ),
             _work({}, parts),
         ]
     else:
-        found = list(_planned(plan, parts, caches))
-    most = max(max(each.used or 0, each.planned or 0) for each in found) or 1
-    widths = [100 * (each.planned or 0 if each.used is None else each.used) / most for each in found]
-    return [Level(**{**vars(each), "share": width}) for each, width in zip(found, widths, strict=True)]
+        memory_levels = list(_planned(plan, parts, caches))
+    most = max(max(level.used or 0, level.planned or 0) for level in memory_levels) or 1
+    widths = [100 * (level.planned or 0 if level.used is None else level.used) / most for level in memory_levels]
+    return [Level(**{**vars(level), "share": width}) for level, width in zip(memory_levels, widths, strict=True)]
 
 
 def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Content]) -> Iterable[Level]:
@@ -320,27 +323,27 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
     slots = sum(table["cache_rows"] + table["hot_rows"] for table in tables)
     rows = sum(table["rows"] for table in tables)
     words = (
-        f"float32, where training reads and changes rows: room for {slots:,} of {rows:,} rows, "
-        f"which would take {readable(plan['predicted']['float32_bytes'])} all together"
+        f"float32, where training reads and updates rows: slots for {slots:,} of {rows:,} rows; all "
+        f"rows would take {readable(plan['predicted']['float32_bytes'])}"
         if cached
-        else (f"all {rows:,} rows in float32, where training reads and changes them")
+        else (f"all {rows:,} rows in float32, where training reads and updates them")
     )
     yield _level("Level 0, in DRAM", words, _sum(dram, _SLOTS), parts, "level0")
     if cached:
         homes = {table["tier"] for table in cached}
         inside = _sum(dram, set(dram) - {*_SLOTS, *_TAGS, *_WORK})
         names = ["encoded rows at rest"] if "dram" in homes else []
-        names += ["buffers of the log, and where each row of it lies"] if "log" in homes else []
+        names += ["buffers of the log, and the location of each of its rows"] if "log" in homes else []
         name = "Home, in DRAM" if "dram" in homes else "Log buffers and index, in DRAM"
         flow = _flow(plan, caches)
-        yield _level(name, "; ".join([*names, "which rows were written"]), inside, parts, "home_dram", flow)
+        yield _level(name, "; ".join([*names, "flags of written rows"]), inside, parts, "home_dram", flow)
         files = homes & {"mapped", "log"}
         for tier in sorted(files):
             kinds = "/".join(sorted({table["codec"]["kind"] for table in cached if table["tier"] == tier}))
             size = sum(memories.get(_MEMORY[tier], {}).values())
-            # A run does not tell the bytes of two kinds of files apart.
-            known = parts if len(files) == 1 else None
-            yield _level(f"Home, in a {HOMES[tier]}", f"rows at rest as {kinds}", size, known, "home_block")
+            # A run counts the bytes of both kinds of files together.
+            used = parts if len(files) == 1 else None
+            yield _level(f"Home, in a {HOMES[tier]}", f"rows at rest as {kinds}", size, used, "home_block")
         yield _level(
             "Directory, in DRAM", "which row is in which slot of level 0", _sum(dram, _TAGS), parts, "metadata"
         )
@@ -349,7 +352,7 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
 
 def _work(dram: Mapping[str, int], parts: Mapping[str, int] | None) -> Level:
     work = None if parts is None else {"work": sum(parts.get(name, 0) for name in _WORK)}
-    words = "of the update, and of rows on their way" + ("; planned as an upper bound" if dram else "")
+    words = "scratch memory of the update, and staging buffers" + ("; planned as an upper bound" if dram else "")
     return _level("Work space, in DRAM", words, _sum(dram, _WORK) if dram else None, work, "work")
 
 
@@ -365,27 +368,27 @@ def _sum(parts: Mapping[str, int], names: Iterable[str]) -> int:
 
 
 def _flow(plan: Content, caches: Sequence[Content]) -> str:
-    """Rows and bytes of a step between level 0 and homes."""
+    """Describe the rows and bytes that move between level 0 and homes in a step."""
     cached = [table for table in plan["tables"] if table["tier"] != "level0"]
     record = {table["table"]: record_bytes(table) for table in cached}
-    asked, came = (sum(table[name] for table in cached) for name in ("distinct", "misses"))
+    distinct_planned, missed_planned = (sum(table[name] for table in cached) for name in ("distinct", "misses"))
     if not caches:
         size = sum(table["misses"] * record[table["table"]] for table in cached)
         return (
-            f"of the {asked:,.0f} rows of a batch {_hits(asked, came)} are in level 0 as planned; {came:,.0f} "
-            f"({readable(round(size))}) come in a step, and victims go home"
+            f"planned: of the {distinct_planned:,.0f} rows of a batch {_hits(distinct_planned, missed_planned)} are in "
+            f"level 0; {missed_planned:,.0f} ({readable(round(size))}) are fetched in a step, and as many are evicted"
         )
-    distinct, missed = (sum(each[name] for each in caches) for name in ("distinct", "missed"))
-    size = sum(each["missed"] * record.get(each["table"], 0) for each in caches)
+    distinct, missed = (sum(cache[name] for cache in caches) for name in ("distinct", "missed"))
+    size = sum(cache["missed"] * record.get(cache["table"], 0) for cache in caches)
     return (
         f"of the {distinct:,.0f} rows of a batch {_hits(distinct, missed)} were in level 0; {missed:,.0f} "
-        f"({readable(round(size))}) came in a step, and victims went home (planned: {asked:,.0f} rows, "
-        f"{_hits(asked, came)}, {came:,.0f} in)"
+        f"({readable(round(size))}) were fetched in a step, and as many evicted (planned: {distinct_planned:,.0f} "
+        f"rows, {_hits(distinct_planned, missed_planned)}, {missed_planned:,.0f} fetched)"
     )
 
 
 def record_bytes(table: Content) -> float:
-    """Bytes of a row at rest."""
+    """Return the bytes of a row at rest."""
     size: int = sum(parts.get(name, 0) for parts in table["bytes"].values() for name in _RECORDS)
     return size / int(table["rows"])
 
@@ -395,16 +398,16 @@ def _hits(distinct: float, missed: float) -> str:
 
 
 def cached_tables(plan: Content | None, caches: Sequence[Content]) -> ShownTable:
-    """Predicted beside measured hit rates of each table under a cache, the busiest first."""
-    known = {each["table"]: each for each in caches}
-    tables = [] if plan is None else [table for table in plan["tables"] if table["table"] in known]
-    tables.sort(key=lambda table: -known[table["table"]]["missed"])
+    """Compare predicted and measured hit rates of each cached table, most misses first."""
+    measured = {cache["table"]: cache for cache in caches}
+    tables = [] if plan is None else [table for table in plan["tables"] if table["table"] in measured]
+    tables.sort(key=lambda table: -measured[table["table"]]["missed"])
     rows = [
         (
             table["table"], f"{table['rows']:,}", HOMES[table["tier"]], table["codec"]["kind"],
             f"{table['cache_rows'] / table['rows']:.1%}", _hits(table["distinct"], table["misses"]),
-            _hits(known[table["table"]]["distinct"], known[table["table"]]["missed"]),
-            f"{table['misses']:,.0f}", f"{known[table['table']]['missed']:,.0f}",
+            _hits(measured[table["table"]]["distinct"], measured[table["table"]]["missed"]),
+            f"{table['misses']:,.0f}", f"{measured[table['table']]['missed']:,.0f}",
         )
         for table in tables
     ]  # fmt: skip

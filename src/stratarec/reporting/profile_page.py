@@ -1,4 +1,4 @@
-"""What `profile` found as one HTML file; duplication, and what changes from day to day, as tables on the terminal."""
+"""Results of `profile`: duplication, drift by day, reuse of rows and hot rows, as tables and as one HTML file."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ _HEADS = (
     "per batch, sessions whole", "estimate of that", "per batch, samples mixed", "lookups saved",
 )  # fmt: skip
 LEGEND = (
-    ("stored once", "whether samples of a session share one copy of it"),
-    ("ids per sample", "how many a sample looks up"),
+    ("stored once", "whether samples of a session share one copy"),
+    ("ids per sample", "lookups of a sample"),
     ("same as before", "how often a sample of a session has the value of the sample before it"),
     ("repeats", "samples for each distinct value: within a session; within a batch as training shuffles it; within one "
      "of whole sessions, measured and estimated; and within one whose samples are shuffled one by one"),
-    ("lookups saved", "share of a batch's lookups that what is stored once makes unnecessary"),
+    ("lookups saved", "share of a batch's lookups that shared copies make unnecessary"),
 )  # fmt: skip
 
-# Curves that can be told apart.
+# Largest number of distinguishable curves.
 _CURVES = len(SERIES)
 # Numbers that are named on the terminal and on a page.
 _NUMBERS = 20
 
 
 def about(profile: Profile) -> str:
-    """One line under the title."""
+    """Return a summary of one line."""
     return (
         f"{profile.split}: {profile.samples_per_session:.1f} samples a session; in batches of {profile.batch_size:,}, "
         f"{profile.batch_samples_per_session:.1f} samples of a user where sessions are whole; "
-        f"{profile.lookups_saved:.0%} of the lookups of a batch are saved by what is stored once"
+        f"{profile.lookups_saved:.0%} of the lookups of a batch are saved by shared copies"
     )
 
 
 def print_profile(profile: Profile) -> None:
-    """Show the table on the terminal."""
+    """Print duplication on the terminal."""
     console = make_console()
     console.print(f"{profile.dataset}: duplication")
     console.print()
@@ -67,8 +67,8 @@ def write_profile(
     hot: HotProfile | None = None,
     drift: DayDrift | None = None,
 ) -> None:
-    """Write the HTML report: duplication, how rows are used again, what budgets of hot rows are worth, the hot rows of
-    one, where there is a profile of them, and what changes from day to day, where there are days."""
+    """Write the HTML report: duplication, reuse of rows, benefit of hot rows by budget, the chosen hot rows if there is
+    a profile, and drift from day to day if the log has times."""
     write_html(
         path,
         "profile.html.jinja",
@@ -100,19 +100,19 @@ def _cells(row: Duplication) -> tuple[str, ...]:
 
 
 def drift_tables(drift: DayDrift | None) -> list[tuple[ShownTable, str]]:
-    """Of vocabularies and of numbers a table with what it says in words, what changes most first; none without days."""
+    """Return a table and an explanation of the drift of vocabularies and of numbers, the largest drift first."""
     if drift is None:
         return []
     period = "day" if drift.days == 1 else f"{drift.days} days"
-    unseen = sorted(drift.unseen.items(), key=lambda each: -_median(each[1]))
-    shift = sorted(drift.shift.items(), key=lambda each: -_most(each[1])[0])
-    rows = [(name, f"{_median(each):.1%}", f"{_most(each)[0]:.1%}", _day(drift, each)) for name, each in unseen]
-    moved = [(name, f"{_most(each)[0]:.3g}", _day(drift, each)) for name, each in shift[:_NUMBERS]]
+    unseen = sorted(drift.unseen.items(), key=lambda values: -_median(values[1]))
+    shift = sorted(drift.shift.items(), key=lambda values: -_most(values[1])[0])
+    rows = [(name, f"{_median(values):.1%}", f"{_most(values)[0]:.1%}", _day(drift, values)) for name, values in unseen]
+    moved = [(name, f"{_most(values)[0]:.3g}", _day(drift, values)) for name, values in shift[:_NUMBERS]]
     return [
         (
             ShownTable(heads=("vocabulary", "unseen, median", "most", "when"), rows=rows),
             f"unseen: share of a period's lookups ({period}; {len(drift.starts)} of them) whose row the period before "
-            "did not use; values that share a row count as one, and a period that is cut short shows less than it had",
+            "did not use; values that share a row count as one; an incomplete period shows too little",
         ),
         (
             ShownTable(heads=("number", "largest shift", "when"), rows=moved),
@@ -122,7 +122,7 @@ def drift_tables(drift: DayDrift | None) -> list[tuple[ShownTable, str]]:
 
 
 def print_drift(drift: DayDrift | None) -> None:
-    """Print the tables, where there are days."""
+    """Print the drift tables, if the log has days."""
     console = make_console()
     for table, words in drift_tables(drift):
         if table.rows:
@@ -132,14 +132,14 @@ def print_drift(drift: DayDrift | None) -> None:
 
 
 def drift_charts(drift: DayDrift | None) -> list[Chart]:
-    """The vocabularies with most unseen rows, day by day."""
+    """Draw the vocabularies with most unseen rows, day by day."""
     if drift is None:
         return []
-    most = sorted(drift.unseen.items(), key=lambda each: -_median(each[1]))[:_CURVES]
+    most = sorted(drift.unseen.items(), key=lambda values: -_median(values[1]))[:_CURVES]
     figure, axes = new_axes(5.5, 2.6)
     places = (drift.starts - drift.starts[0]).astype(np.float64)
-    for (name, each), color in zip(most, SERIES, strict=False):
-        axes.plot(places, 100 * each, label=name, color=color, marker="o", markersize=3, linewidth=1.5)
+    for (name, values), color in zip(most, SERIES, strict=False):
+        axes.plot(places, 100 * values, label=name, color=color, marker="o", markersize=3, linewidth=1.5)
     axes.set(xlabel="day of the log", ylabel="lookups of unseen rows, %", ylim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.grid(color=LINE)
@@ -147,23 +147,23 @@ def drift_charts(drift: DayDrift | None) -> list[Chart]:
     return [Chart(title="Rows that the period before did not use", note=note, figure=figure, wide=True)]
 
 
-def _median(each: Floats) -> float:
-    return float(np.nanmedian(each)) if np.isfinite(each).any() else 0.0
+def _median(values: Floats) -> float:
+    return float(np.nanmedian(values)) if np.isfinite(values).any() else 0.0
 
 
-def _most(each: Floats) -> tuple[float, int]:
-    """The largest, whatever its sign, and its place."""
-    sizes = np.nan_to_num(np.abs(each))
+def _most(values: Floats) -> tuple[float, int]:
+    """Return the largest absolute value and its place."""
+    sizes = np.nan_to_num(np.abs(values))
     place = int(np.argmax(sizes))
     return float(sizes[place]), place
 
 
-def _day(drift: DayDrift, each: Floats) -> str:
-    return _date(int(drift.starts[_most(each)[1]])) if _most(each)[0] else "-"
+def _day(drift: DayDrift, values: Floats) -> str:
+    return _date(int(drift.starts[_most(values)[1]])) if _most(values)[0] else "-"
 
 
 def _date(day: int) -> str:
-    """A day since 1970; one that no calendar has, as of a log whose times count from somewhere else, as a number."""
+    """Return the date of a day since 1970; as a number if no calendar has it (times from another origin)."""
     try:
         return str(date(1970, 1, 1) + timedelta(days=day))
     except OverflowError:
@@ -172,7 +172,7 @@ def _date(day: int) -> str:
 
 _TABLE_HEADS = ("table", "rows", "hot", "hot bytes", "accesses")
 _POINT_HEADS = ("budget", "bytes", "accesses", "inputs", "interval", "by count")
-_INPUTS = "inputs that need no others"
+_INPUTS = "inputs that need only hot rows"
 
 _REUSE_HEADS = (
     "table", "rows", "used", "top 1 %", "top 10 %", "again", "between", "lru 1 %", "lru 10 %", "lfu 10 %", "rank 10 %",
@@ -183,53 +183,53 @@ REUSE_LEGEND = (
     "between: other rows used between two uses of a row, median; then what caches of 1 % or 10 % of the rows find, by "
     "policy"
 )
-# Pictures of the largest tables, and of none that any cache holds: the others are in the table.
+# Charts are drawn for the largest tables, except tables that any cache can hold.
 _PICTURES, _LEAST_ROWS = 6, 64
 
 
-def reuse_table(found: Sequence[TableReuse]) -> ShownTable:
-    """How rows are used again, a table a line."""
+def reuse_table(reuse: Sequence[TableReuse]) -> ShownTable:
+    """Return the reuse of rows, a line a table."""
     rows = [
         (
-            each.table, f"{each.rows:,}", f"{'' if each.exact else '~'}{each.used:,.0f}",
-            *(f"{share:.1%}" for share in each.top.values()), f"{each.again:.1%}",
-            f"{each.distance:,.0f}" if each.again else "-", f"{each.rate('lru', 0.01):.1%}",
-            *(f"{each.rate(policy, 0.1):.1%}" for policy in POLICIES),
+            table.table, f"{table.rows:,}", f"{'' if table.exact else '~'}{table.used:,.0f}",
+            *(f"{share:.1%}" for share in table.top.values()), f"{table.again:.1%}",
+            f"{table.distance:,.0f}" if table.again else "-", f"{table.rate('lru', 0.01):.1%}",
+            *(f"{table.rate(policy, 0.1):.1%}" for policy in POLICIES),
         )
-        for each in found
+        for table in reuse
     ]  # fmt: skip
     return ShownTable(heads=_REUSE_HEADS, rows=rows)
 
 
-def print_reuse(found: Sequence[TableReuse]) -> None:
-    """Print how rows are used again, where there are any."""
-    if not found:
+def print_reuse(reuse: Sequence[TableReuse]) -> None:
+    """Print the reuse of rows, if it was measured."""
+    if not reuse:
         return
-    console, table = make_console(), reuse_table(found)
+    console, shown = make_console(), reuse_table(reuse)
     console.print()
-    print_table(console, table.heads, table.rows, text=("table",))
+    print_table(console, shown.heads, shown.rows, text=("table",))
     console.print(REUSE_LEGEND)
 
 
-def reuse_charts(found: Sequence[TableReuse]) -> list[Chart]:
-    """Hit rates of each policy over the size of a cache."""
-    return [_reuse_chart(each) for each in found[:_PICTURES] if each.rows >= _LEAST_ROWS]
+def reuse_charts(reuse: Sequence[TableReuse]) -> list[Chart]:
+    """Draw the hit rate of each policy over the size of a cache."""
+    return [_reuse_chart(table) for table in reuse[:_PICTURES] if table.rows >= _LEAST_ROWS]
 
 
-def _reuse_chart(found: TableReuse) -> Chart:
+def _reuse_chart(table: TableReuse) -> Chart:
     figure, axes = new_axes(3.6, 2.3)
     for policy, color in zip(POLICIES, (ACCENT, SECOND, MUTED), strict=True):
-        axes.plot(found.sizes, 100 * found.hits[policy], label=policy, color=color, linewidth=1.5)
+        axes.plot(table.sizes, 100 * table.hits[policy], label=policy, color=color, linewidth=1.5)
     axes.set(xscale="log", xlabel="rows of the cache", ylabel="hits, %", ylim=(0, 100))
     axes.xaxis.set_major_locator(LogLocator(numticks=4))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(color=LINE)
-    return Chart(title=found.table, note=f"{found.rows:,} rows", figure=figure)
+    return Chart(title=table.table, note=f"{table.rows:,} rows", figure=figure)
 
 
 def print_hot(profile: HotProfile, counted: Sequence[str] = ()) -> None:
-    """Print which rows are hot and what they are worth; `counted` are lines on inputs that were all looked at."""
+    """Print the hot rows and their benefit; `counted` are lines from a pass over all inputs."""
     console = make_console()
     for table in hot_tables(profile):
         print_table(console, table.heads, table.rows, text=("table", "budget"))
@@ -238,24 +238,20 @@ def print_hot(profile: HotProfile, counted: Sequence[str] = ()) -> None:
 
 
 def about_hot(profile: HotProfile) -> list[str]:
-    """What there is to say of a profile beside its tables."""
+    """Return remarks on a profile of hot rows."""
     point = profile.chosen
-    how = (
-        "to make most inputs hot"
-        if profile.method == "inputs"
-        else "by lookups per byte, which nothing was better than"
-    )
-    said = [
+    how = "to make most inputs hot" if profile.method == "inputs" else "by lookups per byte; no other choice was better"
+    remarks = [
         f"hot rows of {readable(point.budget_bytes)} take {point.accesses:.1%} of the lookups; "
-        f"{point.inputs.share:.2%} of the inputs need no others (99 % interval {_interval(point)})",
+        f"{point.inputs.share:.2%} of the inputs need only hot rows (99 % interval {_interval(point)})",
         f"chosen {how}; by count alone {point.counted.share:.2%} of the inputs; {profile.seconds:.1f} s",
     ]
     remark = warn_little_skew(profile)
-    return [*said, f"note: {remark}"] if remark else said
+    return [*remarks, f"note: {remark}"] if remark else remarks
 
 
 def hot_tables(profile: HotProfile) -> list[ShownTable]:
-    """Hot rows of each table, and what other budgets are worth."""
+    """Return the hot rows of each table, and the benefit of other budgets."""
     rows = [
         (
             table.name, f"{table.rows:,}", f"{table.hot:,}", readable(table.hot * table.row_bytes),
@@ -274,7 +270,7 @@ def hot_tables(profile: HotProfile) -> list[ShownTable]:
 
 
 def hot_curve(points: Sequence[Point]) -> Chart:
-    """Shares of accesses and of inputs over the share of bytes."""
+    """Draw the shares of lookups and of inputs over the share of bytes."""
     bytes_share = [100 * point.row_share for point in points]
     figure, axes = new_axes(5.5, 2.6)
     curves = (
@@ -290,7 +286,7 @@ def hot_curve(points: Sequence[Point]) -> Chart:
     axes.set(xlabel="hot bytes, % of all rows'", ylabel="%", ylim=(0, 100))
     axes.grid(color=LINE)
     words = {_INPUTS: f"{_INPUTS}, with the 99 % interval"}
-    return Chart(title="Hot rows", note="what a budget is worth", figure=figure, words=words, wide=True)
+    return Chart(title="Hot rows", note="benefit of a budget", figure=figure, words=words, wide=True)
 
 
 def _interval(point: Point) -> str:

@@ -61,7 +61,7 @@ class TerminalProgress:
         if self._bar is not None:
             self._done += amount
             self._speed.add(time.monotonic(), self._done)
-            eta = eta_text(self._speed.left(self._total - self._done))
+            eta = eta_text(self._speed.remaining(self._total - self._done))
             self._bar.update(self._task, advance=amount, note=visible(note), eta=eta)
 
     def figures(self, step: int, values: Mapping[str, float]) -> None: ...
@@ -89,7 +89,7 @@ class TaskSpeed:
         while seconds - self._marks[0][0] > _PACE_SECONDS and len(self._marks) > 2:
             self._marks.popleft()
 
-    def left(self, units: int) -> float | None:
+    def remaining(self, units: int) -> float | None:
         """Return the seconds that `units` more take; None while the speed is unknown."""
         (began, first), (now, last) = self._marks[0], self._marks[-1]
         return units * (now - began) / (last - first) if last > first else None
@@ -112,7 +112,7 @@ class LineProgress:
         self._pace.add(now, self._done)
         if now - self._shown >= _LINE_SECONDS:
             self._shown = now
-            parts = (note, eta_text(self._pace.left(self._total - self._done)))
+            parts = (note, eta_text(self._pace.remaining(self._total - self._done)))
             share = 100 * self._done / max(self._total, 1)
             self.say("  ".join([f"{self._name}: {share:.0f} %", *filter(None, parts)]))
 
@@ -162,7 +162,7 @@ class JsonProgress:
         now = time.monotonic()
         self._speed.add(now, self._done)
         if now - self._shown >= _JSON_SECONDS:
-            self._shown, seconds = now, self._speed.left(self._total - self._done)
+            self._shown, seconds = now, self._speed.remaining(self._total - self._done)
             eta = None if seconds is None else round(seconds, 1)
             self._write("progress", **self._task, done=self._done, seconds=self._seconds, eta_seconds=eta, note=note)
 
@@ -234,7 +234,7 @@ class NotebookProgress:
     def advance(self, amount: int, note: str = "") -> None:
         self._done += amount
         self._speed.add(time.monotonic(), self._done)
-        self._note, self._eta = note, eta_text(self._speed.left(self._total - self._done))
+        self._note, self._eta = note, eta_text(self._speed.remaining(self._total - self._done))
         self._draw()
 
     def finish(self) -> None:

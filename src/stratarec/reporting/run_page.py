@@ -16,12 +16,22 @@ from stratarec.config.units import readable
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.models.metrics import HEADLINES, METRICS
 from stratarec.reporting.explain_page import importance_sections
-from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, ShownTable, new_axes, new_course, write_html
+from stratarec.reporting.html import (
+    ACCENT,
+    LINE,
+    MUTED,
+    SECOND,
+    Chart,
+    ShownTable,
+    new_axes,
+    new_curve_axes,
+    write_html,
+)
 from stratarec.reporting.metric_texts import INTERVAL, by_label, interval, show, shown, verdict
 from stratarec.reporting.plan_page import COMPARED, cached_tables, comparison_rows, levels
 from stratarec.reporting.step_time import StepTime, predicted_times
 
-# Fewer points than this are marked, so that a line between two is not taken for a course.
+# Fewer points than this are marked, so that a line between two points is not mistaken for data.
 _MARKED = 30
 
 
@@ -33,36 +43,36 @@ def write_report(
     result: Mapping[str, Any],
     plan: Mapping[str, Any] | None = None,
     importance: Mapping[str, Any] | str = "",
-    beside: Sequence[str] = (),
+    baselines: Sequence[str] = (),
 ) -> None:
     """Write the report of a finished run.
 
     Parameters
     ----------
     recipes : tuple of mapping
-        All of the recipe; and by their paths the fields that are not the defaults.
+        All fields of the recipe; and path -> value of the fields that are not at their defaults.
     position : mapping
         Losses, evaluations and times of the run.
     result : mapping
-        What ``result.json`` holds.
+        Content of ``result.json``.
     plan : mapping or None
-        Where its tables live, as `Plan.to_dict` tells it.
+        Plan of the tables, from `Plan.to_dict`.
     importance : mapping or str
-        Of its features, as `stratarec explain --json` tells it; or why there is none.
-    beside : sequence of str
-        What other methods make of the same data.
+        Importance of features, from `stratarec explain --json`; or why there is none.
+    baselines : sequence of str
+        Results of other methods on the same data.
     """
     recipe, chosen = recipes
     splits, metric = _splits(position, result), recipe["train"]["early_stopping"]["metric"]
     shown_metrics = dict.fromkeys((metric, "log_loss", "auc"))
-    courses = (
+    drawings = (
         _loss(position, recipe["train"]["loss"]["kind"]),
-        *(_validation(position, each, _tested(result)) for each in shown_metrics),
+        *(_validation(position, name, _tested(result)) for name in shown_metrics),
         _kinds(position),
         *reliability_charts(splits),
         _throughput(position),
     )
-    charts = [chart for chart in courses if chart is not None]
+    charts = [chart for chart in drawings if chart is not None]
     time, cached = StepTime.of(position), bool(result["caches"])
     write_html(
         path,
@@ -72,7 +82,7 @@ def write_report(
         verdict=[
             *dataset.suspicions,
             *verdict(position["evaluations"], result, metric),
-            *beside,
+            *baselines,
             *([] if time is None else time.verdict(cached, result.get("sharing", ""))),
         ],
         cards=_cards(result.get("test"), result),
@@ -107,7 +117,7 @@ def _cards(test: Mapping[str, Any] | None, result: Mapping[str, Any]) -> list[tu
         *cards,
         ("samples/s", f"{result['samples_per_second']:,.0f}"),
         ("DRAM for tables and optimizer state", readable(result["table_bytes"])),
-        ("vectors of a batch and their gradients", readable(result["output_bytes"])),
+        ("activations of the embedding layer", readable(result["output_bytes"])),
         ("network", readable(result["network_bytes"])),
         ("peak memory of the process", readable(result["peak_rss_bytes"])),
     ]
@@ -130,8 +140,8 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
         yield "The data set has no test split."
     if "valid" in result:
         yield (
-            f"Probabilities are corrected ({_correction(recipe['train'])}), as fitted on the validation split: what is "
-            "said of that split, corrected, is of the very samples that it was fitted to."
+            f"Probabilities are corrected ({_correction(recipe['train'])}), as fitted on the validation split; figures "
+            "of that split, corrected, come from the samples of the fit."
         )
 
 
@@ -142,22 +152,22 @@ def _without(importance: Mapping[str, Any] | str) -> list[str]:
 
 
 def _correction(train: Mapping[str, Any]) -> str:
-    """What asked for it."""
+    """Return the field of the recipe that requires the correction."""
     if train["calibration"] != "none":
         return f"train.calibration = {train['calibration']}"
-    return "all logits moved alike, as train.class_weight asks for it"
+    return "one shift of all logits, as train.class_weight requires"
 
 
 def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any], *, of_tested: bool) -> ShownTable:
-    """Of the checkpoint that was tested, or of all others."""
+    """Return the evaluations of the tested checkpoint, or of all others."""
     tested = _tested(result)
-    found = [
+    evaluations = [
         ("validation", entry["step"], entry)
         for entry in position["evaluations"]
         if (entry["step"] == tested) is of_tested
     ]
-    found += [] if not of_tested else [(split, tested, entry) for split, entry in _outcome(result).items()]
-    rows = [(name, step, figures) for split, step, entry in found for name, figures in by_label(split, entry)]
+    evaluations += [] if not of_tested else [(split, tested, entry) for split, entry in _outcome(result).items()]
+    rows = [(name, step, figures) for split, step, entry in evaluations for name, figures in by_label(split, entry)]
     names = shown(figures for _, _, figures in rows)
     return ShownTable(
         heads=("split", "step", *(METRICS[name].label for name in names)),
@@ -166,29 +176,29 @@ def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any], *, of_t
 
 
 def _outcome(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """What the end of the run evaluated."""
-    found = {
+    """Return the evaluations at the end of the run."""
+    evaluations = {
         "validation, corrected": result.get("valid"),
         "test, uncorrected": result.get("uncalibrated", {}).get("test"),
         "test": result.get("test"),
     }
-    return {split: figures for split, figures in found.items() if figures is not None}
+    return {split: figures for split, figures in evaluations.items() if figures is not None}
 
 
 def _splits(position: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The evaluations of the checkpoint that was tested."""
+    """Return the evaluations of the tested checkpoint."""
     tested = [entry for entry in position["evaluations"] if entry["step"] == _tested(result)]
-    found = _outcome(result)
-    return found if "valid" in result or not tested else {"validation": tested[-1], **found}
+    evaluations = _outcome(result)
+    return evaluations if "valid" in result or not tested else {"validation": tested[-1], **evaluations}
 
 
 def _tested(result: Mapping[str, Any]) -> int:
-    """Step of the checkpoint that was tested."""
+    """Return the step of the tested checkpoint."""
     return int(result["checkpoint"].removeprefix("step-"))
 
 
 def _rates(dataset: Dataset) -> list[str]:
-    """What the shares of positive samples are called."""
+    """Return the names of the shares of positive samples."""
     labels = dataset.schema.labels and dataset.schema.label_columns
     return [f"rate of {name}" for name in labels] or ["click rate"]
 
@@ -205,26 +215,26 @@ def _value(value: object) -> str:
 
 
 def _ranks(result: Mapping[str, Any]) -> ShownTable:
-    """Several processes side by side."""
+    """Return a row for each process."""
     rows = []
-    for rank, each in enumerate(result.get("ranks", ())):
-        exposed, hidden = each["exposed_seconds"], each["hidden_seconds"]
+    for rank, counts in enumerate(result.get("ranks", ())):
+        exposed, hidden = counts["exposed_seconds"], counts["hidden_seconds"]
         rows.append((
-            f"{rank}", readable(each["table_bytes"]), readable(each["peak_rss_bytes"]), readable(each["sent_bytes"]),
-            f"{exposed / max(each['step_seconds'], 1e-9):.0%}", f"{hidden / max(exposed + hidden, 1e-9):.0%}",
+            f"{rank}", *(readable(counts[name]) for name in ("table_bytes", "peak_rss_bytes", "sent_bytes")),
+            f"{exposed / max(counts['step_seconds'], 1e-9):.0%}", f"{hidden / max(exposed + hidden, 1e-9):.0%}",
         ))  # fmt: skip
     return ShownTable(heads=("rank", "tables", "peak memory", "sent", "of its time waiting", "hidden"), rows=rows)
 
 
 def _throughput(position: Mapping[str, Any]) -> Chart | None:
-    """Samples a second between two points of the loss."""
+    """Draw samples a second between two points of the loss."""
     steps, seconds, samples = np.array([(0, 0.0, 0), *position["paces"]], dtype=np.float64).T
     # A session's first step is not timed.
     timed = np.diff(seconds) > 0
     if timed.sum() < 2:
         return None
     rates = np.diff(samples)[timed] / np.diff(seconds)[timed]
-    chart = _course("Throughput", "samples/s", steps[1:][timed], rates, ACCENT)
+    chart = _curve("Throughput", "samples/s", steps[1:][timed], rates, ACCENT)
     axes = chart.figure.axes[0]
     axes.set_ylim(0, None)
     axes.yaxis.set_major_formatter("{x:,.0f}")
@@ -235,33 +245,33 @@ def _loss(position: Mapping[str, Any], kind: str) -> Chart | None:
     if len(position["losses"]) < 2:
         return None
     steps, losses = np.array(position["losses"], dtype=np.float64).T
-    return _course("Training loss", f"{kind.replace('_', ' ')}, smoothed", steps, losses, ACCENT)
+    return _curve("Training loss", f"{kind.replace('_', ' ')}, smoothed", steps, losses, ACCENT)
 
 
 def _kinds(position: Mapping[str, Any]) -> Chart | None:
-    """The losses of hot and of mixed batches, where these are trained apart."""
+    """Draw the losses of hot and of mixed batches, if these are trained separately."""
     if len(position["kind_losses"]) < 2:
         return None
     steps, mixed, hot = np.array(position["kind_losses"], dtype=np.float64).T
-    figure, axes = new_course(3.6, 2.5)
+    figure, axes = new_curve_axes(3.6, 2.5)
     for name, losses, color in (("mixed batches", mixed, ACCENT), ("hot batches", hot, SECOND)):
         _draw(axes, name, steps, losses, color)
     return Chart(title="Loss by kind of batch", note="smoothed", figure=figure)
 
 
 def _validation(position: Mapping[str, Any], metric: str, tested: int) -> Chart | None:
-    """The course of what chose the checkpoint that was tested, which is marked."""
-    known = [(entry["step"], entry[metric]) for entry in position["evaluations"] if entry[metric] is not None]
-    if len(known) < 2:
+    """Draw a validation metric, with a mark at the tested checkpoint."""
+    points = [(entry["step"], entry[metric]) for entry in position["evaluations"] if entry[metric] is not None]
+    if len(points) < 2:
         return None
-    steps, values = np.array(known, dtype=np.float64).T
-    chart = _course(f"Validation {METRICS[metric].label}", f"tested at step {tested:,}", steps, values, SECOND)
+    steps, values = np.array(points, dtype=np.float64).T
+    chart = _curve(f"Validation {METRICS[metric].label}", f"tested at step {tested:,}", steps, values, SECOND)
     chart.figure.axes[0].axvline(tested, color=MUTED, linestyle="--", linewidth=1)
     return chart
 
 
-def _course(title: str, note: str, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> Chart:
-    figure, axes = new_course(3.6, 2.5)
+def _curve(title: str, note: str, steps: NDArray[np.float64], values: NDArray[np.float64], color: str) -> Chart:
+    figure, axes = new_curve_axes(3.6, 2.5)
     _draw(axes, title, steps, values, color)
     text = f"{note}; from {values[0]:.4g} at step {steps[0]:,.0f} to {values[-1]:.4g} at step {steps[-1]:,.0f}"
     return Chart(title=title, note=note, figure=figure, text=text)
@@ -273,7 +283,7 @@ def _draw(axes: Axes, name: str, steps: NDArray[np.float64], values: NDArray[np.
 
 
 SplitFigures = Mapping[str, Mapping[str, Any]]
-"""Split -> the figures of its evaluation, which may lack bins."""
+"""Split -> figures of its evaluation, with or without bins."""
 _SPLIT_COLORS = {
     "validation": SECOND,
     "validation, corrected": SECOND,
@@ -284,10 +294,10 @@ _RELIABILITY_HEADS = ("split", "bin", "samples", "predicted", "observed", INTERV
 
 
 def reliability_charts(splits: SplitFigures) -> Iterator[Chart]:
-    """A drawing for each label, with a line for each split that has two bins at least."""
+    """Draw a chart for each label, with a line for each split that has at least two bins."""
     by_name: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
-    for split, found in splits.items():
-        for label, figures in found.get("labels", {"": found}).items():
+    for split, evaluation in splits.items():
+        for label, figures in evaluation.get("labels", {"": evaluation}).items():
             if len(figures.get("reliability") or ()) > 1:
                 by_name.setdefault(label, []).append((split, figures))
     for label, lines in by_name.items():
@@ -296,33 +306,33 @@ def reliability_charts(splits: SplitFigures) -> Iterator[Chart]:
 
 def _reliability_chart(label: str, lines: list[tuple[str, Mapping[str, Any]]]) -> Chart:
     figure, axes = new_axes(3.6, 2.5)
-    top, said = 1e-3, {}
+    top, words = 1e-3, {}
     for split, figures in lines:
         bins = figures["reliability"]
-        x, y, low, high = (np.array([each[name] for each in bins]) for name in ("predicted", "observed", "low", "high"))
+        x, y, low, high = (np.array([row[name] for row in bins]) for name in ("predicted", "observed", "low", "high"))
         axes.plot(x, y, label=split, color=_SPLIT_COLORS[split], marker="o", markersize=2.5, linewidth=1.2)
         axes.vlines(x, low, high, color=_SPLIT_COLORS[split], linewidth=0.8)
         top = max(top, *x, *high)
-        samples = sum(each["samples"] for each in bins) / len(bins)
+        samples = sum(row["samples"] for row in bins) / len(bins)
         error, noise = (show(figures[name], 4) for name in ("calibration_error", "calibration_noise"))
-        said[split] = f"{split}: error {error} ({noise} by chance), {len(bins)} bins of some {samples:,.0f} samples"
+        words[split] = f"{split}: error {error} ({noise} by chance), {len(bins)} bins of some {samples:,.0f} samples"
     top = min(top * 1.05, 1.0)
     axes.plot([0, top], [0, top], color=MUTED, linestyle="--", linewidth=1)
     axes.set(xlabel="predicted click rate", ylabel="observed click rate", xlim=(0, top), ylim=(0, top))
     axes.grid(color=LINE)
     title = f"Calibration, {label}" if label else "Calibration"
-    return Chart(title=title, note="intervals of 95 %", figure=figure, words=said)
+    return Chart(title=title, note="intervals of 95 %", figure=figure, words=words)
 
 
 def reliability_table(splits: SplitFigures) -> ShownTable:
-    """All bins in numbers."""
+    """Return all bins as numbers."""
     rows = [
         (
-            name, f"{number}", f"{each['samples']:,}", f"{each['predicted']:.5f}", f"{each['observed']:.5f}",
-            interval(each),
+            name, f"{number}", f"{row['samples']:,}", f"{row['predicted']:.5f}", f"{row['observed']:.5f}",
+            interval(row),
         )
-        for split, found in splits.items()
-        for name, figures in by_label(split, found)
-        for number, each in enumerate(figures.get("reliability") or (), 1)
+        for split, evaluation in splits.items()
+        for name, figures in by_label(split, evaluation)
+        for number, row in enumerate(figures.get("reliability") or (), 1)
     ]  # fmt: skip
     return ShownTable(heads=_RELIABILITY_HEADS, rows=rows)

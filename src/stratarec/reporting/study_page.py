@@ -1,4 +1,4 @@
-"""A study of `tune` for people: its trials side by side, and what each field is worth."""
+"""Page of a study of `tune`: its trials, and the metric over the values of each field."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from stratarec.models.metrics import METRICS, goodness
 from stratarec.reporting.html import ACCENT, LINE, MUTED, Chart, ShownTable, new_axes, write_html
 
 Trial = Mapping[str, Any]
-"""What `TrialRecord` holds, and ``run``, the name of its directory."""
+"""Fields of `TrialRecord`, and ``run``, the name of its directory."""
 _WIDEST = 120
-# Fields that are drawn: more are in the table alone.
+# Most fields with a chart; all are in the table.
 _FIELDS = 12
 
 
 def write_study(path: Path, name: str, metric: str, space: Mapping[str, str], trials: Sequence[Trial]) -> None:
-    """Write the page of trials that have ended, the first of which has the recipe's own values."""
+    """Write the page of finished trials; the first one has the recipe's values."""
     label = METRICS[metric].label
-    whole = [(place, trial) for place, trial in enumerate(trials) if trial["value"] is not None]
+    complete = [(place, trial) for place, trial in enumerate(trials) if trial["value"] is not None]
     rows = [
         (
-            trial["run"], trial["state"], _told(trial), *(_value(trial["params"][field]) for field in space),
+            trial["run"], trial["state"], _last_metric(trial), *(_value(trial["params"][field]) for field in space),
             textwrap.shorten(visible(trial["reason"]), _WIDEST, placeholder="...") or "-",
         )
-        for trial in sorted(trials, key=lambda each: _rank(metric, each))
+        for trial in sorted(trials, key=lambda trial: _rank(metric, trial))
     ]  # fmt: skip
     write_html(
         path,
         "study.html.jinja",
         title=f"{name}: {len(trials):,} trials",
         lead=f"compared by validation {label}; the test split was not read",
-        verdict=_verdict(metric, whole, len(trials)),
-        charts=[_course(metric, whole), *(_field(metric, field, whole) for field in list(space)[:_FIELDS])]
-        if len(whole) > 1
+        verdict=_verdict(metric, complete, len(trials)),
+        charts=[_progress(metric, complete), *(_field(metric, field, complete) for field in list(space)[:_FIELDS])]
+        if len(complete) > 1
         else [],
         trials=ShownTable(heads=("trial", "ended", label, *space, "why it failed"), rows=rows),
         space=ShownTable(heads=("field", "searched"), rows=list(space.items())),
     )
 
 
-def _told(trial: Trial) -> str:
-    """What validation said last, of a trial that was ended early too."""
+def _last_metric(trial: Trial) -> str:
+    """Return the last validation metric; in parentheses for a trial that was stopped early."""
     if trial["value"] is not None:
         return f"{trial['value']:.5f}"
     return f"({trial['evaluations'][-1]:.5f})" if trial["evaluations"] else "-"
@@ -61,21 +61,21 @@ def _rank(metric: str, trial: Trial) -> float:
     return float("inf") if trial["value"] is None else -goodness(metric, trial["value"])
 
 
-def _verdict(metric: str, whole: Sequence[tuple[int, Trial]], trials: int) -> list[str]:
-    if not whole:
-        return ["no trial was trained to its end"]
-    best = min((trial for _, trial in whole), key=lambda trial: _rank(metric, trial))
+def _verdict(metric: str, complete: Sequence[tuple[int, Trial]], trials: int) -> list[str]:
+    if not complete:
+        return ["no trial was trained completely"]
+    best = min((trial for _, trial in complete), key=lambda trial: _rank(metric, trial))
     values = ", ".join(f"{field} {_value(value)}" for field, value in best["params"].items())
-    said = [f"best: {best['run']}, {METRICS[metric].label} {best['value']:.5f}, with {visible(values)}"]
-    if whole[0][0] == 0:
-        gain = goodness(metric, best["value"]) - goodness(metric, whole[0][1]["value"])
-        said.append(f"{gain:.5f} better than the recipe's own values" if gain else "nothing beat the recipe's values")
-    return [*said, f"{len(whole):,} of {trials:,} trials were trained to their end"]
+    lines = [f"best: {best['run']}, {METRICS[metric].label} {best['value']:.5f}, with {visible(values)}"]
+    if complete[0][0] == 0:
+        gain = goodness(metric, best["value"]) - goodness(metric, complete[0][1]["value"])
+        lines.append(f"{gain:.5f} better than the recipe's own values" if gain else "no trial beat the recipe's values")
+    return [*lines, f"{len(complete):,} of {trials:,} trials were trained completely"]
 
 
-def _course(metric: str, whole: Sequence[tuple[int, Trial]]) -> Chart:
-    """Each trial, and the best so far."""
-    places, values = np.array([(place, trial["value"]) for place, trial in whole], dtype=np.float64).T
+def _progress(metric: str, complete: Sequence[tuple[int, Trial]]) -> Chart:
+    """Draw each trial, and the best so far."""
+    places, values = np.array([(place, trial["value"]) for place, trial in complete], dtype=np.float64).T
     figure, axes = new_axes(3.6, 2.5)
     best = np.maximum.accumulate if METRICS[metric].better == "higher" else np.minimum.accumulate
     axes.plot(places, values, label="trial", color=MUTED, marker="o", markersize=3, linestyle="none")
@@ -86,28 +86,28 @@ def _course(metric: str, whole: Sequence[tuple[int, Trial]]) -> Chart:
     return Chart(title=f"Validation {METRICS[metric].label}", figure=figure)
 
 
-def _field(metric: str, field: str, whole: Sequence[tuple[int, Trial]]) -> Chart:
-    """Trials over the values of a field: numbers where they lie, and others side by side."""
-    given = [trial["params"][field] for _, trial in whole]
-    told = [trial["value"] for _, trial in whole]
-    numbers = all(isinstance(value, int | float) for value in given)
-    names = [] if numbers else sorted(set(map(str, given)))
-    places = [float(value) if numbers else float(names.index(str(value))) for value in given]
+def _field(metric: str, field: str, complete: Sequence[tuple[int, Trial]]) -> Chart:
+    """Draw trials over the values of a field: numbers to scale, others in equal distances."""
+    values = [trial["params"][field] for _, trial in complete]
+    metrics = [trial["value"] for _, trial in complete]
+    numbers = all(isinstance(value, int | float) for value in values)
+    names = [] if numbers else sorted(set(map(str, values)))
+    places = [float(value) if numbers else float(names.index(str(value))) for value in values]
     figure, axes = new_axes(3.6, 2.5)
-    axes.plot(places, told, label=METRICS[metric].label, color=ACCENT, marker="o", markersize=4, linestyle="none")
+    axes.plot(places, metrics, label=METRICS[metric].label, color=ACCENT, marker="o", markersize=4, linestyle="none")
     if numbers and min(places) > 0 and max(places) > 30 * min(places):
         axes.set_xscale("log")
     if names:
         axes.set_xticks(
             range(len(names)),
-            [textwrap.shorten(visible(each), 14, placeholder="...") for each in names],
+            [textwrap.shorten(visible(trial), 14, placeholder="...") for trial in names],
             parse_math=False,
         )
     axes.grid(color=LINE)
     readings = [
-        (place, f"{field} {_value(value)}: {METRICS[metric].label} {found:.5f}, {trial['run']}")
-        for place, value, found, (_, trial) in sorted(
-            zip(places, given, told, whole, strict=True), key=lambda e: e[:3:2]
+        (place, f"{field} {_value(value)}: {METRICS[metric].label} {score:.5f}, {trial['run']}")
+        for place, value, score, (_, trial) in sorted(
+            zip(places, values, metrics, complete, strict=True), key=lambda e: e[:3:2]
         )
     ]
     return Chart(title=field, note=f"{METRICS[metric].label} over its values", figure=figure, readings=readings)

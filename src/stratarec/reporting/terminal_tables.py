@@ -1,4 +1,4 @@
-"""Tables on a terminal of any width: where the columns do not fit side by side, they stand in several tables."""
+"""Tables on a terminal of any width: columns that do not fit are printed in several tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Table
 from stratarec.io.names import visible
 
 _GAP = 2
-# Wider than any table: a file or a pipe gets one line a row.
+# Wider than any table: in a file or a pipe each row is one line.
 _UNLIMITED = 10_000
 
 Rows = Sequence[Sequence[str]]
@@ -23,18 +23,18 @@ Rows = Sequence[Sequence[str]]
 
 class _Console(Console):
     def print(self, *objects: Any, **options: Any) -> None:
-        """Text is a line: what would act on a terminal, or begin another line, is shown as it is written."""
-        super().print(*(visible(each) if isinstance(each, str) else each for each in objects), **options)
+        """Print text as one line: control characters are shown, not executed."""
+        super().print(*(visible(value) if isinstance(value, str) else value for value in objects), **options)
 
     def on_broken_pipe(self) -> None:
-        """Leave it to the command line, which rich would end with exit code 1."""
+        """Raise the error for the command line to handle; rich would exit with code 1."""
         raise BrokenPipeError
 
 
 def make_console() -> Console:
-    """Standard output as wide as its terminal, or as COLUMNS says; without limit where it goes to a file or a pipe.
+    """Return standard output, as wide as its terminal or COLUMNS; without limit for a file or a pipe.
 
-    Nothing in a name is taken for markup or reaches the terminal as a control character.
+    Nothing in a name is interpreted as markup, or reaches the terminal as a control character.
     """
     terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal or os.environ.get("COLUMNS") else _UNLIMITED
@@ -44,14 +44,14 @@ def make_console() -> Console:
 def print_table(
     console: Console, heads: Sequence[str], rows: Rows, *, text: Collection[str] = (), keys: int = 1
 ) -> None:
-    """Print `rows` under `heads`, whatever characters there are in them.
+    """Print `rows` under `heads`; any characters are safe.
 
     Parameters
     ----------
     text : collection of str
-        Heads of columns of words, which start at the left; the others are numbers.
+        Heads of text columns, which are aligned left; the others are numbers.
     keys : int
-        The first so many columns name a row. They are repeated where the table is printed in parts.
+        Number of first columns that name a row. They are repeated if the table is printed in parts.
     """
     heads, *rows = ([visible(cell) for cell in row] for row in (heads, *rows))
     wide = [max(map(cell_len, (head, *(row[i] for row in rows)))) for i, head in enumerate(heads)]
@@ -69,12 +69,12 @@ def print_table(
 
 
 def _broken(head: str, cells: Sequence[str]) -> int:
-    """Width of a column whose head is broken at its blanks."""
+    """Return the width of a column whose head is wrapped at its blanks."""
     return max(map(cell_len, (*head.split(), *cells)), default=0)
 
 
 def _parts(widths: Sequence[int], keys: int, limit: int) -> list[list[int]]:
-    """The columns of each table: the keys, and as many of the others as fit beside them, but one at least."""
+    """Return the columns of each table: the keys, and as many others as fit, at least one."""
     shared = list(range(keys))
     start = sum(widths[place] + _GAP for place in shared)
     parts, used = [list(shared)], start

@@ -1,4 +1,4 @@
-"""Towers for people: what each holds and how its features interact, on the terminal and as a page."""
+"""Towers with their features and interactions, on the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from stratarec.reporting.html import TEXT, Chart, ShownTable, new_axes, write_ht
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]
-"""What `TowerPlan.to_dict` gives."""
+"""Output of `TowerPlan.to_dict`."""
 
 _HEADS = ("tower", "features", "bytes", "lookups a batch", "interaction inside", "with others")
-# Names of more features cannot be read beside the matrix.
+# Names of more features are too small to read along the matrix.
 _MOST_NAMED = 80
-# That are named where a feature is pointed at.
+# Number of other features in the text of a feature.
 _PARTNERS = 4
 
 
@@ -33,9 +33,9 @@ def print_towers(content: Content, source: str) -> None:
     Parameters
     ----------
     content : mapping
-        What `TowerPlan.to_dict` gives.
+        Output of `TowerPlan.to_dict`.
     source : str
-        What interactions were measured of.
+        Model or probe that interactions were measured on.
     """
     console = make_console()
     print_table(console, _HEADS, _rows(content))
@@ -84,17 +84,17 @@ def _rows(content: Content) -> list[tuple[str, ...]]:
 
 
 def _between(content: Content) -> Any:
-    """``[T, 2]`` mean interaction of a tower's features with each other, and with those of other towers."""
+    """Return ``[T, 2]`` mean interactions of a tower's features with each other, and with other features."""
     places = {name: place for place, name in enumerate(content["features"])}
     matrix = np.array(content["interaction"])
-    found = np.full((len(content["towers"]), 2), np.nan)
+    means = np.full((len(content["towers"]), 2), np.nan)
     for number, tower in enumerate(content["towers"]):
         mine = np.isin(np.arange(len(matrix)), [places[name] for name in tower["features"]])
         for column, others in enumerate((mine, ~mine)):
             pairs = mine[:, None] & others[None] & ~np.eye(len(matrix), dtype=bool)
             if pairs.any():
-                found[number, column] = matrix[pairs].mean()
-    return found
+                means[number, column] = matrix[pairs].mean()
+    return means
 
 
 def _number(value: float | None) -> str:
@@ -102,7 +102,7 @@ def _number(value: float | None) -> str:
 
 
 def _matrix(content: Content) -> Chart:
-    """Interactions of all features, tower after tower, with a frame around each tower."""
+    """Draw the interactions of all features, with a frame around each tower."""
     names = [name for tower in content["towers"] for name in tower["features"]]
     places = [content["features"].index(name) for name in names]
     values = np.array(content["interaction"])[np.ix_(places, places)]
@@ -131,16 +131,16 @@ def _matrix(content: Content) -> Chart:
 
 
 def _partners(content: Content, names: Sequence[str], values: Any, place: int) -> str:
-    """A feature, its tower, and the features that it interacts most with."""
-    found = values[:, place]
-    most = [other for other in np.argsort(-found, kind="stable") if other != place and not np.isnan(found[other])]
-    said = ", ".join(f"{names[other]} {found[other]:.3f}" for other in most[:_PARTNERS])
+    """Name a feature, its tower, and the features that it interacts most with."""
+    column = values[:, place]
+    most = [other for other in np.argsort(-column, kind="stable") if other != place and not np.isnan(column[other])]
+    partners = ", ".join(f"{names[other]} {column[other]:.3f}" for other in most[:_PARTNERS])
     tower = next(number for number, tower in enumerate(content["towers"]) if names[place] in tower["features"])
-    return f"{names[place]}, tower {tower}{': most with ' + said if said else ''}"
+    return f"{names[place]}, tower {tower}{': most with ' + partners if partners else ''}"
 
 
 def _name(axes: Any, names: Sequence[str]) -> None:
-    """Features along both sides, where they can be read."""
+    """Label both axes with the features, if these are readable."""
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
     if len(names) > _MOST_NAMED:
