@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import stratarec
-from stratarec.cli.main import EXIT_CODES, make_parser
+from stratarec.cli.run_command import EXIT_CODES, make_parser
 from stratarec.models.metrics import METRICS
 from stratarec.recipe import Recipe
 

@@ -21,7 +21,7 @@ from models.test_deduplicated import ROWS, batch, schema
 import stratarec
 from recipes import assert_same_model, interrupt, last, prepared, tiny
 from stratarec.batch.batch import Batch
-from stratarec.cli.doctor.verify_gpu import Sizes, verify
+from stratarec.cli.checks.gpu import Sizes, verify
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import Interrupted, StrataError

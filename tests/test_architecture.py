@@ -102,7 +102,7 @@ def test_text_goes_to_a_terminal_in_a_few_places_that_show_what_would_act_on_it(
 
 
 PRINTING = {
-    "print": {"cli.arguments", "cli.main", "reporting.progress"},
+    "print": {"cli.arguments", "cli.run_command", "reporting.progress"},
     "Console": {"reporting.progress"},
     "_Console": {"reporting.terminal_tables"},
 }

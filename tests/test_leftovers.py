@@ -19,8 +19,15 @@ import yaml
 from errors import refuses
 from recipes import tiny
 from stratarec.cli import main
-from stratarec.io.atomic import write_json
-from stratarec.io.opening import SpecialFileError, create, is_leftover, open_regular, remove_leftovers, temporary_name
+from stratarec.io.atomic import (
+    SpecialFileError,
+    create_locked,
+    is_leftover,
+    open_regular,
+    remove_leftovers,
+    temporary_name,
+    write_json,
+)
 
 
 @pytest.fixture(scope="module")
@@ -146,15 +153,15 @@ def test_only_files_are_opened_as_files(tmp_path: Path) -> None:
     with open_regular(tmp_path / "to-file") as file:
         assert file.read() == b"x"
     with pytest.raises(FileExistsError):
-        create(tmp_path / "to-file")
+        create_locked(tmp_path / "to-file")
 
 
 def test_what_fails_after_a_signal_that_an_import_swallowed_is_the_signal() -> None:
     """An import that catches all exceptions leaves modules half loaded, so that the command fails later."""
     code = (
         "import os, signal\n"
-        "from stratarec.cli.main import _termination\n"
-        "with _termination():\n"
+        "from stratarec.cli.run_command import _signals_as_exceptions\n"
+        "with _signals_as_exceptions():\n"
         "    try:\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "    except BaseException:\n"

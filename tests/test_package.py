@@ -46,7 +46,7 @@ def test_public_names() -> None:
 
 def test_importing_and_help_do_not_load_torch() -> None:
     code = (
-        "import sys; from stratarec.cli.main import make_parser; make_parser().format_help(); "
+        "import sys; from stratarec.cli.run_command import make_parser; make_parser().format_help(); "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -158,9 +158,9 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, capfd: pyt
 def test_a_warning_is_a_line_without_control_characters(tmp_path: Path) -> None:
     code = """
 import sys, warnings
-from stratarec.cli import evaluate_command, main
+from stratarec.cli import main, run_command
 warn = lambda args: warnings.warn("from \\x1b[31m there")
-evaluate_command.COMMAND = evaluate_command.COMMAND._replace(run=warn)
+run_command.COMMANDS = tuple(command._replace(run=warn) for command in run_command.COMMANDS)
 main(["evaluate", "x"])
 """
     done = forked.python(code, cwd=tmp_path)

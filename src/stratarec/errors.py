@@ -1,17 +1,17 @@
-"""The one tree of errors a user can meet.
+"""Exceptions that users meet, in one tree.
 
-Every message says what was got, what was expected, and the file, row, field or flag to change. The command line prints
-it as one line and exits with code 2.
+Every message names the file, row, field or option, its value, what it must be, and what to do. The command line prints
+the message as one line and exits with code 2.
 """
 
-from signal import SIGINT
+from signal import SIGINT, SIGTERM
 
-# Characters of a message: what a file says may be of any length. Its end says what to do.
+# Longest message: its head and its end, which says what to do. A value from a file may be of any length.
 _HEAD, _TAIL = 1000, 400
 
 
 class StrataError(Exception):
-    """Anything that StrataRec refuses, with a message that says what to do instead: one line, of bounded length."""
+    """Any input or state that StrataRec refuses; the message is one line of bounded length."""
 
     def __init__(self, message: str) -> None:
         line = "\\n".join(message.splitlines())
@@ -19,11 +19,11 @@ class StrataError(Exception):
 
 
 class ConfigError(StrataError, ValueError):
-    """A recipe field, flag or argument that is unknown or out of range."""
+    """A recipe field, option or argument that is unknown or out of range."""
 
 
 class DataError(StrataError, ValueError):
-    """A raw log that cannot be read as its recipe says: names the file, the row and the field."""
+    """A raw log that cannot be read as its recipe says; the message names file, row and field."""
 
 
 class DatasetError(StrataError, RuntimeError):
@@ -35,7 +35,7 @@ class CheckpointError(StrataError, RuntimeError):
 
 
 class ExportError(StrataError, RuntimeError):
-    """An exported model that is missing, damaged, or not what its manifest says."""
+    """An exported model that is missing, damaged, or differs from its manifest."""
 
 
 class StorageError(StrataError, OSError):
@@ -43,33 +43,43 @@ class StorageError(StrataError, OSError):
 
 
 class TrainingError(StrataError, ArithmeticError):
-    """Training that cannot go on: the loss is no number."""
+    """Training that cannot continue because the loss is not finite."""
 
 
 class RankError(StrataError, RuntimeError):
-    """Processes that cannot go on together: names the rank that failed, is gone, or was started otherwise."""
+    """Distributed processes that cannot continue; the message names the rank that failed or has other settings."""
 
 
 class ClusterError(StrataError, RuntimeError):
-    """A Ray cluster that is not there, lost a task for good, or has a machine that cannot do the work: names it."""
+    """A Ray cluster that is unreachable, lost a task, or has a machine that cannot do the work; names the machine."""
 
 
 class Alarm(Exception):
-    """What was done is done, and a figure of it is one that the user asked to be alarmed by: exit code 3."""
+    """A finished command whose metric triggered an alarm that the user asked for: exit code 3."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM ended the command, which cleans up as after Ctrl-C."""
+    """SIGTERM or SIGHUP, which ends a command with the same cleanup as Ctrl-C.
+
+    Parameters
+    ----------
+    signal : int
+        Number of the signal.
+    """
+
+    def __init__(self, signal: int = SIGTERM) -> None:
+        super().__init__()
+        self.signal = signal
 
 
 class Interrupted(Exception):
-    """The user asked a run to stop; its message says which checkpoint was written and how to go on.
+    """A run that the user stopped; the message names the checkpoint that was written and how to resume.
 
     Parameters
     ----------
     message : str
     signal : int
-        Number of the signal: SIGINT or SIGTERM.
+        Number of the signal: SIGINT, SIGTERM or SIGHUP.
     """
 
     def __init__(self, message: str, signal: int = SIGINT) -> None:

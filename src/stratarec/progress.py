@@ -1,4 +1,4 @@
-"""What long work tells whoever watches."""
+"""Progress of long work: what it reports, and to whom."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Receives the progress of one task at a time."""
+    """Receiver of progress, for one task at a time."""
 
     def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
-        """A task of `total` units begins; `done` of them were finished by an earlier run."""
+        """Begin a task of `total` units, of which an earlier run finished `done`."""
 
     def advance(self, amount: int, note: str = "") -> None:
-        """`amount` more units are finished."""
+        """Report that `amount` more units are finished."""
 
     def finish(self) -> None:
-        """The task is over."""
+        """End the task."""
 
     def figures(self, step: int, values: Mapping[str, float]) -> None:
-        """Points of curves, by their names, such as ``train/loss``."""
+        """Add a point to curves, by their names, such as ``train/loss``."""
 
     def say(self, message: str) -> None:
-        """A line worth keeping."""
+        """Report a message that stays visible."""
 
 
 class SilentProgress:
-    """Says nothing."""
+    """Receiver that ignores all progress."""
 
     def start(self, task: str, total: int, unit: str, done: int = 0) -> None: ...
 
@@ -41,15 +41,18 @@ class SilentProgress:
 
 
 class timed:
-    """Add what a block takes to the entry `name`; 0.7 microseconds itself, as a generator 1.6."""
+    """Context manager that adds the seconds of its block to the entry `name`.
 
-    __slots__ = ("_began", "_name", "_seconds")
+    It costs 0.7 microseconds; as a generator it cost 1.6.
+    """
+
+    __slots__ = ("_name", "_seconds", "_start")
 
     def __init__(self, seconds: MutableMapping[str, float], name: str) -> None:
         self._seconds, self._name = seconds, name
 
     def __enter__(self) -> None:
-        self._began = time.perf_counter()
+        self._start = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + time.perf_counter() - self._began
+        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + time.perf_counter() - self._start

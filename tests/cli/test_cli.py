@@ -212,10 +212,10 @@ def test_a_shell_completes_commands_options_and_choices(tmp_path: Path, line: st
 
 
 DEFECT = """
-from stratarec.cli import prepare_command
+from stratarec.cli import run_command
 def broken(args):
     raise KeyError("a key that\\nnobody expected")
-prepare_command.COMMAND = prepare_command.COMMAND._replace(run=broken)
+run_command.COMMANDS = tuple(command._replace(run=broken) for command in run_command.COMMANDS)
 """
 
 

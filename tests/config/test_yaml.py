@@ -49,22 +49,22 @@ def wide(keys: int) -> str:
     [
         (bomb(9), "more than 100,000 values"),
         (merges(9), "more than 100,000 values"),
-        ("a: &a [*a]", "line 1, column 8: a stands for a section that it lies in"),
-        ("a: &a {b: *a}", "a stands for a section that it lies in"),
-        ("[" * 60 + "]" * 60, "sections in more than 50 sections"),
-        ("[" * 200_000, "sections in more than 50 sections"),
-        ("{a: " * 200_000, "sections in more than 50 sections"),
-        ("? " * 200_000, "sections in more than 50 sections"),
-        ("- " * 200_000, "sections in more than 50 sections"),
-        ("a: " + "9" * 5_000, "line 1, column 4: a number of 5,000 digits"),
-        ("a: 0x" + "f" * 5_000, "a number of 5,002 digits"),
-        ("a: " + ":".join(["59"] * 100_000), "a number of 299,999 digits"),
-        ("a: " + "1" * 200_000 + ".5", "a number of 200,002 digits"),
+        ("a: &a [*a]", "line 1, column 8: alias a refers to its own section"),
+        ("a: &a {b: *a}", "alias a refers to its own section"),
+        ("[" * 60 + "]" * 60, "more than 50 nested sections"),
+        ("[" * 200_000, "more than 50 nested sections"),
+        ("{a: " * 200_000, "more than 50 nested sections"),
+        ("? " * 200_000, "more than 50 nested sections"),
+        ("- " * 200_000, "more than 50 nested sections"),
+        ("a: " + "9" * 5_000, "line 1, column 4: a number with 5,000 digits"),
+        ("a: 0x" + "f" * 5_000, "a number with 5,002 digits"),
+        ("a: " + ":".join(["59"] * 100_000), "a number with 299,999 digits"),
+        ("a: " + "1" * 200_000 + ".5", "a number with 200,002 digits"),
         pytest.param("[" + "1," * 200_000 + "]", "more than 100,000 values", marks=pytest.mark.slow),
         pytest.param(wide(60_000), "more than 100,000 values", marks=pytest.mark.slow),
-        ("a: 1\n" * 2 + "b: 1", "key 'a' stands twice"),
-        ("? [a]\n: 1", "a list or section is no key"),
-        ("? {a: 1}\n: 1", "a list or section is no key"),
+        ("a: 1\n" * 2 + "b: 1", "duplicate key 'a'"),
+        ("? [a]\n: 1", "cannot be a key"),
+        ("? {a: 1}\n: 1", "cannot be a key"),
         ("x" * (limited_yaml.LARGEST + 1), "1,048,577 characters, expected at most 1,048,576"),
         ("a: !!python/object/apply:os.system [true]", "could not determine a constructor for the tag"),
     ],
@@ -87,7 +87,7 @@ def test_anchors_merges_and_wide_schemas_are_read() -> None:
 
 
 def test_a_text_may_stand_for_so_many_values_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limited_yaml, "_MOST_VALUES", 301)
+    monkeypatch.setattr(limited_yaml, "_MAX_VALUES", 301)
     assert len(limited_yaml.load(wide(150))) == 150
     for text in (wide(151), "[" + "1," * 302 + "]"):
         with refuses(ValueError, "values 301"):

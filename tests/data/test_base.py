@@ -16,7 +16,7 @@ import polars as pl
 import pytest
 import xxhash
 
-from stratarec.cli.check.parts import check
+from stratarec.cli.checks.artifacts import check
 from stratarec.data.dataset.compatibility import feature_difference, input_difference
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from errors import refuses
-from stratarec.cli.check.parts import check
+from stratarec.cli.checks.artifacts import check
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.config import PrepareConfig
@@ -26,7 +26,7 @@ from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SPLITS, SplitConfig
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import file_hash
-from stratarec.io.sealed import digest, write_sealed
+from stratarec.io.sealed import content_hash, write_sealed
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -237,7 +237,7 @@ def test_nonsense_in_a_sealed_manifest_is_named(made: Path, tmp_path: Path, chan
     content = manifest(tmp_path / "data")
     change(content)
     del content["hash"]
-    (tmp_path / "data" / "dataset.json").write_text(json.dumps({**content, "hash": digest(content)}))
+    (tmp_path / "data" / "dataset.json").write_text(json.dumps({**content, "hash": content_hash(content)}))
     with refuses(DatasetError, message) as caught:
         read_all(tmp_path / "data")
     assert "\n" not in str(caught.value)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from stratarec.data.vocabulary import TailRule, Vocabulary
 from stratarec.io.atomic import file_hash
-from stratarec.io.sealed import digest
+from stratarec.io.sealed import content_hash
 
 
 def seal(file: Path, content: Any) -> None:
@@ -29,7 +29,7 @@ def seal(file: Path, content: Any) -> None:
         if isinstance(content, dict) and isinstance(content.get("hash"), str):
             bare = {key: value for key, value in content.items() if key != "hash"}
             # What is no JSON is sealed as Python writes it.
-            sealed = {**bare, "hash": digest(bare)}
+            sealed = {**bare, "hash": content_hash(bare)}
         file.write_text(json.dumps(sealed, indent=1))
 
     # What is nested more deeply than a reader goes must be written all the same.

@@ -24,20 +24,19 @@ from recipes import prepared, tiny
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.io.lock import held
-from stratarec.io.owned_directory import HOLDER, Kind, claim, entries
+from stratarec.io.owned_directory import LOCK_OWNER, DirectoryKind, claim, directory_lock, list_entries
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
-KIND = Kind(name="thing", field="thing", content=("inside",))
+KIND = DirectoryKind(name="thing", field="thing", content=("inside",))
 
 HOLD = """
 import sys
 from pathlib import Path
-from stratarec.io.lock import held
-with held(Path(sys.argv[1]), shared=sys.argv[2] == "read"):
+from stratarec.io.owned_directory import directory_lock
+with directory_lock(Path(sys.argv[1]), shared=sys.argv[2] == "read"):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -64,13 +63,13 @@ def thing(tmp_path: Path) -> Path:
 def test_the_writer_is_named_and_its_note_goes_with_it(thing: Path) -> None:
     with another(thing) as process:
         said = rf"{thing} is in use by process {process.pid} on {re.escape(socket.gethostname())} since 20\d\d-.*"
-        with pytest.raises(StorageError, match=said), held(thing):
+        with pytest.raises(StorageError, match=said), directory_lock(thing):
             pass
-        with pytest.raises(StorageError, match=said), held(thing, shared=True):
+        with pytest.raises(StorageError, match=said), directory_lock(thing, shared=True):
             pass
-        assert entries(thing) == ["stratarec.json"]
-    assert not (thing / HOLDER).exists()
-    with held(thing):
+        assert list_entries(thing) == ["stratarec.json"]
+    assert not (thing / LOCK_OWNER).exists()
+    with directory_lock(thing):
         pass
 
 
@@ -78,40 +77,40 @@ def test_a_killed_writer_holds_nothing_and_is_not_named(thing: Path) -> None:
     with another(thing) as process:
         process.kill()
         process.wait()
-    assert (thing / HOLDER).exists()
+    assert (thing / LOCK_OWNER).exists()
     with (
         another(thing, "read"),
         refuses(StorageError, "process"),
-        held(thing),
+        directory_lock(thing),
     ):
         pass
-    with held(thing):
-        assert json.loads((thing / HOLDER).read_text())["pid"] == os.getpid()
+    with directory_lock(thing):
+        assert json.loads((thing / LOCK_OWNER).read_text())["pid"] == os.getpid()
 
 
 def test_readers_share(thing: Path) -> None:
     with (
         another(thing, "read"),
-        held(thing, shared=True),
-        held(thing, shared=True),
+        directory_lock(thing, shared=True),
+        directory_lock(thing, shared=True),
         pytest.raises(StorageError, match="is in use"),
-        held(thing),
+        directory_lock(thing),
     ):
         pass
-    with held(thing):
+    with directory_lock(thing):
         pass
 
 
 def test_what_was_replaced_meanwhile_is_not_held(thing: Path) -> None:
-    before, after = held(thing), held(thing)
+    before, after = directory_lock(thing), directory_lock(thing)
     with before:
         thing.rename(thing.with_name("old"))
         claim(thing, KIND)
         after.__enter__()
-    assert not (thing.with_name("old") / HOLDER).exists()
-    assert (thing / HOLDER).exists()
+    assert not (thing.with_name("old") / LOCK_OWNER).exists()
+    assert (thing / LOCK_OWNER).exists()
     after.__exit__(None, None, None)
-    assert not (thing / HOLDER).exists()
+    assert not (thing / LOCK_OWNER).exists()
 
 
 @pytest.fixture(scope="module")

@@ -19,10 +19,8 @@ from stratarec.data.dataset.manifest import DATASET
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.prepare.workspace import WORK
 from stratarec.errors import StorageError, TrainingError
-from stratarec.io.lock import held
-from stratarec.io.opening import temporary_name
-from stratarec.io.owned_directory import claim
-from stratarec.io.replace import aside, set_aside
+from stratarec.io.atomic import temporary_name
+from stratarec.io.owned_directory import claim, directory_lock, move_aside, replaced_path
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
@@ -131,7 +129,7 @@ def test_a_run_that_never_gets_to_a_checkpoint_gives_back_the_one_it_was_to_repl
     assert contents(home) == before
     trainer(home, "train.max_steps=2").train(overwrite=True)
     assert last(home / "runs/a").name == "step-00000002"
-    assert not aside(home / "runs/a").exists()
+    assert not replaced_path(home / "runs/a").exists()
 
 
 KILLED = """
@@ -147,7 +145,7 @@ def test_a_killed_replacement_is_undone_by_the_next_start(home: Path, capsys: py
     before = contents(home)
     for _ in range(2):  # the second kills a replacement of what the first left
         assert forked.run(["train", "-q", "--overwrite", "r.yaml"], before=KILLED).returncode == -9
-        assert aside(home / "runs/a").is_dir()
+        assert replaced_path(home / "runs/a").is_dir()
     capsys.readouterr()
     assert main(["train", "-q", "r.yaml"]) == 2
     assert not missing("step-00000003", capsys.readouterr().err)
@@ -156,11 +154,11 @@ def test_a_killed_replacement_is_undone_by_the_next_start(home: Path, capsys: py
 
 def test_a_replaced_data_set_is_found_again_after_a_kill_between_the_renames(home: Path) -> None:
     before = contents(home)
-    set_aside(home / "data", DATASET)
+    move_aside(home / "data", DATASET)
     assert main(["prepare", "-q", "r.yaml"]) == 0
     assert contents(home) == before
     # And one that was replaced already is removed.
-    os.rename(home / "data", aside(home / "data"))
+    os.rename(home / "data", replaced_path(home / "data"))
     (home / "data").mkdir()
     for name, content in before.items():
         if name.startswith("data/"):
@@ -207,7 +205,7 @@ def test_two_at_a_time_in_one_directory_are_refused(
         busy, arguments = home / "data.preparing", ["--overwrite"]
         claim(busy, WORK)
     before = contents(home)
-    with held(busy):
+    with directory_lock(busy):
         assert main([command, "-q", "r.yaml", *arguments]) == 2
         assert not missing(f"process {os.getpid()} {socket.gethostname()}", capsys.readouterr().err)
     assert contents(home) == before

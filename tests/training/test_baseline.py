@@ -16,16 +16,32 @@ from sklearn.metrics import roc_auc_score
 from errors import missing
 from recipes import log_config, tiny
 from stratarec.cli import main
-from stratarec.cli.check.parts import check
+from stratarec.cli.checks.artifacts import check
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.splits import SplitConfig
 from stratarec.progress import SilentProgress
-from stratarec.training.baseline.arrays import Arrays, Bags, read
-from stratarec.training.baseline.beside import Baselines, Method, MethodFigures, beside, read_baselines, write_baselines
-from stratarec.training.baseline.fit_methods import fit_methods
-from stratarec.training.baseline.methods import _FOLDS, _PRIOR, Settings, _one_hot, _Shares, regression
+from stratarec.training.baseline.baselines import (
+    Baselines,
+    Method,
+    MethodFigures,
+    compare_with_baselines,
+    read_baselines,
+    write_baselines,
+)
+from stratarec.training.baseline.fit_methods import (
+    _FOLDS,
+    _PRIOR,
+    Arrays,
+    Bags,
+    Settings,
+    _one_hot,
+    _Shares,
+    fit_methods,
+    read,
+    regression,
+)
 
 needs_lightgbm = pytest.mark.skipif(
     importlib.util.find_spec("lightgbm") is None, reason="lightgbm is not installed: pip install 'stratarec[baseline]'"
@@ -181,10 +197,10 @@ def test_weights_count_and_what_does_not_fit_is_sampled(tmp_path: Path, monkeypa
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(made))
     assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 0
     dataset = Dataset.open(tmp_path / "data")
-    monkeypatch.setattr("stratarec.training.baseline.arrays._BATCH", 256)
+    monkeypatch.setattr("stratarec.training.baseline.fit_methods._BATCH", 256)
     found = fit_methods(dataset, SilentProgress(), threads=1, most_values=6_000)
     assert 0 < found.fitted < dataset.samples("train") / 2
-    said = beside(dataset, "test", None)
+    said = compare_with_baselines(dataset, "test", None)
     assert not missing(f"{found.fitted:,} {dataset.samples('train'):,}", said)
     # Other weights of the same samples: other figures.
     assert found.methods[0].splits["test"].samples == dataset.samples("test")

@@ -22,7 +22,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import FILE_BITS
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.splits import SplitConfig
-from stratarec.io.lock import held
+from stratarec.io.owned_directory import directory_lock
 from stratarec.models.metrics import figures
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
@@ -384,7 +384,7 @@ def test_what_cannot_go_on_is_refused_in_a_line(home: Path, tmp_path: Path, caps
         assert found.count("\n") == 1
         return found
 
-    with held(run):
+    with directory_lock(run):
         assert "is in use by" in said(run)
     assert "is no run" in said(home / "data")
     unfinished = Path(shutil.copytree(home / "run", tmp_path / "unfinished"))

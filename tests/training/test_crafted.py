@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from errors import refuses
 from recipes import last, table_values
-from stratarec.cli.check.parts import check
+from stratarec.cli.check_artifacts import check
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding.optimizers import RowOptimizerConfig

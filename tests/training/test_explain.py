@@ -24,7 +24,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.models.registry import SCORES
 from stratarec.progress import SilentProgress
 from stratarec.training.explain.importance import importance
-from stratarec.training.explain.probe import Column, Probe, columns_of, drawn
+from stratarec.training.explain.probe import Column, Probe, columns_of, draw_samples
 from stratarec.training.run.open_run import TrainedModel, open_run
 
 ROWS = 3000
@@ -104,7 +104,7 @@ def trained(root: Path) -> Iterator[TrainedModel]:
 
 
 def probe_of(trained: TrainedModel, samples: int = 4096) -> Probe:
-    return Probe(trained.model, trained.dataset, drawn(trained.dataset, "test", samples, 1), "float32")
+    return Probe(trained.model, trained.dataset, draw_samples(trained.dataset, "test", samples, 1), "float32")
 
 
 def naively(trained: TrainedModel, batch: Batch, column: Column, order: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -19,7 +19,7 @@ from recipes import DISK_BYTES, fill_disk, prepared, tiny
 from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.errors import CheckpointError, ExportError, StorageError
-from stratarec.io.opening import hold_directory
+from stratarec.io.atomic import lock_directory
 from stratarec.recipe import Recipe
 from stratarec.training.export.export import export
 from stratarec.training.run.open_run import open_run
@@ -136,7 +136,7 @@ def test_a_killed_export_is_no_export(run: Path, tmp_path: Path) -> None:
     for mine in (".out.tmp", ".out.0123456789abcdef.tmp", ".output.0123456789abcdef.tmp"):
         (tmp_path / mine).mkdir()
         (tmp_path / mine / "mine").touch()
-    held = hold_directory(Path(shutil.copytree(left, tmp_path / ".out.fedcba9876543210.tmp")))
+    held = lock_directory(Path(shutil.copytree(left, tmp_path / ".out.fedcba9876543210.tmp")))
     assert main(["export", "-q", str(run), "-o", str(tmp_path / "out")]) == 0
     os.close(held)
     Scorer.open(tmp_path / "out")

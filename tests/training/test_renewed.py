@@ -23,7 +23,7 @@ from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding.tables.cached import CachedTables
-from stratarec.io.opening import is_leftover, temporary_name
+from stratarec.io.atomic import is_leftover, temporary_name
 from stratarec.training.build import new_plan
 from stratarec.training.continual import renew
 from stratarec.training.export import write_delta

@@ -31,7 +31,7 @@ import importlib.metadata as metadata
 for name in "torch triton numba llvmlite numpy polars pyarrow pydantic pydantic-core rich fsspec pytest pytest-xdist hypothesis".split():
     try: print(name, metadata.version(name))
     except Exception as error: print(name, "MISSING", error)
-import numba, polars, pyarrow, pydantic, stratarec.cli.doctor.verify_gpu
+import numba, polars, pyarrow, pydantic, stratarec.cli.checks.gpu
 print("imports work")
 E2
 } > "$OUT/env.log" 2>&1

@@ -1,8 +1,19 @@
-"""The command line: a module a subcommand, ``train_command.py`` for `stratarec train`, has its options and its work.
+"""Command line of StrataRec.
 
-Heavy imports (torch, numba) are inside the functions of subcommands, so that --help answers at once.
+Heavy libraries (torch, numba) are imported inside the functions of subcommands, so that --help answers at once.
 """
 
-from stratarec.cli.main import main
+from __future__ import annotations
 
-__all__ = ["main"]
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        from stratarec.cli.run_command import run
+    except KeyboardInterrupt:  # importing the subcommands takes a moment
+        sys.stderr.write("stratarec: interrupted\n")
+        return 130
+    return run(arguments)

@@ -1,4 +1,4 @@
-"""What subcommands share: the form of one, options that several have, and how they speak."""
+"""Helpers shared by all subcommands: the description of a subcommand, common options, printing."""
 
 from __future__ import annotations
 
@@ -16,83 +16,88 @@ if TYPE_CHECKING:
     from stratarec.progress import Progress
 
 SPLITS = ("train", "valid", "test")
-RUN_HELP = "directory that `train` wrote; rows that memory is not to hold are read from a folder in TMPDIR"
-# Characters of a message that are repeated.
-_LONGEST = 200
+RUN_HELP = "directory of a finished run, as written by `train`"
+# A longer message is cut after this number of characters.
+_MAX_MESSAGE = 200
 
 
 class Subcommand(NamedTuple):
-    """One subcommand, as its module declares it."""
+    """Description of one subcommand."""
 
     name: str
     text: str
-    """What it does: its line of `stratarec --help`, and the head of its own."""
+    """Summary that `stratarec --help` and the command's own help print."""
     example: str
     options: Callable[[argparse.ArgumentParser], None]
-    """Adds its options."""
+    """Adds the command's options to its parser."""
     run: Callable[[argparse.Namespace], None]
-    by_ranks: bool = False
-    """Whether torchrun may start it in several processes; else each of these would do all of it."""
-    goes_on: bool = False
-    """Whether the same command goes on where it was interrupted."""
+    multi_process: bool = False
+    """Whether torchrun may start the command in several processes; without this, each would repeat all work."""
+    resumable: bool = False
+    """Whether the same command resumes after an interruption."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; the usage is in --help."""
+    """Argument parser whose errors are one line that refers to --help."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"stratarec: {visible(shortened(message))}; see {self.prog} --help\n")
 
 
 def whole_number(what: str, most: int) -> Callable[[str], int]:
-    """The type of an option that is a number of `what`, from 1 to `most`."""
+    """Return a type for an option that counts `what`, from 1 to `most`."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or not 1 <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number of {what} from 1 to {most}")
+            raise argparse.ArgumentTypeError(f"must be a number of {what} from 1 to {most:,}; got {text!r}")
         return int(text)
 
     return read
 
 
 def add_recipe(command: argparse.ArgumentParser) -> None:
-    """The recipe, and fields of it with other values."""
+    """Add the recipe and the overrides of its fields."""
     command.add_argument("recipe", help="YAML recipe; `stratarec init` writes one")
-    command.add_argument("overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="change a field of the recipe")
+    command.add_argument("overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="override a recipe field")
+
+
+def add_run(command: argparse.ArgumentParser) -> None:
+    """Add the run of `continue`, `forget`, `rebase` and `revert`."""
+    command.add_argument("run", help=RUN_HELP)
 
 
 def add_data(command: argparse.ArgumentParser) -> None:
-    """A run, and what it is asked about; see `data_or_logs`."""
-    command.add_argument("run", help=RUN_HELP)
+    """Add a run and the data that it is applied to; `data_or_logs` reads them."""
+    command.add_argument("run", help=f"{RUN_HELP}; tables larger than memory are read from a temporary copy in TMPDIR")
     command.add_argument(
         "data",
         nargs="*",
-        help="raw logs, read as the run's recipe says; or a prepared data set with the same vocabularies (default: "
-        "the run's own)",
+        help="raw logs, in the format of the run's recipe; or a prepared data set with the same vocabularies "
+        "(default: the data set of the run)",
     )
     command.add_argument(
         "--history",
         action="append",
         default=[],
         metavar="FILE",
-        help="earlier log with labels, for what users did before (repeatable)",
+        help="earlier log with labels, from which user histories are built (repeatable)",
     )
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
-    """Where the network of a run is; see `open_run`."""
-    command.add_argument("--device", help="where the network is, such as cuda (default: train.device of the run)")
+    """Add the device that the network of a run is placed on."""
+    command.add_argument("--device", help="device of the network, such as cuda (default: train.device of the run)")
 
 
 def add_json(command: argparse.ArgumentParser, what: str = "print JSON") -> None:
-    """Output for machines."""
+    """Add machine-readable output."""
     command.add_argument(
-        "--json", action="store_true", help=f"{what}; progress and errors are lines of JSON on standard error"
+        "--json", action="store_true", help=f"{what}; write progress and errors to stderr as JSON lines"
     )
 
 
 def progress_of(args: argparse.Namespace) -> Progress:
-    """The progress that was asked for, or fits where standard error goes."""
+    """Return the progress display that the options ask for, by default one that suits standard error."""
     from stratarec.progress import SilentProgress
     from stratarec.reporting.progress import JsonProgress, LineProgress, TerminalProgress
 
@@ -104,18 +109,30 @@ def progress_of(args: argparse.Namespace) -> Progress:
 
 
 def data_or_logs(args: argparse.Namespace, **options: list[str]) -> tuple[str | None, list[str]]:
-    """The prepared data set behind a run, or the raw logs; what is of one of them alone is refused for the other."""
+    """Return the prepared data set, or the raw logs, that the arguments name.
+
+    Parameters
+    ----------
+    options : list of str
+        Values of options that only raw logs support, by their names.
+    """
     logs = [] if len(args.data) == 1 and Path(args.data[0]).is_dir() else args.data
     if logs and args.split:
-        raise ConfigError("--split is of prepared data sets, and raw logs have no splits; leave it out")
-    for name, given in {**options, "history": args.history}.items():
-        if given and not logs:
-            raise ConfigError(f"--{name} is of raw logs, and prepared data sets hold no raw columns; name the files")
+        raise ConfigError("--split applies to prepared data sets; raw logs have no splits. Leave it out")
+    for name, values in {**options, "history": args.history}.items():
+        if values and not logs:
+            raise ConfigError(f"--{name} applies to raw logs; a prepared data set has no raw columns. Name log files")
     return (None if logs or not args.data else args.data[0]), logs
 
 
 def output_of(args: argparse.Namespace, name: str) -> Path:
-    """Return the path of `--output`, by default `name` in the run; `CheckpointError` where that is no run."""
+    """Return the path of `--output`, by default `name` in the run.
+
+    Raises
+    ------
+    CheckpointError
+        If the default is needed and `args.run` is not a run.
+    """
     from stratarec.training.run.open_run import require_run
 
     if args.output:
@@ -124,24 +141,24 @@ def output_of(args: argparse.Namespace, name: str) -> Path:
     return Path(args.run) / name
 
 
-def refuse_ranks(ranks: int) -> None:
-    """Raw logs are read in their order, by one process."""
+def require_one_process(ranks: int) -> None:
+    """Refuse several processes for raw logs, which are read in order."""
     if ranks > 1:
-        raise ConfigError(f"raw logs are scored by one process, not by {ranks}: start it without torchrun")
+        raise ConfigError(f"raw logs are scored by one process; this command has {ranks}: start it without torchrun")
 
 
-def say(*lines: str) -> None:
-    """Print lines, whatever characters a name, a path or a value in them has."""
+def print_lines(*lines: str) -> None:
+    """Print lines, with control characters of names, paths and values escaped."""
     for line in lines:
         print(visible(line))
 
 
-def say_json(content: object) -> None:
-    """Print JSON, in ASCII."""
+def print_json(content: object) -> None:
+    """Print JSON in ASCII."""
     print(json.dumps(content, indent=1, allow_nan=False))
 
 
 def shortened(text: str) -> str:
-    """Return a message in one line of bounded length."""
+    """Return a message on one line, cut to a bounded length."""
     text = " ".join(text.split())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}..."

@@ -1,20 +1,21 @@
-"""`stratarec init`: a log, or the name of a shipped recipe -> a recipe to start from."""
+"""`stratarec init`: write a recipe for a log, or copy a recipe that comes with StrataRec."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import shutil
 import sys
 import textwrap
+from importlib import resources
 from pathlib import Path
 
-from stratarec.cli.arguments import Subcommand, say
-from stratarec.cli.init.shipped import copy_shipped, shipped
+from stratarec.cli.arguments import Subcommand, print_lines
 from stratarec.errors import ConfigError
 from stratarec.io.names import shell_word, visible
 
-# Characters of a terminal's line that are worth wrapping to.
-_LEAST_ROOM = 20
+# Fewer characters next to the names of columns are not worth wrapping to.
+_MIN_WIDTH = 20
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -23,43 +24,76 @@ def _options(command: argparse.ArgumentParser) -> None:
         "--label",
         default="",
         metavar="COLUMN",
-        help="the label: 0 and 1, yes and no, numbers to compare; or COLUMN=WORD, where it is 1 if the column says so",
+        help="label column: 0 and 1, two words such as yes and no, or numbers to compare with a threshold; COLUMN=WORD "
+        "makes WORD the positive value",
     )
-    command.add_argument("--recipe", metavar="NAME", help=f"copy this one: {', '.join(shipped())}")
-    command.add_argument("-o", "--output", help="YAML file (default: named like the log, here)")
+    command.add_argument("--recipe", metavar="NAME", help=f"copy a recipe: {', '.join(shipped_names())}")
+    command.add_argument("-o", "--output", help="YAML file (default: name of the log, in this directory)")
 
 
 def init(args: argparse.Namespace) -> None:
-    """A log, or the name of a shipped recipe -> a recipe to start from."""
-    from stratarec.cli.init.draft import draft
-
+    """Write a recipe for a log, or copy a recipe that comes with StrataRec."""
     output = Path(args.output) if args.output else None
     if bool(args.recipe) == bool(args.log):
-        raise ConfigError(f"init needs a log, or one of --recipe {', '.join(shipped())}")
+        raise ConfigError(f"init needs either a log or --recipe {', '.join(shipped_names())}")
     if args.recipe:
         path = copy_shipped(args.recipe, output)
     else:
+        from stratarec.cli.init.draft import draft
+
         path, sample, guesses = draft(tuple(args.log), output, args.label)
-        width = max(len(visible(each.name)) for each in guesses.columns)
-        for each in guesses.columns:
-            _tell(f"{visible(each.name):{width}}  {each.role:8}  ", visible(each.reason))
-        if not sample.whole:
-            say(f"guessed from {sample.frame.height:,} rows of about {sample.total:,}")
+        width = max(len(visible(column.name)) for column in guesses.columns)
+        for column in guesses.columns:
+            _print_column(f"{visible(column.name):{width}}  {column.role:8}  ", visible(column.reason))
+        if not sample.is_complete:
+            print_lines(f"guessed from {sample.frame.height:,} of about {sample.total:,} rows")
     word = shell_word(path)
-    say(f"wrote {path}; look at it, then: stratarec prepare {word} && stratarec train {word}")
+    print_lines(f"wrote {path}; check it, then: stratarec prepare {word} && stratarec train {word}")
 
 
-def _tell(head: str, reason: str) -> None:
-    """One column; on a terminal its reason stays beside it."""
-    room = shutil.get_terminal_size().columns - len(head)
-    lines = textwrap.wrap(reason, room) if sys.stdout.isatty() and room > _LEAST_ROOM else [reason]
-    say(head + lines[0], *(f"{' ' * len(head)}{line}" for line in lines[1:]))
+def _print_column(head: str, reason: str) -> None:
+    """Print one column; on a terminal the reason is wrapped next to it."""
+    width = shutil.get_terminal_size().columns - len(head)
+    lines = textwrap.wrap(reason, width) if sys.stdout.isatty() and width > _MIN_WIDTH else [reason]
+    print_lines(head + lines[0], *(f"{' ' * len(head)}{line}" for line in lines[1:]))
 
 
-COMMAND = Subcommand(
+def shipped_names() -> tuple[str, ...]:
+    """Return the names of the recipes that come with StrataRec."""
+    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in _recipes().iterdir()))
+
+
+def copy_shipped(name: str, output: Path | None) -> Path:
+    """Copy the recipe `name` to `output`, by default a file of its name in this directory; return the file.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such recipe.
+    StorageError
+        If `output` exists, or cannot be written.
+    """
+    from stratarec.io.atomic import check_absent, write_text
+
+    names = shipped_names()
+    if name not in names:
+        close = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {close[0]}?" if close else f"known recipes: {', '.join(names)}"
+        raise ConfigError(f"--recipe {name!r} does not come with StrataRec; {hint}")
+    path = output or Path(f"{name}.yaml")
+    check_absent(path, ".yaml", ".yml")
+    write_text(path, (_recipes() / f"{name}.yaml").read_text(encoding="utf-8"))
+    return path
+
+
+def _recipes() -> resources.abc.Traversable:
+    return resources.files("stratarec") / "recipes"
+
+
+INIT = Subcommand(
     name="init",
-    text="Write a recipe to start from: look at a log (CSV, TSV, JSON lines, Parquet) and guess what its columns are, "
-    "or copy a recipe that comes with StrataRec.",
+    text="Write a first recipe: read a log (CSV, TSV, JSON lines, Parquet) and guess the role of each column, or copy "
+    "a recipe that comes with StrataRec.",
     example="stratarec init clicks.csv.gz && stratarec prepare clicks.yaml",
     options=_options,
     run=init,

@@ -1,13 +1,22 @@
-"""`stratarec plan`: where tables would live; or which features share a tower; or how long steps elsewhere take."""
+"""`stratarec plan`: place tables in memories, partition features into towers, or predict step times elsewhere."""
 
 from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stratarec.cli.arguments import Subcommand, add_json, add_recipe, progress_of, say, say_json, whole_number
+from stratarec.cli.arguments import (
+    Subcommand,
+    add_json,
+    add_recipe,
+    print_json,
+    print_lines,
+    progress_of,
+    whole_number,
+)
 from stratarec.errors import ConfigError
 from stratarec.io.names import shell_word, visible
 
@@ -17,6 +26,8 @@ if TYPE_CHECKING:
     from stratarec.recipe import Recipe
 
 _MOST_RANKS = 4096
+_FEWEST = (0, 0)
+"""Value of --hosts fewest."""
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -25,95 +36,98 @@ def _options(command: argparse.ArgumentParser) -> None:
         "--ranks",
         type=whole_number("processes", _MOST_RANKS),
         metavar="N",
-        help="for N processes, each with the budgets of the recipe; default: this one, or those of torchrun",
+        help="plan for N processes, each with the memory budgets of the recipe (default: this process, or those of "
+        "torchrun)",
     )
-    command.add_argument("--measure", action="store_true", help="measure the memories again, not from the cache")
-    add_json(command, "print the plan as JSON instead of tables")
-    command.add_argument("-o", "--output", help="also write the plan as JSON to this file")
-    command.add_argument("--report", help="also write tables and a picture as HTML to this file")
-    _tower_options(command.add_argument_group("towers of features (model.towers.plan), instead of the tables"))
     command.add_argument(
-        "--device",
-        metavar="NAME",
-        help="steps with the network on a GPU, instead: on cuda as it was measured here, or a card such as h100",
+        "--measure", action="store_true", help="measure the speed of the memories again instead of using the cache"
     )
-    _cluster_options(command.add_argument_group("steps on a cluster by each exchange, instead of the tables"))
-
-
-def _tower_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--towers", type=int, metavar="N", help="deal the sparse features to N towers")
-    group.add_argument("--from", dest="run", metavar="RUN", help="ask the model of this run, instead of a probe")
-    group.add_argument(
+    add_json(command, "print the plan as JSON instead of tables")
+    command.add_argument("-o", "--output", help="also write the plan as JSON to this file, for `train --plan`")
+    command.add_argument("--report", help="also write an HTML report to this file")
+    towers = command.add_argument_group("towers: partition the features (model.towers.plan) instead of placing tables")
+    towers.add_argument("--towers", type=int, metavar="N", help="partition the sparse features into N towers")
+    towers.add_argument(
+        "--from", dest="run", metavar="RUN", help="measure feature interactions in the model of RUN, not in a probe"
+    )
+    towers.add_argument(
         "--steps",
         type=int,
-        help="steps of the probe that is trained and thrown away (default: 200, or those of a run if fewer)",
+        help="training steps of the temporary probe model (default: 200, or those of a run if fewer)",
     )
-    group.add_argument(
+    towers.add_argument(
         "--balance",
         type=float,
         metavar="R",
-        help="most and fewest features of a tower, over the mean (default: 1.5)",
+        help="largest ratio between the features of a tower and the mean (default: 1.5)",
     )
-    group.add_argument(
-        "--write", action="store_true", help="write them beside the recipe, for its model.towers.plan to name the file"
+    towers.add_argument(
+        "--write",
+        action="store_true",
+        help="write the towers to a file next to the recipe, which model.towers.plan can name",
     )
-
-
-def _cluster_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    command.add_argument(
+        "--device",
+        metavar="NAME",
+        help="predict the step time on a GPU, as measured by `stratarec doctor --gpu`, or of a card such as h100",
+    )
+    cluster = command.add_argument_group("cluster: predict step times on several hosts instead of placing tables")
+    cluster.add_argument(
         "--hosts",
         type=_cluster,
         metavar="TxL",
-        help="predict T hosts of L processes, such as 8x8; or `fewest`: how many hosts the model needs, of the "
-        "recipe's budgets each, by DRAM alone and by all memories that it names",
+        help="predict T hosts with L processes each, such as 8x8; or `fewest`: the smallest number of hosts that holds "
+        "the model, each with the memory budgets of the recipe, with DRAM only and with all memories",
     )
-    group.add_argument("--samples", type=_samples, metavar="N", help="of --hosts fewest: samples a second of all hosts")
-    group.add_argument("--network", metavar="RATE", help="of each host to the others: 100Mbit, 1Gbit, 200Gbit")
-    group.add_argument(
-        "--inside", metavar="RATE", help="of a process to others of its host (default: by this machine's memory)"
+    cluster.add_argument(
+        "--samples", type=_samples, metavar="N", help="target throughput of the whole cluster, in samples per second"
+    )
+    cluster.add_argument("--network", metavar="RATE", help="network rate between hosts: 100Mbit, 1Gbit, 200Gbit")
+    cluster.add_argument(
+        "--inside",
+        metavar="RATE",
+        help="rate between processes of one host (default: from the memory speed of this machine)",
     )
 
 
 def _samples(text: str) -> float:
-    """Samples a second."""
+    """Parse a throughput in samples per second."""
     if not re.fullmatch(r"[1-9][0-9]{0,11}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of samples a second, expected such as 1000000")
+        raise argparse.ArgumentTypeError(f"must be a number of samples per second, such as 1000000; got {text!r}")
     return float(text)
 
 
 def _cluster(text: str) -> tuple[int, int]:
-    """Hosts, and processes of each; none of both where the fewest are asked for."""
+    """Parse the number of hosts and of processes on each."""
     if text == "fewest":
-        return 0, 0
-    found = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,2})", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no cluster, expected hosts x processes of each, such as 8x8, or fewest"
-        )
-    return int(found[1]), int(found[2])
+        return _FEWEST
+    match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,2})", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be hosts x processes per host, such as 8x8, or fewest; got {text!r}")
+    return int(match[1]), int(match[2])
 
 
 def plan(args: argparse.Namespace) -> None:
-    """Where the tables of a recipe would live, in bytes and predicted speed; of several processes the first says so."""
+    """Print a plan; of several processes only the first prints."""
     from stratarec.distributed.measure import network_at_hand
     from stratarec.distributed.mesh import joined
     from stratarec.recipe import Recipe
 
     recipe = Recipe.load(args.recipe, args.overrides)
-    _check_kind(args)
-    run = _plan_towers if args.towers is not None else _plan_device if args.device is not None else _plan
+    _check_options(args)
+    run = _plan_towers if args.towers is not None else _plan_device if args.device is not None else _plan_tables
     with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}, modules=recipe.modules) as mesh:
         if args.hosts is not None:
             network = network_at_hand(mesh)
-            run_cluster = _plan_cluster if all(args.hosts) else _plan_hosts
-            mesh.first(lambda: run_cluster(args, *_prepared(args), network))
+            run_cluster = _plan_fewest_hosts if args.hosts == _FEWEST else _plan_cluster
+            mesh.first(lambda: run_cluster(args, *_open_data(args), network))
         else:
             hosts = (recipe.distributed.hosts or 1) if args.ranks else mesh.hosts
-            mesh.first(lambda: run(args, *_prepared(args), args.ranks or mesh.ranks, hosts))
+            mesh.first(lambda: run(args, *_open_data(args), args.ranks or mesh.ranks, hosts))
 
 
-def _prepared(args: argparse.Namespace) -> tuple[Recipe, Dataset]:
-    """The recipe with what it leaves to the size of its data set, and that data set."""
+def _open_data(args: argparse.Namespace) -> tuple[Recipe, Dataset]:
+    """Return the recipe, with the fields that depend on the size of its data set, and the data set."""
     from stratarec.data.dataset.compatibility import check_prepared
     from stratarec.data.dataset.dataset import Dataset
     from stratarec.recipe import Recipe, read_content
@@ -124,44 +138,41 @@ def _prepared(args: argparse.Namespace) -> tuple[Recipe, Dataset]:
     recipe = Recipe.from_dict(sized(content, dataset)[0], args.recipe)
     check_prepared(recipe.data, dataset)
     if not dataset.table_rows():
-        raise ConfigError(f"{dataset.path} has numbers alone, and a model of it no tables: there is nothing to place")
+        raise ConfigError(f"{dataset.path} has no sparse features, so its models have no tables to place")
     return recipe, dataset
 
 
-def _check_kind(args: argparse.Namespace) -> None:
-    """Refuse options of another kind of plan than the one asked for: of tables, of towers, or of steps on a cluster."""
-
-    kinds = {
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse options that do not belong to the kind of plan that is asked for."""
+    options = {
         "tables": {"ranks": args.ranks, "output": args.output, "measure": args.measure or None, "report": args.report},
         "towers": {
             "from": args.run, "steps": args.steps, "balance": args.balance, "write": args.write or None,
             "ranks": args.ranks, "report": args.report,
         },
-        "a cluster": {
+        "cluster": {
             "network": args.network, "inside": args.inside, "measure": args.measure or None, "samples": args.samples,
         },
-        "a device": {"measure": args.measure or None},
+        "device": {"measure": args.measure or None},
     }  # fmt: skip
-    asked = {"towers": args.towers, "a cluster": args.hosts, "a device": args.device}
-    kind, *more = [each for each, option in asked.items() if option is not None] or ["tables"]
-    if more:
-        raise ConfigError(f"this asks for a plan of {kind} and for one of {more[0]}: ask for one of them")
-    for other, options in kinds.items():
-        for name, value in options.items():
-            if value is not None and name not in kinds[kind]:
-                start = {
-                    "tables": "", "towers": "; start with --towers N", "a cluster": "; start with --hosts TxL",
-                    "a device": "; start with --device NAME",
-                }  # fmt: skip
-                raise ConfigError(f"--{name} is of a plan of {other}, and this is one of {kind}{start[other]}")
+    selectors = {"towers": "--towers N", "cluster": "--hosts TxL", "device": "--device NAME"}
+    selected = {"towers": args.towers, "cluster": args.hosts, "device": args.device}
+    kind, *others = [name for name, value in selected.items() if value is not None] or ["tables"]
+    if others:
+        raise ConfigError(f"{selectors[kind]} and {selectors[others[0]]} ask for different plans: use one of them")
+    for other, values in options.items():
+        for name, value in values.items():
+            if value is not None and name not in options[kind]:
+                advice = f"requires {selectors[other]}" if other in selectors else "applies to plans of tables"
+                raise ConfigError(f"--{name} {advice}; this is a plan of {kind}")
     if args.hosts is not None and args.network is None:
-        raise ConfigError("--hosts needs --network, the rate of each host to the others, such as 200Gbit")
-    if args.samples is not None and args.hosts != (0, 0):
-        raise ConfigError("--samples is what the fewest hosts must train: start with --hosts fewest")
+        raise ConfigError("--hosts requires --network, the network rate between hosts, such as 200Gbit")
+    if args.samples is not None and args.hosts != _FEWEST:
+        raise ConfigError("--samples requires --hosts fewest")
 
 
 def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None) -> None:
-    """Predict steps on a cluster."""
+    """Predict step times on a cluster, for each exchange."""
     from stratarec.config.units import parse_rate
     from stratarec.planning.machine import measure_tiers
     from stratarec.reporting.plan_page import print_steps
@@ -175,19 +186,19 @@ def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ne
         )  # fmt: skip
         predictions = forecast.predict_exchanges(recipe, dataset, machine)
     lines = forecast.assumptions(recipe, dataset, machine, measured=network is not None)
-    rows = [each.to_dict() for each in predictions]
-    best = {kind: each.name for kind, each in forecast.fastest(predictions).items()}
+    rows = [prediction.to_dict() for prediction in predictions]
+    best = {kind: prediction.name for kind, prediction in forecast.fastest(predictions).items()}
     towers = forecast.verdict(predictions)
     if args.json:
-        say_json({"steps": rows, "fastest": best, "assumed": lines, "towers": towers})
+        print_json({"steps": rows, "fastest": best, "assumed": lines, "towers": towers})
     else:
         print_steps(rows, best, lines, towers)
 
 
-def _plan_hosts(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None) -> None:
-    """Find the fewest hosts that hold and train the model."""
-    from dataclasses import asdict
-
+def _plan_fewest_hosts(
+    args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None
+) -> None:
+    """Find the smallest number of hosts that holds the model and reaches the target throughput."""
     from stratarec.config.units import parse_rate
     from stratarec.planning.machine import measure_tiers
     from stratarec.training.forecast import ASSUMED, count_hosts
@@ -199,18 +210,20 @@ def _plan_hosts(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, netw
             rate=args.samples or 0.0,
         )  # fmt: skip
     if args.json:
-        say_json({"hosts": [asdict(each) for each in counts]})
+        print_json({"hosts": [asdict(count) for count in counts]})
         return
-    for each in counts:
-        say(
-            f"{each.memories}: {each.hosts:,} host{'s'[: each.hosts != 1]} ({each.for_bytes:,} for the bytes), "
-            f"{each.samples_per_second:,.0f} samples/s predicted; most of a step is {each.waits_for}"
-        )
-    say("assumed: every host is like this machine, whose memories and network were measured; even loads")
+    print_lines(
+        *(
+            f"{count.memories}: {count.hosts:,} host{'s'[: count.hosts != 1]} ({count.for_bytes:,} to hold the bytes), "
+            f"{count.samples_per_second:,.0f} samples/s predicted; bottleneck: {count.waits_for}"
+            for count in counts
+        ),
+        "assumes hosts like this machine, whose memories and network were measured, and evenly spread load",
+    )
 
 
 def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
-    """Which features share a tower."""
+    """Choose which features share a tower."""
     import yaml
 
     from stratarec.io.atomic import check_output, write_text
@@ -223,49 +236,50 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
         if path:
             check_output(Path(path).resolve(), ending)
     options = {"run": args.run, "steps": args.steps, "balance": args.balance}
-    given = {name: value for name, value in options.items() if value is not None}
-    request = TowerRequest(towers=args.towers, ranks=ranks, **given)
-    request = request.on(recipe, dataset)
+    set_options = {name: value for name, value in options.items() if value is not None}
+    request = TowerRequest(towers=args.towers, ranks=ranks, **set_options).on(recipe, dataset)
     with dataset.locked():
-        made = make_towers(recipe, dataset, request, progress_of(args))
+        towers = make_towers(recipe, dataset, request, progress_of(args))
     if args.json:
-        say_json(made.to_dict())
+        print_json(towers.to_dict())
     else:
-        print_towers(made.to_dict(), request.source)
+        print_towers(towers.to_dict(), request.source)
     if args.report:
-        write_towers_report(Path(args.report), recipe.name, made.to_dict(), request.source)
+        write_towers_report(Path(args.report), recipe.name, towers.to_dict(), request.source)
     if args.write:
-        lists = [list(features) for features in made.plan]
+        lists = [list(features) for features in towers.plan]
         text = yaml.safe_dump(lists, default_flow_style=None, width=float("inf"), allow_unicode=True)
         write_text(
-            file, f"# A tower a line, for a recipe beside this file: model.towers.plan: {visible(file.name)}\n{text}"
+            file,
+            f"# One tower per line. In the recipe next to this file: model.towers.plan: {visible(file.name)}\n{text}",
         )
         if not args.json:
             fields = [f"model.towers.plan={file.name}"]
             fields += [] if has_towers(recipe.model.kind) else ["model.kind=dlrm"]
             words = " ".join(map(shell_word, (args.recipe, *fields)))
-            say(f"wrote {file}; to train with it: stratarec train {words}")
+            print_lines(f"wrote {file}; to train with it: stratarec train {words}")
 
 
 def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
-    """Steps with the network on a GPU."""
+    """Predict step times with the network on a GPU."""
     from stratarec.planning.machine import measure_tiers
     from stratarec.reporting.plan_page import print_parts
     from stratarec.training.forecast import device_rates, device_steps
 
     rates = device_rates(args.device)
     if ranks > 1:
-        raise ConfigError(f"--device is of one process, and there are {ranks}")
+        raise ConfigError(f"--device predicts one process; there are {ranks}")
     measure_tiers(recipe.memory, again=args.measure)
     with dataset.locked():
         steps, lines = device_steps(recipe, dataset, rates)
     if args.json:
-        say_json({"steps": steps, "said": lines})
+        print_json({"steps": steps, "said": lines})
     else:
         print_parts(steps, recipe.train.batch_size, lines)
 
 
-def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
+def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
+    """Place each table in a memory."""
     from stratarec.io.atomic import check_output
     from stratarec.models.base import build_tables
     from stratarec.planning.machine import measure_tiers
@@ -279,37 +293,36 @@ def _plan(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int
             check_output(Path(path), ending)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     if recipe.towers:
-        bare_network(recipe.model, dataset)  # refused here, not by the run that is planned for
+        bare_network(recipe.model, dataset)  # refuses the recipe now, not when it is trained
     tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
     with dataset.locked():
-        made = make_hot_plan(
+        plan = make_hot_plan(
             tables, dataset, config.embedding, recipe.memory, recipe.hot, batch_size=config.batch_size, tiers=tiers,
             ranks=ranks,
         )  # fmt: skip
-        # What several ranks or a device take is of `--hosts` and `--device`.
-        alone = ranks == 1 and config.device == "cpu"
-        content = made.to_dict()
-        content["predicted"]["forecast"] = forecast_step(recipe, dataset, made).to_dict() if alone else None
+        content = plan.to_dict()
+        # `--hosts` and `--device` predict steps of several ranks or on a device.
+        is_local = ranks == 1 and config.device == "cpu"
+        content["predicted"]["forecast"] = forecast_step(recipe, dataset, plan).to_dict() if is_local else None
         by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts, modules=recipe.modules)
-        sharding = sharding_plan(recipe, dataset, tables, made, ranks, by_towers=by_towers)
+        sharding = sharding_plan(recipe, dataset, tables, plan, ranks, by_towers=by_towers)
     if args.json:
-        shared = {"sharding": sharding.to_dict()} if ranks > 1 else {}
-        say_json({**content, **shared})
+        print_json({**content, **({"sharding": sharding.to_dict()} if ranks > 1 else {})})
     else:
         print_plan(content, tiers.age_seconds)
-        say(*(sharding.lines() if ranks > 1 else ()))
+        print_lines(*(sharding.lines() if ranks > 1 else ()))
     if args.output:
-        made.save(Path(args.output))
+        plan.save(Path(args.output))
     if args.report:
         write_plan_report(Path(args.report), recipe.name, content)
 
 
-COMMAND = Subcommand(
+PLAN = Subcommand(
     name="plan",
-    text="Print where each table would live, at which precision, with how much cache: bytes and predicted speed.",
+    text="Print where each table is placed, with which precision and cache size, and the predicted memory and speed.",
     example="stratarec plan criteo.yaml memory.dram=1GiB -o plan.json",
     options=_options,
     run=plan,
-    by_ranks=True,
+    multi_process=True,
 )

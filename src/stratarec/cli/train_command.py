@@ -5,24 +5,25 @@ from __future__ import annotations
 import argparse
 import textwrap
 from pathlib import Path
+from typing import Any
 
-from stratarec.cli.arguments import Subcommand, add_json, add_recipe, progress_of, say, say_json
+from stratarec.cli.arguments import Subcommand, add_json, add_recipe, print_json, print_lines, progress_of
 
 
 def _options(command: argparse.ArgumentParser) -> None:
     add_recipe(command)
     add_json(command)
-    either = command.add_mutually_exclusive_group()
-    either.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    either.add_argument("--overwrite", action="store_true", help="remove the run and start anew")
+    start = command.add_mutually_exclusive_group()
+    start.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
+    start.add_argument("--overwrite", action="store_true", help="delete the existing run and start again")
     command.add_argument(
         "--from",
         dest="earlier",
         metavar="RUN",
-        help="begin with weights and optimizer state of this run, whose data set is the data.vocabulary.base of this "
-        "one; with --resume only where there is no checkpoint to go on from",
+        help="start from the weights and optimizer state of RUN (its data set must be this recipe's "
+        "data.vocabulary.base); with --resume, used only if this run has no checkpoint yet",
     )
-    command.add_argument("--plan", help="place tables as this file says, which `plan -o` wrote")
+    command.add_argument("--plan", help="place the tables as in this file, which `plan -o` wrote")
 
 
 def train(args: argparse.Namespace) -> None:
@@ -32,7 +33,7 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe, read_content
     from stratarec.reporting.metric_texts import tested, verdict
-    from stratarec.training.baseline.beside import beside
+    from stratarec.training.baseline.baselines import compare_with_baselines
     from stratarec.training.checkpoint import SETTLED
     from stratarec.training.resolve import sized
     from stratarec.training.run.run_directory import RECIPE, read_recipe
@@ -42,67 +43,68 @@ def train(args: argparse.Namespace) -> None:
     recipe = Recipe.from_dict(content, args.recipe)
     with joined(recipe.distributed, recipe.towers, {"recipe": recipe.to_dict()}, modules=recipe.modules) as mesh:
         dataset = mesh.first_then_others(lambda: Dataset.open(recipe.data.path))
-        made = Plan.load(Path(args.plan)) if args.plan else None
+        plan = Plan.load(Path(args.plan)) if args.plan else None
         bases = [path for path in (recipe.run if args.resume else "", args.earlier or "") if path]
         base = next((path for path in map(Path, bases) if (path / RECIPE).is_file()), None)
-        content, said = sized(content, dataset, None if base is None else read_recipe(base))
+        content, remark = sized(content, dataset, None if base is None else read_recipe(base))
         recipe, progress = Recipe.from_dict(content, args.recipe), progress_of(args)
-        trainer = Trainer(recipe, dataset, progress, plan=made, mesh=mesh, remark=said)
-        # A run that torchrun starts again goes on by itself, from its own checkpoints, not those it was to overwrite.
+        trainer = Trainer(recipe, dataset, progress, plan=plan, mesh=mesh, remark=remark)
+        # A run that torchrun restarts resumes from its own checkpoints, not from those that it was to overwrite.
         settled = mesh.is_recorded(SETTLED)
         result = trainer.train(
             resume=settled or args.resume or (restarted() and not args.overwrite),
             overwrite=args.overwrite and not settled,
             earlier=args.earlier,
         )
-    if mesh.is_first:
-        words = dataset.suspicions + verdict(trainer.state.evaluations, result, trainer.config.early_stopping.metric)
-        if args.json:
-            say_json({"run": str(trainer.run), **result, "verdict": list(words)})
-            return
-        _print_result(trainer.run, result)
-        wrapped = [part for line in words for part in textwrap.wrap(line, 63)]
-        say(*(f"{'' if number else 'verdict':17}{part}" for number, part in enumerate(wrapped)))
-        split, figures = tested(trainer.state.evaluations, result)
-        say(*beside(dataset, split, figures))
+    if not mesh.is_first:
+        return
+    sentences = dataset.suspicions + verdict(trainer.state.evaluations, result, trainer.config.early_stopping.metric)
+    if args.json:
+        print_json({"run": str(trainer.run), **result, "verdict": list(sentences)})
+        return
+    _print_result(trainer.run, result)
+    wrapped = [line for sentence in sentences for line in textwrap.wrap(sentence, 63)]
+    print_lines(*(f"{'' if number else 'verdict':17}{line}" for number, line in enumerate(wrapped)))
+    split, metrics = tested(trainer.state.evaluations, result)
+    print_lines(*compare_with_baselines(dataset, split, metrics))
 
 
-def _print_result(run: Path, result: dict[str, object]) -> None:
-    from stratarec.config.units import readable
+def _print_result(run: Path, result: dict[str, Any]) -> None:
+    from stratarec.config.units import format_bytes
     from stratarec.reporting.metric_texts import lines
 
     if "test" in result:
-        say(*lines("test", result["test"]))  # type: ignore[arg-type]
-    if "uncalibrated" in result:
-        for split, figures in result["uncalibrated"].items():  # type: ignore[attr-defined]
-            say(*lines(f"{split}, before its correction", figures))
-    say(f"speed            {result['samples_per_second']:,.0f} samples/s")
-    tables, network, outputs = (readable(result[f"{part}_bytes"]) for part in ("table", "network", "output"))  # type: ignore[arg-type]
-    say(f"tables and state {tables}, network {network}, vectors of a batch and their gradients {outputs}")
-    say(f"peak memory      {readable(result['peak_rss_bytes'])}")  # type: ignore[arg-type]
-    for rank, found in enumerate(result.get("ranks", ())):  # type: ignore[arg-type, var-annotated]
-        exposed, hidden = found["exposed_seconds"], found["hidden_seconds"]
-        say(
-            f"rank {rank:<12}{readable(found['table_bytes'])} of tables, {readable(found['sent_bytes'])} sent, "
-            f"{exposed / max(found['step_seconds'], 1e-9):.0%} of its time waiting, "
-            f"{hidden / max(exposed + hidden, 1e-9):.0%} of the exchange hidden"
+        print_lines(*lines("test", result["test"]))
+    for split, metrics in result.get("uncalibrated", {}).items():
+        print_lines(*lines(f"{split}, before calibration", metrics))
+    print_lines(f"speed            {result['samples_per_second']:,.0f} samples/s")
+    tables, network, activations = (format_bytes(result[f"{part}_bytes"]) for part in ("table", "network", "output"))
+    print_lines(
+        f"tables and state {tables}, network {network}, activations of the embedding layer {activations}",
+        f"peak memory      {format_bytes(result['peak_rss_bytes'])}",
+    )
+    for rank, costs in enumerate(result.get("ranks", ())):
+        exposed, hidden = costs["exposed_seconds"], costs["hidden_seconds"]
+        print_lines(
+            f"rank {rank:<12}{format_bytes(costs['table_bytes'])} of tables, {format_bytes(costs['sent_bytes'])} sent, "
+            f"{exposed / max(costs['step_seconds'], 1e-9):.0%} of its time waiting for the exchange, "
+            f"{hidden / max(exposed + hidden, 1e-9):.0%} of the exchange overlapped"
         )
     if result["memory"]:
         from stratarec.reporting.plan_page import print_comparison
 
-        print_comparison(result["memory"])  # type: ignore[arg-type]
-    say(f"model            {run / 'checkpoints' / str(result['checkpoint'])}")
-    if (run / "report.html").exists():
-        say(f"report           {run / 'report.html'}")
-    if (run / "tensorboard").exists():
-        say(f"TensorBoard      {run / 'tensorboard'}")
+        print_comparison(result["memory"])
+    print_lines(f"model            {run / 'checkpoints' / str(result['checkpoint'])}")
+    for title, name in (("report", "report.html"), ("TensorBoard", "tensorboard")):
+        if (run / name).exists():
+            print_lines(f"{title:17}{run / name}")
 
 
-COMMAND = Subcommand(
+TRAIN = Subcommand(
     name="train",
-    text="Train a model on a prepared data set, test it once, write checkpoints and a report.",
+    text="Train a model on a prepared data set, test it once, and write checkpoints and a report.",
     example="stratarec train demo.yaml train.batch_size=4096 --resume",
     options=_options,
     run=train,
-    by_ranks=True,
+    multi_process=True,
 )

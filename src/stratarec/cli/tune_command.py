@@ -1,11 +1,19 @@
-"""`stratarec tune`: many trainings of a recipe, and its best values by validation."""
+"""`stratarec tune`: search hyperparameters of a recipe by validation."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from stratarec.cli.arguments import Subcommand, add_json, add_recipe, progress_of, say, say_json, whole_number
+from stratarec.cli.arguments import (
+    Subcommand,
+    add_json,
+    add_recipe,
+    print_json,
+    print_lines,
+    progress_of,
+    whole_number,
+)
 from stratarec.errors import ConfigError
 from stratarec.io.names import shell_word
 
@@ -21,20 +29,23 @@ def _options(command: argparse.ArgumentParser) -> None:
         action="extend",
         required=True,
         metavar="FIELD=VALUES",
-        help="what is searched: uniform(low,high), log(low,high) or choice(a,b,...); or a YAML file of such lines",
+        help="search space of a recipe field: uniform(low,high), log(low,high) or choice(a,b,...); or a YAML file with "
+        "such lines",
     )
     command.add_argument(
         "--trials",
         type=whole_number("trials", _MOST_TRIALS),
         default=20,
         metavar="N",
-        help="in all, earlier ones too (default: 20)",
+        help="total number of trials, including completed ones (default: 20)",
     )
-    command.add_argument("-o", "--output", metavar="DIR", help="of the study (default: studies/<name of the recipe>)")
+    command.add_argument(
+        "-o", "--output", metavar="DIR", help="directory of the study (default: studies/NAME, the name of the recipe)"
+    )
 
 
 def tune(args: argparse.Namespace) -> None:
-    """Many trainings of a recipe, and its best values by validation."""
+    """Search hyperparameters of a recipe by validation."""
     from stratarec.cli.tune.space import Space
     from stratarec.models.metrics import METRICS
     from stratarec.recipe import Recipe, read_content
@@ -46,14 +57,12 @@ def tune(args: argparse.Namespace) -> None:
     try:
         from stratarec.cli.tune.study import tune as run
     except ImportError as error:
-        raise ConfigError(
-            f"tune needs optuna, which is not installed ({error}): pip install 'stratarec[tune]'"
-        ) from error
-    device_of(recipe.train.device)  # before trials are counted that could not be trained
+        raise ConfigError(f"tune needs optuna ({error}): pip install 'stratarec[tune]'") from error
+    device_of(recipe.train.device)  # refuse a missing device before a trial is counted
     folder = Path(args.output or Path("studies") / recipe.place)
     best = run(content, space, folder, args.trials, progress_of(args), args.recipe)
     if args.json:
-        say_json(
+        print_json(
             {
                 "values": dict(best.values),
                 "metric": best.metric,
@@ -63,18 +72,20 @@ def tune(args: argparse.Namespace) -> None:
             }
         )
         return
-    for field, value in best.values.items():
-        say(f"{field}={value}")
-    say(f"validation {METRICS[best.metric].label} {best.value:.6f}, of {best.run}")
-    say(f"report {best.recipe.with_name('report.html')}")
-    say(f"wrote {best.recipe}; to train and test it: stratarec train {shell_word(best.recipe)}")
+    print_lines(
+        *(f"{field}={value}" for field, value in best.values.items()),
+        f"validation {METRICS[best.metric].label} {best.value:.6f} in {best.run}",
+        f"report {best.recipe.with_name('report.html')}",
+        f"wrote {best.recipe}; to train and test it: stratarec train {shell_word(best.recipe)}",
+    )
 
 
-COMMAND = Subcommand(
+TUNE = Subcommand(
     name="tune",
-    text="Search values of a recipe's fields by validation alone (needs stratarec[tune]): each trial is a training "
-    "that is not tested. What was stopped goes on by the same command.",
+    text="Search hyperparameters of a recipe by validation (needs stratarec[tune]). Each trial trains a model and "
+    "never uses the test split. Run the same command again to resume.",
     example="stratarec tune r.yaml --space 'train.dense.learning_rate=log(1e-4, 1e-2)'",
     options=_options,
     run=tune,
+    resumable=True,
 )

@@ -1,1 +1,0 @@
-"""What all sections of a recipe share: validation, units, YAML."""

@@ -1,4 +1,4 @@
-"""Bytes, rates and seconds as people write and read them."""
+"""Parse and format bytes, rates and times."""
 
 from __future__ import annotations
 
@@ -12,25 +12,22 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(value: object, field: str) -> int:
-    """Bytes that `value` says: a whole number, or text such as ``"4GiB"``, ``"512 MiB"``, ``"1.5TB"``.
+    """Return the number of bytes of a whole number or of text such as ``"4GiB"``, ``"512 MiB"``, ``"1.5TB"``.
 
     Parameters
     ----------
     value : object
-        Units in *iB* are powers of 1,024, those in *B* powers of 1,000; capitals do not matter.
+        Units in *iB* are powers of 1,024, those in *B* powers of 1,000; case does not matter.
     field : str
-        Names the field in the error.
+        Name of the field in the error.
 
     Raises
     ------
     ConfigError
-        For anything else, and for less than one byte.
+        For any other value, and for less than one byte.
     """
     number, scale = value, 1
-    if isinstance(value, str):
-        match = _SIZE.fullmatch(value)
-        if match is None or match[2].lower() not in _UNITS:
-            raise ConfigError(f"{field} is {value!r}, expected a size such as 4GiB, 512MiB or a number of bytes")
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value)) and match[2].lower() in _UNITS:
         number, scale = float(match[1]), _UNITS[match[2].lower()]
     if isinstance(number, bool) or not isinstance(number, int | float) or number * scale != number * scale:
         raise ConfigError(f"{field} is {value!r}, expected a size such as 4GiB, 512MiB or a number of bytes")
@@ -44,22 +41,22 @@ _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(kbit|Mbit|Gbit|Tbit)")
 
 
 def parse_rate(text: str, field: str) -> float:
-    """Bytes a second of a network's rate such as ``100Mbit``, ``1Gbit`` or ``2.5Gbit``: bits, powers of 1,000.
+    """Return the bytes per second of a network rate such as ``100Mbit``, ``1Gbit`` or ``2.5Gbit``.
 
     Raises
     ------
     ConfigError
-        For anything else, capitals included: Mbit, mbit and MB are three things.
+        For any other text; case matters, since Mbit, mbit and MB are different units.
     """
     match = _RATE.fullmatch(text)
     rate = float(match[1]) * _RATE_UNITS[match[2]] if match else 0.0
     if not 1e3 <= rate <= 1e15:
-        raise ConfigError(f"{field} is {text!r}, expected a rate in bits a second such as 100Mbit, 1Gbit or 200Gbit")
+        raise ConfigError(f"{field} is {text!r}, expected a rate in bits per second such as 100Mbit, 1Gbit or 200Gbit")
     return rate / 8
 
 
-def readable(size: float) -> str:
-    """Bytes with a binary unit."""
+def format_bytes(size: float) -> str:
+    """Return bytes with a binary unit, such as ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.1f} {unit}" if unit != "B" else f"{size:.0f} B"
@@ -67,17 +64,17 @@ def readable(size: float) -> str:
     return f"{size:.2f} TiB"
 
 
-def readable_seconds(seconds: float) -> str:
-    """A length of time in its two largest units."""
-    whole = round(seconds)
+def format_seconds(seconds: float) -> str:
+    """Return a duration in its two largest units, such as ``2 h 5 min``."""
+    total = round(seconds)
     for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size} {unit} {rest} {smaller}" if rest else f"{whole // size} {unit}"
-    return f"{whole} s"
+        if total >= size:
+            remainder = total % size // part
+            return f"{total // size} {unit} {remainder} {smaller}" if remainder else f"{total // size} {unit}"
+    return f"{total} s"
 
 
-def milliseconds(seconds: float) -> str:
-    """A length of time in milliseconds: three digits, or all of a large number's."""
-    found = seconds * 1e3
-    return f"{found:.3g} ms" if found < 999.5 else f"{found:,.0f} ms"
+def format_milliseconds(seconds: float) -> str:
+    """Return a duration in milliseconds with three significant digits, or more for a large number."""
+    value = seconds * 1e3
+    return f"{value:.3g} ms" if value < 999.5 else f"{value:,.0f} ms"

@@ -1,4 +1,4 @@
-"""Checks of configurations, and what pydantic finds wrong with plain data as one line that names the field."""
+"""Validate plain data: one-line descriptions of pydantic's errors, checks of values, and the first difference."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,25 @@ import pydantic
 
 from stratarec.errors import ConfigError
 
-# Characters of a value that a message repeats.
-_LONGEST = 120
+# Longest value that a message repeats, in characters.
+_MAX_VALUE = 120
 _TOO_LARGE = 1 << 63
 _UNKNOWN = ("unexpected_keyword_argument", "invalid_key")
 _TAGS = ("union_tag_not_found", "union_tag_invalid")
 
 
-def explain(error: pydantic.ValidationError, content: Any, kind: Any) -> str:
-    """The first mistake in `content`, which is no `kind`: the field, what is expected, what was got.
+def first_mistake(error: pydantic.ValidationError, content: Any, kind: Any) -> str:
+    """Describe the first mistake in `content`, which is not a valid `kind`: field, expectation and value.
 
-    A field that does not exist comes before everything else: what follows from it is no mistake of its own. What a
-    section says of itself comes before what is wrong with it as something else.
+    An unknown field is reported first, since other errors may follow from it. An error that a section raises itself is
+    reported before errors of its type.
     """
-    found = [(_place(one["loc"], content, one["type"]), one) for one in error.errors()]
-    # A value that fits no member of a union has an error for each: the one that lies deepest is of the member meant.
-    unknown = [entry for entry in found if entry[1]["type"] in _UNKNOWN]
-    first_place = (unknown or found)[0][0]
+    errors = [(_place(one["loc"], content, one["type"]), one) for one in error.errors()]
+    # A value that fits no member of a union has one error per member: the deepest one is of the intended member.
+    unknown = [entry for entry in errors if entry[1]["type"] in _UNKNOWN]
+    first_place = (unknown or errors)[0][0]
     place, first = max(
-        (entry for entry in unknown or found if entry[0].startswith(first_place)),
+        (entry for entry in unknown or errors if entry[0].startswith(first_place)),
         key=lambda entry: (len(entry[0]), entry[1]["type"] == "value_error"),
     )
     if first["type"] in _UNKNOWN:
@@ -43,40 +44,40 @@ def explain(error: pydantic.ValidationError, content: Any, kind: Any) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return _in_place(message, place, first["input"], _fields(kind, ()))
-    # What pydantic calls these is what they are in Python; in a recipe they are something else.
+    # pydantic names Python types; a recipe has lists and sections.
     section = "expected a section"
     words = {"tuple_type": "expected a list", "dataclass_type": section, "model_attributes_type": section}
     message = words.get(first["type"], message)
-    got = "" if first["type"] == "missing" else f", got {short(first['input'])}"
-    return f"{place}: {message[0].lower()}{message[1:]}{got}"
+    value = "" if first["type"] == "missing" else f", got {short(first['input'])}"
+    return f"{place}: {message[0].lower()}{message[1:]}{value}"
 
 
-def odd_value(content: Any, where: str = "") -> str:
-    """The first value that no field can have: more than 64 bits, or text with zero bytes; empty where none is."""
+def unsupported_value(content: Any, where: str = "") -> str:
+    """Describe the first value that no field can hold, such as a number of over 64 bits; empty if there is none."""
     for place, value in _leaves(content, where):
         if isinstance(value, int) and abs(value) >= _TOO_LARGE:
             return f"{place} is {short(value)}, expected a number of at most 64 bits"
         if isinstance(value, str) and "\0" in value:
-            return f"{place} is {short(value)}, expected text without zero bytes"
+            return f"{place} is {short(value)}, expected text without null characters"
     return ""
 
 
-def mistaken_truth(content: Any, taken: Any) -> str:
-    """The first truth value in `content` that was `taken` for a number; empty where none was."""
-    read = dict(_leaves(taken, ""))
+def boolean_as_number(content: Any, parsed: Any) -> str:
+    """Describe the first boolean in `content` that was `parsed` as a number; empty if there is none."""
+    leaves = dict(_leaves(parsed, ""))
     for place, value in _leaves(content, ""):
-        if isinstance(value, bool) and not isinstance(read.get(place, value), bool):
+        if isinstance(value, bool) and not isinstance(leaves.get(place, value), bool):
             return f"{place} is {value}, expected a number"
     return ""
 
 
 def short(value: Any) -> str:
-    """A value as it was got, in one line of a length that can be read."""
+    """Return a value as Python writes it, in one line of bounded length."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no more than some thousand digits
-        return "a number of too many digits"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    except ValueError:  # Python writes at most some thousand digits
+        return "a number with too many digits"
+    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}..."
 
 
 def _leaves(content: Any, where: str) -> Iterator[tuple[str, Any]]:
@@ -104,7 +105,7 @@ def _explain_kind(place: str, name: Any, kinds: Sequence[str]) -> str:
 
 
 def _fields(kind: Any, location: Sequence[str | int]) -> list[str]:
-    """The fields of the section at a location of pydantic's."""
+    """Return the names of the fields of the section at a location that pydantic reports."""
     section = _at(kind, location)
     members = [section, *_members(section)]
     return [
@@ -113,7 +114,7 @@ def _fields(kind: Any, location: Sequence[str | int]) -> list[str]:
 
 
 def _at(kind: Any, location: Sequence[str | int]) -> Any:
-    """The type of what lies at a location, which also names members of unions: by their kind, or by their class."""
+    """Return the type at a location that pydantic reports; members of unions are named by kind or class."""
     for part in location:
         kind = _bare(kind)
         if dataclasses.is_dataclass(kind):
@@ -145,7 +146,7 @@ def _kinds(kind: Any) -> Iterator[str]:
 
 
 def _place(location: Sequence[str | int], content: Any, kind: str) -> str:
-    """The path of a field as a recipe has it: pydantic's own also names the members of unions."""
+    """Return the path of a field in the recipe; a location of pydantic also names the members of unions."""
     path = ""
     for place, part in enumerate(location):
         absent = kind == "missing" and place == len(location) - 1
@@ -158,18 +159,18 @@ def _place(location: Sequence[str | int], content: Any, kind: str) -> str:
 
 
 def _in_place(message: str, place: str, section: Any, sections: Sequence[str]) -> str:
-    """The message of a section's own check, with the path that the field has in this recipe.
+    """Prefix the message that a section raised with the path of the field in this recipe.
 
-    Sections that stand in several places, such as schedules and optimizers, know only their own name.
+    Sections that occur in several places, such as schedules and optimizers, know only their own name.
     """
-    head, space, rest = message.partition(" ")
+    head, space, tail = message.partition(" ")
     if place and head.startswith(f"{place}."):
         return message
     field_name = head.rpartition(".")[2]
-    known = isinstance(section, Mapping) and field_name in section and ("." in head or rest.startswith("is "))
+    in_section = isinstance(section, Mapping) and field_name in section and ("." in head or tail.startswith("is "))
     elsewhere = "." in head and head.partition(".")[0] not in sections
-    if place and (known or (elsewhere and field_name.isidentifier())):
-        return f"{place}.{field_name}{space}{rest}"
+    if place and (in_section or (elsewhere and field_name.isidentifier())):
+        return f"{place}.{field_name}{space}{tail}"
     return message if head.partition(".")[0] in sections or not place else f"{place}: {message}"
 
 
@@ -179,12 +180,12 @@ def check_finite(config: Any, where: str) -> None:
     Parameters
     ----------
     where : str
-        What stands before the field in the message, such as ``train.dense.``.
+        Prefix of the field in the message, such as ``train.dense.``.
 
     Raises
     ------
     ConfigError
-        Naming the first such field.
+        Names the first such field.
     """
     for name, value in _entries(config):
         if isinstance(value, float) and not math.isfinite(value):
@@ -205,12 +206,45 @@ _SEEDS = 1 << 63
 
 
 def check_seed(seed: int, field: str) -> None:
-    """Refuse a seed that not every generator takes: negative ones, and those beyond 63 bits."""
+    """Refuse seeds that some generators do not accept: negative ones, and those beyond 63 bits."""
     if not 0 <= seed < _SEEDS:
         raise ConfigError(f"{field} is {seed}, expected 0 to 2^63 - 1")
 
 
 def check_directory(path: str, field: str) -> None:
-    """Refuse a directory that cannot be StrataRec's own: ``.``, ``..``, ``/``, and what is no path at all."""
+    """Refuse a directory that StrataRec cannot own: ``.``, ``..``, ``/``, and an invalid path."""
     if "\0" in path or Path(path).name in ("", ".."):
-        raise ConfigError(f"{field} is {path!r}, expected the name of a directory of its own")
+        raise ConfigError(f"{field} is {path!r}, expected the name of a new directory")
+
+
+class _Absent:
+    """Placeholder for the value of a missing key."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+_ABSENT = _Absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """First difference between two JSON values."""
+
+    field: str
+    """Path, such as ``split.test`` or ``schema.sparse[3].name``; empty if the values are not collections."""
+    want: Any
+    have: Any
+
+
+def first_difference(want: Any, have: Any, field: str = "") -> Difference | None:
+    """Return the first difference of two JSON values, keys in the order of `want`; None if they are equal."""
+    if isinstance(want, Mapping) and isinstance(have, Mapping):
+        prefix = f"{field}." if field else ""
+        pairs = [(f"{prefix}{key}", want.get(key, _ABSENT), have.get(key, _ABSENT)) for key in {**want, **have}]
+    elif isinstance(want, list) and isinstance(have, list) and len(want) == len(have):
+        pairs = [(f"{field}[{index}]", *pair) for index, pair in enumerate(zip(want, have, strict=True))]
+    else:
+        return None if want == have else Difference(field=field, want=want, have=have)
+    differences = (first_difference(one, other, name) for name, one, other in pairs)
+    return next((difference for difference in differences if difference is not None), None)

@@ -1,6 +1,6 @@
-"""YAML of a recipe's size: whatever else a text says is refused before it takes time or memory.
+"""YAML for recipes, with limits that keep a hostile or broken file from taking time or memory.
 
-A text of a kilobyte can stand for 10^9 values by aliases of aliases, and a number of 10^6 digits takes minutes.
+A kilobyte of nested aliases can expand to 10^9 values, and a number of 10^6 digits takes minutes to parse.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import yaml
 from yaml.constructor import ConstructorError
 
 LARGEST = 1 << 20
-"""Bytes of a text."""
-_MOST_VALUES = 100_000
-_DEEPEST = 50
-_MOST_DIGITS = 100
+"""Longest text, in characters."""
+_MAX_VALUES = 100_000
+_MAX_DEPTH = 50
+_MAX_DIGITS = 100
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, where YAML would quietly keep the last, and what is too large."""
+    """Loader that refuses duplicate keys, of which YAML would silently keep the last, and excessive size."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -28,16 +28,16 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         before = self._values
-        # An alias stands for as many values as what it names, and is not complete inside of that.
+        # An alias counts as many values as its anchor, and must not occur inside that anchor.
         alias = isinstance(event, yaml.AliasEvent)
         if alias and event.anchor in self.anchors and event.anchor not in self._sizes:
-            raise ConstructorError(None, None, f"{event.anchor} stands for a section that it lies in", event.start_mark)
+            raise ConstructorError(None, None, f"alias {event.anchor} refers to its own section", event.start_mark)
         self._values += self._sizes.get(event.anchor, 1) if alias else 1
         self._depth += 1
-        if self._values > _MOST_VALUES:
-            raise ConstructorError(None, None, f"more than {_MOST_VALUES:,} values", event.start_mark)
-        if self._depth > _DEEPEST:
-            raise ConstructorError(None, None, f"sections in more than {_DEEPEST} sections", event.start_mark)
+        if self._values > _MAX_VALUES:
+            raise ConstructorError(None, None, f"more than {_MAX_VALUES:,} values", event.start_mark)
+        if self._depth > _MAX_DEPTH:
+            raise ConstructorError(None, None, f"more than {_MAX_DEPTH} nested sections", event.start_mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
         if not alias and event.anchor is not None:
@@ -52,21 +52,21 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
             continue
         key = loader.construct_object(name, deep=True)
         try:
-            twice = key in seen
+            is_duplicate = key in seen
             seen.add(key)
         except TypeError as error:
-            raise ConstructorError(None, None, "a list or section is no key", name.start_mark) from error
-        if twice:
-            raise ConstructorError(None, None, f"key {key!r} stands twice", name.start_mark)
+            raise ConstructorError(None, None, "a list or section cannot be a key", name.start_mark) from error
+        if is_duplicate:
+            raise ConstructorError(None, None, f"duplicate key {key!r}", name.start_mark)
     return loader.construct_mapping(node, deep=True)
 
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
-    if len(node.value) > _MOST_DIGITS:
-        raise ConstructorError(None, None, f"a number of {len(node.value):,} digits", node.start_mark)
+    if len(node.value) > _MAX_DIGITS:
+        raise ConstructorError(None, None, f"a number with {len(node.value):,} digits", node.start_mark)
     kind = node.tag.rpartition(":")[2]
-    found: int | float = getattr(loader, f"construct_yaml_{kind}")(node)
-    return found
+    number: int | float = getattr(loader, f"construct_yaml_{kind}")(node)
+    return number
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
@@ -75,12 +75,12 @@ for _kind in ("int", "float"):
 
 
 def load(text: str) -> Any:
-    """The value of a YAML text.
+    """Return the value of a YAML text.
 
     Raises
     ------
     ValueError
-        For what is no YAML or too large, in one line with the place.
+        If the text is not YAML or too large; the message is one line with the position.
     """
     if len(text) > LARGEST:
         raise ValueError(f"it has {len(text):,} characters, expected at most {LARGEST:,}")
@@ -90,12 +90,12 @@ def load(text: str) -> Any:
             return loader.get_single_data()
         finally:
             loader.dispose()
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # of numbers and dates, and of long merges
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # invalid numbers or dates; long merges
         raise ValueError(_problem(error)) from error
 
 
 def _problem(error: Exception) -> str:
-    """What is wrong with a text and where, in one line."""
+    """Return the problem of a text and its position in one line."""
     if isinstance(error, RecursionError):
         return "sections are nested too deeply"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:

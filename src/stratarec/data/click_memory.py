@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from stratarec.data.hashing import stable_hash
-from stratarec.io.atomic import reading
+from stratarec.io.atomic import reporting_damage
 
 ITEM, TIME = "item", "time"
 PARTS = ("recent", "waiting", "first")
@@ -48,7 +48,7 @@ def item_keys(values: pl.Series) -> pl.Series:
 def read_click_memory(paths: Mapping[str, Path], clicks: int, time: str) -> ClickMemory:
     """What a data set keeps, in Parquet files that may be anybody's; `DatasetError` where they are something else."""
     found = {part: _read(paths[part]) for part in PARTS}
-    with reading(paths["first"]):
+    with reporting_damage(paths["first"]):
         kinds = dict(found["first"].schema)
         if kinds != {ITEM: pl.UInt64(), TIME: pl.Int64()} or found["first"].null_count().sum_horizontal().item():
             raise ValueError(f"its columns are {kinds}, expected {ITEM}: UInt64 and {TIME}: Int64, none missing")
@@ -56,20 +56,20 @@ def read_click_memory(paths: Mapping[str, Path], clicks: int, time: str) -> Clic
             raise ValueError("an item is named twice")
     for part in ("recent", "waiting"):
         frame = found[part]
-        with reading(paths[part]):
+        with reporting_damage(paths[part]):
             if frame.schema != found["recent"].schema or frame.schema.get(time) != pl.Int64():
                 raise ValueError(f"its columns are {dict(frame.schema)}, expected those of recent clicks and {time!r}")
             if frame[time].null_count() or not frame[time].is_sorted():
                 raise ValueError("its clicks are not in order of time")
     last, first = found["recent"][time].max(), found["waiting"][time].min()
-    with reading(paths["waiting"]):
+    with reporting_damage(paths["waiting"]):
         if last is not None and first is not None and first < last:  # type: ignore[operator]
             raise ValueError("a click that waits is earlier than one that does not")
     return ClickMemory(**found, clicks=clicks)
 
 
 def _read(path: Path) -> pl.DataFrame:
-    with reading(path):
+    with reporting_damage(path):
         table = pq.read_table(path, use_threads=False)
         for column in table.columns:
             column.validate(full=True)

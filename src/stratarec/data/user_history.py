@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stratarec.data.column_names import TIME, USER, column
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.io.atomic import reading
+from stratarec.io.atomic import reporting_damage
 
 
 def last_events(events: pl.DataFrame, schema: Schema) -> pl.DataFrame:
@@ -38,7 +38,7 @@ def event_columns(schema: Schema) -> list[str]:
 
 def read_events(path: Path, schema: Schema) -> pl.DataFrame:
     """What a data set keeps of events, in a Parquet file that may be anybody's."""
-    with reading(path):
+    with reporting_damage(path):
         table = pq.read_table(path, use_threads=False)
         if table.column_names != event_columns(schema):
             raise ValueError(f"its columns are {table.column_names}, expected {event_columns(schema)}")

@@ -33,7 +33,7 @@ from stratarec.data.durations import in_unit
 from stratarec.data.hashing import HashRule, stable_hash
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
-from stratarec.io.atomic import reading
+from stratarec.io.atomic import reporting_damage
 from stratarec.io.sealed import Hash, Model
 
 # Ids have 31 bits, and a table has a row for each bucket whether or not a value falls into it.
@@ -418,7 +418,7 @@ def read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids, origin: s
     DatasetError
         Where it is not what `Vocabulary.frame` gives, or of other values than `expected`; `origin` names the file.
     """
-    with reading(Path(origin)):
+    with reporting_damage(Path(origin)):
         try:
             return _read_vocabulary(file, expected)
         except (MemoryError, pa.ArrowException, pl.exceptions.PanicException) as error:
@@ -536,7 +536,7 @@ def bounded(counted: pl.DataFrame, limits: VocabularyLimits) -> pl.DataFrame:
 def read_counts(path: Path, expected: StoredType) -> pl.DataFrame:
     """Columns `value`, `count`, `recent` and `last` in a Parquet file that may be anybody's; `DatasetError` where it is
     another one."""
-    with reading(path):
+    with reporting_damage(path):
         kinds = {name: str(kind) for name, kind in zip(*_columns(path), strict=True)}
         value = {"String": "large_string"}.get(expected, expected.lower())
         if kinds != {"value": value, "count": "int64", "recent": "double", "last": "int64"}:

@@ -23,12 +23,12 @@ from torch import distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from stratarec.config.difference import first_difference
+from stratarec.config.validate import first_difference
 from stratarec.distributed.collectives import Channel
 from stratarec.distributed.config import DistributedConfig
 from stratarec.distributed.failures import Heartbeat, RollCall, Termination
 from stratarec.errors import ConfigError, RankError, StrataError, Terminated
-from stratarec.io.versions import versions
+from stratarec.io.hashes import versions
 
 Result = TypeVar("Result")
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.config.units import readable
+from stratarec.config.units import format_bytes
 from stratarec.distributed.config import ShardingKind
 from stratarec.embedding.config import EmbeddingBagConfig, RowPart, check_tables
 from stratarec.errors import ConfigError
@@ -250,8 +250,8 @@ class ShardingPlan:
         rows = [name for name, place in self.places.items() if place.travel == "rows"]
         ranks = [
             f"rank {rank}: {sum(place.first == rank and place.ranks == 1 for place in self.places.values())} whole "
-            f"tables, {readable(self.bytes[rank])}, {readable(round(self.work[rank]))} of rows accessed and "
-            f"{readable(round(self.sent[rank]))} sent a step"
+            f"tables, {format_bytes(self.bytes[rank])}, {format_bytes(round(self.work[rank]))} of rows accessed and "
+            f"{format_bytes(round(self.sent[rank]))} sent a step"
             for rank in range(len(self.bytes))
         ]
         return [
@@ -404,7 +404,7 @@ def _check_budget(plan: ShardingPlan, budget_bytes: int) -> None:
     fullest = max(range(len(plan.bytes)), key=lambda rank: plan.bytes[rank])
     if plan.bytes[fullest] > budget_bytes:
         raise ConfigError(
-            f"rank {fullest} needs {plan.bytes[fullest]} bytes ({readable(plan.bytes[fullest])}) for tables, and "
-            f"memory.dram leaves each rank {budget_bytes} ({readable(budget_bytes)}): raise memory.dram, set "
+            f"rank {fullest} needs {plan.bytes[fullest]} bytes ({format_bytes(plan.bytes[fullest])}) for tables, and "
+            f"memory.dram leaves each rank {budget_bytes} ({format_bytes(budget_bytes)}): raise memory.dram, set "
             "distributed.sharding to row, or start more ranks"
         )

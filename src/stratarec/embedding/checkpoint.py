@@ -32,7 +32,7 @@ from stratarec.embedding.tables.base import TableGroup, TableNumbers
 from stratarec.embedding.tables.cache import saved_slots
 from stratarec.errors import CheckpointError
 from stratarec.io.scratch import ScratchDirectory
-from stratarec.io.sealed import Count, Hash, Model, validated
+from stratarec.io.sealed import Count, Hash, Model, validate
 from stratarec.kernels.bit_rows import set_bits, test_bits
 from stratarec.kernels.random import fill_uniform, table_key
 from stratarec.kernels.update import Missed, Slots, apply_missed_steps_to_range
@@ -212,7 +212,7 @@ def _check_parts(name: str, parts: Sequence[TablePart]) -> None:
 
 def checked(directory: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Validate the manifest of the tables in `directory`; `CheckpointError` names the invalid field."""
-    valid = validated(TablesManifest, manifest, f"the tables in {directory}", ADVICE, CheckpointError)
+    valid = validate(TablesManifest, manifest, f"the tables in {directory}", ADVICE, CheckpointError)
     # Without defaults that were left out: identities are compared as they were written.
     return valid.model_dump(mode="json", exclude_unset=True)
 

@@ -23,7 +23,7 @@ import pydantic
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from stratarec.config.units import readable
+from stratarec.config.units import format_bytes
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError
 from stratarec.hot.hot_loader import NeedsReader, are_hot
@@ -263,11 +263,12 @@ def calibrate(
     total = sum(part.nbytes for part in parts)
     if budget < min(part.row_bytes for part in parts if part.row_bytes):
         raise ConfigError(
-            f"{field} is {budget:,} bytes, which do not fit one row; expected more, and less than {readable(total)}"
+            f"{field} is {budget:,} bytes, which do not fit one row; expected more, and less than {format_bytes(total)}"
         )
     if budget >= total:
         raise ConfigError(
-            f"{field} is {readable(budget)}, but all {len(dataset.vocabularies)} tables take only {readable(total)}, "
+            f"{field} is {format_bytes(budget)}, but all {len(dataset.vocabularies)} tables take only "
+            f"{format_bytes(total)}, "
             "so every row would be hot: set less, or train without hot rows"
         )
     sample = draw(dataset, parts, "train", seed)

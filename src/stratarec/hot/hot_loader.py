@@ -36,7 +36,7 @@ from stratarec.data.loading.loader import Loader, LoaderConfig, Rows, count, tak
 from stratarec.data.loading.shuffle_buffer import ShuffleBuffer
 from stratarec.errors import ConfigError
 from stratarec.hot.selection import Counts, Needs, RowRange
-from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_sealed
+from stratarec.io.sealed import Count, Hash, Model, content_hash, read_sealed, write_sealed
 from stratarec.kernels.runtime.cores import cores
 from stratarec.progress import Progress, SilentProgress
 
@@ -231,7 +231,7 @@ def classify(
     Reads the complete split, with one thread per core.
     """
     rows = [[part.table, int(number)] for part, number in zip(parts, hot, strict=True)]
-    key = digest({"data": dataset.fingerprint, "split": split, "hot": rows})
+    key = content_hash({"data": dataset.fingerprint, "split": split, "hot": rows})
     counts = _stored_counts(path, key)
     shards = dataset.shards(split)
     missing = [number for number, shard in enumerate(shards) if shard.path not in counts]

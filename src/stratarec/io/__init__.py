@@ -1,1 +1,0 @@
-"""Files that are whole or absent, directories of ours, and who may work in one."""

@@ -1,14 +1,22 @@
-"""Outputs that are whole or absent: written to a temporary name, synced, renamed."""
+"""Files and directories that are complete or absent: written under a temporary name, synced and renamed.
+
+A temporary file or directory is locked while it is written. One that is not locked is a leftover of a killed process.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import re
+import secrets
 import shutil
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -16,29 +24,30 @@ import polars as pl
 import xxhash
 
 from stratarec.errors import DatasetError, StorageError
-from stratarec.io.opening import (
-    create,
-    hold_directory,
-    is_leftover,
-    leftover_directories,
-    open_regular,
-    temporary_name,
-)
 
 LARGEST_JSON = 1 << 28
-"""Bytes of the largest JSON file that is read; what describes a million row groups has a tenth of it."""
-
+"""Largest JSON file that is read, in bytes. The description of a million row groups takes a tenth of it."""
+# A file name has at most 255 bytes, and a character takes up to four.
+_MAX_NAME = 50
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp", re.DOTALL)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SPECIAL = {
+    stat.S_ISDIR: "Is a directory",
+    stat.S_ISFIFO: "it is a pipe, which can be read only once",
+    stat.S_ISSOCK: "it is a socket",
+    stat.S_ISCHR: "it is a device",
+    stat.S_ISBLK: "it is a device",
+}
 
 
 def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> StorageError:
-    """`error` as a message that names the path and what to do."""
+    """Return `error` as a message that names the path and what to do."""
     reason = getattr(error, "strerror", None) or str(error).rpartition("IO error: ")[2]
     if getattr(error, "errno", None) == errno.ENOTDIR:
         file = next((parent for parent in path.parents if parent.is_file()), path)
         return StorageError(f"cannot write {path}: {file} is a file, expected a directory; name another path")
-    full = getattr(error, "errno", None) in (None, *_FULL)
-    return StorageError(f"cannot write {path}: {reason}; {'free space or ' if full else ''}name another path")
+    is_full = getattr(error, "errno", None) in (None, *_FULL)
+    return StorageError(f"cannot write {path}: {reason}; {'free space or ' if is_full else ''}name another path")
 
 
 def check_output(path: Path, *endings: str) -> None:
@@ -47,20 +56,20 @@ def check_output(path: Path, *endings: str) -> None:
     Parameters
     ----------
     endings : str
-        Such as ``.csv``: what its name may end in, in letters of any case; by default in anything.
+        Allowed endings of the name, such as ``.csv``, in lower case; by default any.
 
     Raises
     ------
     StorageError
-        When it is a directory, lies below a file, its directory cannot be written, or it has another ending.
+        If it is a directory, is below a file, cannot be written, or has another ending.
     """
     try:
-        directory = path.name in ("", "..") or stat.S_ISDIR(os.stat(path).st_mode)
+        is_directory = path.name in ("", "..") or stat.S_ISDIR(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
-        directory = False
-    except (OSError, ValueError) as error:  # a name that is too long, or with a zero byte
+        is_directory = False
+    except (OSError, ValueError) as error:  # a name that is too long, or with a null character
         raise StorageError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
-    if directory:
+    if is_directory:
         raise StorageError(f"cannot write {path}: it is a directory; name a file, such as {path / 'output'}")
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     if not parent.is_dir():
@@ -68,7 +77,14 @@ def check_output(path: Path, *endings: str) -> None:
     if not os.access(parent, os.W_OK | os.X_OK):
         raise StorageError(f"cannot write {path}: no permission to write in {parent}; name another path")
     if endings and path.suffix.lower() not in endings:
-        raise StorageError(f"cannot write {path}: expected a name that ends in {' or '.join(endings)}")
+        raise StorageError(f"cannot write {path}: the name must end in {' or '.join(endings)}")
+
+
+def check_absent(path: Path, *endings: str) -> None:
+    """Refuse an output that exists, which may hold work of the user; then as `check_output`."""
+    if os.path.lexists(path):
+        raise StorageError(f"cannot write {path}: it exists; remove it, or name another --output")
+    check_output(path, *endings)
 
 
 def sync(path: Path) -> None:
@@ -81,7 +97,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Flush everything in a directory."""
+    """Flush everything in a directory to the device."""
     for inside, _, names in os.walk(folder):
         for name in names:
             sync(Path(inside, name))
@@ -89,19 +105,19 @@ def sync_tree(folder: Path) -> None:
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a new temporary file beside `path`, then sync it and rename it to `path`.
+    """Call `write` with a temporary file next to `path`, then sync it and rename it to `path`.
 
     Raises
     ------
     StorageError
-        When the file cannot be written; `path` is then as it was.
+        If the file cannot be written; `path` is then unchanged.
     """
     check_output(path)
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_name(path)  # before it is created: a signal may come in between
-        with create(temporary) as file:
+        temporary = temporary_name(path)  # assigned before the file exists: a signal may come in between
+        with create_locked(temporary) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -122,7 +138,7 @@ def write_json(path: Path, value: Any) -> None:
     Raises
     ------
     ValueError
-        For NaN and infinities, which JSON does not have; what is not defined is None.
+        For NaN and infinities, which JSON does not have; use None instead.
     """
     write_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
@@ -132,18 +148,18 @@ def write_text(path: Path, text: str) -> None:
     write_atomic(path, lambda file: file.write(text.encode()))
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def read_json(path: Path) -> Any:
-    """The value in `path`; a damaged or missing file is a `DatasetError` that names it."""
+    """Return the JSON value in `path`; `DatasetError` if the file is damaged or missing."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > LARGEST_JSON:
                 raise DatasetError(f"cannot read {path}: it has {size:,} bytes, expected at most {LARGEST_JSON:,}")
-            return json.loads(file.read(size).decode(), parse_constant=_no_number)
+            return json.loads(file.read(size).decode(), parse_constant=_refuse_constant)
     except OSError as error:
         raise DatasetError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -152,30 +168,30 @@ def read_json(path: Path) -> Any:
 
 
 def read_frame(path: Path) -> pl.DataFrame:
-    """The one Parquet file `path`, whatever marks there are in its name."""
+    """Read one Parquet file; wildcards in its name have no meaning."""
     with open_regular(path) as file:
         return pl.read_parquet(file)
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Whatever the content of `path` makes go wrong inside is a `DatasetError` that names it."""
+def reporting_damage(path: Path) -> Iterator[None]:
+    """Raise errors that the content of `path` causes as a `DatasetError` that names the file."""
     try:
         yield
     except DatasetError:
         raise
-    # pyarrow's errors are ValueError, TypeError, KeyError or OSError too.
+    # pyarrow's errors are ValueError, TypeError, KeyError or OSError.
     except (OSError, ValueError, TypeError, LookupError, AttributeError, pl.exceptions.PolarsError) as error:
         raise DatasetError(f"{path} is damaged or of another version ({' '.join(str(error).split())})") from error
 
 
 def cache_directory() -> Path:
-    """Where what can be found again is kept for this user; `RuntimeError` for a user without a home."""
+    """Return this user's directory of data that can be computed again; `RuntimeError` for a user without a home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratarec"
 
 
 def make_directory(path: Path) -> None:
-    """Create `path` and its parents; a `StorageError` where that cannot be."""
+    """Create `path` and its parents; `StorageError` if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -185,54 +201,43 @@ def make_directory(path: Path) -> None:
         raise storage_error(path, error) from error
 
 
-def temporary_directory(final: Path) -> Path:
-    """A new directory beside `final`, in which that is made; `StorageError` where it cannot be."""
-    make_directory(final.parent)
-    path = temporary_name(final)
-    try:
-        path.mkdir()
-    except OSError as error:
-        raise storage_error(final, error) from error
-    return path
-
-
 @contextmanager
 def working_directory(final: Path, parts: Collection[str]) -> Iterator[Path]:
-    """Make a directory next to `final` that is locked until the end and then removed, unless it was renamed.
+    """Create a locked directory next to `final`; it is removed at the end unless it was renamed.
 
     Working directories of killed processes are removed first; see `remove_working_directories`.
     """
     remove_working_directories(final, parts)
-    work, held = temporary_name(final), None
+    work, descriptor = temporary_name(final), None
     make_directory(final.parent)
     try:
         try:
             work.mkdir()
         except OSError as error:
             raise storage_error(final, error) from error
-        held = hold_directory(work)
+        descriptor = lock_directory(work)
         yield work
     finally:
-        if held is not None:
-            os.close(held)
+        if descriptor is not None:
+            os.close(descriptor)
         shutil.rmtree(work, ignore_errors=True)
 
 
 def remove_working_directories(final: Path, parts: Collection[str]) -> list[Path]:
     """Delete working directories of `final` whose processes were killed, and return those that remain.
 
-    A directory that holds anything but `parts`, whole or half written, belongs to a user and stays.
+    A directory with entries that are not in `parts`, complete or half written, belongs to a user and stays.
     """
-    for left in leftover_directories(final):
+    for folder in leftover_directories(final):
         with suppress(OSError):
-            if all(entry in parts or is_leftover(entry, parts) for entry in os.listdir(left)):
-                shutil.rmtree(left, ignore_errors=True)
+            if all(entry in parts or is_leftover(entry, parts) for entry in os.listdir(folder)):
+                shutil.rmtree(folder, ignore_errors=True)
     return leftover_directories(final, locked=True)
 
 
 def remove_tree(path: Path) -> None:
-    """Delete what can be deleted of a directory; anything else at `path` stays."""
-    # rmtree opens what it is given: it would wait for the writer of a pipe.
+    """Delete what can be deleted of a directory; do nothing if `path` is anything else."""
+    # rmtree opens its argument: on a pipe it would wait for a writer.
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
 
@@ -240,7 +245,7 @@ def remove_tree(path: Path) -> None:
 def replace_directory(temporary: Path, final: Path) -> None:
     """Sync everything in `temporary` and rename it to `final`; an older `final` is removed after the swap.
 
-    For directories inside one of ours; `replace.replace` is for those that a user names.
+    For directories inside an owned one. Use `owned_directory.replace_directory_at` for a directory that a user names.
     """
     try:
         sync_tree(temporary)
@@ -256,9 +261,112 @@ def replace_directory(temporary: Path, final: Path) -> None:
 
 
 def file_hash(path: Path) -> str:
-    """xxh3_128 of a file's bytes."""
+    """Return the xxh3_128 hash of a file in hexadecimal."""
     digest = xxhash.xxh3_128()
     with open_regular(path) as file:
         while block := file.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
+
+
+def temporary_name(path: Path) -> Path:
+    """Return an unused name next to `path`, under which it is written before it is complete."""
+    return path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(8)}.tmp")
+
+
+def is_leftover(entry: str, patterns: Iterable[str] = ("*",)) -> bool:
+    """Whether `entry` is a temporary name of a file or directory that matches one of `patterns`."""
+    match = _TEMPORARY.fullmatch(entry)
+    return match is not None and any(fnmatchcase(match[1], pattern) for pattern in patterns)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete temporary files and directories below `folder` whose writers were killed, which are not locked."""
+    for inside, folders, names in os.walk(folder):
+        for name in filter(is_leftover, names):
+            _remove_unlocked(Path(inside, name))
+        for name in filter(is_leftover, folders):
+            if not _is_locked(path := Path(inside, name)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_unlocked(path: Path) -> None:
+    with suppress(OSError), open_regular(path) as file:  # it is in use, or cannot be removed
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+
+
+def remove_leftovers_of(path: Path) -> None:
+    """Delete temporary files of `path` whose writers were killed; directories and other files stay."""
+    for entry in _leftovers_of(path):
+        if entry.is_file(follow_symlinks=False):
+            _remove_unlocked(Path(entry.path))
+
+
+def leftover_directories(path: Path, *, locked: bool = False) -> list[Path]:
+    """Return temporary directories of `path` whose writers were killed; with `locked`, also of running writers."""
+    folders = [Path(entry.path) for entry in _leftovers_of(path) if entry.is_dir(follow_symlinks=False)]
+    return [folder for folder in folders if locked or not _is_locked(folder)]
+
+
+def _leftovers_of(path: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path.parent) as entries:
+            return [entry for entry in entries if is_leftover(entry.name, [escape(path.name[:_MAX_NAME])])]
+    except OSError:
+        return []
+
+
+def lock_directory(path: Path) -> int:
+    """Lock a temporary directory, and return the descriptor whose closing unlocks it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a directory is locked, or may be because the file system has no locks."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def create_locked(path: Path) -> BinaryIO:
+    """Create a file, locked and open for writing; `FileExistsError` if `path` exists."""
+    file = path.open("xb")
+    # Without the lock, another process would take the file for a leftover.
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return file
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a regular file for reading; `SpecialFileError` for anything else, such as a pipe that may never end."""
+    _require_regular(path, os.stat(path).st_mode)  # before opening it, which may have an effect on a device
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(descriptor, "rb")
+    try:
+        _require_regular(path, os.fstat(descriptor).st_mode)
+    except SpecialFileError:
+        file.close()
+        raise
+    return file
+
+
+class SpecialFileError(OSError):
+    """A pipe, device, socket or directory in place of a file; `strerror` says which."""
+
+
+def _require_regular(path: str | Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = next((text for test, text in _SPECIAL.items() if test(mode)), "it is not a regular file")
+        raise SpecialFileError(errno.EINVAL, f"{kind}, expected a file", str(path))

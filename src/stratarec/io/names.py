@@ -1,4 +1,4 @@
-"""Names that users chose, as file names (`file_name`), on terminals (`visible`) and in commands (`shell_word`)."""
+"""Names chosen by users, written as file names, on terminals, in shell commands and in HTML."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from collections.abc import Iterable
 
 import xxhash
 
-_LONGEST = 40
+_MAX_SLUG = 40
 _OTHERS = re.compile(r"[^A-Za-z0-9_]+")
-# Control characters, what changes the direction of text, halves of characters, and ends of lines.
+# Unicode categories: control characters, marks of text direction, surrogates, and line ends.
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def file_name(name: str, number: int | None = None) -> str:
-    """A part of a path for something that is called `name`: ASCII letters, digits, ``-`` and ``_``, at most 60.
+    """Return a file name for `name`: ASCII letters, digits, ``-`` and ``_``, at most 60 characters.
 
     Parameters
     ----------
     number : int
-        Of the thing among its like, which keeps apart names that look the same. Without one a name that cannot stand
-        as it is is told from others by its hash.
+        Index that makes the file name unique. Without it, a name that had to be changed gets a hash.
     """
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-    slug = _OTHERS.sub("-", plain).strip("-")[:_LONGEST]
+    slug = _OTHERS.sub("-", plain).strip("-")[:_MAX_SLUG]
     if number is not None:
         return f"{number:04d}-{slug}".rstrip("-")
     if slug and slug == name:
@@ -36,12 +35,12 @@ def file_name(name: str, number: int | None = None) -> str:
 
 
 def visible(text: str) -> str:
-    """`text` for a terminal: characters that would act on it, or hide, are shown as Python writes them."""
+    """Return `text` with control and hidden characters escaped as in Python, so that it is safe on a terminal."""
     return "".join(map(_shown, text)) if not text.isprintable() else text
 
 
 def shell_word(text: str | os.PathLike[str]) -> str:
-    """Quote a path so that a printed command can be pasted into a shell; hidden characters become escapes of bash."""
+    """Quote a path for a printed shell command; hidden characters become escapes of bash."""
     text = os.fspath(text)
     text = f"./{text}" if text.startswith("-") else text  # an option otherwise
     if visible(text) == text:
@@ -51,7 +50,7 @@ def shell_word(text: str | os.PathLike[str]) -> str:
 
 
 def as_html(title: str, rows: Iterable[tuple[str, object]]) -> str:
-    """What a notebook shows of an object: a title over names and values, escaped."""
+    """Return the HTML that notebooks show for an object: a title and a table of names and values."""
     cells = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows)
     return f"<b>{html.escape(title)}</b><table>{cells}</table>"
 
@@ -65,5 +64,5 @@ def _shown(mark: str) -> str:
 
 
 def _escaped_bytes(mark: str) -> str:
-    # Bytes, not code points: a path may hold bytes that are not UTF-8, and the shell's locale does not matter.
+    # Bytes instead of code points: a path may hold bytes that are not UTF-8, and the shell may have any locale.
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(mark)) if _is_hidden(mark) else mark

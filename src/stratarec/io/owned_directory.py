@@ -1,90 +1,109 @@
-"""Directories that StrataRec made, marked from their first moment, so that nothing else is ever replaced.
+"""Directories that StrataRec owns: recognise, lock and replace them.
 
-A marked directory holds `MARKER`, which says of what kind it is. It is the first file in it, also of a run that has
-only just begun and of a data set that is only half prepared. Whatever has no marker, or holds something that is not of
-its kind, is left as it is.
+An owned directory contains the file `MARKER`, which names its kind. The marker is written first, so that an unfinished
+run or data set is recognised, too. A directory without a marker, or with files that do not belong to its kind, is never
+changed.
+
+One process writes in an owned directory at a time, and any number may read. The lock is the system's lock of the
+marker, so that it ends with its process. The file `LOCK_OWNER` names the writer in error messages and locks nothing.
+
+While a directory is replaced, the earlier one is kept next to it under another name. The next start finds it there if
+the process is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Iterator
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from stratarec.errors import DatasetError, StorageError
-from stratarec.io.atomic import make_directory, read_json, storage_error, write_json
-from stratarec.io.opening import is_leftover
+from stratarec.io.atomic import (
+    is_leftover,
+    make_directory,
+    open_regular,
+    read_json,
+    storage_error,
+    sync,
+    sync_tree,
+    write_json,
+)
+from stratarec.io.sealed import Count, Model, read_sealed, write_sealed
 
 MARKER = "stratarec.json"
-HOLDER = ".holder.json"
+LOCK_OWNER = ".holder.json"
 FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
-    """A kind of directory."""
+class DirectoryKind:
+    """Kind of an owned directory."""
 
     name: str
-    """As its marker says it, and as messages do."""
+    """Name in the marker and in messages."""
     field: str
-    """Of the recipe, that names such a directory."""
+    """Recipe field or option that names such a directory."""
     content: tuple[str, ...]
-    """What may lie in it: names or patterns of its entries."""
+    """Names or patterns of the entries that it may have."""
 
 
 def named_directory(text: str | Path) -> Path:
-    """The directory that a user named: what a link points at, and never a name such as ``.`` or ``..``."""
+    """Return the directory that a user named, with its link resolved and without a name such as ``.`` or ``..``."""
     path = Path(text)
     _working_directory()
     if "\0" in str(path):
-        raise StorageError(f"{str(path)!r} has a character that no path can have; name another directory")
+        raise StorageError(f"{str(path)!r} contains a null character; name another directory")
     if str(path).startswith("~"):
-        raise StorageError(f"{path}: ~ is no home directory here; name the directory in full")
+        raise StorageError(f"{path}: ~ is not expanded here; write the directory in full")
     try:
-        # Other links on the way are left to the system: they need not be readable as paths.
+        # Links further up are left to the system: they need not be readable as paths.
         path = path.resolve() if path.is_symlink() or path.name in ("", "..") else path
     except (OSError, RuntimeError) as error:  # a circle of links
         raise StorageError(f"cannot use {path}: its links lead nowhere; name another directory") from error
     if not path.name:
-        raise StorageError(f"{path} is the root directory: name a directory of its own")
+        raise StorageError(f"{path} is the root directory; name a subdirectory")
     return path
 
 
 def kind_of(path: Path) -> str:
-    """The kind that the marker in `path` says; empty where there is none."""
+    """Return the kind that the marker in `path` names; empty without a valid marker."""
     try:
-        found = read_json(path / MARKER)
+        marker = read_json(path / MARKER)
     except DatasetError:  # absent or damaged
         return ""
-    kind = found.get("kind") if isinstance(found, dict) and found.get("format") == FORMAT else ""
+    kind = marker.get("kind") if isinstance(marker, dict) and marker.get("format") == FORMAT else ""
     return kind if isinstance(kind, str) else ""
 
 
-def state(path: Path, kind: Kind) -> Literal["free", "ours"]:
-    """Whether `path` is free for a new directory of `kind` (absent or empty) or is one already.
+def directory_state(path: Path, kind: DirectoryKind) -> Literal["free", "ours"]:
+    """Return whether `path` is absent or empty ("free"), or already a directory of `kind` ("ours").
 
     Raises
     ------
     StorageError
-        When it is anything else: a file, a place of its own such as a home directory, a directory of another kind or of
-        somebody else, or a part of one of ours.
+        If it is a file, a protected place such as the home directory, a directory of another kind or without a marker,
+        or inside an owned directory.
     """
     try:
-        found = entries(path)
+        names = list_entries(path)
     except FileNotFoundError:
-        found = []
+        names = []
     except OSError as error:
         if path.is_file():
             raise StorageError(
                 f"cannot write {path}: it is a file, expected a directory or nothing; name another {kind.field}"
             ) from error
         raise storage_error(path, error) from error
-    if not found:
+    if not names:
         _check_place(path, kind)
         return "free"
     marked = kind_of(path)
@@ -94,45 +113,45 @@ def state(path: Path, kind: Kind) -> Literal["free", "ours"]:
         raise StorageError(f"{path} is a {marked}, expected a {kind.name}; name another {kind.field}")
     _check_place(path, kind)
     raise StorageError(
-        f"{path} is no {kind.name} of StrataRec (it holds {found[0]} and no {MARKER}) and is left as it is; "
+        f"{path} is not a {kind.name} of StrataRec (it contains {names[0]} and no {MARKER}) and was not changed; "
         f"name another {kind.field}"
     )
 
 
-def check_replaceable(path: Path, kind: Kind) -> None:
-    """Refuse to replace what `path` holds unless it is nothing, or a directory of `kind` and nothing besides."""
-    if state(path, kind) == "free":
+def check_replaceable(path: Path, kind: DirectoryKind) -> None:
+    """Refuse to replace `path` unless it is free, or a directory of `kind` without foreign files."""
+    if directory_state(path, kind) == "free":
         return
     _check_place(path, kind)
-    ours = [MARKER, *kind.content]
-    for entry in entries(path):
-        # Writes that never finished leave files of ours, too.
-        if not any(fnmatch(entry, pattern) for pattern in ours) and not is_leftover(entry, ours):
+    patterns = [MARKER, *kind.content]
+    for entry in list_entries(path):
+        # Temporary files of interrupted writes belong to the directory, too.
+        if not any(fnmatch(entry, pattern) for pattern in patterns) and not is_leftover(entry, patterns):
             raise StorageError(
-                f"{path} also holds {entry}, which is no part of a {kind.name}: move it away, or name another "
+                f"{path} also contains {entry}, which is not part of a {kind.name}: move it elsewhere, or name another "
                 f"{kind.field}"
             )
 
 
-def entries(path: Path) -> list[str]:
-    """What lies in `path`, leftovers of a write that never finished aside."""
-    return sorted(entry for entry in os.listdir(path) if entry != HOLDER and not is_leftover(entry, (MARKER, HOLDER)))
+def list_entries(path: Path) -> list[str]:
+    """Return the sorted entries of `path`, without the lock's owner and leftovers of interrupted writes to it."""
+    names = (name for name in os.listdir(path) if name != LOCK_OWNER)
+    return sorted(name for name in names if not is_leftover(name, (MARKER, LOCK_OWNER)))
 
 
-def _check_place(path: Path, kind: Kind) -> None:
-    """Refuse directories that are more than a directory of ours, and parts of directories of ours."""
-    for place, what in _places():
+def _check_place(path: Path, kind: DirectoryKind) -> None:
+    """Refuse protected directories, and directories inside an owned one."""
+    for place, what in _protected_places():
         if _is_same(path, place):
-            raise StorageError(f"{path} is {what}: name a directory of its own in {kind.field}")
+            raise StorageError(f"{path} is {what}; name another directory in {kind.field}")
     if _is_mount(path):
-        raise StorageError(f"{path} is where a file system is mounted: name a directory in it in {kind.field}")
+        raise StorageError(f"{path} is a mount point; name a directory inside it in {kind.field}")
     for parent in Path(os.path.abspath(path)).parents:
-        found = kind_of(parent)
-        if found:
-            raise StorageError(f"{path} lies inside {parent}, which is a {found}; name another {kind.field}")
+        if name := kind_of(parent):
+            raise StorageError(f"{path} is inside {parent}, which is a {name}; name another {kind.field}")
 
 
-def _places() -> Iterator[tuple[Path, str]]:
+def _protected_places() -> Iterator[tuple[Path, str]]:
     with contextlib.suppress(RuntimeError):  # a user without a home
         yield Path.home(), "your home directory"
     here = _working_directory()
@@ -145,7 +164,7 @@ def _working_directory() -> Path:
     try:
         return Path.cwd()
     except OSError as error:
-        raise StorageError("the working directory is gone; change to one that exists") from error
+        raise StorageError("the working directory was deleted; change to one that exists") from error
 
 
 def _is_mount(path: Path) -> bool:
@@ -162,24 +181,212 @@ def _is_same(one: Path, other: Path) -> bool:
         return False
 
 
-def claim(path: Path, kind: Kind) -> None:
-    """Make `path` a directory of `kind`, if it is free; else see `state`."""
-    if state(path, kind) == "free":
+def claim(path: Path, kind: DirectoryKind) -> None:
+    """Make a free `path` a directory of `kind`; errors as of `directory_state`."""
+    if directory_state(path, kind) == "free":
         make_directory(path)
-        mark(path, kind)
+        write_marker(path, kind)
 
 
-def mark(path: Path, kind: Kind) -> None:
-    """Write the marker of a directory that is ours already by being new."""
+def write_marker(path: Path, kind: DirectoryKind) -> None:
+    """Write the marker into a new directory."""
     write_json(path / MARKER, _marker(kind))
 
 
-def check_marker(path: Path, kind: Kind) -> None:
-    """`DatasetError` where the marker of a directory is not to the letter what `mark` writes."""
+def check_marker(path: Path, kind: DirectoryKind) -> None:
+    """Raise `DatasetError` unless the marker of a directory is exactly what `write_marker` writes."""
     if read_json(path / MARKER) != _marker(kind):
         raise DatasetError(f"{path / MARKER} was changed after it was written; expected {json.dumps(_marker(kind))}")
 
 
-def _marker(kind: Kind) -> dict[str, object]:
+def _marker(kind: DirectoryKind) -> dict[str, object]:
     about = f"A {kind.name} of StrataRec, which replaces this directory when it is told to overwrite it."
     return {"kind": kind.name, "format": FORMAT, "about": about}
+
+
+class LockOwner(Model):
+    """Process that writes in a directory."""
+
+    format: Literal[1] = 1
+    pid: Count
+    host: str
+    since: str
+    """Local time."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process certainly does not run any more."""
+        return self.host == socket.gethostname() and not Path(f"/proc/{self.pid}").exists() and Path("/proc/1").exists()
+
+
+@contextlib.contextmanager
+def directory_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
+    """Lock an owned directory against writers in other processes.
+
+    Parameters
+    ----------
+    shared : bool
+        Lock for reading: other readers are allowed.
+
+    Raises
+    ------
+    StorageError
+        If another process, or another part of this one, has the lock; names the process if it writes.
+    """
+    try:
+        file = open_regular(path / MARKER)
+    except FileNotFoundError as error:
+        raise _in_use(path) from error
+    except OSError as error:
+        raise storage_error(path, error) from error
+    with file:
+        if not try_lock(file, shared=shared) or not _is_open(path / MARKER, file):
+            # Another process has the lock, or had it and has replaced or removed the directory.
+            raise _in_use(path)
+        if shared:
+            yield
+            return
+        # In the end the directory may have another name, or another directory may have its name.
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _write_owner(path)
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(LOCK_OWNER, dir_fd=folder)
+            os.close(folder)
+
+
+def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
+    """Lock an open file; False if another process has the lock. On a file system without locks always True."""
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _in_use(path: Path) -> StorageError:
+    who = "another process or trainer, which reads or writes it"
+    with contextlib.suppress(DatasetError):
+        owner = read_sealed(path / LOCK_OWNER, LockOwner, "remove it")
+        if not owner.has_ended:
+            who = f"process {owner.pid} on {owner.host} since {owner.since}"
+    return StorageError(f"{path} is in use by {who}: wait for it, or end it")
+
+
+def _write_owner(path: Path) -> None:
+    owner = LockOwner(pid=os.getpid(), host=socket.gethostname(), since=time.strftime("%Y-%m-%d %H:%M:%S"))
+    with contextlib.suppress(StorageError):  # only error messages use it
+        write_sealed(path / LOCK_OWNER, owner.to_dict())
+
+
+def _is_open(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except OSError:
+        return False
+
+
+def remove_directory(path: Path) -> None:
+    """Delete an owned directory, its marker last, so that an interrupted deletion leaves an owned directory."""
+    clear_directory(path)
+    with _removing(path):
+        shutil.rmtree(path)
+
+
+def clear_directory(path: Path) -> None:
+    """Delete everything in an owned directory except its marker."""
+    with _removing(path):
+        for entry in (path / name for name in list_entries(path) if name != MARKER):
+            if entry.is_dir() and not entry.is_symlink():  # the target of a link is not ours
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+
+@contextlib.contextmanager
+def _removing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(f"cannot remove {error.filename or path}: {reason}; remove {path} yourself") from error
+
+
+def replaced_path(path: Path) -> Path:
+    """Return where the earlier directory is kept until its replacement is complete."""
+    return path.with_name(f".{path.name}.replaced")
+
+
+def move_aside(path: Path, kind: DirectoryKind) -> Path:
+    """Rename a directory that may be replaced, and return its new path.
+
+    `recover_replacement` undoes this, or completes the replacement.
+    """
+    check_replaceable(path, kind)
+    old = replaced_path(path)
+    if old.exists():
+        raise StorageError(f"cannot replace {path}: {old} exists; move it elsewhere")
+    try:
+        os.replace(path, old)
+        sync(path.parent)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    return old
+
+
+def restore_replaced(path: Path, kind: DirectoryKind) -> None:
+    """Undo `move_aside`: delete the unfinished replacement, and rename the earlier directory back."""
+    if directory_state(path, kind) == "ours":
+        remove_directory(path)
+    try:
+        os.replace(replaced_path(path), path)
+        sync(path.parent)
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def recover_replacement(path: Path, kind: DirectoryKind, is_complete: Callable[[Path], bool]) -> None:
+    """Complete an interrupted replacement if `path` now holds a complete directory, else undo it."""
+    old = replaced_path(path)
+    if kind_of(old) != kind.name:
+        return
+    with contextlib.ExitStack() as stack:
+        for folder in (old, path):  # a process that is replacing the directory right now has locked both
+            if kind_of(folder) == kind.name:
+                stack.enter_context(directory_lock(folder))
+        if path.exists() and is_complete(path):
+            remove_directory(old)
+        else:
+            restore_replaced(path, kind)
+
+
+def replace_directory_at(temporary: Path, path: Path, kind: DirectoryKind) -> Path | None:
+    """Rename the finished directory `temporary` to `path`.
+
+    Returns the new path of the earlier directory, which the caller removes, or None if there was none.
+
+    Raises
+    ------
+    StorageError
+        If `path` is anything but an earlier directory of `kind`, or cannot be written. It is then unchanged.
+    """
+    old = None
+    with contextlib.ExitStack() as stack:
+        try:
+            sync_tree(temporary)
+            if directory_state(path, kind) == "ours":
+                stack.enter_context(directory_lock(path))
+                old = move_aside(path, kind)
+            os.replace(temporary, path)
+            sync(path.parent)
+        except StorageError:
+            raise
+        except OSError as error:
+            if old is not None and not path.exists():
+                restore_replaced(path, kind)
+            raise storage_error(path, error) from error
+    return old

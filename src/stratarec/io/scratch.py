@@ -1,4 +1,4 @@
-"""Directories that are of one process's use: the next process removes those whose owner died."""
+"""Temporary directories of one process: the next process removes those whose owner has died."""
 
 from __future__ import annotations
 
@@ -14,48 +14,47 @@ from types import TracebackType
 from typing import IO
 
 from stratarec.errors import StorageError
-from stratarec.io.atomic import make_directory, storage_error
-from stratarec.io.lock import lock
-from stratarec.io.opening import open_regular
+from stratarec.io.atomic import make_directory, open_regular, storage_error
+from stratarec.io.owned_directory import try_lock
 
-READING = "stratarec-reading-"
-"""Prefix of the directories of `reading_directory`."""
+READING_PREFIX = "stratarec-reading-"
+"""Prefix of the names that `reading_directory` uses."""
 
 _OWNER = ".owner"
 _MAKING_SECONDS = 60
 
 
 class ScratchDirectory:
-    """A new directory ``<parent>/<prefix><token>``, locked until it is closed and then removed.
+    """New directory ``<parent>/<prefix><token>``, locked until it is closed and then removed.
 
-    The system lets go of a lock when its process ends, however it ends: what carries the prefix and is not locked is
-    removed first.
+    The system releases a lock when its process ends for any reason. Directories with the same prefix that are not
+    locked are therefore abandoned, and are removed first.
 
     Parameters
     ----------
     parent : Path
-        Made where it does not exist.
+        Created if it does not exist.
     prefix : str
-        Of all directories of this kind.
+        Beginning of the names of all directories of this kind.
     token : str
-        Of this one; a random one by default.
+        End of the name of this directory, by default random.
 
     Raises
     ------
     StorageError
-        When the directory cannot be made.
+        If the directory cannot be created.
     """
 
     def __init__(self, parent: Path, prefix: str, token: str = "") -> None:
         make_directory(parent)
         remove_abandoned(parent, prefix)
         self.path = parent / f"{prefix}{token or uuid.uuid4().hex[:12]}"
-        # Locked under a name that nobody looks for, so that it is never seen without its lock.
+        # Created under another name, so that no process sees the directory before it is locked.
         hidden = parent / f".making-{self.path.name}"
         try:
-            hidden.mkdir(mode=0o700)  # it may be in everybody's temporary directory
+            hidden.mkdir(mode=0o700)  # the parent may be shared by all users
             self._owner = (hidden / _OWNER).open("wb")
-            lock(self._owner)
+            try_lock(self._owner)
             hidden.rename(self.path)
         except BaseException as error:
             shutil.rmtree(hidden, ignore_errors=True)
@@ -64,10 +63,9 @@ class ScratchDirectory:
             raise
 
     def close(self) -> None:
-        """Remove the directory and all that is in it."""
+        """Remove the directory with its content."""
         shutil.rmtree(self.path, ignore_errors=True)
-        # After the files: the lock says that somebody works here.
-        self._owner.close()
+        self._owner.close()  # after the files: the lock marks the directory as in use
 
     def __enter__(self) -> Path:
         return self.path
@@ -79,8 +77,8 @@ class ScratchDirectory:
 
 
 def reading_directory() -> ScratchDirectory:
-    """Make a directory of this process below ``TMPDIR``, for commands that only read a run."""
-    return ScratchDirectory(Path(tempfile.gettempdir()), READING)
+    """Create a directory in ``TMPDIR``, for commands that only read a run."""
+    return ScratchDirectory(Path(tempfile.gettempdir()), READING_PREFIX)
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
@@ -93,21 +91,21 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def hold(path: Path) -> IO[bytes]:
-    """Lock a directory for as long as the file that this gives is open; `StorageError` when another holds it."""
+def lock_store(path: Path) -> IO[bytes]:
+    """Lock a directory until the returned file is closed; `StorageError` if another process has locked it."""
     make_directory(path)
     try:
         file = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "wb")
     except OSError as error:
         raise storage_error(path / ".lock", error) from error
-    if lock(file):
+    if try_lock(file):
         return file
     file.close()
     raise StorageError(f"{path} is in use by another store: give each its own directory")
 
 
 def _age(path: Path) -> float:
-    """Seconds since something was made in a directory; 0 where it is gone."""
+    """Return the seconds since a directory was changed; 0 if it does not exist."""
     try:
         return time.time() - path.stat().st_mtime
     except OSError:
@@ -115,10 +113,10 @@ def _age(path: Path) -> float:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether the owner of a scratch directory is certainly gone."""
+    """Whether the owner of a scratch directory has certainly ended."""
     try:
         with open_regular(path / _OWNER) as file:
-            # Where the file system has no locks nothing is certain, and nothing is removed.
+            # On a file system without locks this is never certain, and nothing is removed.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False

@@ -46,14 +46,14 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedTensor:
-    """A tensor of which a part at a time is in memory.
+    """Tensor that is produced in chunks of rows, so that it is never in memory as a whole.
 
     Parameters
     ----------
     dtype, shape
-        Of all of it.
+        Type and shape of the whole tensor.
     parts : callable
-        Gives its rows, some at a time.
+        Returns the chunks in order.
     """
 
     dtype: torch.dtype
@@ -62,31 +62,31 @@ class ChunkedTensor:
 
 
 def header(specs: Mapping[str, Spec]) -> tuple[bytes, dict[str, int]]:
-    """What a file of such tensors begins with, and the place of each tensor in the file, in order.
+    """Return the header of a file, and the byte offset of each tensor in the order of the file.
 
-    They lie as the library's own writer lays them: wide types first, which keeps each aligned, then by name.
+    The order is that of the library's own writer: wide types first, so that each is aligned, then by name.
     """
     content: dict[str, dict[str, object]] = {}
-    place = 0
+    offset = 0
     for name, spec in sorted(specs.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
         content[name] = {
             "dtype": _NAMES[spec.dtype],
             "shape": list(spec.shape),
-            "data_offsets": [place, place + spec.nbytes],
+            "data_offsets": [offset, offset + spec.nbytes],
         }
-        place += spec.nbytes
+        offset += spec.nbytes
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    front = struct.pack("<Q", len(text)) + text
-    return front, {name: len(front) + entry["data_offsets"][0] for name, entry in content.items()}  # type: ignore[index]
+    head = struct.pack("<Q", len(text)) + text
+    return head, {name: len(head) + entry["data_offsets"][0] for name, entry in content.items()}  # type: ignore[index]
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor | ChunkedTensor]) -> None:
     """Write named tensors in the safetensors format: the same tensors give the same bytes, in any order."""
-    front, places = header({name: Spec.of(tensor) for name, tensor in tensors.items()})
+    head, offsets = header({name: Spec.of(tensor) for name, tensor in tensors.items()})
     with path.open("wb") as file:
-        file.write(front)
-        for name in places:
+        file.write(head)
+        for name in offsets:
             tensor = tensors[name]
             for part in tensor.parts() if isinstance(tensor, ChunkedTensor) else (tensor,):
                 if part.numel():
@@ -94,7 +94,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | ChunkedTensor]) -> 
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file; `CheckpointError` when it is damaged or missing."""
+    """Read all tensors of a safetensors file; `CheckpointError` if it is damaged or missing."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import pydantic
 
-from stratarec.config.validate import explain
+from stratarec.config.validate import first_mistake
 from stratarec.errors import ConfigError
 from stratarec.models.base import Score, VectorsConfig
 from stratarec.models.towers import Build, CrossTower, DotTower, Plain
@@ -151,7 +151,7 @@ def _read(value: Any, handler: Any, info: pydantic.ValidationInfo) -> Any:
     try:
         read = reader.validate_json(json.dumps(content)) if strict else reader.validate_python(content)
     except pydantic.ValidationError as error:
-        raise ConfigError(explain(error, content, section)) from error
+        raise ConfigError(first_mistake(error, content, section)) from error
     return read.model
 
 

@@ -36,8 +36,16 @@ from stratarec.embedding.engine import Engine
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError, DatasetError
-from stratarec.io.atomic import cache_directory, make_directory, read_json, storage_error, write_json
-from stratarec.io.opening import create, remove_leftovers_of, temporary_name
+from stratarec.io.atomic import (
+    cache_directory,
+    create_locked,
+    make_directory,
+    read_json,
+    remove_leftovers_of,
+    storage_error,
+    temporary_name,
+    write_json,
+)
 from stratarec.kernels.bandwidth import read_blocks, sum_parts, sum_rows
 from stratarec.kernels.runtime.memory import allocate
 from stratarec.kernels.runtime.threads import use_torch_threads
@@ -438,7 +446,7 @@ def _scratch(path: Path) -> Iterator[tuple[Path, float]]:
     # Not zeros: a file system or a device that compresses would appear too fast.
     block = np.random.default_rng(1).bytes(_WRITE_BYTES)
     try:
-        with create(file) as out:
+        with create_locked(file) as out:
             began = time.perf_counter()
             for _ in range(_FILE_BYTES // _WRITE_BYTES):
                 out.write(block)

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stratarec.config.units import readable
+from stratarec.config.units import format_bytes
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
@@ -173,7 +173,9 @@ def _explain(
             continue
         shared = workspace if name == "dram" else 0
         needed, budget = -(-_used(smallest, name, ranks) // ranks) + shared, limit // ranks + shared
-        fixes.append(f"{_FIELDS[name]} to at least {needed} ({readable(needed)}; it is {readable(budget)}){of_each}")
+        fixes.append(
+            f"{_FIELDS[name]} to at least {needed} ({format_bytes(needed)}; it is {format_bytes(budget)}){of_each}"
+        )
         worst = worst or _worst(smallest, name, shared, ranks)
     if not fixes:
         return f"no placement fits the budgets together: {worst or 'raise memory.dram'}"
@@ -186,16 +188,16 @@ def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int, ranks: i
     placed, needed = most.placement, _used([most], memory, ranks)
     if ranks * workspace > needed:
         where = " in each process" if ranks > 1 else ""
-        return f"the update of a batch alone needs {workspace} bytes ({readable(workspace)}) of {memory}{where}"
+        return f"the update of a batch alone needs {workspace} bytes ({format_bytes(workspace)}) of {memory}{where}"
     where = f" in {ranks} processes together" if ranks > 1 else ""
-    text = f"table {placed.table!r} alone needs at least {needed} bytes ({readable(needed)}) of {memory}{where}"
+    text = f"table {placed.table!r} alone needs at least {needed} bytes ({format_bytes(needed)}) of {memory}{where}"
     if placed.tier != "level0":
         text += (
             f", as {placed.codec.kind} in {placed.tier} with {placed.cache_rows:,} cache rows, of which the batches in "
             f"flight pin up to {placed.pinned:,}"
         )
     if placed.log is not None:
-        text += f"; {readable(needed - in_memory(placed.bytes, memory))} of this is its log, which tables may share"
+        text += f"; {format_bytes(needed - in_memory(placed.bytes, memory))} of this is its log, which tables may share"
     return text
 
 
@@ -240,7 +242,7 @@ def _doubts(memory: MemoryConfig, tiers: Tiers, ranks: int) -> list[str]:
         there.append(("mapped", memory.mapped.budget, tiers.mapped.free_bytes))
     of_each = f" for each of {ranks} processes" if ranks > 1 else ""
     notes = [
-        f"{_FIELDS[name]} is {readable(budget)}{of_each}, but this machine has only {readable(free)}"
+        f"{_FIELDS[name]} is {format_bytes(budget)}{of_each}, but this machine has only {format_bytes(free)}"
         for name, budget, free in there
         if budget is not None and budget * ranks > free
     ]
@@ -354,7 +356,8 @@ def _with_copies(plan: Plan, parts: Sequence[RowRange], budget: int) -> Plan:
         return replace(table, copied_rows=copied[table.table], bytes=add_parts([table.bytes, more]))
 
     note = (
-        f"every process has copies of {int(rows.sum()):,} hot rows, {readable(used_bytes(parts, rows))}, which take "
+        f"every process has copies of {int(rows.sum()):,} hot rows, {format_bytes(used_bytes(parts, rows))}, which "
+        "take "
         f"{share_of_accesses(parts, rows):.1%} of the lookups"
     )
     tables = tuple(map(placed, plan.tables))

@@ -14,12 +14,12 @@ from typing import Annotated, Any
 
 import pydantic
 
-from stratarec.config.units import readable
+from stratarec.config.units import format_bytes
 from stratarec.embedding.codecs import CodecConfig
 from stratarec.embedding.tiers import CachePolicy, TableTier, TierConfig
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.names import as_html
-from stratarec.io.sealed import Count, describe, unsealed, write_sealed
+from stratarec.io.sealed import Count, describe_error, read_unvalidated, write_sealed
 from stratarec.planning.bytes import (
     MEMORIES,
     RESERVES,
@@ -211,10 +211,11 @@ class Plan:
     def summary(self) -> str:
         """One line: bytes of the tables as planned, and as float32 in DRAM."""
         cached = [placed for placed in self.tables if placed.tier != "level0"]
-        used = ", ".join(f"{readable(self.used(memory))} of {memory}" for memory in MEMORIES if self.used(memory))
+        used = ", ".join(f"{format_bytes(self.used(memory))} of {memory}" for memory in MEMORIES if self.used(memory))
         used += f" in {self.ranks} processes together" if self.ranks > 1 else ""
         return (
-            f"tables: {readable(self.float32_bytes)} as float32, planned {used}; {len(cached)} of {len(self.tables)} "
+            f"tables: {format_bytes(self.float32_bytes)} as float32, planned {used}; {len(cached)} of "
+            f"{len(self.tables)} "
             f"tables cached, predicted hit rate {self.hit_rate:.1%}"
         )
 
@@ -247,7 +248,7 @@ class Plan:
         try:
             plan: Plan = pydantic.TypeAdapter(cls).validate_json(json.dumps(bare))
         except (pydantic.ValidationError, ConfigError) as error:
-            raise DatasetError(f"{origin} is not a plan: {describe(error)}; {_ADVICE}") from error
+            raise DatasetError(f"{origin} is not a plan: {describe_error(error)}; {_ADVICE}") from error
         return plan
 
     def save(self, path: Path) -> None:
@@ -258,7 +259,9 @@ class Plan:
     def load(cls, path: Path) -> Plan:
         """Read a plan from the file that `save` wrote."""
         # A user may name a plan by a link of their own.
-        return cls.from_dict(unsealed(path.resolve() if path.is_symlink() else path, FORMAT, _ADVICE), str(path))
+        return cls.from_dict(
+            read_unvalidated(path.resolve() if path.is_symlink() else path, FORMAT, _ADVICE), str(path)
+        )
 
 
 def tier_config(plan: Plan, memory: MemoryConfig, name: str) -> TierConfig:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from stratarec.config.units import readable
+from stratarec.config.units import format_bytes
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 from stratarec.models.tower_config import tied
@@ -290,14 +290,17 @@ def _check_bytes(items: Sequence[Item], bounds: TowerBounds) -> None:
     if heaviest.bytes > bounds.bytes:
         raise ConfigError(
             f"table {' and '.join(map(repr, heaviest.tables))} of {', '.join(heaviest.features)} takes "
-            f"{readable(heaviest.bytes)} with its optimizer state, more than memory.dram of the host of a tower, which "
-            f"is {readable(bounds.dram)}{processes}: raise memory.dram or --ranks"
+            f"{format_bytes(heaviest.bytes)} with its optimizer state, more than memory.dram of the host of a tower, "
+            "which "
+            f"is {format_bytes(bounds.dram)}{processes}: raise memory.dram or --ranks"
         )
     if total > bounds.bytes * bounds.towers:
         raise ConfigError(
-            f"the tables take {readable(total)} with their optimizer state, more than memory.dram of {bounds.towers} "
-            f"hosts, which is {readable(bounds.dram)}{processes} of a host (the largest table is "
-            f"{heaviest.tables[0]!r}, {readable(heaviest.bytes)}): ask for more towers, or raise memory.dram or --ranks"
+            f"the tables take {format_bytes(total)} with their optimizer state, more than memory.dram of "
+            f"{bounds.towers} "
+            f"hosts, which is {format_bytes(bounds.dram)}{processes} of a host (the largest table is "
+            f"{heaviest.tables[0]!r}, {format_bytes(heaviest.bytes)}): ask for more towers, or raise memory.dram or "
+            "--ranks"
         )
 
 
@@ -314,7 +317,7 @@ def tightest(items: Sequence[Item], bounds: TowerBounds, labels: Callable[[Limit
             heavy = max(items, key=lambda item: item.bytes)
             raise ConfigError(
                 f"no {bounds.towers} towers keep within a balance of {bounds.ratio:g} and the memory of a host (the "
-                f"largest table is {heavy.tables[0]!r}, {readable(heavy.bytes)}): ask for fewer towers or a larger "
+                f"largest table is {heavy.tables[0]!r}, {format_bytes(heavy.bytes)}): ask for fewer towers or a larger "
                 "--balance, or raise memory.dram"
             )
         most *= _WIDER

@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 import pydantic
 
 from stratarec.config import yaml
-from stratarec.config.validate import check_finite, explain, mistaken_truth, odd_value, short
+from stratarec.config.validate import boolean_as_number, check_finite, first_mistake, short, unsupported_value
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.distributed.config import DistributedConfig
 from stratarec.errors import ConfigError
 from stratarec.hot.config import HotConfig
+from stratarec.io.atomic import open_regular
 from stratarec.io.names import as_html, file_name, shell_word, visible
-from stratarec.io.opening import open_regular
 from stratarec.models import DLRMConfig, ModelConfig
 from stratarec.planning.config import MemoryConfig
 from stratarec.recipe.train_section import TrainConfig
@@ -75,15 +75,15 @@ class Recipe:
     def from_dict(cls, content: Any, origin: str = "recipe") -> Recipe:
         """Build a recipe from plain data, such as `to_dict` returns."""
         _check_mapping(content, origin)
-        odd = odd_value(content)
+        odd = unsupported_value(content)
         if odd:
             raise ConfigError(f"{origin}: {odd}")
         check_finite(content, f"{origin}: ")
         try:
             recipe = _adapter().validate_python(content)
         except pydantic.ValidationError as error:
-            raise ConfigError(f"{origin}: {explain(error, content, cls)}") from error
-        mistaken = mistaken_truth(content, recipe.to_dict())
+            raise ConfigError(f"{origin}: {first_mistake(error, content, cls)}") from error
+        mistaken = boolean_as_number(content, recipe.to_dict())
         if mistaken:
             raise ConfigError(f"{origin}: {mistaken}")
         return recipe

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stratarec.config.units import readable
+from stratarec.config.units import format_bytes
 from stratarec.io.names import visible
 from stratarec.models.metrics import HEADLINES, METRICS, goodness
 from stratarec.reporting.html import SERIES, Chart, ShownTable, new_curve_axes, write_html
@@ -88,7 +88,7 @@ def _costs(runs: Sequence[Content]) -> Iterator[list[str]]:
         ("network", "network_bytes"),
         ("peak memory", "peak_rss_bytes"),
     ):
-        yield [name, *("-" if run["result"] is None else readable(run["result"][key]) for run in runs)]
+        yield [name, *("-" if run["result"] is None else format_bytes(run["result"][key]) for run in runs)]
 
 
 def fields(content: Content) -> list[tuple[str, ...]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stratarec.config.units import milliseconds, readable
+from stratarec.config.units import format_bytes, format_milliseconds
 from stratarec.reporting.html import ShownTable, write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
 
@@ -64,7 +64,8 @@ def comparison_rows(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Return a line with planned and used bytes for each entry of a result's ``memory``."""
     return [
         (
-            _NAMES.get(row["memory"], row["memory"]), row["part"], readable(row["predicted"]), readable(row["used"]),
+            _NAMES.get(row["memory"], row["memory"]), row["part"], format_bytes(row["predicted"]),
+            format_bytes(row["used"]),
             f"{row['used'] / row['predicted']:.3f}" if row["predicted"] else "-",
             "off by more than 5 %" if row["defect"] else "",
         )
@@ -107,10 +108,10 @@ def total_rows(content: Content) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
     for memory, budget in content["budgets"].items():
         parts = content["predicted"]["parts"].get(memory, {})
-        lines += [(_NAMES[memory], part, readable(size), "") for part, size in parts.items()]
-        limit = "no limit" if budget is None else readable(budget // content["ranks"])
+        lines += [(_NAMES[memory], part, format_bytes(size), "") for part, size in parts.items()]
+        limit = "no limit" if budget is None else format_bytes(budget // content["ranks"])
         limit += f" in each of {content['ranks']} processes" if budget is not None and content["ranks"] > 1 else ""
-        lines.append((_NAMES[memory], "total", readable(sum(parts.values())), limit))
+        lines.append((_NAMES[memory], "total", format_bytes(sum(parts.values())), limit))
     return lines
 
 
@@ -163,8 +164,8 @@ def _sizes(tables: Sequence[Content]) -> tuple[str, ...]:
     sizes = [sum(parts.get(part, 0) for part in column) for column in _COLUMNS.values()]
     seconds = sum(sum(table["seconds"].values()) for table in tables)
     return (
-        *(readable(size) if size else "-" for size in sizes),
-        readable(sum(parts.values())),
+        *(format_bytes(size) if size else "-" for size in sizes),
+        format_bytes(sum(parts.values())),
         f"{seconds * 1e3:.2f}",
     )
 
@@ -177,15 +178,15 @@ def _figures(content: Content) -> list[tuple[str, str, str]]:
     ratio = f"({float32 / dram:.2f}x less)" if dram <= float32 else f"({dram / float32:.2f}x more)"
     step = predicted.get("forecast")
     speed = step["samples"] / step["step"] if step else 0
-    note = f"({speed:,.0f} samples/s; network {milliseconds(step['network'])}, as timed now)" if step else ""
+    note = f"({speed:,.0f} samples/s; network {format_milliseconds(step['network'])}, as timed now)" if step else ""
     return [
         *([("processes", f"{ranks}", "(bytes below are of all processes together)")] if ranks > 1 else []),
-        ("all float32 in DRAM", readable(predicted["float32_bytes"]), ""),
-        ("DRAM", readable(predicted["bytes"]["dram"]), ratio),
-        ("activations of the embedding layer", readable(content["output_bytes"]), "(not part of the budget)"),
+        ("all float32 in DRAM", format_bytes(predicted["float32_bytes"]), ""),
+        ("DRAM", format_bytes(predicted["bytes"]["dram"]), ratio),
+        ("activations of the embedding layer", format_bytes(content["output_bytes"]), "(not part of the budget)"),
         ("predicted hit rate", f"{predicted['hit_rate']:.1%}", "(of the rows that batches look up in cached tables)"),
         ("embedding step", f"{predicted['step_seconds'] * 1e3:.2f} ms", "(predicted)"),
-        *([("whole step", milliseconds(step["step"]), note)] if step else []),
+        *([("whole step", format_milliseconds(step["step"]), note)] if step else []),
     ]
 
 
@@ -286,7 +287,7 @@ class Level:
     @property
     def figure(self) -> str:
         """The bytes in words."""
-        used, planned = (None if size is None else readable(size) for size in (self.used, self.planned))
+        used, planned = (None if size is None else format_bytes(size) for size in (self.used, self.planned))
         if used is None:
             return f"{planned} planned"
         return used if planned is None else f"{used}, {planned} planned"
@@ -324,7 +325,7 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
     rows = sum(table["rows"] for table in tables)
     words = (
         f"float32, where training reads and updates rows: slots for {slots:,} of {rows:,} rows; all "
-        f"rows would take {readable(plan['predicted']['float32_bytes'])}"
+        f"rows would take {format_bytes(plan['predicted']['float32_bytes'])}"
         if cached
         else (f"all {rows:,} rows in float32, where training reads and updates them")
     )
@@ -376,13 +377,14 @@ def _flow(plan: Content, caches: Sequence[Content]) -> str:
         size = sum(table["misses"] * record[table["table"]] for table in cached)
         return (
             f"planned: of the {distinct_planned:,.0f} rows of a batch {_hits(distinct_planned, missed_planned)} are in "
-            f"level 0; {missed_planned:,.0f} ({readable(round(size))}) are fetched in a step, and as many are evicted"
+            f"level 0; {missed_planned:,.0f} ({format_bytes(round(size))}) are fetched in a step, and as many are "
+            "evicted"
         )
     distinct, missed = (sum(cache[name] for cache in caches) for name in ("distinct", "missed"))
     size = sum(cache["missed"] * record.get(cache["table"], 0) for cache in caches)
     return (
         f"of the {distinct:,.0f} rows of a batch {_hits(distinct, missed)} were in level 0; {missed:,.0f} "
-        f"({readable(round(size))}) were fetched in a step, and as many evicted (planned: {distinct_planned:,.0f} "
+        f"({format_bytes(round(size))}) were fetched in a step, and as many evicted (planned: {distinct_planned:,.0f} "
         f"rows, {_hits(distinct_planned, missed_planned)}, {missed_planned:,.0f} fetched)"
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from stratarec.config.units import readable
+from stratarec.config.units import format_bytes
 from stratarec.data.duplication import Duplication, Profile
 from stratarec.hot.calibrator import HotProfile, Point, warn_little_skew
 from stratarec.hot.reuse import DayDrift, Floats, TableReuse
@@ -242,7 +242,7 @@ def about_hot(profile: HotProfile) -> list[str]:
     point = profile.chosen
     how = "to make most inputs hot" if profile.method == "inputs" else "by lookups per byte; no other choice was better"
     remarks = [
-        f"hot rows of {readable(point.budget_bytes)} take {point.accesses:.1%} of the lookups; "
+        f"hot rows of {format_bytes(point.budget_bytes)} take {point.accesses:.1%} of the lookups; "
         f"{point.inputs.share:.2%} of the inputs need only hot rows (99 % interval {_interval(point)})",
         f"chosen {how}; by count alone {point.counted.share:.2%} of the inputs; {profile.seconds:.1f} s",
     ]
@@ -254,14 +254,14 @@ def hot_tables(profile: HotProfile) -> list[ShownTable]:
     """Return the hot rows of each table, and the benefit of other budgets."""
     rows = [
         (
-            table.name, f"{table.rows:,}", f"{table.hot:,}", readable(table.hot * table.row_bytes),
+            table.name, f"{table.rows:,}", f"{table.hot:,}", format_bytes(table.hot * table.row_bytes),
             f"{table.accesses:.1%}",
         )
         for table in profile.tables
     ]  # fmt: skip
     curve = [
         (
-            readable(point.budget_bytes), f"{point.row_share:.1%}", f"{point.accesses:.1%}",
+            format_bytes(point.budget_bytes), f"{point.row_share:.1%}", f"{point.accesses:.1%}",
             f"{point.inputs.share:.2%}", _interval(point), f"{point.counted.share:.2%}",
         )
         for point in profile.points

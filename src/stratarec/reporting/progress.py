@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from stratarec.config.units import readable_seconds
+from stratarec.config.units import format_seconds
 from stratarec.io.names import visible
 from stratarec.progress import Progress, SilentProgress
 
@@ -132,7 +132,7 @@ class LineProgress:
 
 def eta_text(seconds: float | None) -> str:
     """Return the remaining seconds as text; empty while they are unknown."""
-    return "" if seconds is None else f"ETA {readable_seconds(seconds)}"
+    return "" if seconds is None else f"ETA {format_seconds(seconds)}"
 
 
 _JSON_SECONDS = 1.0

@@ -12,7 +12,7 @@ import yaml
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from stratarec.config.units import readable
+from stratarec.config.units import format_bytes
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.models.metrics import HEADLINES, METRICS
 from stratarec.reporting.explain_page import importance_sections
@@ -116,10 +116,10 @@ def _cards(test: Mapping[str, Any] | None, result: Mapping[str, Any]) -> list[tu
     return [
         *cards,
         ("samples/s", f"{result['samples_per_second']:,.0f}"),
-        ("DRAM for tables and optimizer state", readable(result["table_bytes"])),
-        ("activations of the embedding layer", readable(result["output_bytes"])),
-        ("network", readable(result["network_bytes"])),
-        ("peak memory of the process", readable(result["peak_rss_bytes"])),
+        ("DRAM for tables and optimizer state", format_bytes(result["table_bytes"])),
+        ("activations of the embedding layer", format_bytes(result["output_bytes"])),
+        ("network", format_bytes(result["network_bytes"])),
+        ("peak memory of the process", format_bytes(result["peak_rss_bytes"])),
     ]
 
 
@@ -220,7 +220,7 @@ def _ranks(result: Mapping[str, Any]) -> ShownTable:
     for rank, counts in enumerate(result.get("ranks", ())):
         exposed, hidden = counts["exposed_seconds"], counts["hidden_seconds"]
         rows.append((
-            f"{rank}", *(readable(counts[name]) for name in ("table_bytes", "peak_rss_bytes", "sent_bytes")),
+            f"{rank}", *(format_bytes(counts[name]) for name in ("table_bytes", "peak_rss_bytes", "sent_bytes")),
             f"{exposed / max(counts['step_seconds'], 1e-9):.0%}", f"{hidden / max(exposed + hidden, 1e-9):.0%}",
         ))  # fmt: skip
     return ShownTable(heads=("rank", "tables", "peak memory", "sent", "of its time waiting", "hidden"), rows=rows)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stratarec.config.units import milliseconds, readable_seconds
+from stratarec.config.units import format_milliseconds, format_seconds
 from stratarec.reporting.html import ShownTable
 
 Position = Mapping[str, Any]
@@ -27,7 +27,7 @@ class Stage:
     @property
     def figure(self) -> str:
         """Milliseconds and per cent."""
-        return f"{milliseconds(self.seconds)}, {self.share:.0%}"
+        return f"{format_milliseconds(self.seconds)}, {self.share:.0%}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class StepTime:
     def lead(self) -> str:
         """The times in a sentence."""
         return (
-            f"a step takes {milliseconds(self.seconds)}, and all of them {readable_seconds(self.total)}; "
+            f"a step takes {format_milliseconds(self.seconds)}, and all of them {format_seconds(self.total)}; "
             f"{self.hidden:.0%} of reading batches and fetching rows runs in parallel with earlier steps"
         )
 
@@ -104,8 +104,9 @@ class StepTime:
         """
         slowest = max(self.stages, key=lambda stage: stage.seconds)
         yield (
-            f"slowest part of a step: {slowest.name} ({slowest.figure} of {milliseconds(self.seconds)}); all steps "
-            f"took {readable_seconds(self.total)}" + (f"; {sharing}" if sharing else "")
+            f"slowest part of a step: {slowest.name} ({slowest.figure} of {format_milliseconds(self.seconds)}); all "
+            "steps "
+            f"took {format_seconds(self.total)}" + (f"; {sharing}" if sharing else "")
         )
         if not cached:
             yield "more memory saves no time: all rows are in DRAM as float32"
@@ -133,7 +134,7 @@ def predicted_times(plan: Plan | None, time: StepTime | None) -> ShownTable:
         ("fetching rows into level 0", parts["staging"] + parts["device"], measured["fetching rows into level 0"]),
     )
     rows = [
-        (name, milliseconds(planned), milliseconds(took), f"{took / planned:.2f}" if planned else "-")
+        (name, format_milliseconds(planned), format_milliseconds(took), f"{took / planned:.2f}" if planned else "-")
         for name, planned, took in pairs
     ]
     return ShownTable(heads=heads, rows=rows)

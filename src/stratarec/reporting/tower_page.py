@@ -12,7 +12,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from stratarec.config.units import readable
+from stratarec.config.units import format_bytes
 from stratarec.io.names import visible
 from stratarec.reporting.html import TEXT, Chart, ShownTable, new_axes, write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
@@ -76,7 +76,7 @@ def _rows(content: Content) -> list[tuple[str, ...]]:
     between = _between(content)
     return [
         (
-            f"{number}", f"{len(tower['features'])}", readable(tower["bytes"]), f"{tower['lookups']:,.0f}",
+            f"{number}", f"{len(tower['features'])}", format_bytes(tower["bytes"]), f"{tower['lookups']:,.0f}",
             _number(between[number, 0]), _number(between[number, 1]),
         )
         for number, tower in enumerate(content["towers"])

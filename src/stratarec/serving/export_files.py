@@ -20,7 +20,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from stratarec.errors import ExportError
-from stratarec.io.sealed import own_file
+from stratarec.io.sealed import regular_file_below
 from stratarec.io.tensors import Spec, header
 from stratarec.serving.export_manifest import ADVICE, ExportedFile
 
@@ -104,7 +104,7 @@ def check_files(folder: Path, files: Mapping[str, ExportedFile]) -> None:
 
 def _map(folder: Path, name: str, expected: ExportedFile) -> mmap.mmap:
     try:
-        path = own_file(folder, name)
+        path = regular_file_below(folder, name)
         # A pipe that takes the file's place in between would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:

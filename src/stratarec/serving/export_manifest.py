@@ -28,7 +28,7 @@ from stratarec.data.vocabulary import Ids
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.codecs import CodecConfig, CodecKind, RecordCodec
 from stratarec.errors import ExportError
-from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_sealed
+from stratarec.io.sealed import Count, Hash, Model, content_hash, read_sealed, write_sealed
 from stratarec.io.tensors import Spec
 from stratarec.models import ModelConfig
 from stratarec.models.base import build_tables
@@ -204,7 +204,7 @@ class ExportManifest(Model):
     @property
     def fingerprint(self) -> str:
         """Hash of what the export holds, however it was made."""
-        return digest(self.to_dict())
+        return content_hash(self.to_dict())
 
     @classmethod
     def read(cls, folder: Path) -> ExportManifest:

@@ -33,9 +33,16 @@ from stratarec.embedding.checkpoint import TablesManifest
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.row_files import verify_file
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.io.atomic import file_hash, remove_tree, replace_directory, storage_error, working_directory
-from stratarec.io.lock import lock
-from stratarec.io.opening import open_regular, temporary_name
+from stratarec.io.atomic import (
+    file_hash,
+    open_regular,
+    remove_tree,
+    replace_directory,
+    storage_error,
+    temporary_name,
+    working_directory,
+)
+from stratarec.io.owned_directory import try_lock
 from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
 from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models import CTRModel
@@ -313,7 +320,7 @@ def locked(path: Path) -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(f"{path} is gone: {error.strerror}; {_ADVICE}") from error
     with file:
-        if not lock(file, shared=True) or not (path / STATE).is_file():
+        if not try_lock(file, shared=True) or not (path / STATE).is_file():
             raise CheckpointError(f"{path} is being removed; {_ADVICE}")
         yield
 
@@ -337,7 +344,7 @@ def prune(folder: Path, keep: int, protected: set[Path]) -> None:
 def remove(path: Path) -> None:
     """Remove a checkpoint unless somebody reads it."""
     with suppress(OSError), open_regular(path / STATE) as file:
-        if lock(file):
+        if try_lock(file):
             # Gone at once: half of it would still look like a checkpoint.
             leaving = temporary_name(path)
             os.rename(path, leaving)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from stratarec.config.units import readable
+from stratarec.config.units import format_bytes
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import SharedEngine
@@ -29,7 +29,7 @@ from stratarec.planning.plan import Plan, compare_totals
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.reporting.metric_texts import show, tested
-from stratarec.training.baseline.beside import beside
+from stratarec.training.baseline.baselines import compare_with_baselines
 from stratarec.training.evaluate import ScoredSamples, corrected_by, fit, measured, score_split
 from stratarec.training.explain.explain import for_report
 from stratarec.training.loop import Stopped
@@ -51,8 +51,8 @@ class TrainResult(dict[str, Any]):
         rows += [
             ("samples", f"{found['samples']:,} of the {split} split") if found else ("test", "no split to test on"),
             ("speed", f"{self['samples_per_second']:,.0f} samples/s over {self['steps']:,} steps"),
-            ("tables and state", readable(self["table_bytes"])),
-            ("peak memory", readable(self["peak_rss_bytes"])),
+            ("tables and state", format_bytes(self["table_bytes"])),
+            ("peak memory", format_bytes(self["peak_rss_bytes"])),
             ("model", self["checkpoint"]),
         ]
         return as_html("Result", rows)
@@ -119,7 +119,7 @@ class FinalEvaluation:
             from stratarec.reporting.run_page import write_report
 
             plan = None if self.plan is None else self.plan.to_dict()
-            others = beside(self.dataset, *tested(position.evaluations, result))
+            others = compare_with_baselines(self.dataset, *tested(position.evaluations, result))
             write_report(
                 page, (self.recipe.to_dict(), self.recipe.chosen), self.dataset, asdict(position), result, plan,
                 importance, others,

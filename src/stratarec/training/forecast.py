@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from stratarec.batch.batch import Batch
-from stratarec.config.units import milliseconds, readable
+from stratarec.config.units import format_bytes, format_milliseconds
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader
 from stratarec.distributed.measure import Collective
@@ -237,10 +237,10 @@ def device_steps(recipe: Recipe, dataset: Dataset, rates: DeviceRates) -> tuple[
         }
         for (device, rows), time in zip(places, times, strict=True)
     ]  # fmt: skip
-    size, gain = readable(plan.float32_bytes), times[1].total / times[2].total
+    size, gain = format_bytes(plan.float32_bytes), times[1].total / times[2].total
     advice = f"float32 tables with their state take {size}, "
     if plan.float32_bytes > 0.8 * rates.memory_bytes:
-        advice += f"its memory is {readable(round(rates.memory_bytes))}: rows stay where they are"
+        advice += f"its memory is {format_bytes(round(rates.memory_bytes))}: rows stay where they are"
     else:
         advice += f"fit its memory and would make a step {gain:,.{0 if gain >= 10 else 1}f} times as fast there"
         advice += ": rather keep them there, which TorchRec does and StrataRec does not" if gain > 2 else ""
@@ -264,7 +264,7 @@ class Prediction:
     def name(self) -> str:
         """Exchange, wire and towers in words, and the time of a step."""
         towers = f", {self.towers} towers of ratio {self.exchange.compression:g}" if self.towers else ""
-        return f"{self.exchange.kind} {self.exchange.wire}{towers}: {milliseconds(self.step.total)}"
+        return f"{self.exchange.kind} {self.exchange.wire}{towers}: {format_milliseconds(self.step.total)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data; times in seconds."""
@@ -352,7 +352,7 @@ def assumptions(recipe: Recipe, dataset: Dataset, machine: Machine, *, measured:
         f"{batch:,} samples a rank of {cluster.all_ranks}, of train.batch_size {recipe.train.batch_size:,}",
         f"every rank computes as this process: {network.flops_per_second / 1e9:.3g} GFLOP/s, "
         f"{machine.tiers.dram.row_bytes_per_second / 1e9:.3g} GB/s of rows, "
-        f"{milliseconds(network.fixed_seconds)} a step",
+        f"{format_milliseconds(network.fixed_seconds)} a step",
         f"{cluster.inside_bytes_per_second / 1e9:.3g} GB/s inside a host, a rank; "
         f"{cluster.between_bytes_per_second / 1e9:.3g} GB/s between hosts, a host",
         f"{latency.alpha * 1e6:.3g} us a collective, {latency.alpha_peer * 1e6:.3g} us a peer ({origin})",

@@ -200,7 +200,11 @@ class StopSignal:
         """Take SIGINT and SIGTERM as requests."""
         # Only the main thread may set handlers; elsewhere the caller deals with signals.
         main = threading.current_thread() is threading.main_thread()
-        kept = {name: signal.signal(name, self._ask) for name in (signal.SIGINT, signal.SIGTERM) if main}
+        kept = {
+            name: signal.signal(name, self._ask)
+            for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if main and (name != signal.SIGHUP or signal.getsignal(name) != signal.SIG_IGN)  # as `nohup` sets it
+        }
         try:
             yield
         except Interrupted as error:

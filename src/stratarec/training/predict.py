@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import split_rows
 from stratarec.errors import ConfigError, StorageError
-from stratarec.io.atomic import check_output, write_atomic
-from stratarec.io.opening import remove_leftovers_of
+from stratarec.io.atomic import check_output, remove_leftovers_of, write_atomic
 from stratarec.models.base import probabilities
 from stratarec.progress import Progress
 from stratarec.training.evaluate import ScoredSamples, check_group_column, logits

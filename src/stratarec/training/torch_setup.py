@@ -28,7 +28,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.atomic import cache_directory, read_json, write_json
-from stratarec.io.versions import versions
+from stratarec.io.hashes import versions
 from stratarec.kernels.runtime.accelerator import CPU, open_device
 from stratarec.models.base import CTRModel, autocast
 from stratarec.recipe.train_section import DenseOptimizerConfig

@@ -27,8 +27,8 @@ from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.embedding import Handle
 from stratarec.errors import TrainingError
 from stratarec.hot.hot_loader import HotLoader
+from stratarec.io.owned_directory import directory_state as directory_state
 from stratarec.io.owned_directory import named_directory
-from stratarec.io.owned_directory import state as directory_state
 from stratarec.kernels.runtime.accelerator import device_errors
 from stratarec.models.request import Request
 from stratarec.planning.plan import Plan

@@ -14,7 +14,7 @@ from errors import check_refusal
 from stratarec.cli import main
 from stratarec.cli.init.guess import guess
 from stratarec.cli.init.sample import read_sample
-from stratarec.cli.init.shipped import shipped
+from stratarec.cli.init_command import shipped_names
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import LabelRule
 from stratarec.recipe import Recipe
@@ -47,9 +47,9 @@ def roles(path: Path, **options: str) -> dict[str, str]:
 
 
 EXPECTED = {
-    "row": "left out", "is_click": "label", "customer_id": "user", "visit": "session", "created_at": "time",
-    "product": "sparse", "price": "dense", "age": "dense", "weekday": "sparse", "tags": "list", "comment": "left out",
-    "store": "left out",
+    "row": "ignored", "is_click": "label", "customer_id": "user", "visit": "session", "created_at": "time",
+    "product": "sparse", "price": "dense", "age": "dense", "weekday": "sparse", "tags": "list", "comment": "ignored",
+    "store": "ignored",
 }  # fmt: skip
 
 
@@ -209,7 +209,7 @@ def test_what_cannot_be_drafted_is_one_line_and_nothing_is_written(
     assert Path("there.yaml").read_text() == "mine\n"
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_names())
 def test_shipped_recipes_are_copied(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["init", "--recipe", name]) == 0

@@ -93,7 +93,7 @@ def money() -> Columns:
 # Name, text and its fields' mark, columns, options; then roles, and what stands in the draft or is said.
 CASES: list[tuple[str, str, Callable[[], Columns], list[str], dict[str, str], list[str]]] = [
     ("coupons", ",", coupons, [],
-     {"customer_id": "user", "coupon_id": "sparse", "sent": "time", "redeemed_on": "left out", "paid": "left out",
+     {"customer_id": "user", "coupon_id": "sparse", "sent": "time", "redeemed_on": "ignored", "paid": "ignored",
       "basket": "dense", "redeemed": "label"},
      ["time_format: '%d.%m.%Y'", "#   dense: - {name: paid}  # filled only where redeemed is 1: known only afterwards?",
       "redeemed_on: filled only where redeemed is 1", "coupon_id_history"]),
@@ -107,9 +107,9 @@ CASES: list[tuple[str, str, Callable[[], Columns], list[str], dict[str, str], li
      {"job": "sparse", "rate": "dense", "y": "label"}, ["label: {column: y, equals: 'yes'}", "'yes' ("]),
     ("talking", ",", talking, [],
      {"ip": "sparse", "app": "sparse", "os": "sparse", "channel": "sparse", "click_time": "time",
-      "attributed_time": "left out", "is_attributed": "label"}, ["filled only where is_attributed is 1"]),
+      "attributed_time": "ignored", "is_attributed": "label"}, ["filled only where is_attributed is 1"]),
     ("avazu", ",", avazu, [],
-     {"id": "left out", "click": "label", "hour": "time", "C14": "sparse", "device": "sparse"},
+     {"id": "ignored", "click": "label", "hour": "time", "C14": "sparse", "device": "sparse"},
      ["time_format: '%y%m%d%H'", "{name: device}"]),
     ("hours", ",", lambda: {"ts": moments("%Y%m%d%H"), "ad": picks(range(70)), "label": CLICKS}, [],
      {"ts": "time", "ad": "sparse", "label": "label"}, ["time_format: '%Y%m%d%H'", " (2023-11-01 "]),
@@ -119,10 +119,10 @@ CASES: list[tuple[str, str, Callable[[], Columns], list[str], dict[str, str], li
     ("words", ",", lambda: {"day": moments("%b %d, %Y"), "page": picks(range(90)), "label": CLICKS}, [],
      {"day": "time", "page": "sparse", "label": "label"}, ["time_format: '%B %d, %Y'"]),
     ("index", ",", lambda: {"": range(ROWS), "user_id": picks(range(99)), "clicked": CLICKS, "x": picks([1, 2])}, [],
-     {"(column 1)": "left out", "user_id": "user", "clicked": "label", "x": "sparse"},
+     {"(column 1)": "ignored", "user_id": "user", "clicked": "label", "x": "sparse"},
      ["no usable name in the header; counts the rows, as an index does"]),
     ("money", ",", money, [],
-     {"shop": "sparse", "price": "left out", "sold": "left out", "wait": "dense", "country": "sparse",
+     {"shop": "sparse", "price": "ignored", "sold": "ignored", "wait": "dense", "country": "sparse",
       "charges": "dense", "clicked": "label"},
      ["nulls: [' ', NA]  # stand for nothing, in every column", "numbers written as '$"]),
     ("titanic", ",", lambda: {"Ticket Class": picks([1, 2, 3]), "Fare Paid": picks([7.25, 8.5, 71.3]),
@@ -253,7 +253,7 @@ def test_decimals_and_padded_ids_are_drafted_as_what_they_are(tmp_path: Path, mo
     frame.drop("tags").write_csv("other.csv")
     kinds = {each.name: each.role for each in guess(read_sample(("log.parquet",))).columns}
     assert kinds == {
-        "item_id": "sparse", "price": "dense", "shop": "sparse", "tags": "list", "hash_id": "left out",
+        "item_id": "sparse", "price": "dense", "shop": "sparse", "tags": "list", "hash_id": "ignored",
         "label": "label",
     }  # fmt: skip
     for name in ("log.parquet", "other.csv"):
@@ -319,7 +319,7 @@ HOUR, DAY = 3600, 86_400
 def test_a_drafted_split_by_time_leaves_rows_for_every_split(moments: Any, whole: bool, seconds: int) -> None:
     times = as_times(pl.Series("t", moments + 1_700_006_400))
     assert times is not None
-    assert times.split_seconds(whole=whole) == seconds
+    assert times.split_seconds(is_complete=whole) == seconds
     if seconds:
         parts = (moments > moments[-1] - 2 * seconds).astype(int) + (moments > moments[-1] - seconds)
         assert set(parts) == {0, 1, 2}

@@ -37,10 +37,10 @@ def write(path: Path, click: NDArray[np.int64], **columns: object) -> str:
         ("sampleWeight", lambda click: DRAWS.random(ROWS), "weight"),
         ("weight", lambda click: DRAWS.integers(100, 900, ROWS), "dense"),  # of parcels
         ("parcel_weight_kg", lambda click: DRAWS.random(ROWS) * 9, "dense"),
-        ("weight", lambda click: np.where(click, -1, 10), "left out"),
-        ("weight", lambda click: 1 - click, "left out"),
-        ("weight", lambda click: np.full(ROWS, 2), "left out"),
-        ("stage", lambda click: np.where(click, 1, 10), "left out"),
+        ("weight", lambda click: np.where(click, -1, 10), "ignored"),
+        ("weight", lambda click: 1 - click, "ignored"),
+        ("weight", lambda click: np.full(ROWS, 2), "ignored"),
+        ("stage", lambda click: np.where(click, 1, 10), "ignored"),
         ("sample_weight", lambda click: [None, *[1.5, 2.0] * (ROWS // 2 - 1), 2.5], "dense"),
     ],
 )

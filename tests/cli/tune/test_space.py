@@ -10,7 +10,7 @@ import pytest
 from errors import refuses
 from recipes import tiny
 from stratarec.cli.tune.space import Choice, Range, Space
-from stratarec.cli.tune.trial import Trial
+from stratarec.cli.tune.study import Trial
 from stratarec.errors import ConfigError
 
 

@@ -21,11 +21,10 @@ from errors import missing, refuses
 from recipes import KILLS, prepared, tiny
 from stratarec.cli import main
 from stratarec.cli.tune.space import Space
-from stratarec.cli.tune.trial import Trial
+from stratarec.cli.tune.study import Trial
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError, DatasetError, Interrupted, StorageError
-from stratarec.io.lock import held
-from stratarec.io.owned_directory import claim
+from stratarec.io.owned_directory import claim, directory_lock
 from stratarec.io.sealed import write_sealed
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
@@ -237,7 +236,7 @@ def test_one_study_a_directory_and_one_process_a_study(home: Path, whole: tuple[
         tuned(home, folder, 9, max_steps=16)
     with refuses(ConfigError, "space.train.batch_size"):
         tuned(home, folder, 9, SPACE[:1])
-    with held(folder / "study"), pytest.raises(StorageError, match="in use"):
+    with directory_lock(folder / "study"), pytest.raises(StorageError, match="in use"):
         tuned(home, folder, 9)
     claim(home / "odd" / "study", RUN)
     with refuses(StorageError, "run study"):

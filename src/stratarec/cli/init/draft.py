@@ -1,4 +1,4 @@
-"""A recipe for a log, as commented YAML: what was guessed, why, and the settings that people change first."""
+"""Write a recipe for a log as commented YAML: guessed roles with reasons, and the settings that users change first."""
 
 from __future__ import annotations
 
@@ -14,35 +14,34 @@ import yaml
 
 from stratarec.cli.init.guess import Guess, Guesses, Role, guess
 from stratarec.cli.init.sample import CODEC_NAMES, LogSample, read_sample
-from stratarec.cli.init.shipped import check_absent
-from stratarec.config.units import readable
+from stratarec.config.units import format_bytes
 from stratarec.data.schema import LabelRule
 from stratarec.data.sources.files import expand
-from stratarec.io.atomic import write_text
+from stratarec.io.atomic import check_absent, write_text
 from stratarec.io.names import shell_word, visible
 from stratarec.recipe import Recipe
 
-_DAY, _LONGEST_NAME = 86_400, 100
-# A row and its optimizer state are float32; of memory, tables may have this share.
+_DAY, _MAX_NAME = 86_400, 100
+# Floats of optimizer state per row, and the share of memory that tables may take.
 _STATE_FLOATS, _SHARE = 1, 0.25
 _WIDTHS = (16, 8)
-# Up to so many samples and values an ensemble is best; beyond, its wide rows cost more than they give.
+# Largest samples and values for which an ensemble is best. Beyond, its wide rows cost more than they gain.
 _ENSEMBLE_ROWS, _ENSEMBLE_VALUES = 2_000_000, 200_000
 
 
 def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple[Path, LogSample, Guesses]:
-    """Write a recipe for the log in `paths` to `output`, by default a file here that is called like the log.
+    """Write a recipe for the log in `paths` to `output`, by default a file in this directory named after the log.
 
     Raises
     ------
     DataError
-        Where the log cannot be read, or has no label.
+        If the log cannot be read, or has no label.
     StorageError
-        Where `output` is there already, or cannot be written.
+        If `output` exists, or cannot be written.
     """
     name = _name(paths[0] if Path(paths[0]).is_dir() else expand(paths)[0].path)
     path = output or Path(f"{name}.yaml")
-    check_absent(path)
+    check_absent(path, ".yaml", ".yml")
     sample = read_sample(paths)
     guesses = _for_model(guess(sample, label), sample)
     text = _text(name, path, sample, guesses)
@@ -52,7 +51,7 @@ def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple
 
 
 def content_of(paths: tuple[str, ...], label: str = "") -> dict[str, Any]:
-    """What `draft` would write for a log, as plain data."""
+    """Return the recipe that `draft` would write for a log, as plain data."""
     sample = read_sample(paths)
     text = _text(_name(paths[0]), Path("drafted.yaml"), sample, _for_model(guess(sample, label), sample))
     content: dict[str, Any] = yaml.safe_load(text)
@@ -60,7 +59,7 @@ def content_of(paths: tuple[str, ...], label: str = "") -> dict[str, Any]:
 
 
 def _for_model(guesses: Guesses, sample: LogSample) -> Guesses:
-    """An ensemble bends numbers where it needs to: it takes whole numbers as such, however few there are."""
+    """Use few whole numbers as dense features in an ensemble, whose numeric encoding needs no order."""
     if not _is_small(sample, guesses):
         return guesses
     columns = (
@@ -77,26 +76,26 @@ def _is_small(sample: LogSample, guesses: Guesses) -> bool:
 
 
 def _values(guesses: Guesses) -> int:
-    """Rows of all tables, about."""
+    """Return the approximate number of rows of all tables."""
     return sum(each.values for each in (*guesses.of("sparse"), *guesses.of("list"), *guesses.of("user")))
 
 
 def _name(path: str) -> str:
     """Return the log's file name without its extensions, as a name for the recipe and its directories."""
-    bare = Path(path).name or Path(path).resolve().name  # of `.`, the folder's own
+    bare = Path(path).name or Path(path).resolve().name  # `.` has no name
     while (ending := Path(bare).suffix.lower()) in CODEC_NAMES:
         bare = bare[: -len(ending)]
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", bare).strip("-")[:_LONGEST_NAME] or "log"
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", bare).strip("-")[:_MAX_NAME] or "log"
 
 
 def _text(name: str, path: Path, sample: LogSample, guesses: Guesses) -> str:
-    # A reason may hold any text of the log: without its line ends it stays in the comment.
+    # A reason may contain any text of the log. Escaped line ends keep it inside its comment.
     return "".join(f"{visible(line)}\n" for line in _recipe(name, path, sample, guesses))
 
 
 def _recipe(name: str, path: Path, sample: LogSample, guesses: Guesses) -> Iterator[str]:
-    looked = "all of it" if sample.whole else f"{sample.frame.height:,} rows of about {sample.total:,}"
-    yield f"# Drafted by `stratarec init` from {looked}. Guesses say why; check label, time and user first."
+    rows = "all rows" if sample.is_complete else f"{sample.frame.height:,} of about {sample.total:,} rows"
+    yield f"# Drafted by `stratarec init` from {rows}. Comments give reasons; check label, time and user first."
     yield f"#   stratarec prepare {shell_word(path)}"
     yield f"#   stratarec train {shell_word(path)}"
     yield f"name: {_yaml(name)}"
@@ -109,12 +108,12 @@ def _recipe(name: str, path: Path, sample: LogSample, guesses: Guesses) -> Itera
         yield f"    {key}: {_yaml(value)}"
     nulls = sorted({word for each in guesses.columns for word in sample.missing.get(each.name, ())})
     if nulls:
-        yield f"    nulls: {_yaml(nulls)}  # stand for nothing, in every column"
+        yield f"    nulls: {_yaml(nulls)}  # mean a missing value, in every column"
     yield "    schema:"
     yield from _schema(guesses)
     yield from _split(guesses)
     if guesses.unlabelled:
-        yield f"  on_bad_row: skip  # {guesses.unlabelled:,} rows that were looked at lack the label"
+        yield f"  on_bad_row: skip  # {guesses.unlabelled:,} of the sampled rows have no label"
     least, buckets = (2, 1) if sample.total < 100_000 else (2 if sample.total < 1_000_000 else 5, 64)
     shared = "share a row" if buckets == 1 else f"share {buckets} rows"
     yield f"  vocabulary: {{min_count: {least}, tail_buckets: {buckets}}}  # values seen less often {shared}"
@@ -125,13 +124,13 @@ def _schema(guesses: Guesses) -> Iterator[str]:
     reasons = {each.name: each.reason for each in guesses.columns}
     rule = guesses.label
     if isinstance(rule, LabelRule):
-        made = f"at_least: {_yaml(rule.at_least)}" if rule.at_least is not None else f"equals: {_yaml(rule.equals)}"
-        yield f"      label: {{column: {_yaml(rule.column)}, {made}}}  # {reasons[rule.column]}"
+        test = f"at_least: {_yaml(rule.at_least)}" if rule.at_least is not None else f"equals: {_yaml(rule.equals)}"
+        yield f"      label: {{column: {_yaml(rule.column)}, {test}}}  # {reasons[rule.column]}"
     else:
         yield f"      label: {_yaml(rule)}  # {reasons[rule]}"
     for each in guesses.of("weight"):
-        yield "      # Samples count by weight in the loss, metrics and calibration: scores are rates of the log before"
-        yield "      # negatives were sampled. Without the next line they are rates of the rows as they are here."
+        yield "      # Weights apply to the loss, metrics and calibration: scores are rates of the log before negatives"
+        yield "      # were sampled. Without the next line, scores are rates of the rows in this log."
         yield f"      weight: {_yaml(each.name)}  # {each.reason}"
     for each in guesses.of("time"):
         assert guesses.time is not None
@@ -149,13 +148,13 @@ def _schema(guesses: Guesses) -> Iterator[str]:
         yield from (f"        - {{name: {_yaml(each.name)}}}  # {each.reason}" for each in dense)
     sparse = list(_sparse(guesses))
     yield from ["      sparse:", *sparse] if sparse else []
-    left = [each for each in guesses.of("left out") if each.leak is None]
-    if left:
-        yield "      # Left out:"
-        yield from (f"      #   {_yaml(each.name)}: {each.reason}" for each in left)
+    ignored = [each for each in guesses.of("ignored") if each.leak is None]
+    if ignored:
+        yield "      # Ignored:"
+        yield from (f"      #   {_yaml(each.name)}: {each.reason}" for each in ignored)
     leaks = [each for each in guesses.columns if each.leak is not None]
     if leaks:
-        yield "      # Left out as they seem to know the label; to take one in, put what is in braces into its list:"
+        yield "      # Ignored because they seem to reveal the label; to use one, add its braces to the list it names:"
     for each in leaks:
         assert each.leak is not None
         where = "dense" if each.leak.role == "dense" else "sparse"
@@ -172,11 +171,11 @@ def _sparse(guesses: Guesses) -> Iterator[str]:
         if name not in {each.name for each in guesses.columns}:
             yield (
                 f"        - {{name: {_yaml(name)}, kind: history, of: {_yaml(item.name)}, max_length: 50}}"
-                "  # what the user chose before"
+                "  # earlier choices of the user"
             )
-    # By time, test users were there in training; by fraction, users are whole and new to the model.
+    # A split by time tests users seen in training; a split by fraction tests new users, whose ids say nothing.
     for each in user if guesses.split_seconds else ():
-        yield f"        - {{name: {_yaml(each.name)}}}  # learns each user's own taste"
+        yield f"        - {{name: {_yaml(each.name)}}}  # learns the taste of each user"
 
 
 _MULTI = ["kind: multi", "max_length: 20"]
@@ -196,11 +195,11 @@ def _feature(each: Guess) -> str:
 def _split(guesses: Guesses) -> Iterator[str]:
     seconds = guesses.split_seconds
     if not seconds:
-        whole = "users" if guesses.of("user") else "sessions" if guesses.of("session") else "rows"
-        yield f"  split: {{by: fraction, valid: 0.1, test: 0.1}}  # {whole} at random"
+        unit = "users" if guesses.of("user") else "sessions" if guesses.of("session") else "rows"
+        yield f"  split: {{by: fraction, valid: 0.1, test: 0.1}}  # random {unit}"
         return
     length = f"{seconds // 3600}h" if seconds % _DAY else f"{seconds // _DAY}d"
-    reason = f"tested on the last {length} of the log, validated on the {length} before: as in use"
+    reason = f"test on the last {length} of the log, validation on the {length} before, as in production"
     yield f"  split: {{by: time, valid: {length}, test: {length}}}  # {reason}"
 
 
@@ -210,21 +209,22 @@ def _training(sample: LogSample, guesses: Guesses) -> Iterator[str]:
     budget = int(memory * _SHARE)
     yield "model:"
     if _is_small(sample, guesses):
-        yield "  kind: ensemble  # of small networks, which few samples are enough for"
-        yield "  # sizes, batch_size, epochs and rates: left out, they are chosen by the number of samples"
+        yield "  kind: ensemble  # of small networks, which need few samples"
+        yield "  # sizes, batch_size, epochs and rates are chosen by the number of samples unless they are set"
         return
     fitting = [width for width in _WIDTHS if _table_bytes(rows, width) <= budget]
     width = fitting[0] if fitting else _WIDTHS[-1]
+    size = format_bytes(_table_bytes(rows, width))
     yield "  kind: dlrm"
-    yield f"  embedding_dim: {width}  # about {rows:,} values: {readable(_table_bytes(rows, width))} of tables at most"
+    yield f"  embedding_dim: {width}  # about {rows:,} values: at most {size} of tables"
     yield "  bottom_mlp: [64]"
     yield "  top_mlp: [128, 64]"
     if len(list(_sparse(guesses))) + bool(guesses.of("dense")) < 2:
-        yield "  interaction: cat  # one vector makes no pairs"
-    yield "# train: left out, as batch_size, epochs, rates and early_stopping follow from the kind and the samples"
+        yield "  interaction: cat  # a single vector has no pairs"
+    yield "# train: batch_size, epochs, rates and early_stopping are chosen by kind and samples unless set"
     if not fitting:
         yield "memory:"
-        yield f"  dram: {readable(budget).replace(' ', '')}  # a quarter of this machine's; other rows rest on disk"
+        yield f"  dram: {format_bytes(budget).replace(' ', '')}  # a quarter of this machine; other rows are on disk"
         yield f"  block: {{path: data/{_name(sample.paths[0])}-rows}}  # on a fast disk"
 
 
@@ -233,8 +233,8 @@ def _table_bytes(rows: int, width: int) -> int:
 
 
 def _yaml(value: Any) -> str:
-    """Write a value as one line of YAML; texts with line ends or hidden characters are double-quoted and escaped."""
-    # Within a list: a text such as `0?` needs quotes between braces, and none on a line of its own.
+    """Write a value as one line of YAML; text with line ends or hidden characters is double-quoted and escaped."""
+    # Dumped inside a list: text such as `0?` needs quotes between braces, but not alone on a line.
     dump = partial(yaml.safe_dump, [value], default_flow_style=True, allow_unicode=True, width=float("inf"))
     text = str(dump()).removesuffix("\n")[1:-1]
     return text if visible(text) == text else visible(str(dump(default_style='"')).removesuffix("\n")[1:-1])

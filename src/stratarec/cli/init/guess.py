@@ -1,4 +1,4 @@
-"""What each column of a log may be for, by its name and its values, and why."""
+"""Guess the role of each column of a log from its name and its values, and give the reason."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
-from stratarec.cli.init.by_value import tells_by_value
 from stratarec.cli.init.label import class_weights, find_label, find_weight, positives
-from stratarec.cli.init.numbers import amounts
-from stratarec.cli.init.sample import LogSample, growth
+from stratarec.cli.init.sample import LogSample, amounts, growth
 from stratarec.cli.init.times import Times, as_times
 from stratarec.cli.init.words import AMOUNTS, BIRTHS, EARLIER, ITEMS, SESSIONS, TIMES, USERS, is_code, names_a, tokens
 from stratarec.data.column_names import check_name
@@ -20,233 +20,246 @@ from stratarec.data.schema import LabelRule
 from stratarec.data.sources.parse import lists_from_text
 from stratarec.errors import ConfigError, DataError
 
-Role = Literal["label", "weight", "time", "user", "session", "dense", "sparse", "list", "left out"]
+Role = Literal["label", "weight", "time", "user", "session", "dense", "sparse", "list", "ignored"]
 
 _SEPARATORS = ("\x1d", "\x1e", "\x1f", "\x01", "\x02", "|", ";", "\t", "^", "~", ",", " ")
-# Numbers of a column that has more distinct ones are amounts, where nothing says that they are names of something; and
-# users are more than so many.
+# Whole numbers with more distinct values are amounts, unless something suggests that they are ids. A user column has
+# more distinct values, too.
 _FEW = 50
-# Share of values from which a column of times with some other values is one.
-_MOSTLY = 0.9
-# Of the most frequent values that are looked at, so many rows each at least; see `_is_scattered`.
+# Least share of times in a column of times; of rows by which an index increases by one; of a sequence's values that
+# the feature it refers to has.
+_MOSTLY_TIMES, _MOSTLY_ONE, _MOSTLY_SAME = 0.99, 0.99, 0.5
+# Least rows of each frequent value in `_is_scattered`.
 _OFTEN = 5
 _LONG_TEXT = 60
-# Share of rows by which an index goes up by one.
-_MOSTLY = 0.99
 _FEATURES = ("dense", "sparse", "list")
-# Share of a sequence's values that are values of the feature that it is of.
-_MOST_OF = 0.5
 # Several values, or one in quotes, in brackets.
 _LIKE_A_LIST = r"""(?s)^\s*[\[({].*[,"':].*[\])}]\s*$"""
+# Longest value in a reason, in characters.
 _SHOWN = 40
+_UNIQUE = "a different value in every row, like a row number"
+
+_BINS = 32
+# Pseudo-rows of the mean rate that each value's rate starts with.
+_PRIOR_ROWS = 10.0
+# Standard errors by which single values must predict better. Of some 60 true numbers, the most was 3.2.
+_ERRORS = 5.0
+_MIN_CLASS_ROWS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guess:
-    """One column."""
+    """Guessed role of one column."""
 
     name: str
     role: Role
     reason: str
     values: int = 0
-    """Distinct ones in the whole log, estimated."""
+    """Estimated number of distinct values in the whole log."""
     separator: str = ""
-    """Mark that divides a list written as text; empty for lists in brackets."""
+    """Character between the values of a list written as text; empty for lists in brackets."""
     integer: bool = False
     """Whether values that are text in the file are whole numbers."""
     ordered: bool = False
-    """Of a sparse feature: whether its values are numbers that may be amounts, few as they are."""
+    """Whether the few values of a sparse feature are numbers that may also be amounts."""
     of: str = ""
-    """Of a list that seems to be a sequence of what the user did: the feature whose values are in it."""
+    """Feature whose values a list contains, if the list seems to be a sequence of user actions."""
     leak: Guess | None = None
-    """The feature that it would be, if it did not seem to know the label."""
+    """Feature that the column would be if it did not seem to reveal the label."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """All columns of a log."""
+    """Guessed roles of all columns of a log."""
 
     columns: tuple[Guess, ...]
     label: str | LabelRule
     time: Times | None = None
-    """Of the rows that were looked at."""
+    """Times of the sampled rows."""
     split_seconds: int = 0
-    """Length of the test split by time, and of validation before it; 0 for a split at random."""
+    """Length of the test split by time, and of the validation split before it; 0 for a random split."""
     unlabelled: int = 0
-    """Rows whose label is missing."""
+    """Number of sampled rows without a label."""
 
     def of(self, role: Role) -> tuple[Guess, ...]:
-        """The columns of a role, in their order."""
+        """Return the columns with a role, in the order of the log."""
         return tuple(guess for guess in self.columns if guess.role == role)
 
     @property
     def item(self) -> Guess | None:
-        """The feature whose earlier values may tell what a user likes."""
-        named = [guess for guess in self.of("sparse") if tokens(guess.name) & ITEMS]
-        return max(named, key=lambda guess: guess.values, default=None)
+        """Feature whose earlier values may reveal what a user likes."""
+        items = [guess for guess in self.of("sparse") if tokens(guess.name) & ITEMS]
+        return max(items, key=lambda guess: guess.values, default=None)
 
 
 def guess(sample: LogSample, label: str = "") -> Guesses:
-    """Roles of the columns of `sample`; `label` names the label's column where it is known.
+    """Guess the roles of the columns of `sample`; `label` names the label column if it is known.
 
     Raises
     ------
     DataError
-        Where no column can be the label, or a feature.
+        If no column can be the label, or a feature.
     """
-    frame, found = sample.frame, {}
+    frame = sample.frame
     rule, reason = find_label(sample, label)
     name = rule if isinstance(rule, str) else rule.column
-    found[name] = Guess(name=name, role="label", reason=reason)
+    guesses = {name: Guess(name=name, role="label", reason=reason)}
     positive = positives(frame, rule)
-    usable = [each for each in frame.columns if each != name and each not in sample.unnamed and _is_name(each)]
+    usable = [
+        column for column in frame.columns if column != name and column not in sample.unnamed and _is_name(column)
+    ]
     weight = find_weight(frame, usable, positive)
     if weight:
-        found[weight[0]] = Guess(name=weight[0], role="weight", reason=weight[1])
-    rest = [each for each in frame.columns if each not in found]
-    leaks = {each: leak for each in rest if (leak := find_leak(frame[each], positive, name)) is not None}
-    free = [each for each in usable if each in rest and not (each in leaks and leaks[each].certain)]
-    time = _time(frame, free)
+        guesses[weight[0]] = Guess(name=weight[0], role="weight", reason=weight[1])
+    others = [column for column in frame.columns if column not in guesses]
+    leaks = {column: leak for column in others if (leak := find_leak(frame[column], positive, name)) is not None}
+    candidates = [column for column in usable if column in others and not (column in leaks and leaks[column].certain)]
+    time = _find_time(frame, candidates)
     if time:
-        found[time[0]] = Guess(name=time[0], role="time", reason=f"{time[1].how}, {time[1].span}")
+        guesses[time[0]] = Guess(name=time[0], role="time", reason=f"{time[1].how}, {time[1].span}")
     keys: tuple[tuple[Role, Sequence[str]], ...] = (("user", USERS), ("session", SESSIONS))
     for role, words in keys:
-        key = _key(frame, [each for each in free if each not in found], words, role)
+        key = _find_key(frame, [column for column in candidates if column not in guesses], words, role)
         if key:
-            found[key.name] = key
-    for each in rest:
-        if each not in found:
-            found[each] = _feature(frame[each], sample)
-    for each in rest:
-        found[each] = _as_names(found[each], frame[each], positive, sample)
-    for each in rest:
-        found[each] = _as_sequence(found[each], frame, [other for other in rest if found[other].role == "sparse"])
-    others = any(
-        found[each].role in (*_FEATURES, "user") and not (each in leaks and leaks[each].certain) for each in rest
+            guesses[key.name] = key
+    for column in others:
+        if column not in guesses:
+            guesses[column] = _guess_feature(frame[column], sample)
+    for column in others:
+        guesses[column] = _as_ids(guesses[column], frame[column], positive, sample)
+    for column in others:
+        features = [other for other in others if guesses[other].role == "sparse"]
+        guesses[column] = _as_sequence(guesses[column], frame, features)
+    has_features = any(
+        guesses[column].role in (*_FEATURES, "user") and not (column in leaks and leaks[column].certain)
+        for column in others
     )
-    for each, leak in leaks.items():
-        law = class_weights(frame[each], positive)
+    for column, leak in leaks.items():
+        law = class_weights(frame[column], positive)
         if law and leak.certain:
-            leak = replace(leak, text=f"{leak.text} If a weight of samples ({law}), name it as `weight`")
-        found[each] = _suspected(found[each], leak, leave_out=others)
-    columns = tuple(found[each] for each in frame.columns)
-    if not any(each.role in (*_FEATURES, "user") for each in columns):
+            leak = replace(leak, text=f"{leak.text} If it is the sample weight ({law}), name it as `weight`")
+        guesses[column] = _with_leak(guesses[column], leak, ignore=has_features)
+    columns = tuple(guesses[column] for column in frame.columns)
+    if not any(column.role in (*_FEATURES, "user") for column in columns):
+        unusable = "; ".join(f"{column.name} ({column.reason})" for column in columns[:20] if column.name != name)
         raise DataError(
-            f"no column can be a feature; beside the label {name!r} there are "
-            f"{'; '.join(f'{each.name} ({each.reason})' for each in columns[:20] if each.name != name) or 'none'}"
+            f"no column can be a feature; other columns than the label {name!r}: {unusable or 'none'}"
             f"{sample.incomplete_note}"
         )
     columns += tuple(
-        Guess(name=each, role="left out", reason=f"not in every file, such as {path}")
-        for each, path in sorted(sample.incomplete.items())
+        Guess(name=column, role="ignored", reason=f"not in every file, such as {path}")
+        for column, path in sorted(sample.incomplete.items())
     )
     return Guesses(
         columns=columns,
         label=rule,
         time=time[1] if time else None,
-        split_seconds=time[1].split_seconds(whole=sample.whole) if time else 0,
+        split_seconds=time[1].split_seconds(is_complete=sample.is_complete) if time else 0,
         unlabelled=positive.null_count(),
     )
 
 
-def _suspected(guess: Guess, leak: Leak, *, leave_out: bool) -> Guess:
-    """What is said of a column that seems to know the label; left out where that is certain and there are others."""
-    if guess.role in _FEATURES and leak.certain and leave_out:
-        return Guess(name=guess.name, role="left out", reason=leak.text, leak=guess)
-    if guess.role not in (*_FEATURES, "left out"):
+def _with_leak(guess: Guess, leak: Leak, *, ignore: bool) -> Guess:
+    """Add the suspected leak of a column to its reason; ignore the column if the leak is certain and `ignore`."""
+    if guess.role in _FEATURES and leak.certain and ignore:
+        return Guess(name=guess.name, role="ignored", reason=leak.text, leak=guess)
+    if guess.role not in (*_FEATURES, "ignored"):
         return guess
     reasons = (leak.text, guess.reason) if leak.certain else (guess.reason, leak.text)
     return replace(guess, reason="; ".join(reasons))
 
 
-def _time(frame: pl.DataFrame, names: Sequence[str]) -> tuple[str, Times] | None:
-    """The column of times: one whose values are, and whose name says so where that leaves a choice."""
-    found = [(name, times) for name in names if _may_be_time(name) and (times := as_times(frame[name])) is not None]
-    found.sort(key=lambda each: not tokens(each[0]) & TIMES)
-    if not found or (len(found) > 1 and not tokens(found[0][0]) & TIMES):
+def _find_time(frame: pl.DataFrame, names: Sequence[str]) -> tuple[str, Times] | None:
+    """Return the column of times: the only one, or the first that is named like one."""
+    columns = [(name, times) for name in names if _may_be_time(name) and (times := as_times(frame[name])) is not None]
+    columns.sort(key=lambda column: not tokens(column[0]) & TIMES)
+    if not columns or (len(columns) > 1 and not tokens(columns[0][0]) & TIMES):
         return None
-    return found[0]
+    return columns[0]
 
 
 def _may_be_time(name: str) -> bool:
     return bool(tokens(name) & TIMES) or not (tokens(name) & BIRTHS or is_code(name))
 
 
-def _key(frame: pl.DataFrame, names: Sequence[str], words: Sequence[str], role: Role) -> Guess | None:
-    """The column that names users or sessions: by its name, where there are many and values repeat."""
+def _find_key(frame: pl.DataFrame, names: Sequence[str], words: Sequence[str], role: Role) -> Guess | None:
+    """Return the column of users or sessions: named like one, with many values that repeat."""
     for word in words:
         for name in (name for name in names if names_a(name, word)):
             column = frame[name]
-            plain = column.dtype.is_integer() or column.dtype == pl.String
-            if plain and not column.null_count() and _FEW < column.n_unique() < len(column):
+            is_plain = column.dtype.is_integer() or column.dtype == pl.String
+            if is_plain and not column.null_count() and _FEW < column.n_unique() < len(column):
                 rows = len(column) / column.n_unique()
                 return Guess(name=name, role=role, reason=f"its name; {rows:.1f} rows each in the sample")
     return None
 
 
-def _feature(column: pl.Series, sample: LogSample) -> Guess:
-    """What a column is that is neither label nor key nor the time."""
+def _guess_feature(column: pl.Series, sample: LogSample) -> Guess:
+    """Guess the role of a column that is not the label, a key or the time."""
     kind = column.dtype
     if column.name in sample.unnamed:
-        counts = kind.is_integer() and float((column.diff() == 1).mean() or 0) > _MOSTLY  # type: ignore[arg-type]
-        what = "counts the rows, as an index does" if counts else "rename it in the log to use it"
-        return _out(column, f"no usable name in the header; {what}")
+        is_index = kind.is_integer() and float((column.diff() == 1).mean() or 0) > _MOSTLY_ONE  # type: ignore[arg-type]
+        advice = "numbers the rows like an index" if is_index else "rename it in the log to use it"
+        return _ignored(column, f"no usable name in the header; {advice}")
     if not _is_name(column.name):
-        return _out(column, "features cannot have that name")
+        return _ignored(column, "features cannot have that name")
     if kind.base_type() == pl.List:
-        return _list_feature(column, sample)
+        inner = kind.inner  # type: ignore[attr-defined]
+        is_valid = inner.is_integer() or inner == pl.String
+        return _list_feature(column, "lists", sample) if is_valid else _ignored(column, f"lists of {inner}")
     if kind.is_decimal():
-        return _out(column, "whole numbers of more than 64 bits; write them as text to use them")
+        return _ignored(column, "whole numbers of more than 64 bits; write them as text to use them")
     if not (kind.is_numeric() or kind in (pl.String, pl.Boolean, pl.Categorical, pl.Enum)):
-        return _out(column, f"{kind}, which is neither a number nor a name of something")
+        return _ignored(column, f"{kind}, which is neither a number nor a category")
     distinct = column.n_unique() - bool(column.null_count())
     if distinct < 2:
-        return _out(column, "one value alone, or none")
+        return _ignored(column, "a single value, or none")
     if kind == pl.String or tokens(column.name) & TIMES:
-        written, gaps = column.drop_nulls(), column.null_count()
-        dates = written.filter(written.str.contains(r"\d")) if kind == pl.String else written
-        times = as_times(dates) if len(dates) > _MOSTLY * len(written) else None
-        if times:
-            odd: pl.Series = written.filter(~written.is_in(dates.implode()))
-            fault = f"missing in {gaps:,} rows" if gaps else "a recipe has one time"
-            return _out(column, f"{times.how}; " + (f"{odd[0][:_SHOWN]!r} is none" if len(odd) else fault))
+        reason = _other_times(column)
+        if reason:
+            return _ignored(column, reason)
     if kind.is_float() and not _is_whole(column):
         return Guess(name=column.name, role="dense", reason=f"numbers with fractions{_missing(column, sample)}")
     if distinct > _FEW and any(names_a(column.name, word) for word in (*SESSIONS, *USERS)):
-        return _out(column, "names one visit or visitor by its name, which tells little of others")
+        return _ignored(column, "by its name a visit or visitor id, which does not repeat in new data")
     if kind == pl.String:
         return _text_feature(column, sample, distinct)
     if distinct == len(column) and len(column) > _FEW:
-        return _out(column, "another value in every row, as a row's own number has")
-    return _whole_feature(column, sample, distinct)
+        return _ignored(column, _UNIQUE)
+    return _integer_feature(column, sample, distinct)
 
 
-def _out(column: pl.Series, reason: str) -> Guess:
-    return Guess(name=column.name, role="left out", reason=reason)
+def _other_times(column: pl.Series) -> str:
+    """Return why a column of times is not used as such; empty if it holds no times."""
+    present, missing = column.drop_nulls(), column.null_count()
+    dates = present.filter(present.str.contains(r"\d")) if column.dtype == pl.String else present
+    times = as_times(dates) if len(dates) > _MOSTLY_TIMES * len(present) else None
+    if not times:
+        return ""
+    odd: pl.Series = present.filter(~present.is_in(dates.implode()))
+    fault = f"missing in {missing:,} rows" if missing else "a recipe has one time column"
+    return f"{times.how}; " + (f"{odd[0][:_SHOWN]!r} is not a time" if len(odd) else fault)
+
+
+def _ignored(column: pl.Series, reason: str) -> Guess:
+    return Guess(name=column.name, role="ignored", reason=reason)
 
 
 def _missing(column: pl.Series, sample: LogSample) -> str:
-    """What is said of words that stand for nothing."""
+    """Return the words that mean a missing value, as the end of a reason."""
     words = sample.missing.get(column.name)
-    return f"; {', '.join(map(repr, words))}: nothing" if words else ""
+    return f"; {', '.join(map(repr, words))}: missing" if words else ""
 
 
-def _list_feature(column: pl.Series, sample: LogSample) -> Guess:
-    inner = column.dtype.inner  # type: ignore[attr-defined]
-    if not (inner.is_integer() or inner == pl.String):
-        return _out(column, f"lists of {inner}")
-    return _of_lists(column, "lists", sample)
-
-
-def _of_lists(lists: pl.Series, what: str, sample: LogSample, separator: str = "") -> Guess:
+def _list_feature(lists: pl.Series, what: str, sample: LogSample, separator: str = "") -> Guess:
     flat, rows = lists.drop_nulls().explode().drop_nulls(), len(lists)
-    reason = f"{what}, of {len(flat) / max(rows, 1):.1f} values on average"
+    reason = f"{what}, {len(flat) / max(rows, 1):.1f} values on average"
     values = growth(flat, rows, sample.total)
     return Guess(name=lists.name, role="list", reason=reason, values=values, separator=separator)
 
 
-def _whole_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
-    """Whole numbers or truth values: amounts, or names of something."""
+def _integer_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
+    """Decide whether whole numbers or booleans are amounts or ids."""
     kind, values, missing = column.dtype, growth(column, len(column), sample.total), _missing(column, sample)
     code = is_code(column.name)
     if kind.is_numeric() and not code and tokens(column.name) & AMOUNTS:
@@ -254,9 +267,9 @@ def _whole_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess
     reason = f"about {values:,} values"
     if kind.is_numeric() and not code and distinct > _FEW and _is_spread(column, distinct):
         if not _is_scattered(column):
-            reason = f"{distinct:,} different numbers, and no name of an id{missing}"
+            reason = f"{distinct:,} different numbers, not named like an id{missing}"
             return Guess(name=column.name, role="dense", reason=reason)
-        reason += ", in no order as it seems"
+        reason += ", without apparent order"
     elif kind.is_numeric() and code and distinct > _FEW:
         reason += ", codes by its name"
     elif kind.is_numeric() and distinct > max(_FEW, len(column) / 2):
@@ -269,74 +282,105 @@ def _whole_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess
     )
 
 
-def _as_names(each: Guess, column: pl.Series, positive: pl.Series, sample: LogSample) -> Guess:
-    """Whole numbers as ids, where each value tells more of the label than its order does, as students' numbers do."""
-    spread = each.role == "dense" and column.dtype.is_integer() and not tokens(each.name) & AMOUNTS
-    if not spread or column.n_unique() <= _FEW or not tells_by_value(column, positive):
-        return each
+def _as_ids(guess: Guess, column: pl.Series, positive: pl.Series, sample: LogSample) -> Guess:
+    """Turn whole numbers into ids if single values predict the label better than their order, as student numbers do."""
+    is_number = guess.role == "dense" and column.dtype.is_integer() and not tokens(guess.name) & AMOUNTS
+    if not is_number or column.n_unique() <= _FEW or not _predicts_by_value(column, positive):
+        return guess
     values = growth(column, len(column), sample.total)
-    reason = f"about {values:,} values, each of which tells more than its order{_missing(column, sample)}"
-    return Guess(name=each.name, role="sparse", reason=reason, values=values, integer=sample.kind == "csv")
+    reason = f"about {values:,} values, which predict more than their order{_missing(column, sample)}"
+    return Guess(name=guess.name, role="sparse", reason=reason, values=values, integer=sample.kind == "csv")
+
+
+def _predicts_by_value(column: pl.Series, positive: pl.Series) -> bool:
+    """Whether positive rates of single values predict other rows better than those of 32 quantiles.
+
+    Parameters
+    ----------
+    column : Series
+        Whole numbers.
+    positive : Series
+        Booleans, null where the label is missing.
+    """
+    known = positive.is_not_null() & column.is_not_null()
+    numbers, label = column.filter(known).to_numpy(), positive.filter(known).cast(pl.Float64).to_numpy()
+    if min(label.sum(), len(label) - label.sum()) < _MIN_CLASS_ROWS:
+        return False
+    edges = np.unique(np.quantile(numbers, np.linspace(0, 1, _BINS + 1)))
+    by_order = _losses(np.searchsorted(edges, numbers, side="right"), label)
+    gain = by_order - _losses(np.unique(numbers, return_inverse=True)[1], label)
+    return bool(gain.mean() > _ERRORS * gain.std() / np.sqrt(len(gain)))
+
+
+def _losses(value: NDArray[np.int64], label: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the log loss of each row, ``[N]``, by the positive rate of its value in the other half of the rows."""
+    half = np.random.default_rng(0).integers(0, 2, len(label)) > 0
+    values, mean, rate = int(value.max()) + 1, label.mean(), np.empty(len(label))
+    for rows in (half, ~half):
+        ones = np.bincount(value[~rows], label[~rows], minlength=values)
+        counts = np.bincount(value[~rows], minlength=values)
+        rate[rows] = ((ones + _PRIOR_ROWS * mean) / (counts + _PRIOR_ROWS))[value[rows]]
+    losses: NDArray[np.float64] = -np.log(np.where(label > 0, rate, 1 - rate))
+    return losses
 
 
 def _text_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
     rows = len(column)
     lists, fits = lists_from_text(column, "")
     if fits.mean() == 1:
-        return _of_lists(lists, "lists as text", sample)
+        return _list_feature(lists, "lists as text", sample)
     odd = column.filter(~fits)
     if odd.str.contains(_LIKE_A_LIST).mean() > 0.5 or fits.mean() > 0.5:  # type: ignore[operator]
-        return _out(column, f'lists written as {odd[0][:_SHOWN]!r}; write them as [1, 2] or ["a", "b"] to use them')
-    written = amounts(column, sample.options.get("delimiter", ",")) if distinct > _FEW else ""
-    if written:
-        return _out(column, written)
+        return _ignored(column, f'lists written as {odd[0][:_SHOWN]!r}; write them as [1, 2] or ["a", "b"] to use them')
+    numbers = amounts(column, sample.options.get("delimiter", ",")) if distinct > _FEW else ""
+    if numbers:
+        return _ignored(column, numbers)
     separator = _separator(column, distinct)
     if separator:
         parts = lists_from_text(column, separator)[0]
-        return _of_lists(parts, f"text in parts, divided by {separator!r}", sample, separator)
+        return _list_feature(parts, f"text split at {separator!r}", sample, separator)
     if distinct == rows and rows > _FEW:
-        return _out(column, "another value in every row, as a row's own number has")
+        return _ignored(column, _UNIQUE)
     length = float(column.str.len_chars().mean() or 0)  # type: ignore[arg-type]
     if length > _LONG_TEXT and distinct > rows / 2:
-        return _out(column, f"text of {length:.0f} characters, most of it once: no name of something")
+        return _ignored(column, f"text of {length:.0f} characters that rarely repeats: not a category")
     values = growth(column, rows, sample.total)
     return Guess(name=column.name, role="sparse", reason=f"about {values:,} values", values=values)
 
 
 def _separator(column: pl.Series, distinct: int) -> str:
-    """Return the mark that divides the values into parts, or nothing.
+    """Return the character that separates the parts of the values, or nothing.
 
-    Parts repeat more often than whole values do, or are whole numbers, more in some rows than in others. A control
-    character divides whatever it stands between.
+    Parts must repeat more often than values, or be whole numbers whose count varies. A control character always
+    separates.
     """
     text = column.drop_nulls()
     for mark in _SEPARATORS:
-        many = text.filter(text.str.contains(mark, literal=True))
-        sure = not mark.isprintable()
-        if len(many) < len(text) / 5 or (distinct < 10 and not sure):
+        rows = text.filter(text.str.contains(mark, literal=True))
+        is_control = not mark.isprintable()
+        if len(rows) < len(text) / 5 or (distinct < 10 and not is_control):
             continue
         lists = lists_from_text(text, mark)[0]
         parts = lists.explode().drop_nulls()
-        uneven = lists.list.len().n_unique() > 1
-        if sure or parts.n_unique() < distinct or (uneven and parts.str.contains(r"^\d+$").all()):
+        is_uneven = lists.list.len().n_unique() > 1
+        if is_control or parts.n_unique() < distinct or (is_uneven and parts.str.contains(r"^\d+$").all()):
             return mark
     return ""
 
 
-def _as_sequence(each: Guess, frame: pl.DataFrame, features: Sequence[str]) -> Guess:
-    """A list as a sequence, where its name says that it is of earlier events, and a feature has most of its values."""
-    if each.role != "list" or not tokens(each.name) & EARLIER:
-        return each
-    column = frame[each.name].drop_nulls()
-    lists = lists_from_text(column, each.separator)[0] if column.dtype == pl.String else column
+def _as_sequence(guess: Guess, frame: pl.DataFrame, features: Sequence[str]) -> Guess:
+    """Turn a list into a sequence if it is named like earlier events and a feature has most of its values."""
+    if guess.role != "list" or not tokens(guess.name) & EARLIER:
+        return guess
+    column = frame[guess.name].drop_nulls()
+    lists = lists_from_text(column, guess.separator)[0] if column.dtype == pl.String else column
     values = lists.explode().drop_nulls().cast(pl.String)
     known = {name: frame[name].cast(pl.String).unique().implode() for name in features}
-    shares = {name: values.is_in(there).sum() / max(len(values), 1) for name, there in known.items()}
+    shares = {name: values.is_in(others).sum() / max(len(values), 1) for name, others in known.items()}
     name = max(shares, key=lambda name: shares[name], default="")
-    if not name or shares[name] < _MOST_OF:
-        return each
-    reason = f"its name, and values of {name}; expected oldest first"
-    return replace(each, of=name, reason=f"{each.reason}; {reason}")
+    if not name or shares[name] < _MOSTLY_SAME:
+        return guess
+    return replace(guess, of=name, reason=f"{guess.reason}; its name, and values of {name}; expected oldest first")
 
 
 def _is_name(name: str) -> bool:
@@ -353,15 +397,17 @@ def _is_whole(column: pl.Series) -> bool:
 
 
 def _is_spread(column: pl.Series, distinct: int) -> bool:
-    """Whether numbers fill the room between the least and the most as amounts do, and ids of something do not."""
+    """Whether numbers fill the range between minimum and maximum, as amounts do and ids do not."""
     values = column.drop_nulls()
     least, most = float(values.min()), float(values.max())  # type: ignore[arg-type]
     return most - least < 20 * distinct and least > -1e9 and most < 1e6
 
 
 def _is_scattered(column: pl.Series) -> bool:
-    """Whether frequent numbers stand among rare ones, as names of things do: the neighbours of a frequent amount are
-    frequent, too, unless it is a round one."""
+    """Whether the neighbours of frequent numbers are rare, as with ids; frequent amounts have frequent neighbours.
+
+    Round numbers are frequent amounts without frequent neighbours, and do not count.
+    """
     counts = column.drop_nulls().cast(pl.Int64).alias("value").value_counts(sort=True, name="rows")
     half = int((counts["rows"].cum_sum() * 2 <= len(column)).sum())
     top = counts.head(max(half, _OFTEN)).filter(pl.col("rows") >= _OFTEN)

@@ -1,4 +1,4 @@
-"""Which column is the label, what of it is 1, and which column is the weight of samples."""
+"""Guess the label column, its positive value, and the column of sample weights."""
 
 from __future__ import annotations
 
@@ -19,46 +19,47 @@ _RATINGS = {"rating", "ratings", "score", "stars"}
 _YES = {"yes", "y", "true", "t", "1", "positive", "pos", "success", "good", "click", "clicked", "buy", "won"}
 _NO = {"no", "n", "false", "f", "0", "negative", "neg", "failure", "bad", "none", "lost"}
 _WEIGHTS = {"weight", "weights", "wt", "sampleweight", "sampleweights", "importance", "ipw"}
-# Parts of a name with which a weight is one of samples, whatever its values are: a parcel has a weight, too.
-_OF_SAMPLES = {"sample", "samples", "sampling", "sampleweight", "sampleweights", "importance", "instance", "ipw"}
-# Rows of a class in which a column must be constant to be a weight.
-_LEAST = 20
+# Words that name a sample weight for certain. `weight` alone may also be the weight of a parcel.
+_SAMPLE_WEIGHTS = {"sample", "samples", "sampling", "sampleweight", "sampleweights", "importance", "instance", "ipw"}
+# Least rows of a class in which a weight is constant.
+_MIN_CLASS_ROWS = 20
+# Number of values in a message.
 _SHOWN = 6
 
 
-def find_label(sample: LogSample, wanted: str) -> tuple[str | LabelRule, str]:
-    """The label and why; `wanted` names its column, or ``COLUMN=WORD``, where it is known.
+def find_label(sample: LogSample, name: str) -> tuple[str | LabelRule, str]:
+    """Return the label and the reason; `name` is the label column, or ``COLUMN=WORD``, if it is known.
 
     Raises
     ------
     DataError
-        Where no column can be the label, or the one that is wanted cannot.
+        If no column can be the label, or the named one cannot.
     """
     frame = sample.frame
-    if wanted:
-        return _named(sample, wanted)
+    if name:
+        return _named_label(sample, name)
     binary = [name for name in frame.columns if _is_binary(frame[name])]
-    worded = [name for name in frame.columns if len(_words(frame[name])) == 2]
+    two_words = [name for name in frame.columns if len(_words(frame[name])) == 2]
     for name in frame.columns:
         if tokens(name) & _LABELS and name in binary:
-            return name, "its name, and 0 and 1 alone in it"
-        if tokens(name) & _LABELS and name in worded:
+            return name, "its name, and only 0 and 1 in it"
+        if tokens(name) & _LABELS and name in two_words:
             return _word_rule(frame[name], "its name")
-        if tokens(name) & _LABELS and _is_two_numbers(frame[name]):
-            return _rule(frame[name], "its name")
-    rated = [name for name in frame.columns if tokens(name) & _RATINGS and frame[name].dtype.is_numeric()]
-    if rated:
-        return _rule(frame[rated[0]], "its name")
-    sure = [name for name in worded if _positive(frame[name])[1]]
-    if len(binary) == 1 and not sure:
+        if tokens(name) & _LABELS and _has_two_numbers(frame[name]):
+            return _threshold_rule(frame[name], "its name")
+    ratings = [name for name in frame.columns if tokens(name) & _RATINGS and frame[name].dtype.is_numeric()]
+    if ratings:
+        return _threshold_rule(frame[ratings[0]], "its name")
+    yes_no = [name for name in two_words if _positive_word(frame[name])[1]]
+    if len(binary) == 1 and not yes_no:
         return binary[0], "the only column of 0 and 1"
-    if len(sure) == 1 and not binary:
-        return _word_rule(frame[sure[0]], "the only column of yes and no, or the like")
-    raise DataError(_unfound(sample, binary, worded))
+    if len(yes_no) == 1 and not binary:
+        return _word_rule(frame[yes_no[0]], "the only column of two words such as yes and no")
+    raise DataError(_no_label(sample, binary, two_words))
 
 
 def positives(frame: pl.DataFrame, label: str | LabelRule) -> pl.Series:
-    """Which rows are positive; null where it is not known."""
+    """Return which rows are positive; null where the label is missing."""
     if isinstance(label, str):
         return frame[label].cast(pl.Boolean)
     column = frame[label.column]
@@ -68,7 +69,7 @@ def positives(frame: pl.DataFrame, label: str | LabelRule) -> pl.Series:
 
 
 def find_weight(frame: pl.DataFrame, names: Sequence[str], positive: pl.Series) -> tuple[str, str] | None:
-    """Return the column of sample weights and why, or None: by its name and, where that may be another weight, by law.
+    """Return the column of sample weights and the reason, or None.
 
     Parameters
     ----------
@@ -76,67 +77,66 @@ def find_weight(frame: pl.DataFrame, names: Sequence[str], positive: pl.Series) 
     names : sequence of str
         Columns that may be the weight.
     positive : Series
-        Truth values of the label, null where it is unknown.
+        Booleans of the label, null where it is missing.
     """
     for name in names:
         law = class_weights(frame[name], positive)
-        if tokens(name) & _WEIGHTS and (law or tokens(name) & _OF_SAMPLES) and _is_weight(frame[name]):
+        if tokens(name) & _WEIGHTS and (law or tokens(name) & _SAMPLE_WEIGHTS) and _is_weight(frame[name]):
             return name, f"its name{f' and values, {law}' if law else ''}"
     return None
 
 
 def class_weights(column: pl.Series, positive: pl.Series) -> str:
-    """Describe a column that is constant in a class, as the weights of sampled negatives are; empty if it is not."""
+    """Describe a column that is constant in a class, like weights of sampled negatives; empty for other columns."""
     if not _is_weight(column) or float(column.min()) <= 0:  # type: ignore[arg-type]
         return ""
     ones, zeros = column.filter(positive.fill_null(False)), column.filter(~positive.fill_null(True))
-    if min(len(ones), len(zeros)) < _LEAST or 1 not in (ones.n_unique(), zeros.n_unique()):
+    if min(len(ones), len(zeros)) < _MIN_CLASS_ROWS or 1 not in (ones.n_unique(), zeros.n_unique()):
         return ""
-    return f"{_extent(ones)} where the label is 1 and {_extent(zeros)} where it is 0"
+    return f"{_range(ones)} where the label is 1 and {_range(zeros)} where it is 0"
 
 
 def _is_weight(column: pl.Series) -> bool:
-    """Whether values are finite numbers of 0 or more, and not all equal."""
-    # Decimals that are left are wider than 64 bits.
+    """Whether the values are finite numbers of at least 0, and not all equal."""
+    # Remaining decimals are wider than 64 bits.
     if not (column.dtype.is_integer() or column.dtype.is_float()) or column.null_count() or column.n_unique() < 2:
         return False
     return bool(column.is_finite().all()) and float(column.min()) >= 0  # type: ignore[arg-type]
 
 
-def _extent(values: pl.Series) -> str:
+def _range(values: pl.Series) -> str:
     least, most = float(values.min()), float(values.max())  # type: ignore[arg-type]
     return f"{least:g}" if least == most else f"{least:g} to {most:g}"
 
 
-def _named(sample: LogSample, wanted: str) -> tuple[str | LabelRule, str]:
+def _named_label(sample: LogSample, option: str) -> tuple[str | LabelRule, str]:
+    """Return the label that --label names, and the reason."""
     frame = sample.frame
-    name = next((name for name in frame.columns if wanted == name or wanted.startswith(f"{name}=")), "")
+    name = next((name for name in frame.columns if option == name or option.startswith(f"{name}=")), "")
     if not name:
         raise DataError(
-            f"--label is {wanted!r}, which is no column; the log has {', '.join(frame.columns[:20])}"
-            f"{sample.incomplete_note}"
+            f"--label {option!r} is not a column; the log has {', '.join(frame.columns[:20])}{sample.incomplete_note}"
         )
-    column, word = frame[name], wanted[len(name) + 1 :].strip()
+    column, word, reason = frame[name], option[len(name) + 1 :].strip(), "named by --label"
     if word:
-        return _given_word(column, word)
+        return _given_word_rule(column, word)
     infinite = [text for text in sample.missing.get(name, ()) if "inf" in text.lower()]
     if infinite or (column.dtype.is_float() and column.is_infinite().any()):
-        raise DataError(
-            f"--label is {name!r}, which holds {infinite[0] if infinite else 'inf'}, expected finite numbers"
-        )
+        value = infinite[0] if infinite else "inf"
+        raise DataError(f"--label is {name!r}, which contains {value}; it must contain finite numbers")
     if _is_binary(column):
-        return name, "named by --label"
-    return _rule(column, "named by --label") if column.dtype.is_numeric() else _word_rule(column, "named by --label")
+        return name, reason
+    return _threshold_rule(column, reason) if column.dtype.is_numeric() else _word_rule(column, reason)
 
 
-def _given_word(column: pl.Series, word: str) -> tuple[LabelRule, str]:
+def _given_word_rule(column: pl.Series, word: str) -> tuple[LabelRule, str]:
     words = _words(column)
     share = float((_text(column) == word).mean() or 0) if words else 0.0  # type: ignore[arg-type]
     if not words:
-        raise DataError(f"--label is {column.name}={word}, and the column is {column.dtype}; name it alone")
+        raise DataError(f"--label is {column.name}={word}, but the column is {column.dtype}; name only the column")
     if not 0 < share < 1:
         shown = ", ".join(map(repr, words[:_SHOWN]))
-        raise DataError(f"--label is {column.name}={word}, and no row is so, or every row; there are {shown}")
+        raise DataError(f"--label is {column.name}={word}, which no row or every row has; its values are {shown}")
     return LabelRule(column=column.name, equals=word), f"named by --label; {share:.1%} of rows are {word!r}"
 
 
@@ -148,52 +148,48 @@ def _is_binary(column: pl.Series) -> bool:
     return column.dtype.is_numeric() and column.n_unique() == 2 and set(column.unique().to_list()) == {0, 1}
 
 
-def _is_two_numbers(column: pl.Series) -> bool:
-    """Such as -1 and 1."""
+def _has_two_numbers(column: pl.Series) -> bool:
+    """Whether the column has exactly two distinct numbers."""
     if column.null_count() or not column.dtype.is_numeric():
         return False
     return bool(column.n_unique() == 2 and column.is_finite().all())
 
 
-def _rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
-    """A threshold that leaves both classes: 1 or more for counts, else the upper third of the scale."""
+def _threshold_rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
+    """Return a threshold that leaves both classes: the smallest positive count, or the upper third of the scale."""
     values = column.drop_nulls().cast(pl.Float64).drop_nans().unique().sort()
     if len(values) < 2:
-        raise DataError(f"--label is {column.name!r}, which has one value alone, expected two or more")
+        raise DataError(f"--label is {column.name!r}, which has a single value; it must have at least two")
     least, most = float(values[0]), float(values[-1])
     if least == 0 and (values == values.round()).all() and _is_count(column):
         rule = LabelRule(column=column.name, at_least=int(values[1]))
         return rule, f"{reason}; counts from 0 to {most:g}, {values[1]:g} or more is 1"
     threshold = float(values.filter(values >= least + 0.7 * (most - least))[0])
-    place = int(threshold) if threshold == int(threshold) else threshold
-    return LabelRule(
-        column=column.name, at_least=place
-    ), f"{reason}; {place:g} is in the upper third of {least:g} to {most:g}"
+    rule = LabelRule(column=column.name, at_least=int(threshold) if threshold == int(threshold) else threshold)
+    return rule, f"{reason}; {threshold:g} is in the upper third of {least:g} to {most:g}"
 
 
 def _is_count(column: pl.Series) -> bool:
-    """Whether whole numbers from 0 count events, by the column's name or as 0 is the most frequent one."""
-    named = tokens(column.name)
-    counted = bool(named & _LABELS) or bool((column == 0).mean() >= 0.5)  # type: ignore[operator]
-    return counted and not named & _RATINGS
+    """Whether whole numbers from 0 count events, by the name of the column or because 0 is the most frequent."""
+    words = tokens(column.name)
+    is_count = bool(words & _LABELS) or bool((column == 0).mean() >= 0.5)  # type: ignore[operator]
+    return is_count and not words & _RATINGS
 
 
 def _word_rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
     words = _words(column)
     if len(words) != 2:
         shown = ", ".join(map(repr, words[:_SHOWN]))
-        what = f"text of {len(words) or 'no'} values ({shown})" if column.dtype == pl.String else str(column.dtype)
-        hint = f"; say which is 1, as in --label {column.name}={words[0]}" if words else ""
+        content = f"text with {len(words) or 'no'} values ({shown})" if column.dtype == pl.String else str(column.dtype)
+        hint = f"; name the positive value, as in --label {column.name}={words[0]}" if words else ""
         raise DataError(
-            f"--label is {column.name!r}, which is {what}, expected 0 and 1, numbers to compare, or two values{hint}"
+            f"--label is {column.name!r}, which is {content}; it must be 0 and 1, numbers, or two values{hint}"
         )
-    word, _ = _positive(column)
+    word, _ = _positive_word(column)
     other = next(each for each in words if each != word)
     share = float((_text(column) == word).mean())  # type: ignore[arg-type]
-    return (
-        LabelRule(column=column.name, equals=word),
-        f"{reason}; {word!r} ({share:.1%} of rows) is taken as 1, {other!r} as 0",
-    )
+    rule = LabelRule(column=column.name, equals=word)
+    return rule, f"{reason}; {word!r} ({share:.1%} of rows) is taken as 1, {other!r} as 0"
 
 
 def _text(column: pl.Series) -> pl.Series:
@@ -202,15 +198,15 @@ def _text(column: pl.Series) -> pl.Series:
 
 
 def _words(column: pl.Series) -> list[str]:
-    """Values of a column of text, spaces around them aside."""
+    """Return the distinct values of a text column, without surrounding spaces."""
     if column.dtype not in (pl.String, pl.Categorical, pl.Enum):
         return []
     words: list[str] = _text(column).unique().sort().to_list()
     return words
 
 
-def _positive(column: pl.Series) -> tuple[str, bool]:
-    """Which of two words is likely the positive one, and whether the words themselves say so."""
+def _positive_word(column: pl.Series) -> tuple[str, bool]:
+    """Return which of two words is probably positive, and whether the words themselves say so."""
     words = _words(column)
     for word in words:
         other = next(each for each in words if each != word)
@@ -224,33 +220,34 @@ def _positive(column: pl.Series) -> tuple[str, bool]:
     return min(words, key=lambda word: (text == word).sum()), False
 
 
-def _unfound(sample: LogSample, binary: list[str], worded: list[str]) -> str:
+def _no_label(sample: LogSample, binary: list[str], two_words: list[str]) -> str:
+    """Return the error message for a log without an obvious label."""
     frame = sample.frame
-    called = [name for name in frame.columns if tokens(name) & _LABELS]
-    two = ", ".join([*binary, *worded][:_SHOWN])
+    named = [name for name in frame.columns if tokens(name) & _LABELS]
+    candidates = ", ".join([*binary, *two_words][:_SHOWN])
     if len(binary) > 1:
-        which = f"several columns are 0 and 1 ({two})"
+        reason = f"several columns are 0 and 1 ({candidates})"
     elif binary:
-        which = f"several columns are 0 and 1, or yes and no ({two})"
+        reason = f"several columns are 0 and 1, or yes and no ({candidates})"
     else:
-        which = "no column is 0 and 1" + (f" (of two values: {two})" if two else "")
-    if called:
-        held = _held(frame[called[0]], sample.missing.get(called[0], ()))
-        which += f", and {called[0]!r}, which is called like one, holds {held}"
+        reason = "no column is 0 and 1" + (f" (two values: {candidates})" if candidates else "")
+    if named:
+        content = _describe_values(frame[named[0]], sample.missing.get(named[0], ()))
+        reason += f", and {named[0]!r}, which is named like a label, contains {content}"
     else:
-        which += ", and none is called label, click, rating or the like"
+        reason += ", and none is named label, click, rating or similar"
     return (
-        f"no label is found: {which}; name it by --label COLUMN or --label COLUMN=WORD (a log of clicks alone is read "
-        f"by `kind: clicks`: stratarec init --recipe globo){sample.incomplete_note}"
+        f"no label found: {reason}; use --label COLUMN or --label COLUMN=WORD (for a log that has only clicks, use "
+        f"`kind: clicks`: stratarec init --recipe globo){sample.incomplete_note}"
     )
 
 
-def _held(column: pl.Series, markers: Sequence[str]) -> str:
-    """What a column holds that is no label, by some of its values."""
+def _describe_values(column: pl.Series, markers: Sequence[str]) -> str:
+    """List some values of a column that cannot be the label."""
     values = column.drop_nulls().unique().sort()
     shown = ", ".join(map(repr, values.head(_SHOWN).to_list()))
     more = f" and {len(values) - _SHOWN:,} other values" if len(values) > _SHOWN else ""
-    missing = f", {column.null_count():,} rows without one" if column.null_count() else ""
+    missing = f", {column.null_count():,} rows without a value" if column.null_count() else ""
     marked = f" ({', '.join(map(repr, markers[:_SHOWN]))})" if markers else ""
-    alone = " alone" if len(values) == 1 else ""
-    return f"{shown or 'nothing'}{alone}{more}{missing}{marked}"
+    only = "only " if len(values) == 1 else ""
+    return f"{only}{shown or 'nothing'}{more}{missing}{marked}"

@@ -1,10 +1,14 @@
-"""Some rows of a log, and how its files are written: by their beginning, and their end where that is near."""
+"""Read a sample of a log, and detect the format of its files.
+
+The sample is the beginning of the first file and, if it can be read quickly, the end of the last one.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,7 +21,6 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stratarec.cli.init.numbers import typed
 from stratarec.data.sources.blocks import CODECS, BadRows, blocks, check_utf8, estimate_rows, is_utf8
 from stratarec.data.sources.columns import ColumnTypes
 from stratarec.data.sources.delimited import Delimited, read_header
@@ -31,62 +34,62 @@ from stratarec.io.names import shell_word
 _HEAD_BYTES, _TAIL_BYTES = 8 << 20, 1 << 20
 _FRONT_BYTES = 1 << 16
 _ROWS = 200_000
-# Files whose columns are compared, and columns that a message names.
+# Number of files whose columns are compared, and of columns in a message.
 _FILES, _SHOWN = 100, 6
 _BOM = b"\xef\xbb\xbf"
-_LONGEST_LINE = 4 << 20
+_MAX_LINE_BYTES = 4 << 20
 _MARKS = ("\t", ",", ";", "|")
 _JSON = (".jsonl", ".ndjson", ".json")
 CODEC_NAMES = frozenset({*CODECS, *_JSON, ".csv", ".tsv", ".tab", ".txt", ".parquet", ".pq", ".dat", ".log"})
-"""Ends of file names that say how a log is written."""
+"""File name extensions of log formats and compressions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSample:
-    """What was looked at."""
+    """Some rows of a log, and its format."""
 
     paths: tuple[str, ...]
     kind: str
-    """Of source that reads the log."""
+    """Kind of the source that reads the log."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Fields of the source that are not as by default, but paths and schema."""
+    """Fields of the source that differ from their defaults, except paths and schema."""
     frame: pl.DataFrame
-    """Rows with the types that their values have."""
+    """Sampled rows, with typed columns."""
     total: int
-    """Rows of the log, estimated for text."""
+    """Number of rows of the log, estimated for text."""
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Column of numbers -> what stands there for nothing, besides an empty field."""
+    """Column of numbers -> words that mean a missing value, apart from an empty field."""
     incomplete: dict[str, str] = field(default_factory=dict)
     """Column that is not in every file -> a file without it. `frame` does not have these columns."""
     unnamed: frozenset[str] = frozenset()
-    """Columns of `frame` that have no usable name in the log."""
+    """Columns of `frame` without a usable name in the log."""
 
     @property
     def incomplete_note(self) -> str:
-        """End of an error message that names the columns of `incomplete`, if there are any."""
+        """End of an error message that names the columns of `incomplete`; empty without any."""
         shown = [f"{name!r} (not in {path})" for name, path in sorted(self.incomplete.items())]
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        return f"; left out as not every file has them: {', '.join(shown[:_SHOWN])}{more}" if shown else ""
+        return f"; ignored because not every file has them: {', '.join(shown[:_SHOWN])}{more}" if shown else ""
 
     @property
-    def whole(self) -> bool:
-        """Whether all rows were looked at."""
+    def is_complete(self) -> bool:
+        """Whether the sample has all rows of the log."""
         return self.frame.height >= self.total
 
 
 def read_sample(paths: tuple[str, ...]) -> LogSample:
-    """Rows of the log in `paths`.
+    """Read a sample of the log in `paths`.
 
     Raises
     ------
     DataError
-        Where a file cannot be read, or is neither Parquet nor text.
+        If a file cannot be read, or is neither Parquet nor text.
     """
     files = expand(paths)
     recipe = next((file.path for file in files if file.path.lower().endswith((".yaml", ".yml"))), "")
     if recipe:
         raise DataError(
-            f"{recipe}: a YAML file, expected a log; if it is a recipe, run: stratarec prepare {shell_word(recipe)}"
+            f"{recipe} is a YAML file, expected a log; if it is a recipe, run: stratarec prepare {shell_word(recipe)}"
         )
     sample = _parquet(paths, files) if _is_parquet(files) else _text(paths, files)
     if not sample.frame.height:
@@ -95,14 +98,14 @@ def read_sample(paths: tuple[str, ...]) -> LogSample:
 
 
 def _is_parquet(files: tuple[InputFile, ...]) -> bool:
-    found = []
+    formats = []
     for file in files[:_FILES]:
         with file.open() as raw:
-            found.append(raw.read(4) == b"PAR1")
-        if found[-1] != found[0]:
-            one, other = (file, files[0]) if found[-1] else (files[0], file)
-            raise DataError(f"{one.path} is Parquet and {other.path} is not; expected files of one format")
-    return found[0]
+            formats.append(raw.read(4) == b"PAR1")
+        if formats[-1] != formats[0]:
+            one, other = (file, files[0]) if formats[-1] else (files[0], file)
+            raise DataError(f"{one.path} is Parquet and {other.path} is not; all files must have the same format")
+    return formats[0]
 
 
 def _incomplete(files: tuple[InputFile, ...], names_of: Callable[[InputFile], Sequence[str]]) -> dict[str, str]:
@@ -120,8 +123,9 @@ def _incomplete(files: tuple[InputFile, ...], names_of: Callable[[InputFile], Se
             continue
         if not names & common:
             raise DataError(
-                f"files of different columns: {file.path} and {files[0].path} have none in common; name files of one "
-                "log, or `init` each by itself"
+                f"{file.path} and {files[0].path} have no column in common; name files of one log, or run `init` on "
+                "each "
+                "separately"
             )
         lacking |= dict.fromkeys(common - names, file.path)
         lacking |= {name: files[number - 1].path for name in names - common if name not in lacking}
@@ -131,7 +135,7 @@ def _incomplete(files: tuple[InputFile, ...], names_of: Callable[[InputFile], Se
 
 def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     counts = {file: count_rows((file,)) for file in files}
-    # Files without rows may have any columns, of any type; `prepare` does not look at them either.
+    # Files without rows may have any columns of any type; `prepare` ignores them, too.
     files = tuple(file for file in files if counts[file]) or files
     frames, total = [], sum(counts.values())
     lacking = _incomplete(files, _parquet_names)
@@ -162,26 +166,26 @@ def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
 
 
 def _without_decimals(column: pl.Series) -> pl.Series:
-    """Decimals as whole numbers where all of them are, else as floats; left where they are wider than 64 bits."""
-    lists = column.dtype.base_type() == pl.List
-    flat = column.explode() if lists else column
+    """Convert decimals to whole numbers if all are whole, else to floats; leave those wider than 64 bits."""
+    is_list = column.dtype.base_type() == pl.List
+    flat = column.explode() if is_list else column
     if not flat.dtype.is_decimal():
         return column
-    whole = from_floats(flat).null_count() == flat.null_count()
-    if not whole and (flat == flat.round()).all():
+    fits_integer = from_floats(flat).null_count() == flat.null_count()
+    if not fits_integer and (flat == flat.round()).all():
         return column
-    kind = pl.Int64 if whole else pl.Float64
-    return column.cast(pl.List(kind) if lists else kind)
+    kind = pl.Int64 if fits_integer else pl.Float64
+    return column.cast(pl.List(kind) if is_list else kind)
 
 
 def _first_rows(reader: pq.ParquetFile, group: int, file: InputFile) -> list[pl.DataFrame]:
-    """Of a row group; none where it is empty."""
+    """Read the first rows of a row group; an empty list if it has none."""
     try:
         batches = list(islice(reader.iter_batches(_ROWS, row_groups=[group]), 1))
         for batch in batches:
-            batch.validate(full=True)  # bytes that are no text go into Polars unseen
+            batch.validate(full=True)  # Polars does not check that text is UTF-8
         tables = [without_notes(pa.Table.from_batches([batch])) for batch in batches]
-        return [pl.DataFrame(table.rename_columns(_called(table.column_names))) for table in tables]
+        return [pl.DataFrame(table.rename_columns(_column_names(table.column_names))) for table in tables]
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file.path}, row group {group}: damaged ({error})") from error
 
@@ -201,13 +205,13 @@ def _parquet_names(file: InputFile) -> list[str]:
 
 def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     for file in (*files, files[0]):
-        block = next(blocks((file,), _HEAD_BYTES, _LONGEST_LINE))
+        block = next(blocks((file,), _HEAD_BYTES, _MAX_LINE_BYTES))
         head = block.content.removeprefix(_BOM)
         check_utf8(head, file.path)
         if b"\n" in head.strip():
             break  # a file of one line may be a header alone
     files = (file, *(each for each in files if each is not file))
-    whole = len(files) == 1 and block.bytes_done >= file.size
+    is_complete = len(files) == 1 and block.bytes_done >= file.size
     if _bare(file).endswith(_JSON):
         check_lines(head, file.path)
     if head.lstrip().startswith(b"{"):
@@ -216,9 +220,9 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
         frame = _json(head, file).drop(lacking, strict=False)
         sample = LogSample(paths=paths, kind="csv", options=options, frame=frame, total=0, incomplete=lacking)
     else:
-        sample = _delimited(paths, files, head, b"" if whole else _tail(files[-1]))
+        sample = _delimited(paths, files, head, b"" if is_complete else _tail(files[-1]))
     rows = sample.frame.height
-    return replace(sample, total=rows if whole else max(estimate_rows(files, _LONGEST_LINE), rows))
+    return replace(sample, total=rows if is_complete else max(estimate_rows(files, _MAX_LINE_BYTES), rows))
 
 
 def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes, tail: bytes) -> LogSample:
@@ -239,8 +243,8 @@ def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes
     text = pl.concat([rows, _read(tail, last, mark, None)], how="diagonal")
     columns, missing = [], {}
     for column in text.drop(lacking, strict=False).iter_columns():
-        found, words = typed(column)
-        columns.append(found)
+        converted, words = typed(column)
+        columns.append(converted)
         missing.update({column.name: words} if words else {})
     return LogSample(
         paths=paths, kind="csv", options=options, frame=pl.DataFrame(columns), total=0, missing=missing,
@@ -249,11 +253,11 @@ def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes
 
 
 def _json_names(file: InputFile) -> list[str]:
-    return list(first_values(next(blocks((file,), 1 << 20, _LONGEST_LINE)).content.removeprefix(_BOM)))
+    return list(first_values(next(blocks((file,), 1 << 20, _MAX_LINE_BYTES)).content.removeprefix(_BOM)))
 
 
 def _header(file: InputFile, mark: str) -> list[str]:
-    front = next(blocks((file,), _FRONT_BYTES, _LONGEST_LINE)).content.removeprefix(_BOM)
+    front = next(blocks((file,), _FRONT_BYTES, _MAX_LINE_BYTES)).content.removeprefix(_BOM)
     if not front.strip():
         return []
     return read_header(front, file.path, mark, '"')[0]
@@ -265,53 +269,61 @@ def _bare(file: InputFile) -> str:
 
 
 def _delimiter(head: bytes, file: InputFile) -> str:
-    """The mark that divides the first lines into the most fields, as many in each."""
+    """Return the delimiter that splits the first lines into the most fields, the same number in each line."""
     lines = head[: 1 << 16].decode("utf-8", "replace").splitlines()[:20]
     lines = lines[:-1] or lines
-    found = {}
+    scores = {}
     for mark in _MARKS:
         counts = [len(row) for row in csv.reader(lines, delimiter=mark)]
-        found[mark] = (len(set(counts)) == 1 and counts[0] > 1, min(counts, default=0))
-    best = max(_MARKS, key=lambda mark: found[mark])
+        scores[mark] = (len(set(counts)) == 1 and counts[0] > 1, min(counts, default=0))
+    best = max(_MARKS, key=lambda mark: scores[mark])
     doubled = {line.count("::") for line in lines}
-    if len(doubled) == 1 and max(doubled) >= max(found[best][1], 1):
+    if len(doubled) == 1 and max(doubled) >= max(scores[best][1], 1):
         output = f"{file.path.rpartition('/')[2].rpartition('.')[0] or 'log'}.tsv"
         raise DataError(
-            f"{file.path}: fields are divided by two characters, '::', expected one, such as a tab: "
+            f"{file.path}: the delimiter '::' has two characters; it must be one character, such as a tab: "
             f"sed 's/::/\\t/g' {shell_word(file.path)} > {shell_word(output)}"
         )
-    return best if found[best][1] > 1 else ","
+    return best if scores[best][1] > 1 else ","
 
 
 def _is_header(names: list[str], second: list[str], file: InputFile) -> bool:
-    """Whether a first record names columns: it has no numbers, and where a name is empty or twice the next has some."""
-    if any(map(_is_number, names)) or not any(names):
+    """Whether the first record names the columns.
+
+    A name that is a number is allowed if other names are words where the `second` record has numbers. With an empty or
+    a duplicate name, the second record must have a number.
+    """
+    if not any(names):
         return False
-    twice = sorted({name for name in names if name and names.count(name) > 1})
-    if not (twice or "" in names):
+    if any(map(_is_number, names)):
+        pairs = list(zip(names, second, strict=False))
+        if not any(name and not _is_number(name) and _is_number(value) for name, value in pairs):
+            return False
+    duplicates = sorted({name for name in names if name and names.count(name) > 1})
+    if not (duplicates or "" in names):
         return True
-    named = any(map(_is_number, second))
-    if twice and named:
-        raise _repeated(file, twice[0], names.count(twice[0]))
-    return named
+    is_header = any(map(_is_number, second))
+    if duplicates and is_header:
+        raise _repeated(file, duplicates[0], names.count(duplicates[0]))
+    return is_header
 
 
-def _called(names: Sequence[str]) -> list[str]:
-    """Name by their place the columns that have no name, or one that Polars takes for a pattern."""
-    what = "column"
-    while any(name.startswith(f"({what} ") for name in names):
-        what = f"unnamed {what}"
+def _column_names(names: Sequence[str]) -> list[str]:
+    """Name columns by position if they have no name, or one that Polars would take for a pattern."""
+    word = "column"
+    while any(name.startswith(f"({word} ") for name in names):
+        word = f"unnamed {word}"
     usable = [bool(name) and not (name.startswith("^") and name.endswith("$")) for name in names]
-    return [name if usable[place] else f"({what} {place + 1})" for place, name in enumerate(names)]
+    return [name if usable[index] else f"({word} {index + 1})" for index, name in enumerate(names)]
 
 
 def _unnamed(names: Sequence[str]) -> frozenset[str]:
-    """Return the names of `_called` that the log does not have."""
-    return frozenset(_called(names)) - frozenset(names)
+    """Return the names that `_column_names` made up."""
+    return frozenset(_column_names(names)) - frozenset(names)
 
 
 def _repeated(file: InputFile, name: str, times: int) -> DataError:
-    return DataError(f"{file.path}: {times} columns are called {name!r}; rename all but one of them")
+    return DataError(f"{file.path}: {times} columns are named {name!r}; rename all but one of them")
 
 
 def _is_number(text: str) -> bool:
@@ -327,13 +339,13 @@ def _json(head: bytes, file: InputFile) -> pl.DataFrame:
         frame = pl.read_ndjson(io.BytesIO(head), infer_schema_length=None)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         _check_json(head, file)
-        raise DataError(f"{file.path}: the lines cannot be read as JSON objects of one form") from error
+        raise DataError(f"{file.path}: the lines are not JSON objects with consistent types") from error
     # Whole numbers beyond 64 bits are read as text by `prepare`, too.
     return frame.with_columns(column.cast(pl.String) for column in frame.iter_columns() if column.dtype == pl.Int128)
 
 
 def _check_json(head: bytes, file: InputFile) -> None:
-    """Refuse the first line that is no object, or in which a column is a list although it is not elsewhere."""
+    """Refuse the first line that is not an object, or has a list where other lines have none."""
     forms: dict[str, bool] = {}
     for text in head.split(b"\n"):
         with suppress(ValueError, RecursionError):
@@ -346,9 +358,12 @@ def _check_json(head: bytes, file: InputFile) -> None:
 
 
 def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | None, first_line: int = 1) -> pl.DataFrame:
-    """Read rows as text. Without `file`, rows that cannot be read give none: a tail may begin inside a quoted field."""
-    called = _called(names)
-    schema = {f"column_{place}": pl.String for place in range(1, len(called) + 1)}
+    """Read rows as text.
+
+    Without `file`, errors give an empty frame: a tail may begin inside a quoted field.
+    """
+    columns = _column_names(names)
+    schema = {f"column_{place}": pl.String for place in range(1, len(columns) + 1)}
     try:
         frame = pl.read_csv(
             content, has_header=False, separator=mark, infer_schema=False, truncate_ragged_lines=True, schema=schema
@@ -356,16 +371,16 @@ def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | Non
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         if file is not None and content:
             # The parser of `prepare` names the line.
-            reader = Delimited(path=file.path, names=tuple(called), delimiter=mark, quote='"', nulls=())
+            reader = Delimited(path=file.path, names=tuple(columns), delimiter=mark, quote='"', nulls=())
             numbers = range(first_line, first_line + content.count(b"\n"))
-            reader.parse(content, numbers, dict.fromkeys(called, pl.String()), BadRows(None))
+            reader.parse(content, numbers, dict.fromkeys(columns, pl.String()), BadRows(None))
             raise DataError(f"{file.path}: the lines cannot be read as delimited text") from error
         frame = pl.DataFrame(schema=schema)
-    return frame.rename(dict(zip(frame.columns, called, strict=True)))
+    return frame.rename(dict(zip(frame.columns, columns, strict=True)))
 
 
 def _tail(file: InputFile) -> bytes:
-    """The last lines of a local file that is not compressed."""
+    """Read the last lines of a local, uncompressed file."""
     if "://" in file.path or file.path.lower().endswith(tuple(CODECS)):
         return b""
     with file.open() as raw:
@@ -376,11 +391,77 @@ def _tail(file: InputFile) -> bytes:
 
 
 def growth(values: pl.Series, rows: int, total: int) -> int:
-    """How many distinct values `total` rows may have, of which `rows` were looked at: as they grew over the sample."""
-    found = values.n_unique() - bool(values.null_count())
+    """Estimate the distinct values of `total` rows from a sample of `rows`, by their growth over the sample."""
+    distinct = values.n_unique() - bool(values.null_count())
     half = values.head(len(values) // 2)
     before = half.n_unique() - bool(half.null_count())
-    if not found or not before or total <= rows:
-        return found
-    power = min(max(float(np.log2(found / before)), 0.0), 1.0)
-    return int(found * (total / rows) ** power)
+    if not distinct or not before or total <= rows:
+        return distinct
+    power = min(max(float(np.log2(distinct / before)), 0.0), 1.0)
+    return int(distinct * (total / rows) ** power)
+
+
+# Compared without surrounding spaces and in lower case.
+_MISSING_WORDS = {
+    "", "na", "n/a", "#n/a", "<na>", "nan", "nil", "null", "none", "missing", "unknown", "\\n", "-", "--", "?", ".",
+    "inf", "-inf", "+inf", "infinity", "-infinity",
+}  # fmt: skip
+_MOST_SPELLINGS = 8
+_WHOLE = r"^[+-]?\d+$"
+_SIGNS = r"[$€£¥₹%]|\b(USD|EUR|GBP)\b"
+_THOUSANDS = r"^[+-]?[1-9]\d{0,2}([, ]\d{3})+(\.\d+)?$"
+_PLAIN = r"^[+-]?(\d+(\.\d*)?|\.\d+)$"
+_COMMA = r"^[+-]?\d{1,3}(([. ]\d{3})*|\d*),\d+$"
+# Decimal commas that no list of ids has: a number from 0 to 1, or a sign.
+_DECIMAL = r"^([+-]?0|[+-]\d+),\d+$"
+_PADDED = r"^[+-]?0\d"
+
+
+def typed(text: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
+    """Convert text to numbers or booleans if all of it is, and return the words that mean a missing value.
+
+    Whole numbers beyond 64 bits, and numbers with leading zeros, stay text.
+    """
+    text = text.set((text == "").fill_null(False), None)
+    bare = text.str.strip_chars()
+    number = bare.cast(pl.Float64, strict=False)
+    odd = text.filter((number.is_null() | ~number.is_finite()) & text.is_not_null()).unique()
+    words = tuple(sorted(odd.head(_MOST_SPELLINGS + 1).to_list()))
+    if len(words) <= _MOST_SPELLINGS and all(word.strip().lower() in _MISSING_WORDS for word in words):
+        known = bare.set(text.is_in(words).fill_null(False), None) if words else bare
+        if known.null_count() == len(known) or known.str.contains(_PADDED).any():
+            return text, ()
+        integers = known.cast(pl.Int64, strict=False)
+        if integers.null_count() == known.null_count():
+            return integers, words
+        if not known.drop_nulls().str.contains(_WHOLE).all():
+            return known.cast(pl.Float64), words
+        return text, ()
+    lower = bare.str.to_lowercase()
+    is_boolean = lower.drop_nulls().is_in(["true", "false"]).all()
+    return ((lower == "true").alias(text.name) if is_boolean else text), ()
+
+
+def amounts(text: pl.Series, delimiter: str) -> str:
+    """Describe numbers that are text because of a unit sign or commas; empty for other text."""
+    bare = text.drop_nulls().str.strip_chars()
+    if not len(bare):
+        return ""
+    digits = bare.str.replace_all(_SIGNS, "").str.strip_chars().str.replace_all(r"[\s']", " ")
+    signs = (digits != bare).any()
+    plain, thousands = digits.str.contains(_PLAIN), digits.str.contains(_THOUSANDS)
+    if (plain | thousands).all():
+        # Lists of three-digit numbers look like thousands, but their first part has three digits, too.
+        short = digits.str.contains(r"^[+-]?\d{1,2}[, ]").any()
+        if signs or (short and not (plain & (digits.str.len_chars() > 5)).any()):
+            return _example(bare.filter(thousands | (digits != bare)), {",": ""})
+        return ""
+    comma = digits.str.contains(_COMMA)
+    if (comma | plain).all() and (delimiter in (";", "\t") or digits.str.contains(_DECIMAL).any()):
+        return _example(bare.filter(comma), {".": "", ",": "."})
+    return ""
+
+
+def _example(odd: pl.Series, marks: dict[str, str | int | None]) -> str:
+    number = re.sub(r"[^\d.,+-]", "", str(odd[0])).translate(str.maketrans(marks))
+    return f"numbers written as {str(odd[0])!r}; write {number} in the log to use them as a dense feature"

@@ -1,4 +1,4 @@
-"""Columns of times: numbers since 1970, digits such as 2023111422, and dates as people write them."""
+"""Recognise columns of times: numbers since 1970, digits such as 2023111422, and written dates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stratarec.data.splits import Span
 
 _UNITS: tuple[TimeUnit, ...] = ("s", "ms", "us", "ns")
 _DIGITS = ("%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S", "%y%m%d%H")
-# Day first stands before month first: of two forms that fit alike the first is taken.
+# Day first comes before month first: if two formats fit equally well, the first is used.
 _DATES = (
     "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%d.%m.%Y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%y", "%m-%d-%y",
     "%d.%m.%y", "%Y/%m/%d", "%Y.%m.%d", "%Y-%m-%d", "%B %d, %Y", "%B %d %Y", "%d %B %Y", "%d-%B-%Y", "%d-%B-%y",
@@ -29,9 +29,9 @@ _OTHERS = (
     "%a %b %d %H:%M:%S %z %Y", "%a %b %d %H:%M:%S %Y", "%a, %d %b %Y %H:%M:%S %z", "%a, %d %b %Y %H:%M:%S GMT",
     "%Y-%m-%d %H:%M:%S %z",
 )  # fmt: skip
-_LOOKED_AT = 100
+_FIRST_ROWS = 100
 _HOUR, _DAY = 3600, 86_400
-# A log that is shorter is split at random.
+# A shorter log is split at random.
 _SHORTEST = 10 * _HOUR
 _DIGITS_ALONE = r"^\s*\d+(\.\d+)?\s*$"
 _LIKE_A_DATE = (
@@ -42,69 +42,69 @@ _SWAPPED = str.maketrans("dm", "md")
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """A column's times."""
+    """Times in a column."""
 
     unit: TimeUnit
     form: str
-    """`schema.time_format`; empty where none is needed."""
+    """`schema.time_format`; empty if none is needed."""
     span: Span
     how: str
-    """What the values are, in words."""
-    moments: pl.Series = field(compare=False)
+    """Description of the values for the user."""
+    seconds: pl.Series = field(compare=False)
     """Distinct times in seconds, ascending."""
 
-    def split_seconds(self, *, whole: bool) -> int:
-        """Return the length of a test split by time, and of the validation split before it; 0 where time is short.
+    def split_seconds(self, *, is_complete: bool) -> int:
+        """Return the length of the test split by time, and of the validation split before it; 0 for a short log.
 
-        With `whole`, the column is all of the log, and both splits must get rows.
+        With `is_complete`, the column has all rows of the log, and both splits must get some.
         """
-        moments = self.moments.to_numpy()
-        last, span = int(moments[-1]), int(moments[-1] - moments[0])
+        times = self.seconds.to_numpy()
+        last, span = int(times[-1]), int(times[-1] - times[0])
         if span < _SHORTEST:
             return 0
-        step = _DAY if span >= 10 * _DAY or ((moments - last) % _DAY == 0).all() else _HOUR
+        step = _DAY if span >= 10 * _DAY or ((times - last) % _DAY == 0).all() else _HOUR
         length = max(span // 10 // step, 1) * step
-        while whole and 4 * length <= span and not ((moments > last - 2 * length) & (moments <= last - length)).any():
+        while is_complete and 4 * length <= span and not ((times > last - 2 * length) & (times <= last - length)).any():
             length += step
         return length if 4 * length <= span else 0
 
 
 def as_times(column: pl.Series) -> Times | None:
-    """Times of a column whose values all are, between 1990 and 2100, and not all the same."""
+    """Return the times of a column, or None unless all values are times of 1990 to 2099, and not all the same."""
     kind = column.dtype
     if column.null_count() or not len(column):
         return None
     if not (kind.is_integer() or kind.is_float() or kind in (pl.String, pl.Date) or kind.base_type() == pl.Datetime):
         return None
-    if kind == pl.String and not column.head(_LOOKED_AT).str.contains(r"\d").all():
+    if kind == pl.String and not column.head(_FIRST_ROWS).str.contains(r"\d").all():
         return None
     if kind == pl.String and not column.str.contains(_DIGITS_ALONE).all():
         iso = _read(column, "", "dates as text")
         if iso:
             return iso
     for form, how in _forms(column):
-        found = _read(column, form, how)
-        if found:
-            return found
+        times = _read(column, form, how)
+        if times:
+            return times
     fractions = ", from floats" if kind.is_float() else ""
     return _read(column, "", "timestamps" if kind.is_temporal() else f"numbers in {{}} since 1970{fractions}")
 
 
 def _read(column: pl.Series, form: str, how: str) -> Times | None:
     for unit in _UNITS:
-        read = read_times(column, unit, form)
-        if read is None or read[0].null_count():
+        result = read_times(column, unit, form)
+        if result is None or result[0].null_count():
             return None
-        value, fault = read
+        value, fault = result
         span = Span(first=int(value.min()), last=int(value.max()), unit=unit)  # type: ignore[arg-type]
         if not fault and "UTC" in str(span) and span.last > span.first:
-            moments = (value // PER_SECOND[unit]).unique().sort()
-            return Times(unit=unit, form=form, span=span, how=how.format(unit), moments=moments)
+            seconds = (value // PER_SECOND[unit]).unique().sort()
+            return Times(unit=unit, form=form, span=span, how=how.format(unit), seconds=seconds)
     return None
 
 
 def _forms(column: pl.Series) -> Iterator[tuple[str, str]]:
-    """Forms in which the column may be written, the likeliest first, and in words what it then is."""
+    """Yield time formats that fit the column, the most likely first, with a description for the user."""
     if column.dtype.is_temporal() or column.dtype.is_float():
         return
     text = column.cast(pl.String).str.strip_chars().unique()
@@ -112,13 +112,13 @@ def _forms(column: pl.Series) -> Iterator[tuple[str, str]]:
         fitting = [form for form in _DIGITS if _fits(text, form)]
         others = {form: [other for other in fitting if other != form] for form in fitting}
     elif text.str.contains(_LIKE_A_DATE).all():
-        fitting = [form for form in _text_forms() if _fits(text.head(_LOOKED_AT), form) and _fits(text, form)]
+        fitting = [form for form in _text_forms() if _fits(text.head(_FIRST_ROWS), form) and _fits(text, form)]
         others = {form: [form.translate(_SWAPPED)] for form in fitting}
     else:
         return
     for form in sorted(fitting, key=lambda form: _unlikely(column, form)):
         other = next((other for other in others[form] if other != form and other in fitting), "")
-        yield form, f"times as {form}" + (f" ({other} fits, too: check which it is)" if other else "")
+        yield form, f"times as {form}" + (f" ({other} also fits: check which is right)" if other else "")
 
 
 def _text_forms() -> Iterator[str]:
@@ -127,13 +127,15 @@ def _text_forms() -> Iterator[str]:
 
 
 def _fits(text: pl.Series, form: str) -> bool:
-    read = as_written(text, form)
-    return not read.null_count() and bool(read.dt.year().is_between(1990, 2099).all())
+    times = as_written(text, form)
+    return not times.null_count() and bool(times.dt.year().is_between(1990, 2099).all())
 
 
 def _unlikely(column: pl.Series, form: str) -> tuple[float, int]:
-    """How often times fall from row to row, and seconds from the first to the last: logs are mostly in order, and with
-    day and month confused a month lasts a year."""
+    """Return how often times decrease from row to row, and their span in seconds.
+
+    Most logs are in order of time. With day and month swapped, a month would span a year.
+    """
     epochs = as_written(column.cast(pl.String).str.strip_chars(), form).dt.epoch("s")
     falls = float((epochs.diff().drop_nulls() < 0).mean() or 0)  # type: ignore[arg-type]
     return round(falls, 1), int(epochs.max()) - int(epochs.min())  # type: ignore[arg-type]

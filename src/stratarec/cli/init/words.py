@@ -1,13 +1,13 @@
-"""What the words of a column's name say of what is in it."""
+"""Words in names of columns, and what they suggest about the content."""
 
 from __future__ import annotations
 
 import re
 
 TIMES = {"time", "timestamp", "ts", "date", "datetime", "when", "created", "at", "hour", "day", "dt"}
-# Dates of people, not of events.
+# Birth dates, which are not times of events.
 BIRTHS = {"birth", "birthday", "birthdate", "born", "dob"}
-# The likelier ones first.
+# In order of preference.
 USERS = (
     "user", "userid", "uid", "customer", "customerid", "visitor", "member", "client", "reader", "viewer", "reviewer",
     "account", "subscriber", "buyer", "player",
@@ -33,27 +33,27 @@ CODES = {
 EARLIER = {
     "history", "hist", "recent", "recently", "last", "previous", "prev", "past", "earlier", "sequence", "seq", "viewed",
 }  # fmt: skip
-# What may stand beside the word for a user or session in the name of a column that names one: user_age does not.
-_BESIDE = {
+# Words that may accompany the word for a user or session in the name of an id column. user_age is not an id.
+_ID_WORDS = {
     "id", "ids", "key", "hash", "hashed", "uuid", "guid", "code", "name", "idx", "index", "encoded", "encrypted", "src",
     "anonymous", "anonymized", "unique", "full", "x",
 }  # fmt: skip
 
 
 def tokens(name: str) -> set[str]:
-    """Words of a name: click_articleId is click, article, id, and click_articleid."""
+    """Return the words of a name and the whole name in lower case: click, article, id and click_articleid."""
     return {*_parts(name), name.strip().lower()}
 
 
 def names_a(name: str, word: str) -> bool:
-    """Whether a column of that name holds who or what `word` is, and not something about it: user_session is one."""
+    """Whether the name denotes an id of `word`, such as user_session, and not a property of it."""
     parts = set(_parts(name))
-    beside = _BESIDE.union(USERS) if word in SESSIONS else _BESIDE
-    return name.strip().lower() == word or (word in parts and parts - {word} <= beside)
+    allowed = _ID_WORDS.union(USERS) if word in SESSIONS else _ID_WORDS
+    return name.strip().lower() == word or (word in parts and parts - {word} <= allowed)
 
 
 def is_code(name: str) -> bool:
-    """Whether numbers are names of something: by the last word of a name, or by any where none is of an amount."""
+    """Whether the name suggests ids or codes: by its last word, or by any word if none suggests an amount."""
     parts = _parts(name)
     return parts[-1:] in (["id"], ["ids"], ["code"], ["type"], ["key"]) or (
         bool(tokens(name) & CODES) and not tokens(name) & AMOUNTS

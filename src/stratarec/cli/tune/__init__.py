@@ -1,1 +1,0 @@
-"""`stratarec tune`: many trainings of one recipe, and the best of its values by validation."""

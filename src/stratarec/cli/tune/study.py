@@ -23,7 +23,8 @@ evaluation, and where batches differ in size ``eval_every`` counts as many sampl
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,20 +37,19 @@ from optuna.trial import TrialState
 
 from stratarec.cli.tune.space import Dimension, Range, Space, Values
 from stratarec.cli.tune.study_record import ADVICE, FILE, STUDY, StudyRecord, TrialRecord, read_study, run_name
-from stratarec.cli.tune.trial import Pruned, Trial
-from stratarec.config.difference import first_difference
+from stratarec.config.validate import first_difference
 from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError, DatasetError, Interrupted, StorageError, TrainingError
-from stratarec.io.atomic import make_directory, write_text
-from stratarec.io.lock import held
-from stratarec.io.opening import remove_leftovers
-from stratarec.io.owned_directory import claim, named_directory
+from stratarec.io.atomic import make_directory, remove_leftovers, remove_tree, write_text
+from stratarec.io.owned_directory import claim, directory_lock, named_directory
 from stratarec.io.sealed import write_sealed
 from stratarec.models.metrics import METRICS, goodness
-from stratarec.progress import Progress
+from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe, with_values
 from stratarec.training.resolve import sized
+from stratarec.training.steps.state import Evaluation, best
+from stratarec.training.trainer import Trainer
 
 # Trials that are drawn evenly before any is suggested, and that end before any is ended early.
 _DRAWN, _BEFORE_PRUNING = 10, 5
@@ -98,7 +98,7 @@ class Study:
         if inner.is_symlink():
             raise StorageError(f"{inner} is a link, which may lead anywhere, expected a directory; {ADVICE}")
         claim(inner, STUDY)
-        with held(inner):
+        with directory_lock(inner):
             remove_leftovers(inner)
             if (inner / FILE).exists():
                 self._take_up(inner)
@@ -307,3 +307,67 @@ def _distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution
 
 def _said(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
+
+
+class Pruned(Exception):
+    """A trial that its watcher ended because others were better by then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is trained."""
+
+    content: Mapping[str, Any]
+    """The recipe that is tuned."""
+    values: Values
+    """Its fields that are others here."""
+    run: Path
+    """Directory of the trial's run."""
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """All fields in which it differs from the recipe: with batches of another size, evaluations that count steps
+        come after as many samples as before, so that trials can be compared while they train."""
+        found = dict(self.values)
+        own = Recipe.from_dict(dict(self.content)).train
+        if own.eval_every and "train.batch_size" in found and "train.eval_every" not in found:
+            found["train.eval_every"] = max(round(own.eval_every * own.batch_size / found["train.batch_size"]), 1)
+        return found
+
+    def train(self, dataset: Dataset, watch: Callable[[int, float], None]) -> float:
+        """Train, and give what validation says of the checkpoint that a run would test.
+
+        Parameters
+        ----------
+        watch : callable
+            Told of each evaluation by its number and its metric; may raise `Pruned`.
+
+        Raises
+        ------
+        Exception
+            What `Trainer.fit` raises; `TrainingError` where validation gives no number.
+        """
+        recipe = Recipe.from_dict(with_values(self.content, {**self.overrides, "train.run": str(self.run)}))
+        stopping, seen = recipe.train.early_stopping, 0
+
+        def watched(evaluations: Sequence[Evaluation]) -> None:
+            nonlocal seen
+            for entry in evaluations[seen:]:
+                seen += 1
+                watch(seen, _metric(entry, stopping.metric))
+
+        position = Trainer(recipe, dataset, SilentProgress()).fit(watched, resume=True)
+        found = best(position.evaluations, stopping) or position.evaluations[-1]
+        return _metric(found, stopping.metric)
+
+    def remove_checkpoints(self) -> None:
+        """Leave what the run says of itself, and none of its weights."""
+        if not self.run.is_symlink():
+            remove_tree(self.run / "checkpoints")
+
+
+def _metric(entry: Evaluation, name: str) -> float:
+    value = entry[name]
+    if value is None or not math.isfinite(value):
+        raise TrainingError(f"validation at step {entry['step']} gives no {name}")
+    return float(value)

@@ -8,12 +8,12 @@ from typing import Literal
 import pydantic
 
 from stratarec.errors import ConfigError
-from stratarec.io.owned_directory import Kind
+from stratarec.io.owned_directory import DirectoryKind
 from stratarec.io.sealed import Model, read_sealed
 
 FORMAT: Literal[2] = 2
 FILE = "study.json"
-STUDY = Kind(name="study", field="--output", content=(FILE,))
+STUDY = DirectoryKind(name="study", field="--output", content=(FILE,))
 ADVICE = "name another --output"
 
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from stratarec.config.difference import Difference, first_difference
+from stratarec.config.validate import Difference, first_difference
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.sources import open_source

@@ -46,12 +46,11 @@ from stratarec.data.splits import SPLITS
 from stratarec.data.user_history import read_events
 from stratarec.data.vocabulary import Vocabulary, read_counts, read_vocabulary
 from stratarec.errors import DatasetError
-from stratarec.io.atomic import reading
+from stratarec.io.atomic import reporting_damage
 from stratarec.io.hashes import file_hashes
-from stratarec.io.lock import held
 from stratarec.io.names import as_html
-from stratarec.io.owned_directory import MARKER, kind_of
-from stratarec.io.sealed import own_file
+from stratarec.io.owned_directory import MARKER, directory_lock, kind_of
+from stratarec.io.sealed import regular_file_below
 
 Verify = Literal["full", "all", "used"]
 
@@ -147,14 +146,14 @@ class Dataset:
         DatasetError
             When it was, since it was opened, by one that holds something else.
         """
-        with held(self.path, shared=True):
+        with directory_lock(self.path, shared=True):
             if DatasetManifest.read(self.path).fingerprint != self.fingerprint:
                 raise DatasetError(f"{self.path} was prepared anew while it was opened; start again")
             yield
 
     def _check_size(self, entry: StoredFile) -> None:
         try:
-            size = own_file(self.path, entry.path).stat().st_size
+            size = regular_file_below(self.path, entry.path).stat().st_size
         except (OSError, ValueError) as error:
             raise DatasetError(f"{error}; {ADVICE}") from error
         if size != entry.bytes:
@@ -163,7 +162,7 @@ class Dataset:
     def _require(self, files: Sequence[StoredFile], *, fresh: bool = False) -> None:
         """Refuse files that are not what was written; each is hashed at most once."""
         files = [entry for entry in files if entry.path not in self._right]
-        with reading(self.path):
+        with reporting_damage(self.path):
             hashes = file_hashes([self.path / entry.path for entry in files], fresh=fresh)
         for entry, digest in zip(files, hashes, strict=True):
             if digest != entry.hash:
@@ -269,7 +268,7 @@ class Dataset:
         """``[rows]`` training lookups of each id."""
         info = self._checked(vocabulary)
         path = self.path / info.path
-        with reading(path):
+        with reporting_damage(path):
             column = pq.read_table(path, columns=["count"])["count"]
             if column.type != pa.int64() or len(column) != info.rows or column.null_count:
                 raise DatasetError(f"{path}: {len(column)} counts of {column.type}, expected {info.rows} of int64")

@@ -22,15 +22,17 @@ from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import Ids, Rows
 from stratarec.errors import DatasetError
-from stratarec.io.owned_directory import Kind
-from stratarec.io.sealed import Count, Hash, Model, digest, read_sealed, write_sealed
+from stratarec.io.owned_directory import DirectoryKind
+from stratarec.io.sealed import Count, Hash, Model, content_hash, read_sealed, write_sealed
 
 FORMAT: Literal[9] = 9
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
 BASELINE = "baseline.json"
 """What `stratarec baseline` adds; of no part of the data set."""
-DATASET = Kind(name="data set", field="data.path", content=(MANIFEST, BASELINE, "vocabulary", "carried", *SPLITS))
+DATASET = DirectoryKind(
+    name="data set", field="data.path", content=(MANIFEST, BASELINE, "vocabulary", "carried", *SPLITS)
+)
 ADVICE = "prepare the data again with --overwrite"
 
 _Share = Annotated[float, pydantic.Field(gt=0, le=1)]
@@ -334,7 +336,7 @@ class DatasetManifest(Model):
     def fingerprint(self) -> str:
         """Hash of what the data set holds: equal for data sets whose every file is equal, however they were made."""
         content = self.to_dict()
-        return digest({key: content[key] for key in content if key not in ("name", "about")})
+        return content_hash({key: content[key] for key in content if key not in ("name", "about")})
 
     @classmethod
     def read(cls, root: Path) -> DatasetManifest:

@@ -36,7 +36,7 @@ from stratarec.data.dataset.manifest import ADVICE, DatasetManifest, Shard
 from stratarec.data.dataset.row_group import RowGroup, SlateKey, row_numbers, slate_starts, split_rows
 from stratarec.data.schema import UNKNOWN
 from stratarec.errors import DatasetError
-from stratarec.io.atomic import reading
+from stratarec.io.atomic import reporting_damage
 from stratarec.kernels.collate import least_and_total, outside, outside_windows
 
 _IDS, _FLOATS, _PLACES = pa.int32(), pa.float32(), pa.int32()
@@ -293,7 +293,7 @@ class RowGroupReader:
         whole = self._shards[shard]
         samples = self._table(shard, group)
         row = None if whole.tables is None else self._table(shard, group, tables=True)
-        with reading(self._root / whole.path):
+        with reporting_damage(self._root / whole.path):
             row_group = RowGroup(samples=samples, tables={} if row is None else _split_row(row))
             for fault in self._layout.faults(row_group):
                 raise self._damaged(whole.path, f", row group {group}", fault)

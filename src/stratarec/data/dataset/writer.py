@@ -30,7 +30,7 @@ from stratarec.data.splits import SPLITS
 from stratarec.data.vocabulary import Vocabulary
 from stratarec.io.atomic import file_hash, make_directory, write_atomic
 from stratarec.io.names import file_name
-from stratarec.io.owned_directory import mark
+from stratarec.io.owned_directory import write_marker
 
 LEVEL = 1
 """Of zstd."""
@@ -204,5 +204,5 @@ def write_without_samples(before: Dataset, folder: Path, carried: CarriedTables)
         }
     )
     manifest.write(folder)
-    mark(folder, DATASET)
+    write_marker(folder, DATASET)
     return Dataset.open(folder, verify="used")

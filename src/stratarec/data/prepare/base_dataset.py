@@ -13,7 +13,7 @@ from pathlib import Path
 
 import polars as pl
 
-from stratarec.config.difference import first_difference
+from stratarec.config.validate import first_difference
 from stratarec.data.click_memory import ClickMemory
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import Carried

@@ -24,7 +24,7 @@ from stratarec.data.schema import Schema
 from stratarec.data.splits import SPLITS
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import VocabularyConfig, bounded, merge_counts
-from stratarec.io.atomic import read_frame, read_json, reading, write_atomic
+from stratarec.io.atomic import read_frame, read_json, reporting_damage, write_atomic
 from stratarec.io.names import file_name
 from stratarec.progress import Progress
 
@@ -81,7 +81,7 @@ class PartitionCounts:
     def events(self) -> Iterator[pl.DataFrame]:
         """The last events of the users of each partition; none where there are no histories."""
         for number in range(self._shards if self._schema.histories else 0):
-            with reading(self._events(number)):
+            with reporting_damage(self._events(number)):
                 yield read_frame(self._events(number))
 
     def _values(self, shard: int, place: int, name: str) -> Path:
@@ -95,7 +95,7 @@ class PartitionCounts:
         """Features that seem to know a label, in a sample of all training rows."""
         frames = []
         for number in range(self._shards):
-            with reading(self._sample(number)):
+            with reporting_damage(self._sample(number)):
                 frames.append(read_frame(self._sample(number)))
         return find_leaks(pl.concat(frames), self._schema)
 
@@ -106,7 +106,7 @@ class PartitionCounts:
         """Return the share of each held-out split that repeats training samples, if that is not by chance."""
         frames = []
         for number in range(self._shards if self._hashed else 0):
-            with reading(self._hashes(number)):
+            with reporting_damage(self._hashes(number)):
                 frames.append(read_frame(self._hashes(number)))
         return repeated_shares(frames) if frames else {}
 
@@ -115,7 +115,7 @@ class PartitionCounts:
         total: pl.DataFrame | None = None
         for number in range(self._shards):
             file = self._values(number, place, name)
-            with reading(file):
+            with reporting_damage(file):
                 counted = read_frame(file)
                 both = counted if total is None else merge_counts([total, counted])
                 total = bounded(both, self._vocabulary.limits(name))
@@ -126,7 +126,7 @@ class PartitionCounts:
         """Of each dense feature."""
         total = {feature.name: Moments() for feature in self._schema.dense}
         for path in self._notes():
-            with reading(path):
+            with reporting_damage(path):
                 for name, moments in read_json(path)["moments"].items():
                     total[name] = total[name] + Moments(**moments)
         return total
@@ -135,7 +135,7 @@ class PartitionCounts:
         """How features repeat within sessions."""
         total = Repeats.none(self._schema)
         for path in self._notes():
-            with reading(path):
+            with reporting_damage(path):
                 total += Repeats.from_dict(read_json(path)["repeats"])
         return total
 
@@ -144,7 +144,7 @@ class PartitionCounts:
         names = self._schema.label_columns
         total = np.zeros((len(SPLITS), len(names), 2), dtype=np.int64)
         for path in self._notes():
-            with reading(path):
+            with reporting_damage(path):
                 total += np.array(read_json(path)["labels"], dtype=np.int64)
         return {
             split: {

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from stratarec.errors import StorageError
-from stratarec.io.lock import lock
-from stratarec.io.opening import open_regular
+from stratarec.io.atomic import open_regular
+from stratarec.io.owned_directory import try_lock
 from stratarec.progress import Progress
 
 
@@ -90,7 +90,7 @@ def grant(work: Path, token: str | None = None) -> str:
     token = secrets.token_hex(8) if token is None else token
     limit = time.monotonic() + _PATIENCE_SECONDS
     with _open(work) as file:
-        while not lock(file):
+        while not try_lock(file):
             if time.monotonic() > limit:
                 raise StorageError(f"{work} is in use by tasks of an earlier call on a cluster: wait, or end them")
             time.sleep(0.1)
@@ -126,7 +126,7 @@ def leased(work: Path, token: str) -> Iterator[Callable[[], None]]:
             raise over
 
     with file:
-        if not token or not lock(file, shared=True):
+        if not token or not try_lock(file, shared=True):
             raise over
         check()
         yield check

@@ -40,7 +40,7 @@ from stratarec.data.splits import SPLITS, Splitter
 from stratarec.data.transforms import Moments
 from stratarec.data.vocabulary import EvictionFilter, Vocabulary
 from stratarec.errors import DataError
-from stratarec.io.atomic import read_json, reading
+from stratarec.io.atomic import read_json, reporting_damage
 from stratarec.progress import Progress
 
 
@@ -79,7 +79,7 @@ def encode_shards(
     stage.run("encode", executor, progress)
     splits: dict[str, list[Shard]] = {name: [] for name in SPLITS}
     for path in (note_path(folder, number) for number in range(len(partitions))):
-        with reading(path):
+        with reporting_damage(path):
             for name, shard in read_json(path).items():
                 splits[name].append(Shard.model_validate_json(json.dumps(shard)))
     return {name: tuple(found) for name, found in splits.items()}

@@ -34,11 +34,18 @@ from stratarec.data.sources.clicks import ClicksSource
 from stratarec.data.sources.files import hash_logs
 from stratarec.data.splits import Splitter
 from stratarec.errors import DatasetError, StorageError
-from stratarec.io.atomic import storage_error
-from stratarec.io.lock import held
-from stratarec.io.opening import remove_leftovers
-from stratarec.io.owned_directory import check_replaceable, claim, mark, named_directory, state
-from stratarec.io.replace import recover, remove, replace
+from stratarec.io.atomic import remove_leftovers, storage_error
+from stratarec.io.owned_directory import (
+    check_replaceable,
+    claim,
+    directory_lock,
+    directory_state,
+    named_directory,
+    recover_replacement,
+    remove_directory,
+    replace_directory_at,
+    write_marker,
+)
 from stratarec.progress import Progress, SilentProgress
 
 # Raise this when the same logs and settings give another data set.
@@ -113,9 +120,9 @@ class _Run:
         if there and not overwrite:
             return self._finished()
         claim(self.work, WORK)
-        with held(self.work), nullcontext() if self.base is None else self.base.locked():
+        with directory_lock(self.work), nullcontext() if self.base is None else self.base.locked():
             if not overwrite and self.final.exists():  # another process has just finished it
-                remove(self.work)
+                remove_directory(self.work)
                 return self._finished()
             revoke_leases(self.work)
             remove_leftovers(self.work)
@@ -136,13 +143,13 @@ class _Run:
 
     def _look(self, overwrite: bool) -> bool:
         """Whether something is at `path`; refused unless it is a data set, which is all that is ever replaced."""
-        recover(self.final, DATASET, lambda path: (path / MANIFEST).is_file())
+        recover_replacement(self.final, DATASET, lambda path: (path / MANIFEST).is_file())
         if overwrite:
             check_replaceable(self.final, DATASET)
-            if state(self.final, DATASET) == "ours":
-                with held(self.final):  # whoever reads it is in the way now, and not only in the end
+            if directory_state(self.final, DATASET) == "ours":
+                with directory_lock(self.final):  # whoever reads it is in the way now, and not only in the end
                     pass
-        elif state(self.final, DATASET) == "free" and self.final.exists():
+        elif directory_state(self.final, DATASET) == "free" and self.final.exists():
             raise DatasetError(f"{self.final} exists and is no prepared data set; name another data.path")
         return self.final.exists()
 
@@ -199,11 +206,11 @@ class _Run:
         output, about = self.workspace.output, manifest.about
         remove_leftovers(output)  # of tasks that died elsewhere
         manifest.write(output)
-        mark(output, DATASET)
+        write_marker(output, DATASET)
         Dataset.open(output, verify="used")
-        old = replace(output, self.final, DATASET)
-        remove(self.work)
+        old = replace_directory_at(output, self.final, DATASET)
+        remove_directory(self.work)
         if old is not None:
-            remove(old)
+            remove_directory(old)
         if about.bad_rows:
             self.progress.say(f"left out {about.bad_rows} bad rows, such as {'; '.join(about.bad_examples[:2])}")

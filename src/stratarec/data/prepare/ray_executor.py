@@ -29,8 +29,8 @@ from typing import Any
 
 from stratarec.data.prepare.executor import Stage, grant, leased, revoke
 from stratarec.errors import ClusterError, ConfigError, StrataError
+from stratarec.io.hashes import PYTHON, versions
 from stratarec.io.scratch import ScratchDirectory
-from stratarec.io.versions import PYTHON, versions
 from stratarec.kernels.runtime.cores import cores
 from stratarec.progress import Progress
 

@@ -43,13 +43,12 @@ from stratarec.data.sources import Source
 from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare
 from stratarec.data.transforms import Moments
 from stratarec.errors import DataError, DatasetError
-from stratarec.io.atomic import make_directory, read_json, reading, write_atomic, write_json
-from stratarec.io.owned_directory import Kind, entries
-from stratarec.io.replace import empty
+from stratarec.io.atomic import make_directory, read_json, reporting_damage, write_atomic, write_json
+from stratarec.io.owned_directory import DirectoryKind, clear_directory, list_entries
 from stratarec.progress import Progress
 
 ORIGIN = "origin.json"
-WORK = Kind(
+WORK = DirectoryKind(
     name="half-prepared data set",
     field="data.path",
     content=(ORIGIN, LEASE, "source", "spilled", "spilled.done", "counts", "encoded", "output"),
@@ -79,7 +78,7 @@ class SpilledChunk:
 
 
 def _spilled(path: Path) -> SpilledChunk:
-    with reading(path):
+    with reporting_damage(path):
         note = read_json(path)
         places = {int(key): (int(place[0]), int(place[1]), str(place[2])) for key, place in note["places"].items()}
         times = tuple(note["times"]) if note["times"] else None
@@ -160,7 +159,7 @@ class Spill:
             places = [chunk.places[partition] for partition in partitions if partition in chunk.places]
             if places:
                 path = self._file(chunk.index)
-                with reading(path), path.open("rb") as file:
+                with reporting_damage(path), path.open("rb") as file:
                     frames += [_read(file, *place) for place in places]
         whole = pl.from_arrow(pa.concat_tables(frames))
         assert isinstance(whole, pl.DataFrame)
@@ -241,7 +240,7 @@ class Workspace:
         """
         path = self.root / ORIGIN
         resumed = self._is_ours(path)
-        if not resumed and len(entries(self.root)) > 1:
+        if not resumed and len(list_entries(self.root)) > 1:
             self.start_anew(f"{self.root} is of other logs, settings or another version", say)
         make_directory(self.source)
         if not resumed:
@@ -253,7 +252,7 @@ class Workspace:
     def start_anew(self, reason: str, say: Callable[[str], None]) -> None:
         """Remove everything."""
         say(f"{reason}; starting anew")
-        empty(self.root)
+        clear_directory(self.root)
 
     @property
     def source(self) -> Path:

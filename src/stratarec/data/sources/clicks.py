@@ -44,7 +44,7 @@ from stratarec.data.sources.parquet import count_rows, parquet_pieces
 from stratarec.data.sources.typed import Converter
 from stratarec.data.splits import SplitConfig, Splitter
 from stratarec.errors import ConfigError, DataError
-from stratarec.io.atomic import make_directory, read_frame, read_json, reading, write_atomic, write_json
+from stratarec.io.atomic import make_directory, read_frame, read_json, reporting_damage, write_atomic, write_json
 from stratarec.kernels.click_counts import Clicks, Lookback
 from stratarec.kernels.negatives import draw_negatives
 from stratarec.kernels.random import table_key
@@ -191,7 +191,7 @@ class ClicksSource:
     def _read(self, workspace: Path, bucket: int) -> pl.DataFrame:
         """The clicks of one bucket in order of time, and of the log where times are equal."""
         folder = workspace / f"bucket={bucket}"
-        with reading(folder):
+        with reporting_damage(folder):
             parts = [read_frame(path) for path in sorted(folder.glob("[0-9]*.parquet"))]
             return pl.concat(parts).sort(column(self._config.time), maintain_order=True)
 

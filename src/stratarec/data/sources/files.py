@@ -18,8 +18,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from stratarec.errors import DataError
+from stratarec.io.atomic import open_regular
 from stratarec.io.hashes import file_hashes
-from stratarec.io.opening import open_regular
 
 PROTOCOLS = {
     "file": "fsspec", "http": '"fsspec[http]"', "https": '"fsspec[http]"', "s3": "s3fs", "gs": "gcsfs", "az": "adlfs",

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stratarec.config.units import readable
+from stratarec.config.units import format_bytes
 from stratarec.data.schema import Schema
 from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare, OnBadRow, Size, View, chunk_index, set_size
 from stratarec.data.sources.blocks import BadRows
@@ -317,7 +317,8 @@ class RowGroups:
     def _too_large(self, run: range, size: int) -> DataError:
         return self.fault(
             run,
-            f"takes {readable(size)} in memory, more than {readable(self._most)}; write the log with smaller row "
+            f"takes {format_bytes(size)} in memory, more than {format_bytes(self._most)}; write the log with smaller "
+            "row "
             "groups, or raise data.source.max_row_group_bytes",
         )
 

@@ -33,7 +33,7 @@ from stratarec.embedding.stores.log_segments import (
 )
 from stratarec.embedding.stores.row_files import DeltaChain, require_same
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.io.scratch import hold
+from stratarec.io.scratch import lock_store
 from stratarec.kernels.blocks import ReadBuffers, ReadRequest, aio, as_bytes, as_tags, cpu, reads
 
 
@@ -70,7 +70,7 @@ class LogRecords:
         self.config = config or LogConfig()
         self.layout = plan_layout(rows, record_bytes, self.config)
         self._lock, self._moving = RLock(), Lock()
-        self._guard = hold(Path(directory))
+        self._guard = lock_store(Path(directory))
         self._lay_out(Path(directory), self.layout)
         self._chain = DeltaChain()
         self._background = Background(self._compact_quietly)

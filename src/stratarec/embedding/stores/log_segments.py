@@ -30,7 +30,7 @@ from stratarec.embedding.stores.log_layout import BlockLayout, Locations
 from stratarec.embedding.stores.row_files import link_or_copy
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import make_directory, storage_error
-from stratarec.io.sealed import own_file
+from stratarec.io.sealed import regular_file_below
 from stratarec.kernels.blocks import Buffer, as_bytes, as_tags, cpu
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -301,7 +301,7 @@ def check_segments(segments: Segments, directory: Path, manifest: dict[str, Any]
     for entry in entries:
         path, size = directory / entry.name, entry.blocks * segments.layout.block_bytes
         try:
-            own_file(directory, entry.name)
+            regular_file_below(directory, entry.name)
         except ValueError as error:
             raise CheckpointError(f"{error}; use another checkpoint") from error
         if path.stat().st_size != size:

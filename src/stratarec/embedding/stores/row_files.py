@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import file_hash, storage_error, sync, write_atomic
-from stratarec.io.sealed import Hash, Model, own_file, read_sealed, write_sealed
+from stratarec.io.sealed import Hash, Model, read_sealed, regular_file_below, write_sealed
 
 RowSelection = Callable[[], Iterator[NDArray[np.int64]]]
 """Returns the rows of a file, ascending, in chunks; it is called more than once."""
@@ -123,7 +123,7 @@ def _arrays(path: Path, count: int, width: int) -> tuple[NDArray[np.int64], NDAr
 def verify_file(path: Path, expected: str) -> None:
     """Raise `CheckpointError` if `path` is missing, is not a regular file, or its hash is not `expected`."""
     try:
-        actual = file_hash(own_file(path.parent, path.name))
+        actual = file_hash(regular_file_below(path.parent, path.name))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; use another checkpoint") from error
     except ValueError as error:

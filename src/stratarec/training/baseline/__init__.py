@@ -1,1 +1,0 @@
-"""What other methods make of the same prepared splits."""

@@ -1,1 +1,0 @@
-"""A run that goes on: with each period of a log, one after another."""

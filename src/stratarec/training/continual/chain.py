@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import make_directory, storage_error, sync, sync_tree
-from stratarec.io.lock import held
+from stratarec.io.owned_directory import directory_lock
 from stratarec.training import checkpoint
 from stratarec.training.continual.train_period import Before
 from stratarec.training.run import periods
@@ -36,7 +36,7 @@ class Chain:
         """Lock a run, and remove what killed processes left in it and next to it."""
         recover_run(run)
         require_run(run)
-        with held(run):
+        with directory_lock(run):
             leftovers = periods.remove_leftovers(run)
             periods.prune(run)
             yield cls(run, leftovers)
@@ -103,6 +103,6 @@ def revert(run: Path) -> Period:
             raise CheckpointError(f"{earlier} was removed, so period {last.number} of {run} cannot be taken back")
         if len(every) > 1:
             periods.check(every[-2])
-        with held(every[-1] / periods.DATA):
+        with directory_lock(every[-1] / periods.DATA):
             periods.remove(every[-1])
     return last

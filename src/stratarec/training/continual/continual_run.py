@@ -18,32 +18,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import MANIFEST, DatasetManifest
+from stratarec.data.hashing import stable_hash
+from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources import open_source
+from stratarec.data.sources.clicks import ClicksSource
+from stratarec.data.sources.clicks_config import ClicksConfig
 from stratarec.data.sources.files import hash_logs
+from stratarec.data.user_history import Events
 from stratarec.errors import CheckpointError, DataError, DatasetError
-from stratarec.io.atomic import file_hash
-from stratarec.io.sealed import validated, write_sealed
+from stratarec.io.atomic import file_hash, read_frame, write_atomic
+from stratarec.io.scratch import reading_directory
+from stratarec.io.sealed import validate, write_sealed
 from stratarec.models.metrics import figures
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.continual.chain import Chain
-from stratarec.training.continual.check_times import check_times
-from stratarec.training.continual.drift import auc_drift, dense_drift
-from stratarec.training.continual.novelty import KINDS, Novelty, kinds_of
-from stratarec.training.continual.score_clicks import score_clicks
+from stratarec.training.continual.period_checks import KINDS, Novelty, auc_drift, check_times, dense_drift, kinds_of
 from stratarec.training.continual.train_period import period_recipe, train_period
 from stratarec.training.evaluate import ScoredSamples, corrected_by, fit, measured
-from stratarec.training.raw_logs import RawLogs, of_file
+from stratarec.training.raw_logs import RawLogs, logits_of, make_encoder, of_file
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import TrainedModel, open_run
 from stratarec.training.run.periods import Period
@@ -132,7 +137,7 @@ class _Step:
                 "dense": dense_drift(dataset),
                 "auc": auc_drift(scored.scores["all"], self._earlier_aucs()),
             }
-            found = validated(Period, content, self._file, periods.ADVICE, CheckpointError)
+            found = validate(Period, content, self._file, periods.ADVICE, CheckpointError)
             write_sealed(work / periods.PERIOD, found.to_dict())
             self._chain.commit(work, final)
         periods.prune(self._run)
@@ -211,3 +216,37 @@ def _admitted(scored: _Scores, dataset: Dataset) -> dict[str, dict[str, int]]:
         changes = {"admitted": info.values - info.inherited, "evicted": info.holes - scored.holes[name]}
         found[name] = {**kinds, **changes, "rows": info.rows}
     return found
+
+
+def score_clicks(
+    trained: TrainedModel, config: PrepareConfig, novelty: Novelty, progress: Progress
+) -> Iterator[tuple[ScoredSamples, NDArray[np.int8]]]:
+    """The samples that `prepare` makes of a log that goes on from the model's data set, some at a time, with the kinds
+    of their values."""
+    before, schema = trained.dataset.clicks(), trained.dataset.schema
+    assert isinstance(config.source, ClicksConfig)
+    assert before is not None
+    source = ClicksSource(config.source, config.on_bad_row, config.split)
+    source.go_on(before)
+    progress.start("score", source.total_bytes, "B")
+    with reading_directory() as workspace:
+        paths, done = [], 0
+        for chunk in source.chunks(workspace):
+            paths.append(workspace / f"chunk-{chunk.index:05d}.parquet")
+            write_atomic(paths[-1], chunk.frame.write_parquet)
+            progress.advance(chunk.bytes_done - done)
+            done = chunk.bytes_done
+        earlier, events = trained.dataset.events(), None
+        if earlier is not None:
+            earlier = earlier.with_columns(pl.lit(None, pl.UInt8).alias(schema.label_column))
+            events = Events(chain([earlier], map(read_frame, paths)), schema)
+        encoder, nobody = make_encoder(trained.dataset), np.empty(0, dtype=np.float32)
+        for path in paths:
+            frame = read_frame(path).drop_nulls(schema.label_column)
+            columns = {name: frame[name] for name in frame.columns}
+            columns |= {} if events is None else events.histories(frame)
+            logits = logits_of(trained, *encoder.encode_columns(columns, source.files[0]))
+            label = frame[schema.label_column].to_numpy().astype(np.float32)
+            user = stable_hash(frame[schema.user].cast(pl.String)).view(np.int64)
+            yield ScoredSamples(label, logits, user, nobody), novelty.of(frame)
+    progress.finish()

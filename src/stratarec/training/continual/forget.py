@@ -21,10 +21,10 @@ from stratarec.data.sources.parse import from_text
 from stratarec.data.sources.typed import Converter
 from stratarec.data.vocabulary import Vocabulary, buckets_of
 from stratarec.errors import DataError
-from stratarec.io.opening import open_regular
+from stratarec.io.atomic import open_regular
 from stratarec.planning.plan import Plan
 from stratarec.training import checkpoint
-from stratarec.training.continual.renew import Ids, commit_change, put_rows, save_checkpoint
+from stratarec.training.continual.rebase import Ids, commit_change, put_rows, save_checkpoint
 from stratarec.training.continual.train_period import Before
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import TrainedModel

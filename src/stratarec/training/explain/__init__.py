@@ -1,1 +1,0 @@
-"""What a model goes by: which features matter, what one score comes from, and how numbers bend it."""

@@ -159,7 +159,7 @@ def rows_of(batch: Batch, rows: torch.Tensor) -> Batch:
     )
 
 
-def drawn(dataset: Dataset, split: str, samples: int, seed: int) -> Batch:
+def draw_samples(dataset: Dataset, split: str, samples: int, seed: int) -> Batch:
     """So many samples of a split, or all, without groups: drawn of up to eight row groups of it."""
     config = LoaderConfig(batch_size=samples, unit="sample", expand=True, prefetch_batches=1, seed=seed)
     with closing(Loader(dataset, split, config).batches(0)) as batches:  # type: ignore[type-var]

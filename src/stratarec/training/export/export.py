@@ -10,48 +10,50 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pydantic
+import torch
+from torch import Tensor
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.vocabulary import read_vocabulary
+from stratarec.embedding import EmbeddingBagConfig
+from stratarec.embedding.codecs import CodecConfig, FloatRows
+from stratarec.embedding.tables.cached import CachedTables
 from stratarec.errors import CheckpointError, DatasetError, StorageError
-from stratarec.io.atomic import check_output, file_hash, storage_error, sync, sync_tree, working_directory
+from stratarec.io.atomic import check_absent, file_hash, storage_error, sync, sync_tree, working_directory
 from stratarec.io.names import file_name
-from stratarec.io.sealed import describe, own_file
-from stratarec.io.tensors import write_tensors
+from stratarec.io.sealed import describe_error, regular_file_below
+from stratarec.io.tensors import ChunkedTensor, write_tensors
 from stratarec.models.base import Network, Score
 from stratarec.models.heads import last_biases
 from stratarec.serving.export_manifest import (
+    FLOATS,
     MANIFEST,
     NETWORK,
     ONNX,
     PROGRAM,
     README,
+    ROWS,
     TABLES,
     ExportedFile,
     ExportedMoments,
+    ExportedTable,
     ExportedVocabulary,
     ExportManifest,
     inputs,
 )
 from stratarec.training.export.program import check_onnx, onnx_bytes, program_bytes
 from stratarec.training.export.readme import page
-from stratarec.training.export.write_tables import TableWriter, finite
 from stratarec.training.run.open_run import TrainedModel
 
 _PARTS = {MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX, "vocabulary"}
-
-
-def check_new(folder: Path) -> None:
-    """Refuse a folder that is there already, or cannot be made."""
-    if os.path.lexists(folder):
-        raise StorageError(f"cannot write {folder}: it exists; name another --output")
-    check_output(folder)
 
 
 def export(
@@ -76,14 +78,14 @@ def export(
         When a weight is not finite, or a vocabulary of the data set is not what its manifest says.
     """
     if not repeated:
-        check_new(folder)
+        check_absent(folder)
     if onnx:
         check_onnx()
     with new_directory(folder, _PARTS) as temporary:
         _write(trained, temporary, program=program, onnx=onnx)
         if repeated and (folder / MANIFEST).exists():
             if ExportManifest.read(folder).fingerprint != ExportManifest.read(temporary).fingerprint:
-                check_new(folder)
+                check_absent(folder)
             shutil.rmtree(temporary)
     return folder
 
@@ -126,7 +128,7 @@ def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) ->
             **_describe(trained), tables=tables, vocabularies=vocabularies, files=files_of(folder)
         )
     except pydantic.ValidationError as error:
-        raise CheckpointError(f"{trained.checkpoint} cannot be exported: {describe(error)}") from error
+        raise CheckpointError(f"{trained.checkpoint} cannot be exported: {describe_error(error)}") from error
     manifest.write(folder)
 
 
@@ -171,7 +173,7 @@ def _copy_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVoca
     for number, (name, info) in enumerate(dataset.vocabularies.items()):
         path = f"vocabulary/{file_name(name, number)}.parquet"
         try:
-            source = own_file(dataset.path, info.path)
+            source = regular_file_below(dataset.path, info.path)
         except ValueError as error:
             raise DatasetError(f"{error}; prepare the data again") from error
         shutil.copyfile(source, folder / path)
@@ -180,3 +182,82 @@ def _copy_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVoca
         ids = read_vocabulary(folder / path, info, str(source)).ids
         found[name] = ExportedVocabulary(**vars(ids), path=path)
     return found
+
+
+# Of a table, at a time.
+_PIECE_BYTES = 8 << 20
+
+
+class TableWriter:
+    """What is written of one table of a trained model."""
+
+    def __init__(self, trained: TrainedModel, config: EmbeddingBagConfig) -> None:
+        self._collection, self._config = trained.model.embeddings, config
+        tables = self._collection.engine.tables_of(config.name)
+        config_at_home = tables.codec.config if isinstance(tables, CachedTables) else CodecConfig()
+        self._cached = tables if isinstance(tables, CachedTables) and config_at_home.kind != "fp32" else None
+        self._step = max(_PIECE_BYTES // (4 * config.embedding_dim), 1)
+        found = [self._cached.rows_in_slots(config.name, *span) for span in self._spans()] if self._cached else []
+        self._in_slots = np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+        self.about = ExportedTable(
+            rows=config.num_embeddings,
+            width=config.embedding_dim,
+            codec=config_at_home.kind,
+            parameters=config_at_home.parameters,
+            float32_rows=len(self._in_slots),
+        )
+
+    def tensors(self) -> dict[str, Tensor | ChunkedTensor]:
+        """By the names that `ExportedTable.tensors` gives."""
+        parts: dict[str, Callable[[], Iterator[Tensor]]] = {self._config.name: self._rows}
+        if self._cached:
+            parts = {
+                self._config.name: partial(self._records, self._cached),
+                ROWS + self._config.name: lambda: iter([torch.from_numpy(self._in_slots)]),
+                FLOATS + self._config.name: self._slots,
+            }
+        specs = self.about.tensors(self._config.name)
+        return {
+            name: ChunkedTensor(dtype=specs[name].dtype, shape=specs[name].shape, parts=parts[name]) for name in specs
+        }
+
+    def _spans(self) -> Iterator[tuple[int, int]]:
+        rows = self._config.num_embeddings
+        return ((first, min(first + self._step, rows)) for first in range(0, rows, self._step))
+
+    def _floats(self, first: int, last: int) -> Tensor:
+        return finite(self._collection.rows(self._config.name, first, last)["weight"], f"table {self._config.name!r}")
+
+    def _rows(self) -> Iterator[Tensor]:
+        return (self._floats(*span) for span in self._spans())
+
+    def _slots(self) -> Iterator[Tensor]:
+        """The rows that are in slots."""
+        for first, last in self._spans():
+            begin, end = np.searchsorted(self._in_slots, [first, last])
+            if begin < end:
+                yield self._floats(first, last)[self._in_slots[begin:end] - first]
+
+    def _records(self, cached: CachedTables) -> Iterator[Tensor]:
+        codec = self.about.record
+        for first, last in self._spans():
+            records, home = cached.read_records(self._config.name, first, last)
+            weights = self._floats(first, last)
+            kept = np.ascontiguousarray(records[:, : codec.record_bytes])
+            others = np.flatnonzero(~home)
+            source = FloatRows.without_state(weights.contiguous().reshape(-1).cpu().numpy(), codec.width)
+            bad = codec.encode(source, others, kept, others, np.zeros(len(others), dtype=np.uint64), 0)
+            if bad >= 0:
+                raise CheckpointError(
+                    f"table {self._config.name!r}, row {first + int(others[bad])}: a weight that "
+                    f"{codec.config.kind} cannot hold; export an earlier checkpoint of the run"
+                )
+            yield torch.from_numpy(kept)
+
+
+def finite(tensor: Tensor, name: str) -> Tensor:
+    """The tensor, which must hold finite numbers."""
+    # A sum is finite where all are, and takes a twentieth of the time; it may be infinite where none is.
+    if not (torch.isfinite(tensor.sum()) or torch.isfinite(tensor).all()):
+        raise CheckpointError(f"{name} has a weight that is no finite number: export an earlier checkpoint of the run")
+    return tensor

@@ -67,7 +67,7 @@ def onnx_bytes(trained: TrainedModel) -> bytes:
         )
         assert program is not None
         content = program.model_proto
-    # Where this code lay and what torch called its parts is ignore_evaluations's business.
+    # Where this code lay and what torch called its parts is nobody's business.
     for part in (content, content.graph, *content.graph.node, *content.graph.value_info, *content.graph.initializer):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")

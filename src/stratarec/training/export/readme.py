@@ -22,7 +22,7 @@ manifest.json              how the model is built; bytes and hash (XXH3_128) of 
 network.safetensors        weights of the network
 tables.safetensors         a table of rows for each vocabulary
 vocabulary/                value, id (the row of its table) and count; values that are not there share the first rows;
-                           an id behind those without a value is ignore_evaluations's
+                           an id behind those without a value is nobody's
 
 These files are data. Scorer checks all of them, and runs nothing that is in them. What follows is for whoever scores
 without it. Names in quotes are fields of manifest.json; B samples, D "model"."embedding_dim".

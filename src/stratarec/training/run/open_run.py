@@ -19,7 +19,7 @@ from typing import Any
 import polars as pl
 import torch
 
-from stratarec.config.difference import first_difference
+from stratarec.config.validate import first_difference
 from stratarec.data.dataset.compatibility import feature_difference, input_difference
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import MANIFEST

@@ -26,10 +26,10 @@ import pydantic
 
 from stratarec.data.dataset.manifest import MANIFEST
 from stratarec.errors import CheckpointError, StorageError
-from stratarec.io import atomic, opening
+from stratarec.io import atomic
 from stratarec.io.atomic import file_hash
-from stratarec.io.lock import held
-from stratarec.io.scratch import READING, remove_abandoned
+from stratarec.io.owned_directory import directory_lock
+from stratarec.io.scratch import READING_PREFIX, remove_abandoned
 from stratarec.io.sealed import Count, Hash, Model, read_sealed
 from stratarec.models.calibration import LogitMap
 from stratarec.training import checkpoint
@@ -179,7 +179,7 @@ def prune(run: Path) -> list[Path]:
             checkpoint.remove(each)
         remaining += checkpoint.list_checkpoints(path / "checkpoints")
         if (path / DATA).is_dir():
-            with suppress(StorageError, OSError), held(path / DATA):
+            with suppress(StorageError, OSError), directory_lock(path / DATA):
                 remove(path / DATA)
             remaining += [path / DATA] if (path / DATA).exists() else []
     return remaining
@@ -188,7 +188,7 @@ def prune(run: Path) -> list[Path]:
 def remove(folder: Path) -> None:
     """Remove a period or its data at once."""
     # Renamed first: a process that is killed here leaves a name that `remove_leftovers` knows.
-    leaving = opening.temporary_name(folder)
+    leaving = atomic.temporary_name(folder)
     os.rename(folder, leaving)
     atomic.sync(folder.parent)
     atomic.remove_tree(leaving)
@@ -206,9 +206,9 @@ def remove_leftovers(run: Path) -> list[Path]:
 
     The caller has locked the run.
     """
-    opening.remove_leftovers(run)
+    atomic.remove_leftovers(run)
     recipe = read_recipe(run)
-    remove_abandoned(Path(tempfile.gettempdir()), READING)
+    remove_abandoned(Path(tempfile.gettempdir()), READING_PREFIX)
     for memory in (recipe.memory.block, recipe.memory.mapped):
         if memory is not None:
             remove_abandoned(Path(memory.path), recipe.scratch_prefix)

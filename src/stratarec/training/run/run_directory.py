@@ -24,12 +24,19 @@ import pydantic
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import CheckpointError, ConfigError, StorageError
-from stratarec.io.atomic import file_hash
-from stratarec.io.lock import held
-from stratarec.io.opening import remove_leftovers
-from stratarec.io.owned_directory import Kind, claim, state
-from stratarec.io.replace import aside, put_back, recover, remove, set_aside
-from stratarec.io.sealed import Count, Hash, Model, own_file, read_sealed, write_sealed
+from stratarec.io.atomic import file_hash, remove_leftovers
+from stratarec.io.owned_directory import (
+    DirectoryKind,
+    claim,
+    directory_lock,
+    directory_state,
+    move_aside,
+    recover_replacement,
+    remove_directory,
+    replaced_path,
+    restore_replaced,
+)
+from stratarec.io.sealed import Count, Hash, Model, read_sealed, regular_file_below, write_sealed
 from stratarec.models.calibration import LogitMap
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
@@ -42,7 +49,7 @@ PLAN = "plan.json"
 REPORT = "report.html"
 TRACE = "trace.json"
 FILES = "files.json"
-RUN = Kind(
+RUN = DirectoryKind(
     name="run",
     field="train.run",
     content=(
@@ -72,7 +79,7 @@ def opened(directory: RunDirectory, mesh: Mesh, *, resume: bool, overwrite: bool
 
 def recover_run(path: Path) -> None:
     """Complete or undo a replacement of the run at `path` that was interrupted."""
-    recover(path, RUN, lambda path: bool(checkpoint.list_checkpoints(path / "checkpoints")))
+    recover_replacement(path, RUN, lambda path: bool(checkpoint.list_checkpoints(path / "checkpoints")))
 
 
 class RunDirectory:
@@ -101,25 +108,25 @@ class RunDirectory:
             raise ConfigError("--resume goes on with a run and --overwrite removes it: pass one of them")
         recover_run(self.path)
         with ExitStack() as stack:
-            earlier = state(self.path, RUN) == "ours"
+            earlier = directory_state(self.path, RUN) == "ours"
             for part in (self.checkpoints, self.path / "tensorboard"):
                 if part.is_symlink():  # it may lead to another run's, which would be pruned as this one's
                     raise StorageError(f"{part} is a link, expected a directory: name the run's own place in train.run")
             if earlier:
-                stack.enter_context(held(self.path))
+                stack.enter_context(directory_lock(self.path))
             if earlier and overwrite:
-                set_aside(self.path, RUN)
+                move_aside(self.path, RUN)
                 self._replaced = True
             try:
                 found = self._found(resume)
                 claim(self.path, RUN)
                 if self._replaced or not earlier:
-                    stack.enter_context(held(self.path))
+                    stack.enter_context(directory_lock(self.path))
                 remove_leftovers(self.path)
                 yield found
             finally:
                 if self._replaced:
-                    put_back(self.path, RUN)
+                    restore_replaced(self.path, RUN)
 
     def _found(self, resume: bool) -> Path | None:
         checkpoint.recover(self.checkpoints)
@@ -145,7 +152,7 @@ class RunDirectory:
         """The run can be gone on with: an earlier one that it replaces is removed."""
         if self._replaced:
             self._replaced = False
-            remove(aside(self.path))
+            remove_directory(replaced_path(self.path))
 
 
 FORMAT: Literal[2] = 2
@@ -253,7 +260,7 @@ def check_hashes(run: Path) -> list[Path]:
     found = read_sealed(run / FILES, RunFiles, advice, CheckpointError)
     for name, expected in found.hashes.items():
         try:
-            fits = file_hash(own_file(run, name)) == expected
+            fits = file_hash(regular_file_below(run, name)) == expected
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{error}; {advice}") from error
         if not fits:

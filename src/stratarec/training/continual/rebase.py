@@ -30,7 +30,7 @@ from stratarec.embedding.tables.base import TableGroup
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import file_hash
-from stratarec.io.sealed import validated, write_sealed
+from stratarec.io.sealed import validate, write_sealed
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast
 from stratarec.planning.plan import Plan
@@ -138,7 +138,7 @@ def commit_change(
                 "dense": {},
                 "auc": {"low": None, "high": None, "before": None},
             }
-            found = validated(Period, content, kind, periods.ADVICE, CheckpointError)
+            found = validate(Period, content, kind, periods.ADVICE, CheckpointError)
             write_sealed(work / periods.PERIOD, found.to_dict())
             chain.commit(work, final)
         return found, periods.prune(run)

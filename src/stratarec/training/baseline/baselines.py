@@ -90,7 +90,7 @@ def read_baselines(dataset: Dataset) -> Baselines | None:
     return found
 
 
-def beside(dataset: Dataset, split: str, figures: Mapping[str, Any] | None) -> list[str]:
+def compare_with_baselines(dataset: Dataset, split: str, figures: Mapping[str, Any] | None) -> list[str]:
     """Lines for whoever reads a model's `figures` of a split: a method each, whether it is better, and what to try.
 
     Nothing where methods have no such figures; what is wrong with ``baseline.json`` is said and ends nothing.

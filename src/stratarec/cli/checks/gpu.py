@@ -1,6 +1,6 @@
-"""Whether a GPU gives what the CPU gives: each operation, trainings, transfers under load.
+"""Verify a GPU against the CPU: single operations, trainings, and transfers during computation; measure its speed.
 
-Shapes: B samples, R runs of them, D width.
+Shapes: B samples, R runs of equal samples, D width.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
-from stratarec.cli.doctor.finding import Finding
-from stratarec.config.units import readable
+from stratarec.cli.checks.machine import Finding
+from stratarec.config.units import format_bytes
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.kernels.attention import Pairs, pair_pool, pair_products, pair_sums
 from stratarec.kernels.interaction import dot_interaction, run_interaction
@@ -32,35 +32,35 @@ from stratarec.training.steps.step import Stages
 from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 _EXACT, _ROUNDED = 1e-5, 3e-3
-"""Largest allowed difference from the CPU in float32 and in bf16: of losses, and relative of results of operations."""
+"""Largest allowed difference from the CPU in float32 and in bf16: absolute for losses, relative for operations."""
 _DRIFT = 1e-3
-"""Largest allowed mean difference between the float32 losses of two whole trainings.
+"""Largest allowed mean difference between the float32 losses of two complete trainings.
 
-A GPU adds in another order than the CPU, and training amplifies that: with Adam on all rows, losses of correct devices
-were 3e-4 apart after 200 steps. So a device is judged by single steps from equal weights (`_EXACT`) first.
+A GPU adds in another order than the CPU, and training amplifies the difference: with Adam on all rows, the losses of
+correct devices differed by 3e-4 after 200 steps. Single steps from equal weights (`_EXACT`) are the stricter test.
 """
 _FRESH_MODELS = 8
-"""Models of different seeds from which single steps are compared."""
+"""Number of models, with different seeds, whose single steps are compared."""
 _ROWS = {"item": 500, "place": 20}
 Operation: TypeAlias = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 class Sizes(NamedTuple):
-    """How much is done."""
+    """Amount of work."""
 
     steps: int = 200
     batch: int = 512
     transfer_bytes: int = 1 << 30
-    """More than the last-level cache of a GPU (50 MB on an H100), so that memory itself is measured."""
+    """Larger than the last-level cache of a GPU (50 MB on an H100), so that its memory is measured."""
     matrix_edge: int = 8192
-    """Large enough that a product takes far longer than the wait for its end."""
+    """Large enough that the product takes much longer than waiting for its end."""
 
 
-WHOLE = Sizes()
+FULL = Sizes()
 
 
-def verify(device: torch.device, sizes: Sizes = WHOLE) -> Iterator[tuple[Finding, dict[str, float]]]:
-    """What was found of a device, one after another, and figures to be kept; a finding with a change is a failure."""
+def verify(device: torch.device, sizes: Sizes = FULL) -> Iterator[tuple[Finding, dict[str, float]]]:
+    """Verify a device; yield findings and measurements to record. A finding with a change is a failure."""
     yield _operations(device), {}
     for config in _models():
         for precision in ("float32", "bf16"):
@@ -71,11 +71,11 @@ def verify(device: torch.device, sizes: Sizes = WHOLE) -> Iterator[tuple[Finding
 
 def _operations(device: torch.device) -> Finding:
     worst, name = max((_difference(operate, inputs, device), name) for name, (operate, inputs) in _cases().items())
-    said = f"{len(_cases())} operations and their gradients, at most {worst:.1e} from the CPU ({name})"
-    return Finding("operations", said, "" if worst <= _EXACT else f"{name} differs by more than {_EXACT:g}: {_REPORT}")
+    state = f"{len(_cases())} operations and their gradients, largest difference from the CPU {worst:.1e} ({name})"
+    return Finding("operations", state, "" if worst <= _EXACT else f"{name} differs by more than {_EXACT:g}: {_REPORT}")
 
 
-_REPORT = "leave train.device at cpu, and report this with the output of `stratarec doctor --gpu`"
+_REPORT = "use train.device=cpu, and report this with the output of `stratarec doctor --gpu`"
 
 
 def _cases() -> Mapping[str, tuple[Operation, Sequence[Tensor]]]:
@@ -124,17 +124,17 @@ def _of_runs(dense: Tensor, pooled: Tensor, runs: Runs) -> tuple[Tensor, ...]:
 
 
 def _difference(operate: Operation, inputs: Sequence[Tensor], device: torch.device) -> float:
-    """Of outputs and gradients, the largest relative to the largest number of each."""
-    found = []
+    """Return the largest difference of outputs and gradients, relative to the largest number of each."""
+    results = []
     for where in (CPU, device):
-        given = [each.to(where).requires_grad_() for each in inputs]
-        out = operate(*given)
+        leaves = [tensor.to(where).requires_grad_() for tensor in inputs]
+        out = operate(*leaves)
         outs = out if isinstance(out, tuple) else (out,)
-        total = sum((each * each.detach().sin()).sum() for each in outs)
+        total = sum((tensor * tensor.detach().sin()).sum() for tensor in outs)
         assert isinstance(total, Tensor)
-        gradients = torch.autograd.grad(total, given)
-        found.append([each.detach().cpu() for each in (*outs, *gradients)])
-    pairs = [(one[:, : other.shape[1]] if one.dim() == 2 else one, other) for one, other in zip(*found, strict=True)]
+        gradients = torch.autograd.grad(total, leaves)
+        results.append([tensor.detach().cpu() for tensor in (*outs, *gradients)])
+    pairs = [(one[:, : other.shape[1]] if one.dim() == 2 else one, other) for one, other in zip(*results, strict=True)]
     return max(float((one - other).abs().max() / one.abs().max().clamp(min=1)) for one, other in pairs)
 
 
@@ -147,7 +147,7 @@ def _models() -> list[Any]:
 
 
 def _trainings(config: Any, precision: Any, device: torch.device, sizes: Sizes) -> Finding:
-    """Compare losses of the device with those of the CPU: single steps from equal weights, then whole trainings."""
+    """Compare losses with those of the CPU: single steps from equal weights, then complete trainings."""
     train = TrainConfig(precision=precision, clip_norm=10.0)
     limit, drift_limit = (_EXACT, _DRIFT) if precision == "float32" else (_ROUNDED, _ROUNDED)
     # The second loss of a model shows its first update.
@@ -158,14 +158,13 @@ def _trainings(config: Any, precision: Any, device: torch.device, sizes: Sizes) 
     )
     expected, one, other = (_losses(config, train, where, sizes, sizes.steps) for where in (CPU, device, device))
     drift = sum(abs(left - right) for left, right in zip(expected, one, strict=True)) / len(one)
-    same = "the same" if one == other else "other"
     description = (
-        f"single steps at most {single:.1e} from the CPU, {sizes.steps} steps {drift:.1e} on average, "
-        f"{same} bits in a second run"
+        f"difference from the CPU at most {single:.1e} in single steps, {drift:.1e} on average over {sizes.steps} "
+        f"steps; a second run is {'identical' if one == other else 'different'}"
     )
     change = ""
     if one != other:
-        change = f"two runs have different bits: {_REPORT}"
+        change = f"two runs give different losses: {_REPORT}"
     elif not single <= limit:
         change = f"losses of single steps differ by more than {limit:g}: {_REPORT}"
     elif not drift <= drift_limit:
@@ -188,8 +187,8 @@ def _losses(
     model = build_model(config, schema, _ROWS, seed=seed, click_rates=[0.5])
     model.place(device)
     model.train()
-    nothing: Any = None  # batches are not read from anywhere
-    stages = Stages(model, build_optimizer(train.dense, model.network), train, nothing)
+    loader: Any = None  # the batches are generated here
+    stages = Stages(model, build_optimizer(train.dense, model.network), train, loader)
     with torch_settings(seed=1):
         try:
             return [stages.train(step, _batch(sizes.batch, step)).loss for step in range(steps)]
@@ -215,59 +214,60 @@ def _batch(size: int, step: int) -> Batch:
 
 
 def _transfers(device: torch.device, rounds: int = 64) -> tuple[Finding, dict[str, float]]:
-    """Numbers that go up and down while the device computes."""
+    """Verify transfers to and from the device while it computes."""
     transfers, wrong = transfers_of(device), 0
     busy = torch.randn(256, 256).to(device)
     for number in range(rounds):
         host = transfers.empty(1 << 16)
         host.copy_(torch.arange(1 << 16) + number)
-        expected, found = host.clone(), transfers.up(host)
+        expected, copy = host.clone(), transfers.up(host)
         del host
         busy = (busy @ busy).tanh()
-        back = transfers.down(found * 2)
+        back = transfers.down(copy * 2)
         if number % 4 == 3:
             transfers.wait()
             wrong += not torch.equal(back, expected * 2)
-    change = f"{wrong} of {rounds // 4} arrived damaged: {_REPORT}" if wrong else ""
-    return Finding("transfers", f"{rounds} up and down while it computed", change), {}
+    change = f"{wrong} of {rounds // 4} checked transfers were wrong: {_REPORT}" if wrong else ""
+    return Finding("transfers", f"{rounds} in each direction during computation", change), {}
 
 
 def _speeds(device: torch.device, sizes: Sizes) -> tuple[Finding, dict[str, float]]:
     """Measure `DeviceFigures`: transfers of pinned memory, gathers of random rows, products of square matrices."""
     transfers, memory = transfers_of(device), memory_bytes(device)
-    # The transfers' buffers and the gathered rows together are three times `size`.
+    # Transfer buffers and gathered rows together take three times `size`.
     size = min(sizes.transfer_bytes, memory // 8 // 256 * 256) if memory else sizes.transfer_bytes
     edge = min(sizes.matrix_edge, math.isqrt(size // 8))
     host = transfers.empty(size // 4).fill_(1.0)
-    there, square = transfers.up(host), transfers.up(torch.full((edge, edge), 1 / edge))
-    rows = there[: size // 256 * 64].view(-1, 64)
+    copy, square = transfers.up(host), transfers.up(torch.full((edge, edge), 1 / edge))
+    rows = copy[: size // 256 * 64].view(-1, 64)
     places = transfers.up(torch.randperm(len(rows)))
 
     def rate(work: float, move: Callable[[], object]) -> float:
         shortest = float("inf")
         for _ in range(4):
-            transfers.down(there[:1])
+            transfers.down(copy[:1])
             transfers.wait()
-            began = time.perf_counter()
+            start = time.perf_counter()
             move()
             transfers.wait()
-            shortest = min(shortest, time.perf_counter() - began)
+            shortest = min(shortest, time.perf_counter() - start)
         return work / shortest
 
-    def multiplied(matrix: Tensor) -> Tensor:
+    def multiply(matrix: Tensor) -> Tensor:
         return transfers.down((matrix @ matrix)[:1, :1])
 
     narrow, products = square.bfloat16(), 2.0 * edge**3
-    found = {
-        "float32_flops": rate(products, lambda: multiplied(square)),
-        "bf16_flops": rate(products, lambda: multiplied(narrow)),
+    measured = {
+        "float32_flops": rate(products, lambda: multiply(square)),
+        "bf16_flops": rate(products, lambda: multiply(narrow)),
         "up_bytes": rate(size, lambda: transfers.down(transfers.up(host)[:1])),
-        "down_bytes": rate(size, lambda: transfers.down(there)),
+        "down_bytes": rate(size, lambda: transfers.down(copy)),
         "row_bytes": rate(size, lambda: transfers.down(rows.index_select(0, places)[:1])),
         "memory_bytes": float(memory),
     }
-    said = (
-        f"up {readable(round(found['up_bytes']))}/s, down {readable(round(found['down_bytes']))}/s from pinned memory; "
-        f"{found['float32_flops'] / 1e12:.3g} TFLOP/s float32, {found['bf16_flops'] / 1e12:.3g} bf16"
+    up, down = (format_bytes(round(measured[name])) for name in ("up_bytes", "down_bytes"))
+    state = (
+        f"{up}/s to the device, {down}/s back, from pinned memory; {measured['float32_flops'] / 1e12:.3g} TFLOP/s "
+        f"float32, {measured['bf16_flops'] / 1e12:.3g} bf16"
     )
-    return Finding("speed", said), found
+    return Finding("speed", state), measured

@@ -1,1 +1,0 @@
-"""All that can be checked of something that StrataRec wrote."""

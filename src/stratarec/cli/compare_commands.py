@@ -1,0 +1,91 @@
+"""`stratarec compare` and `stratarec baseline`: compare runs with each other, and with simpler methods."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stratarec.cli.arguments import Subcommand, add_json, add_recipe, print_json, print_lines, progress_of
+
+if TYPE_CHECKING:
+    from stratarec.data.dataset.dataset import Dataset
+    from stratarec.recipe import Recipe
+
+
+def _compare_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("runs", nargs="+", metavar="run", help="directories of runs, as written by `train`")
+    add_json(command)
+    command.add_argument("-o", "--output", metavar="FILE", help="also write an HTML page with the learning curves")
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Show runs side by side."""
+    from stratarec.io.atomic import check_output
+    from stratarec.training.compare import RunComparison
+
+    if args.output:
+        check_output(Path(args.output).resolve(), ".html")
+    contest = RunComparison.read(args.runs)
+    if args.json:
+        print_json(contest.to_dict())
+    else:
+        from stratarec.reporting.compare_page import print_contest
+
+        print_contest(contest.to_dict())
+    if args.output:
+        from stratarec.reporting.compare_page import write_contest
+
+        write_contest(Path(args.output), contest.to_dict(), contest.courses)
+        print_lines(*([] if args.json else [f"report {args.output}"]))
+
+
+def baseline(args: argparse.Namespace) -> None:
+    """Fit logistic regression and LightGBM on the prepared data of a recipe."""
+    from stratarec.data.dataset.compatibility import check_prepared
+    from stratarec.data.dataset.dataset import Dataset
+    from stratarec.recipe import Recipe
+    from stratarec.training.baseline.baselines import compare_with_baselines
+    from stratarec.training.baseline.fit_methods import check_installed, fit_methods
+
+    check_installed()
+    recipe, progress = Recipe.load(args.recipe, args.overrides), progress_of(args)
+    dataset = Dataset.open(recipe.data.path)
+    if warning := check_prepared(recipe.data, dataset):
+        progress.say(warning)
+    fit_methods(dataset, progress, seed=recipe.train.seed, threads=recipe.train.threads)
+    split = "test" if dataset.samples("test") else "valid"
+    metrics = _test_metrics(recipe, dataset) if split == "test" else None
+    if metrics is not None:
+        print_lines(f"{recipe.run}: test AUC {metrics['auc']:.4f}, log loss {metrics['log_loss']:.4f}")
+    print_lines(*compare_with_baselines(dataset, split, metrics), *dataset.suspicions)
+    print_lines(f"wrote {dataset.path / 'baseline.json'}; `train` and `evaluate` compare models with it")
+
+
+def _test_metrics(recipe: Recipe, dataset: Dataset) -> dict[str, Any] | None:
+    """Return the test metrics of the recipe's run on the same data, or None if there are none."""
+    from stratarec.training import checkpoint
+    from stratarec.training.run.run_directory import read_result
+
+    result = read_result(recipe.run)
+    if result is None or result.test is None or result.test["auc"] is None:
+        return None
+    tested = checkpoint.read_state(recipe.run / "checkpoints" / result.checkpoint)["identity"]["dataset"]
+    return dict(result.test) if tested == dataset.fingerprint else None
+
+
+COMPARE = Subcommand(
+    name="compare",
+    text="Compare runs: metrics, steps, time, memory, and the recipe fields in which they differ.",
+    example="stratarec compare runs/small runs/large -o runs.html",
+    options=_compare_options,
+    run=compare,
+)
+BASELINE = Subcommand(
+    name="baseline",
+    text="Fit logistic regression and LightGBM on the prepared splits of a recipe, as a baseline for models (needs "
+    "stratarec[baseline]). Reports of runs on this data set show the comparison. Data larger than 2 GiB is subsampled.",
+    example="stratarec baseline clicks.yaml",
+    options=add_recipe,
+    run=baseline,
+)

@@ -1,1 +1,0 @@
-"""A run that goes on after it has ended: `continue`, `forget`, `rebase`, `revert`."""

@@ -1,0 +1,193 @@
+"""`stratarec prepare` and `stratarec profile`: write a prepared data set, and measure it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stratarec.cli.arguments import SPLITS, Subcommand, add_json, add_recipe, print_json, print_lines, progress_of
+from stratarec.errors import ConfigError
+from stratarec.io.names import visible
+
+if TYPE_CHECKING:
+    from stratarec.data.dataset.dataset import Dataset
+    from stratarec.data.prepare.executor import Executor
+    from stratarec.hot.calibrator import HotProfile
+
+
+def _prepare_options(command: argparse.ArgumentParser) -> None:
+    add_recipe(command)
+    add_json(command)
+    command.add_argument(
+        "--overwrite", action="store_true", help="replace a data set that was made from other logs or settings"
+    )
+    command.add_argument(
+        "--ray",
+        metavar="CLUSTER",
+        help="run on a Ray cluster whose machines share the paths of logs and data set: auto for this machine's "
+        "cluster, HOST:PORT, or local[:N] for N processes on this machine (needs stratarec[ray])",
+    )
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Turn raw logs into a prepared data set."""
+    from stratarec.data.prepare.prepare import prepare as run
+    from stratarec.recipe import Recipe
+
+    recipe = Recipe.load(args.recipe, args.overrides)
+    with _executor(args.ray) as executor:
+        dataset = run(
+            recipe.data,
+            name=recipe.name,
+            overwrite=args.overwrite,
+            progress=progress_of(args),
+            executor=executor,
+        )
+    if args.json:
+        print_json(
+            {
+                "dataset": str(dataset.path),
+                "samples": {split: dataset.samples(split) for split in dataset.splits},
+                "labels": {
+                    split: {name: count.to_dict() for name, count in dataset.label_counts(split).items()}
+                    for split in dataset.splits
+                },
+                "rows": dataset.table_rows(),
+                "bad_rows": dataset.about.bad_rows,
+                "suspicions": dataset.suspicions,
+            }
+        )
+        return
+    for split in dataset.splits:
+        rates = "".join(
+            f", {count.positives / count.known:.2%} positive"
+            + (f" ({visible(label)})" if dataset.schema.labels else "")
+            for label, count in dataset.label_counts(split).items()
+            if count.known
+        )
+        print_lines(f"{split:6} {dataset.samples(split):>12,} samples{rates}")
+    print_lines(f"tables {len(dataset.vocabularies):>12,}, {sum(dataset.table_rows().values()):,} rows")
+    print_lines(*dataset.suspicions)
+    if dataset.about.leaks:
+        print_lines("  a column that is only known after the label cannot help: remove it from data.source.schema")
+    if dataset.about.bad_rows:
+        print_lines(f"skipped {dataset.about.bad_rows:,} bad rows")
+    print_lines(f"prepared {dataset.path}")
+
+
+def _executor(address: str | None) -> AbstractContextManager[Executor | None]:
+    if address is None:
+        return nullcontext()
+    from stratarec.data.prepare.ray_executor import on_ray
+
+    return on_ray(address)
+
+
+def _profile_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("dataset", help="prepared data set")
+    command.add_argument("--split", choices=SPLITS, default="train", help="split to measure (default: train)")
+    command.add_argument("--batch-size", type=int, default=4096, help="samples per batch (default: 4096)")
+    command.add_argument("--batches", type=int, default=20, help="number of batches to measure (default: 20)")
+    command.add_argument("-o", "--output", help="HTML report (default: next to the data set)")
+    hot = command.add_argument_group("hot rows: the rows that make best use of a memory budget")
+    hot.add_argument(
+        "--hot",
+        metavar="BYTES",
+        help="memory for weights and optimizer state of hot rows, such as 64MiB; writes a .hot.json file",
+    )
+    hot.add_argument("--dim", type=int, default=16, metavar="D", help="embedding dimension (default: 16)")
+    hot.add_argument(
+        "--optimizer", default="rowwise_adagrad", metavar="KIND", help="row optimizer (default: rowwise_adagrad)"
+    )
+    hot.add_argument(
+        "--classify",
+        action="store_true",
+        help="count the inputs that need only hot rows in every split, instead of estimating them from a sample",
+    )
+
+
+def profile(args: argparse.Namespace) -> None:
+    """Measure repeated values, reuse of rows and hot rows, and report them as tables and HTML."""
+    from stratarec.data.dataset.dataset import Dataset
+    from stratarec.data.duplication import profile as measure_duplication
+    from stratarec.embedding.optimizers import RowOptimizerConfig
+    from stratarec.hot.calibrator import budgets, warn_inherited_ids
+    from stratarec.hot.reuse import measure_drift, measure_reuse
+    from stratarec.hot.selection import row_bytes_of
+    from stratarec.io.atomic import check_output
+    from stratarec.reporting.profile_page import print_drift, print_hot, print_profile, print_reuse, write_profile
+    from stratarec.training.torch_setup import torch_settings
+
+    dataset = Dataset.open(args.dataset, verify="used")
+    folder = dataset.path.resolve()
+    output = Path(args.output or folder.with_name(f"{folder.name}-profile.html"))
+    check_output(output, ".html")
+    if args.classify and args.hot is None:
+        raise ConfigError("--classify requires --hot BYTES")
+    # Batches are only counted: several torch threads would wait for each other longer than they work.
+    with dataset.locked(), torch_settings(threads=1):
+        row_bytes = row_bytes_of(dataset, args.dim, RowOptimizerConfig(kind=args.optimizer))
+        hot = None if args.hot is None else _profile_hot(args, dataset, row_bytes, output.with_suffix(".hot.json"))
+        hot_inputs = _classify(args, dataset, hot, output) if hot is not None and args.classify else []
+        duplication = measure_duplication(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
+        reuse = measure_reuse(dataset, args.split, batch_size=args.batch_size, progress=progress_of(args))
+        drift = measure_drift(dataset, args.split)
+        points = budgets(dataset, row_bytes) if hot is None else hot.points
+    print_profile(duplication)
+    print_reuse(reuse)
+    print_drift(drift)
+    if hot is not None:
+        remark = warn_inherited_ids(dataset)
+        print_hot(hot, [*hot_inputs, *([f"note: {remark}"] if remark else [])])
+    write_profile(output, duplication, reuse, points, hot, drift)
+    print_lines(f"report {output}")
+
+
+def _profile_hot(args: argparse.Namespace, dataset: Dataset, row_bytes: Mapping[str, int], output: Path) -> HotProfile:
+    """Choose the hot rows, and write them to `output`."""
+    from stratarec.config.units import parse_bytes
+    from stratarec.hot.calibrator import calibrate
+    from stratarec.io.atomic import check_output
+
+    check_output(output)
+    hot = calibrate(dataset, row_bytes, parse_bytes(args.hot, "--hot"))
+    hot.write(output)
+    print_lines(f"hot rows {output}")
+    return hot
+
+
+def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile, report: Path) -> list[str]:
+    """Count the hot inputs of each split; the counts are written next to `report`."""
+    from stratarec.hot.hot_loader import classify
+    from stratarec.hot.selection import parts_of
+
+    parts, lines = parts_of(dataset, profile.row_bytes), []
+    hot = profile.hot(parts)
+    for split in dataset.splits:
+        if samples := dataset.samples(split):
+            path = report.with_suffix(f".hot-{split}.json")
+            inputs = classify(dataset, parts, hot, split, path, progress_of(args)).inputs
+            lines.append(f"{split:6} {inputs:>12,} of {samples:,} inputs are hot, {inputs / samples:.2%}")
+    return lines
+
+
+PREPARE = Subcommand(
+    name="prepare",
+    text="Turn raw logs into a prepared data set. Resumes where an interrupted call stopped. Values in names of "
+    "folders (day=2024-01-31/) are not read as columns.",
+    example="stratarec prepare criteo.yaml 'data.source.paths=[day_*.gz]'",
+    options=_prepare_options,
+    run=prepare,
+    resumable=True,
+)
+PROFILE = Subcommand(
+    name="profile",
+    text="Measure how often values repeat in sessions and batches, what deduplication saves, how often rows are used "
+    "again, which hit rates caches would reach, and which rows are hot.",
+    example="stratarec profile data/globo --batch-size 4096 --hot 64MiB",
+    options=_profile_options,
+    run=profile,
+)
