@@ -216,7 +216,7 @@ class TowerNetwork(Network):
                 vectors.append(columns[:, : count * self.width].reshape(columns.shape[0], count, self.width))
             if columns.shape[1] > count * self.width:
                 numbers.append(columns[:, count * self.width :])
-        joined = torch.cat(vectors, dim=1) if vectors else outputs[0].new_empty(len(outputs[0]), 0, self.width)
+        joined = torch.cat(vectors, dim=1) if vectors else outputs[0].new_empty(outputs[0].shape[0], 0, self.width)
         if self._order is not None:
             joined = chosen(joined, self._order)
         logits: Tensor = self.score(dense, joined, None, *([torch.cat(numbers, dim=1)] if numbers else []))

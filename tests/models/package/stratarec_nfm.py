@@ -13,7 +13,7 @@ from stratarec.models import Fields, Runs, Score, Terms, VectorsConfig
 
 @dataclass(frozen=True, kw_only=True)
 class NFMConfig(VectorsConfig):
-    """What a recipe says of an nfm, beside what it says of every model."""
+    """Recipe fields of an nfm, in addition to those of every model."""
 
     kind: Literal["nfm"] = "nfm"
     first_order: ClassVar[bool] = True
