@@ -29,7 +29,7 @@ from stratarec.planning.config import MemoryConfig
 from stratarec.planning.machine import measure_tiers
 from stratarec.planning.placement import make_hot_plan
 from stratarec.recipe import Recipe
-from stratarec.reporting.step_time import StepTime
+from stratarec.reporting.step_time import MeasuredStep
 from stratarec.training.forecast import forecast_step
 from stratarec.training.trainer import Trainer
 
@@ -135,7 +135,7 @@ def cell(name: str, config: PrepareConfig, folder: Path, shorter: int) -> dict[s
     # The machine's own speed changes by a fifth within minutes: planned before and after, it is that of the training.
     later = forecast_step(recipe, dataset, plan)
     planned_step, drift = (planned.total + later.total) / 2, later.network / planned.network
-    took = StepTime.of(asdict(trainer.state))
+    took = MeasuredStep.of(asdict(trainer.state))
     assert took is not None
     stages = {stage.name: stage.seconds for stage in (*took.stages, *took.ahead)}
     compute = stages["looking up rows"] + stages["updating rows"]

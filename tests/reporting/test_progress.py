@@ -12,7 +12,7 @@ import pytest
 
 from stratarec.progress import SilentProgress
 from stratarec.reporting.progress import JsonProgress, NotebookProgress, TaskSpeed, progress_of_notebook
-from stratarec.reporting.step_time import StepTime
+from stratarec.reporting.step_time import MeasuredStep
 
 
 def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:
@@ -98,7 +98,7 @@ USUAL = {
 
 
 def test_a_step_is_the_sum_of_its_stages() -> None:
-    found = StepTime.of(position(**USUAL))
+    found = MeasuredStep.of(position(**USUAL))
     assert found is not None
     assert found.seconds == pytest.approx(1.0)
     assert [stage.share for stage in found.stages] == pytest.approx([0.1, 0.05, 0.2, 0.4, 0.1, 0.1, 0.05])
@@ -107,4 +107,4 @@ def test_a_step_is_the_sum_of_its_stages() -> None:
     assert slowest == "slowest part of a step: network, backward (400 ms, 40% of 1,000 ms); all steps took 10 s"
     assert "at most 30% of a step" in memory
     assert "more memory saves no time" in list(found.verdict(cached=False))[1]
-    assert StepTime.of(position()) is None
+    assert MeasuredStep.of(position()) is None

@@ -121,6 +121,7 @@ class MemoryConfig:
     state: Literal["fp32", "bf16"] = "fp32"
     """Precision of the optimizer state of rows at rest."""
     cache: CacheConfig = field(default_factory=CacheConfig)
+    """Float32 cache over rows at rest."""
     lookahead: int = 1
     """Batches that are staged ahead of the one that trains; 0 stages each batch when it is needed."""
 

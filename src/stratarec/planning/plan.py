@@ -334,26 +334,6 @@ class Comparison:
         return self.off > TOLERANCE or self.used < (1 - TOLERANCE) * (self.predicted - self.reserve)
 
 
-def compare(plan: Plan, measured: Parts) -> list[Comparison]:
-    """Compare every part that the plan or `measured` names, in the order of the plan.
-
-    Parameters
-    ----------
-    measured : mapping
-        ``memory -> part -> bytes`` over all tables, with the part names of `planning.bytes`.
-    """
-    comparisons = []
-    for memory in MEMORIES:
-        planned, used = plan.bytes.get(memory, {}), measured.get(memory, {})
-        for part in dict.fromkeys((*planned, *used)):
-            size = planned.get(part, 0)
-            reserve = size if part in RESERVES else 0
-            comparisons.append(
-                Comparison(memory=memory, part=part, predicted=size, used=used.get(part, 0), reserve=reserve)
-            )
-    return comparisons
-
-
 def compare_totals(plan: Plan, measured: Mapping[Memory, int]) -> list[Comparison]:
     """Compare the total of each memory that the plan may use; `measured` is ``memory -> bytes``."""
     parts = plan.bytes

@@ -29,7 +29,7 @@ from stratarec.reporting.html import (
 )
 from stratarec.reporting.metric_texts import INTERVAL, by_label, interval, show, shown, verdict
 from stratarec.reporting.plan_page import COMPARED, cached_tables, comparison_rows, levels
-from stratarec.reporting.step_time import StepTime, predicted_times
+from stratarec.reporting.step_time import MeasuredStep, predicted_times
 
 # Fewer points than this are marked, so that a line between two points is not mistaken for data.
 _MARKED = 30
@@ -73,7 +73,7 @@ def write_report(
         _throughput(position),
     )
     charts = [chart for chart in drawings if chart is not None]
-    time, cached = StepTime.of(position), bool(result["caches"])
+    time, cached = MeasuredStep.of(position), bool(result["caches"])
     write_html(
         path,
         "run.html.jinja",

@@ -31,7 +31,7 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime:
+class MeasuredStep:
     """Mean time of a step of a run, and of its stages."""
 
     seconds: float
@@ -43,7 +43,7 @@ class StepTime:
     """Work of other threads for later steps, at the same time."""
 
     @classmethod
-    def of(cls, position: Position) -> StepTime | None:
+    def of(cls, position: Position) -> MeasuredStep | None:
         """Compute the times from the seconds that a run counted; None if it has no timed step."""
         timed = position["trained_samples"] - position["untimed_samples"]
         steps = position["step"] * timed / max(position["trained_samples"], 1)
@@ -122,7 +122,7 @@ class StepTime:
         )
 
 
-def predicted_times(plan: Plan | None, time: StepTime | None) -> ShownTable:
+def predicted_times(plan: Plan | None, time: MeasuredStep | None) -> ShownTable:
     """Compare the embedding part of a step, as planned and as measured."""
     heads = ("embedding work of a step", "planned", "measured", "measured / planned")
     if plan is None or time is None:
