@@ -19,10 +19,10 @@ def test_the_time_left_follows_from_what_is_done_once_it_runs() -> None:
     pace = TaskSpeed()
     # Nothing before the first unit counts: the clock of a pace starts there.
     pace.add(20.0, 1)
-    assert pace.left(100) is None
+    assert pace.remaining(100) is None
     for step in range(1, 11):
         pace.add(20.0 + 0.1 * step, 1 + step)
-    assert pace.left(100) == pytest.approx(10.0)
+    assert pace.remaining(100) == pytest.approx(10.0)
 
 
 def test_lines_of_json_say_what_is_done_and_what_is_left(
