@@ -46,7 +46,7 @@ BUDGETS = {
     "cli": 3_850,
     "training": 6_600,
     "recipe": 450,
-    "planning": 2_310,
+    "planning": 2_330,
     "distributed": 2_250,
     "serving": 1_200,
     "reporting": 2_100,

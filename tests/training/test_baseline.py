@@ -162,7 +162,7 @@ def test_regression_finds_what_values_add_and_heeds_validation(home: Path) -> No
 def test_a_baseline_is_told_by_train_evaluate_reports_and_check(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe, run = str(home / "r.yaml"), str(home / "run")
     assert main(["train", recipe, "-q"]) == 0
-    assert "beside it: not known; `stratarec baseline`" in capsys.readouterr().out
+    assert "baselines: none fitted yet; run `stratarec baseline`" in capsys.readouterr().out
     assert main(["baseline", recipe, "-q", "train.threads=1"]) == 0
     said = capsys.readouterr().out
     dataset = Dataset.open(home / "data")

@@ -1,8 +1,8 @@
-"""The fields of a recipe that are searched, and what values they may have: ``field=uniform(0, 0.5)``.
+"""Search space of `stratarec tune`: recipe fields and their possible values, such as ``field=uniform(0, 0.5)``.
 
-uniform(LOW, HIGH)     a number between the two, evenly; a whole one where the field is of whole numbers
-log(LOW, HIGH)         likewise, evenly by its logarithm
-choice(A, B, ...)      one of some values, which may be lists: choice([64], [256, 64])
+uniform(LOW, HIGH)     a number in the range, uniform; a whole number for a field of whole numbers
+log(LOW, HIGH)         a number in the range, with uniform logarithm
+choice(A, B, ...)      one of the values, which may be lists: choice([64], [256, 64])
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Values = Mapping[str, Any]
 
 _FORM = re.compile(r"(uniform|log|choice)\((.*)\)", re.DOTALL)
 _EXPECTED = "expected uniform(low, high), log(low, high) or choice(a, b, ...)"
-# What is one for all trials, and why.
+# Fields that all trials share, and why.
 _FIXED = {
     "name": "it names the recipe",
-    "data": "all trials are of one prepared data set",
-    "distributed": "a study is of one process",
-    "train.run": "each trial has a run of its own",
-    "train.early_stopping.metric": "it is what trials are compared by",
+    "data": "all trials use one prepared data set",
+    "distributed": "a study runs in one process",
+    "train.run": "each trial has a separate run",
+    "train.early_stopping.metric": "trials are compared by it",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Numbers between two."""
+    """Range of numbers."""
 
     low: float
     high: float
@@ -43,19 +43,19 @@ class Range:
     whole: bool
 
     def holds(self, value: Any) -> bool:
-        """Whether a value lies in it."""
+        """Whether `value` is in the range."""
         kinds = int if self.whole else int | float
         return isinstance(value, kinds) and not isinstance(value, bool) and self.low <= value <= self.high
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Some values, each as JSON."""
+    """Set of values, each as JSON."""
 
     values: tuple[str, ...]
 
     def holds(self, value: Any) -> bool:
-        """Whether it is one of them."""
+        """Whether `value` is in the set."""
         return value in self.values
 
 
@@ -64,21 +64,20 @@ Dimension = Range | Choice
 
 @dataclass(frozen=True)
 class Space:
-    """What is searched: fields in the order in which they were named."""
+    """Search space: fields in the order in which they were named."""
 
     dimensions: Mapping[str, Dimension]
     text: Mapping[str, str]
-    """As it was written, for the study's files."""
+    """Field -> text of its dimension, for the files of the study."""
 
     @classmethod
     def read(cls, items: Sequence[str], content: Mapping[str, Any], origin: str) -> Space:
-        """From files and ``field=...``, for the recipe `content`, which was read from `origin`.
+        """Read the space from files and ``field=...``, for the recipe `content` that was read from `origin`.
 
         Raises
         ------
         ConfigError
-            For what is no space, a field that there is not, and values that the recipe would refuse, before anything is
-            trained.
+            For an invalid dimension, an unknown field, or values that the recipe would refuse.
         """
         text: dict[str, str] = {}
         for item in items:
@@ -89,7 +88,7 @@ class Space:
         return cls({field: _dimension(field, form, content, origin) for field, form in text.items()}, text)
 
     def own(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """The values that the recipe itself has, of the fields for which they lie in the space; choices as JSON."""
+        """Return the recipe's own values of the fields for which they are in the space; choices as JSON."""
         plain = Recipe.from_dict(dict(content)).to_dict()
         found = {
             field: json.dumps(_at(plain, field)) if isinstance(dimension, Choice) else _at(plain, field)
@@ -98,7 +97,7 @@ class Space:
         return {field: value for field, value in found.items() if self.dimensions[field].holds(value)}
 
     def values(self, params: Values) -> Values:
-        """The fields' values, in order, where choices are JSON."""
+        """Return the value of each field; choices in `params` are JSON."""
         return {
             field: json.loads(params[field]) if isinstance(dimension, Choice) else params[field]
             for field, dimension in self.dimensions.items()
@@ -106,15 +105,15 @@ class Space:
 
 
 def _entries(item: str) -> dict[str, str]:
-    """Field -> form, of a file or of one ``field=form``."""
+    """Return field -> dimension as text, from a file or from one ``field=...``."""
     field, equals, form = item.partition("=")
     if equals and _FORM.fullmatch(form.strip()):
         return {field.strip(): form.strip()}
     if not Path(item).is_file():
-        raise ConfigError(f"--space {item[:80]}: no such file, and no field=...: {_EXPECTED}")
+        raise ConfigError(f"--space {item[:80]}: neither a file nor field=...; {_EXPECTED}")
     content = read_yaml(Path(item), "the space")
     if not isinstance(content, dict) or not all(isinstance(part, str) for part in (*content, *content.values())):
-        raise ConfigError(f"{item}: expected a line for each field, such as train.batch_size: choice(1024, 4096)")
+        raise ConfigError(f"{item}: expected one line per field, such as train.batch_size: choice(1024, 4096)")
     return content
 
 
@@ -135,7 +134,7 @@ def _dimension(field: str, form: str, content: Mapping[str, Any], origin: str) -
 
 def _choice(field: str, given: list[Any], content: Mapping[str, Any], origin: str) -> Choice:
     if not given:
-        raise ConfigError(f"--space {field}: choice() names no values")
+        raise ConfigError(f"--space {field}: choice() has no values")
     values = tuple(dict.fromkeys(json.dumps(_checked(field, value, content, origin)) for value in given))
     return Choice(values=values)
 
@@ -152,12 +151,12 @@ def _range(field: str, kind: str, given: list[Any], content: Mapping[str, Any], 
     ends = [_checked(field, int(end) if end.is_integer() else end, content, origin) for end in (low, high)]
     for end in ends:
         if isinstance(end, bool) or not isinstance(end, int | float):
-            raise ConfigError(f"--space {field}: it is no number; name its values by choice(...)")
+            raise ConfigError(f"--space {field} is not a number; list its values in choice(...)")
     return Range(low=low, high=high, log=kind == "log", whole=all(isinstance(end, int) for end in ends))
 
 
 def _checked(field: str, value: Any, content: Mapping[str, Any], origin: str) -> Any:
-    """A value as the recipe has it; `ConfigError` where it refuses it."""
+    """Return a value as the recipe stores it; `ConfigError` if the recipe refuses it."""
     try:
         return _at(Recipe.from_dict(with_values(content, {field: value}), origin).to_dict(), field)
     except ConfigError as error:

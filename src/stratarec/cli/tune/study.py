@@ -1,21 +1,20 @@
-"""A study: trials one after another, each suggested by those before, until there are enough of them.
+"""Study of `stratarec tune`: trials one after another, each with values suggested by the earlier ones.
 
 OUT/
-    study/          study.json: what is tuned, and every trial so far
-    trial-0000/     a run each, without a test; checkpoints of the best one alone
+    study/          study.json: recipe, search space and trials
+    trial-0000/     one run per trial, without a test; only the best one keeps its checkpoints
     best.yaml       the recipe with the best values so far
-    report.html     its trials for people, as of the end of the last call
+    report.html     the trials, written at the end of each call
 
 Values are suggested by tree-structured Parzen estimators (Bergstra et al. 2011), trials are ended early by the median
-rule (Golovin et al. 2017), both Optuna's. The first trial has the recipe's own values. What a trial is depends on the
-seed and on what was tried before it, so a study that was stopped goes on as if it had not been.
+rule (Golovin et al. 2017), both Optuna's. The first trial has the recipe's own values. A trial
+depends only on the seed and on earlier trials, so a study that was stopped resumes without a difference.
 
-`study.json` is written when a trial begins and when it has ended; evaluations of one that is under way are in its
-run's checkpoint. Optuna keeps nothing: what a trial needs of it is made anew from that file. A folder may come from
-somebody else, so names of runs follow from the numbers of trials, values must lie in the space that was asked for, and
-nothing is followed through a link.
+`study.json` is written when a trial begins and when it ends; evaluations of a running trial are in the checkpoint of
+its run. Optuna stores nothing: its study is rebuilt from that file for each trial. The folder may come from another
+user, so runs are named by the numbers of trials, values must be in the search space, and links are refused.
 
-The data set is opened without the files of its test split, so that no mistake further up can read them. Trials are
+The data set is opened without the files of its test split, so that no code can read them by mistake. Trials are
 compared by ``train.early_stopping.metric`` at the checkpoint that a run would test; while they train, at their n-th
 evaluation, and where batches differ in size ``eval_every`` counts as many samples.
 """
@@ -51,14 +50,14 @@ from stratarec.training.resolve import sized
 from stratarec.training.steps.state import Evaluation, best
 from stratarec.training.trainer import Trainer
 
-# Trials that are drawn evenly before any is suggested, and that end before any is ended early.
+# Number of random trials before values are suggested, and of finished trials before any is pruned.
 _DRAWN, _BEFORE_PRUNING = 10, 5
 _STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """What a study found."""
+    """Result of a study."""
 
     values: Values
     metric: str
@@ -69,7 +68,7 @@ class Best:
 
 
 class Study:
-    """Trials of one recipe on one data set; use `tune`."""
+    """Trials of one recipe on one data set, used by `tune`."""
 
     def __init__(self, content: Mapping[str, Any], space: Space, dataset: Dataset, folder: Path) -> None:
         self._content, self._space, self._dataset, self._folder = content, space, dataset, folder
@@ -84,59 +83,59 @@ class Study:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Hold the study's directory, and take up what is in it.
+        """Lock the directory of the study, and load its trials.
 
         Raises
         ------
         StorageError
-            When another process tunes there, or it is something else.
+            If another process uses the directory, or it is not a study.
         ConfigError
-            When it is a study of another recipe, space or data set.
+            If it is a study of another recipe, space or data set.
         """
         inner = self._folder / "study"
         make_directory(self._folder)
         if inner.is_symlink():
-            raise StorageError(f"{inner} is a link, which may lead anywhere, expected a directory; {ADVICE}")
+            raise StorageError(f"{inner} is a symbolic link, expected a directory; {ADVICE}")
         claim(inner, STUDY)
         with directory_lock(inner):
             remove_leftovers(inner)
             if (inner / FILE).exists():
-                self._take_up(inner)
+                self._load(inner)
             else:
                 self._write()
             yield
 
-    def _take_up(self, inner: Path) -> None:
-        there = read_study(inner)
-        found = first_difference(self._about.to_dict(), {**there.to_dict(), "trials": []})
-        if found is not None:
+    def _load(self, inner: Path) -> None:
+        record = read_study(inner)
+        difference = first_difference(self._about.to_dict(), {**record.to_dict(), "trials": []})
+        if difference is not None:
             raise ConfigError(
-                f"{inner} is a study with {found.field} {str(found.have)[:80]}, which is {str(found.want)[:80]} "
-                f"now: {ADVICE}"
+                f"{inner} is a study with {difference.field} {str(difference.have)[:80]}, which is now "
+                f"{str(difference.want)[:80]}: {ADVICE}"
             )
         dimensions = self._space.dimensions
-        for number, each in enumerate(there.trials):
+        for number, each in enumerate(record.trials):
             if each.params.keys() != dimensions.keys():
                 raise ConfigError(f"{inner / FILE}: trial {number} has values of other fields than --space; {ADVICE}")
             for field, value in each.params.items():
                 if not dimensions[field].holds(value):
                     said = f"{field} {str(value)[:80]}"
                     raise ConfigError(f"{inner / FILE}: trial {number} has {said}, which is not in --space; {ADVICE}")
-        self._trials = list(there.trials)
+        self._trials = list(record.trials)
         self._keep_best()
 
     def _write(self) -> None:
-        """Write down every trial; the last thing that is done for one that begins or has ended."""
+        """Write the file of the study, as the last step when a trial begins or ends."""
         record = self._about.model_copy(update={"trials": tuple(self._trials)})
         write_sealed(self._folder / "study" / FILE, record.to_dict())
 
     def ended(self) -> list[TrialRecord]:
-        """Trials that came to an end, those that failed too."""
+        """Return the trials that have ended, including failed ones."""
         return [each for each in self._trials if each.state != "running"]
 
     def report(self, name: str) -> None:
-        """Write the page of the trials that have ended."""
-        # The drawing library is loaded for a page alone.
+        """Write the report of the trials that have ended."""
+        # Imported here because matplotlib loads slowly.
         from stratarec.reporting.study_page import write_study
 
         trials = [{**vars(each), "run": run_name(number)} for number, each in enumerate(self.ended())]
@@ -144,7 +143,7 @@ class Study:
             write_study(self._folder / "report.html", name, self._metric, self._space.text, trials)
 
     def run_one(self) -> str:
-        """One more trial, or the one that was stopped; returns what it gave, in words."""
+        """Run a new trial, or resume the one that was stopped; return a line with its result."""
         asked = self._ask()
         number = len(self._trials) - 1
         trial, told = self._trial(number), list[float]()
@@ -162,7 +161,7 @@ class Study:
             said = f"{METRICS[self._metric].label} {value:.5f}"
         except Pruned:
             state, said = "pruned", "ended early"
-        # What is wrong with a disk or the data is no fault of the values: that ends the study for now.
+        # Errors of the disk or the data are not caused by the values, and end the command.
         except (ConfigError, TrainingError, MemoryError) as error:
             state, reason = "failed", str(error)
             said = f"failed: {reason}"
@@ -174,9 +173,9 @@ class Study:
         return f"trial {number}: {values}: {said}"
 
     def _ask(self) -> optuna.Trial:
-        """A new trial of the values that Optuna suggests after those that have ended, or one that goes on."""
+        """Return the trial that was stopped, or a new one with the values that Optuna suggests."""
         ended = self.ended()
-        # A seed for each trial: one for all would suggest the same again after every start.
+        # A seed per trial: with one seed, every start would suggest the same values again.
         seed = int(np.random.SeedSequence([self._seed, len(ended)]).generate_state(1)[0])
         study = optuna.create_study(
             direction="maximize" if METRICS[self._metric].better == "higher" else "minimize",
@@ -194,14 +193,14 @@ class Study:
                     intermediate_values=dict(enumerate(each.evaluations, 1)),
                 )
             )
-        going_on = len(ended) < len(self._trials)
-        if going_on or not ended:
-            study.enqueue_trial(dict(self._trials[-1].params) if going_on else self._space.own(self._content))
+        is_resumed = len(ended) < len(self._trials)
+        if is_resumed or not ended:
+            study.enqueue_trial(dict(self._trials[-1].params) if is_resumed else self._space.own(self._content))
         asked = study.ask(distributions)
         run = self._run(len(ended))
-        if run.is_symlink() or (run.exists() and not going_on):
-            raise StorageError(f"{run} is there already, and is no trial of this study; move it away, or {ADVICE}")
-        if not going_on:
+        if run.is_symlink() or (run.exists() and not is_resumed):
+            raise StorageError(f"{run} exists, and is not a trial of this study; move it elsewhere, or {ADVICE}")
+        if not is_resumed:
             self._trials.append(TrialRecord(params=asked.params))
             self._write()
         return asked
@@ -214,7 +213,7 @@ class Study:
         return Trial(content=self._content, values=values, run=self._run(number))
 
     def _keep_best(self) -> None:
-        """Only the best trial keeps its checkpoints; write down its recipe."""
+        """Delete the checkpoints of all trials but the best, and write the best recipe."""
         found = self.best()
         for number, each in enumerate(self._trials):
             if each.state != "running" and (found is None or self._run(number) != found.run):
@@ -225,7 +224,7 @@ class Study:
             write_text(found.recipe, head + yaml.safe_dump(with_values(self._content, overrides), sort_keys=False))
 
     def best(self) -> Best | None:
-        """The best trial that was trained to its end; of equal ones the first."""
+        """Return the best completed trial, the first of equal ones."""
         whole = [(each.value, -number) for number, each in enumerate(self._trials) if each.value is not None]
         if not whole:
             return None
@@ -237,25 +236,25 @@ class Study:
 def tune(
     content: Mapping[str, Any], space: Space, folder: Path, trials: int, progress: Progress, origin: str
 ) -> Best:  # fmt: skip
-    """Trials of a recipe until there are `trials` in all, those of earlier calls counted; the best one.
+    """Run trials until there are `trials` in total, including earlier calls, and return the best one.
 
     The test split is never read.
 
     Parameters
     ----------
     content : mapping
-        Of the recipe, which was read from `origin`.
+        Recipe, which was read from `origin`.
     folder : Path
-        Of the study; another call of the same recipe, space and data goes on there.
+        Directory of the study; a later call with the same recipe, space and data resumes it.
 
     Raises
     ------
-    ConfigError
-        When the data have no validation split that tells better from worse.
+    DatasetError
+        If the validation split does not have both classes.
     TrainingError
-        When no trial was trained to its end.
+        If no trial was completed.
     Interrupted
-        When the user stops it; the same call goes on.
+        If the user stops it; the same call resumes.
     """
     recipe = Recipe.from_dict(dict(content), origin)
     dataset = Dataset.open(recipe.data.path, verify="used", untouched=("test",))
@@ -284,7 +283,7 @@ def tune(
         if found is None:
             reasons = [each.reason for each in study.ended() if each.reason]
             why = f"; the last: {reasons[-1]}" if reasons else ""
-            raise TrainingError(f"none of {trials} trials was trained to its end{why}: change --space, or the recipe")
+            raise TrainingError(f"none of {trials} trials was completed{why}: change --space, or the recipe")
         return found
 
 
@@ -292,8 +291,8 @@ def _check_validation(dataset: Dataset) -> None:
     first = dataset.label_counts("valid")[dataset.schema.label_column]
     if not 0 < first.positives < first.known:
         raise DatasetError(
-            f"{dataset.path} has {'samples of one class alone in its' if first.known else 'no'} validation split, by "
-            "which trials are compared: set data.split.valid and prepare again"
+            f"{dataset.path} has {'a single class in its' if first.known else 'no'} validation split, but trials are "
+            "compared by it: set data.split.valid and prepare again"
         )
 
 
@@ -310,24 +309,27 @@ def _said(value: Any) -> str:
 
 
 class Pruned(Exception):
-    """A trial that its watcher ended because others were better by then."""
+    """The trial was stopped early because earlier trials were better at this point."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What is trained."""
+    """One trial: a training with other values, which is never tested."""
 
     content: Mapping[str, Any]
-    """The recipe that is tuned."""
+    """Recipe that is tuned."""
     values: Values
-    """Its fields that are others here."""
+    """Field -> value in this trial."""
     run: Path
     """Directory of the trial's run."""
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """All fields in which it differs from the recipe: with batches of another size, evaluations that count steps
-        come after as many samples as before, so that trials can be compared while they train."""
+        """Return all fields that differ from the recipe.
+
+        With another batch size, `eval_every` is scaled to the same number of samples, so that running trials can be
+        compared.
+        """
         found = dict(self.values)
         own = Recipe.from_dict(dict(self.content)).train
         if own.eval_every and "train.batch_size" in found and "train.eval_every" not in found:
@@ -335,17 +337,17 @@ class Trial:
         return found
 
     def train(self, dataset: Dataset, watch: Callable[[int, float], None]) -> float:
-        """Train, and give what validation says of the checkpoint that a run would test.
+        """Train, and return the validation metric of the checkpoint that a run would test.
 
         Parameters
         ----------
         watch : callable
-            Told of each evaluation by its number and its metric; may raise `Pruned`.
+            Called with the number and the metric of each evaluation; may raise `Pruned`.
 
         Raises
         ------
         Exception
-            What `Trainer.fit` raises; `TrainingError` where validation gives no number.
+            As `Trainer.fit`; `TrainingError` if the metric is not defined.
         """
         recipe = Recipe.from_dict(with_values(self.content, {**self.overrides, "train.run": str(self.run)}))
         stopping, seen = recipe.train.early_stopping, 0
@@ -361,7 +363,7 @@ class Trial:
         return _metric(found, stopping.metric)
 
     def remove_checkpoints(self) -> None:
-        """Leave what the run says of itself, and none of its weights."""
+        """Delete the weights of the run, and keep its records."""
         if not self.run.is_symlink():
             remove_tree(self.run / "checkpoints")
 

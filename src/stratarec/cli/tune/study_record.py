@@ -1,4 +1,4 @@
-"""What a study's file says: what is tuned, and every trial so far."""
+"""File of a study: the recipe, the search space and all trials."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ ADVICE = "name another --output"
 
 
 class TrialRecord(Model):
-    """A trial that began, and how it ended."""
+    """A trial and its result."""
 
     params: dict[str, int | float | str]
-    """As Optuna has them: see `Space.values`."""
+    """Values of the fields as Optuna stores them; `Space.values` decodes them."""
     state: Literal["running", "complete", "pruned", "failed"] = "running"
     evaluations: tuple[float, ...] = ()
-    """What validation said by the way, of one that has ended."""
+    """Validation metrics during training, once the trial has ended."""
     value: float | None = None
-    """What it said of the checkpoint that a run would test."""
+    """Validation metric of the checkpoint that a run would test."""
     reason: str = ""
-    """Why it failed."""
+    """Error of a failed trial."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> TrialRecord:
@@ -45,21 +45,21 @@ class StudyRecord(Model):
     recipe: dict[str, pydantic.JsonValue]
     dataset: str
     trials: tuple[TrialRecord, ...] = ()
-    """The run of each is named by its place here; the last alone may be running."""
+    """Trials in order; their index names their run. Only the last may be running."""
 
     @pydantic.field_validator("trials")
     @classmethod
     def _check_trials(cls, value: tuple[TrialRecord, ...]) -> tuple[TrialRecord, ...]:
         if any(each.state == "running" for each in value[:-1]):
-            raise ValueError("a trial that is not the last is running")
+            raise ValueError("a trial before the last is running")
         return value
 
 
 def run_name(number: int) -> str:
-    """Of the directory of a trial's run."""
+    """Return the name of the directory of a trial's run."""
     return f"trial-{number:04d}"
 
 
 def read_study(folder: Path) -> StudyRecord:
-    """What the study that has its file in `folder` is of; `ConfigError` where that is damaged."""
+    """Read the file of the study in `folder`; `ConfigError` if it is damaged."""
     return read_sealed(folder / FILE, StudyRecord, ADVICE, ConfigError)

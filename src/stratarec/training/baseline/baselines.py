@@ -1,6 +1,6 @@
-"""``baseline.json`` beside a data set: how well other methods do on its splits, and what is said of that of a model.
+"""Metrics of simpler methods on the splits of a data set, and their comparison with a model.
 
-It lies in the directory of the data set, and goes with it when that is prepared anew.
+The metrics are in ``baseline.json`` in the directory of the data set, and are deleted when it is prepared again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
 
 FORMAT: Literal[1] = 1
 _ADVICE = "run `stratarec baseline` again, or remove it"
-# What is less is no difference.
-_LEAST = 5e-4
+# Smaller differences of AUC are ignored.
+_MIN_GAIN = 5e-4
 _TRY = {
     "logistic regression": (
-        "model.kind=lr or deepfm: the log may say little beyond each value's own share",
-        "more of model.dropout and of both decays",
+        "model.kind=lr or deepfm: the log may contain little more than the positive rate of each value",
+        "more model.dropout, and more weight decay of network and rows",
     ),
     "LightGBM": ("model.kind=dcnv2 or finalmlp", "more train.epochs, with train.early_stopping"),
 }
@@ -32,12 +32,12 @@ _Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 
 
 class MethodFigures(Model):
-    """One method on one split."""
+    """Metrics of one method on one split."""
 
     positives: Count
     samples: Count
     auc: _Share | None
-    """None where the split has one class."""
+    """None if the split has a single class."""
     log_loss: Annotated[float, pydantic.Field(ge=0)]
 
     @property
@@ -50,7 +50,7 @@ class MethodFigures(Model):
 
 
 class Method(Model):
-    """What a method came to."""
+    """Metrics of one method on all splits, and its training time."""
 
     name: str
     seconds: Annotated[float, pydantic.Field(ge=0)]
@@ -58,81 +58,84 @@ class Method(Model):
 
 
 class Baselines(Model):
-    """All of ``baseline.json`` but its seal."""
+    """Content of ``baseline.json``."""
 
     format: Literal[1] = FORMAT
     dataset: Hash
     """Fingerprint of the data set."""
     fitted: Count
-    """Training samples that methods were fitted to."""
+    """Number of training samples that the methods were fitted to."""
     methods: tuple[Method, ...]
 
 
-def write_baselines(dataset: Dataset, found: Baselines) -> None:
-    """Keep it beside the data set."""
-    write_sealed(Path(dataset.path) / BASELINE, found.to_dict())
+def write_baselines(dataset: Dataset, baselines: Baselines) -> None:
+    """Write ``baseline.json`` into the data set."""
+    write_sealed(Path(dataset.path) / BASELINE, baselines.to_dict())
 
 
 def read_baselines(dataset: Dataset) -> Baselines | None:
-    """What is kept beside a data set; None where nothing is.
+    """Read ``baseline.json`` of a data set; None if there is none.
 
     Raises
     ------
     DatasetError
-        Where it is damaged, or of other samples.
+        If it is damaged, or belongs to other samples.
     """
     path = Path(dataset.path) / BASELINE
     if not path.exists():
         return None
-    found = read_sealed(path, Baselines, _ADVICE)
-    if found.dataset != dataset.fingerprint:
-        raise DatasetError(f"{path} is of other samples than those of the data set; {_ADVICE}")
-    return found
+    baselines = read_sealed(path, Baselines, _ADVICE)
+    if baselines.dataset != dataset.fingerprint:
+        raise DatasetError(f"{path} belongs to other samples than those of the data set; {_ADVICE}")
+    return baselines
 
 
-def compare_with_baselines(dataset: Dataset, split: str, figures: Mapping[str, Any] | None) -> list[str]:
-    """Lines for whoever reads a model's `figures` of a split: a method each, whether it is better, and what to try.
+def compare_with_baselines(dataset: Dataset, split: str, metrics: Mapping[str, Any] | None) -> list[str]:
+    """Return lines that compare the `metrics` of a model on a split with each method, and what to try.
 
-    Nothing where methods have no such figures; what is wrong with ``baseline.json`` is said and ends nothing.
+    The list is empty if methods have no such metrics. A damaged ``baseline.json`` is reported, not raised.
     """
     if dataset.schema.labels or split == "train":
         return []
     try:
-        found = read_baselines(dataset)
+        baselines = read_baselines(dataset)
     except StrataError as error:
-        return [f"beside it: {error}"]
-    if found is None:
-        hint = "not known; `stratarec baseline` fits logistic regression and LightGBM on the same splits"
-        return [f"beside it: {hint}"] if dataset.samples("valid") else []
-    methods = [(method, method.splits[split]) for method in found.methods if split in method.splits]
-    lines = [f"beside it: {_told(method, each)}{_compared(_gain(each, figures))}" for method, each in methods]
-    if found.fitted < dataset.samples("train"):
-        lines.append(f"  fitted to {found.fitted:,} of {dataset.samples('train'):,} training samples, drawn at random")
-    best = max(methods, key=lambda each: _gain(each[1], figures) or 0.0, default=None)
-    gain = None if best is None else _gain(best[1], figures)
-    if best is not None and gain is not None and gain > _LEAST:
-        method, each = best
-        noise = f"; one AUC of so few samples is known to {each.error:.4f}" if gain < each.error else ""
-        lines.append(f"{method.name} is better than this model, by {gain:.4f}{noise}. To try:")
-        lines += [f"  {each}" for each in (*_TRY.get(method.name, ()), "stratarec tune, by validation alone")]
+        return [f"baselines: {error}"]
+    if baselines is None:
+        hint = "none fitted yet; run `stratarec baseline` to compare with logistic regression and LightGBM"
+        return [f"baselines: {hint}"] if dataset.samples("valid") else []
+    methods = [(method, method.splits[split]) for method in baselines.methods if split in method.splits]
+    lines = [f"baseline: {_describe(method, scores)}{_verdict(_gain(scores, metrics))}" for method, scores in methods]
+    if baselines.fitted < dataset.samples("train"):
+        total = dataset.samples("train")
+        lines.append(f"  fitted to a random sample of {baselines.fitted:,} of {total:,} training samples")
+    best = max(methods, key=lambda method: _gain(method[1], metrics) or 0.0, default=None)
+    gain = None if best is None else _gain(best[1], metrics)
+    if best is not None and gain is not None and gain > _MIN_GAIN:
+        method, scores = best
+        noise = f" (two standard errors of its AUC: {scores.error:.4f})" if gain < scores.error else ""
+        lines.append(f"{method.name} is better than this model by {gain:.4f}{noise}. Try:")
+        lines += [
+            f"  {advice}" for advice in (*_TRY.get(method.name, ()), "stratarec tune, which uses validation only")
+        ]
     return lines
 
 
-def _told(method: Method, each: MethodFigures) -> str:
-    area = "-" if each.auc is None else f"{each.auc:.4f} +- {each.error:.4f}"
-    return f"{method.name} AUC {area}, log loss {each.log_loss:.4f}, {method.seconds:.1f} s"
+def _describe(method: Method, scores: MethodFigures) -> str:
+    auc = "-" if scores.auc is None else f"{scores.auc:.4f} +- {scores.error:.4f}"
+    return f"{method.name} AUC {auc}, log loss {scores.log_loss:.4f}, {method.seconds:.1f} s"
 
 
-def _compared(gain: float | None) -> str:
+def _verdict(gain: float | None) -> str:
     if gain is None:
         return ""
-    return ": better" if gain > _LEAST else ": worse" if gain < -_LEAST else ": alike"
+    return ": better" if gain > _MIN_GAIN else ": worse" if gain < -_MIN_GAIN else ": equal"
 
 
-def _gain(each: MethodFigures, figures: Mapping[str, Any] | None) -> float | None:
-    """By how much a method is better than a model: in AUC, or where there is none in log loss."""
-    if figures is None:
+def _gain(scores: MethodFigures, metrics: Mapping[str, Any] | None) -> float | None:
+    """Return how much better a method is than a model: in AUC, or in log loss if one of them has no AUC."""
+    if metrics is None:
         return None
-    if each.auc is None or figures["auc"] is None:
-        return float(figures["log_loss"]) - each.log_loss
-    return each.auc - float(figures["auc"])
+    if scores.auc is None or metrics["auc"] is None:
+        return float(metrics["log_loss"]) - scores.log_loss
+    return scores.auc - float(metrics["auc"])

@@ -1,4 +1,13 @@
-"""Fits every method to the training split, and tests it on the others."""
+"""Fit logistic regression and boosted trees to the training split, and test them on the other splits.
+
+*Regression*: ids one-hot, ids of lists weighted by one over their number, dense features unchanged, L2 penalty. The
+penalty is weakened from a strong one as long as validation improves, each fit starting from the last one.
+
+*Trees* (LightGBM): ids of small vocabularies as categorical features. Other ids become the positive rate of their
+training samples, smoothed towards the mean, and their count. The rate of a training sample comes from the four other
+folds, so that it does not contain its own label. Lists become the mean rate and their length. Validation chooses the
+number of trees.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +30,26 @@ from stratarec.models.metrics import Samples, auc
 from stratarec.progress import Progress
 from stratarec.training.baseline.baselines import Baselines, Method, MethodFigures, write_baselines
 
-# Ids and numbers of the samples that are held: some 2 GiB with the copies that methods make.
+# Most ids and numbers of the samples in memory: some 2 GiB with the copies that methods make.
 _MOST_VALUES = 40_000_000
 
 
 def fit_methods(
     dataset: Dataset, progress: Progress, *, seed: int = 0, threads: int = 0, most_values: int = _MOST_VALUES
 ) -> Baselines:
-    """Fit and test every method, and keep what that gives beside the data set.
+    """Fit and test every method, and write the metrics into the data set.
 
     Parameters
     ----------
     most_values : int
-        Ids and numbers of training samples that memory is to hold; of validation a quarter of that.
+        Most ids and numbers of training samples in memory; validation gets a quarter of that.
 
     Raises
     ------
     ConfigError
-        Where the extra ``baseline`` is not installed, or the data have several labels or no features.
+        If the extra ``baseline`` is not installed, or the data set has several labels or no features.
     DatasetError
-        Where the validation or the test split has samples of one class alone.
+        If the validation or the test split has a single class.
     """
     check_installed()
     _check(dataset)
@@ -78,21 +87,20 @@ def fit_methods(
 
 
 def check_installed() -> None:
-    """Refuse where what fits is not there."""
+    """Refuse if the libraries are not installed."""
     try:
         import lightgbm  # noqa: F401
         import sklearn  # noqa: F401
-    except (ImportError, OSError) as error:  # the latter: without its shared library for threads
+    except (ImportError, OSError) as error:  # OSError: the shared library for threads is missing
         raise ConfigError(
-            f"baseline needs lightgbm and scikit-learn, which are not installed ({error}): "
-            "pip install 'stratarec[baseline]'"
+            f"baseline needs lightgbm and scikit-learn ({error}): pip install 'stratarec[baseline]'"
         ) from error
 
 
 def _check(dataset: Dataset) -> None:
     if dataset.schema.labels:
         raise ConfigError(
-            f"{dataset.path} has several labels, and baseline is of one: name one as data.source.schema.label, and "
+            f"{dataset.path} has several labels, and baseline supports one: name it as data.source.schema.label, and "
             "prepare it at another data.path"
         )
     if not dataset.schema.names:
@@ -102,9 +110,10 @@ def _check(dataset: Dataset) -> None:
         if split == "test" and not count.known:
             continue
         if not 0 < count.positives < count.known:
-            what = f"{count.known:,} samples of one class alone" if count.known else "no samples"
+            content = f"{count.known:,} samples of a single class" if count.known else "no samples"
             raise DatasetError(
-                f"{dataset.path} has {what} in its {split} split, and baseline needs both classes: set data.split and "
+                f"{dataset.path} has {content} in its {split} split, and baseline needs both classes: set data.split "
+                "and "
                 "prepare it again"
             )
 
@@ -112,7 +121,7 @@ def _check(dataset: Dataset) -> None:
 def _tested(
     dataset: Dataset, split: str, fitted: dict[str, tuple[Predict, float]], progress: Progress
 ) -> dict[str, MethodFigures]:
-    """Each method on all samples of a split; nothing where there are none."""
+    """Return the metrics of each method on all samples of a split; empty for an empty split."""
     if not dataset.samples(split):
         return {}
     labels: list[NDArray[np.float32]] = []
@@ -149,26 +158,26 @@ Doubles = NDArray[np.float64]
 Predict = Callable[["Arrays"], Doubles]
 """Samples -> their probabilities, ``[N]``."""
 
-# The strongest penalty, over how many times weaker the next one is, and how many there are.
+# The strongest penalty (smallest C), the ratio of the next one, and the number of penalties.
 _STRONGEST, _WEAKER, _PENALTIES, _ITERATIONS = 0.003, 4.0, 7, 150
-# One-hot columns, each with twenty numbers of the solver.
+# Most one-hot columns; the solver has twenty numbers for each.
 _MOST_COLUMNS = 1 << 21
 _TREES, _PATIENCE = 2000, 50
 _SETTINGS = {
     "objective": "binary", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 20, "verbosity": -1,
     "deterministic": True, "force_row_wise": True,
 }  # fmt: skip
-# Ids and numbers of fewer samples are learned by one thread: on two busy cores two took 15 s in place of 0.5.
+# With fewer ids and numbers one thread is used: on two busy cores, two threads took 15 s instead of 0.5.
 _SEVERAL_THREADS = 4_000_000
-# Ids that are categories; and how many samples at the rate of all a share begins with.
+# Largest vocabulary that is categorical, pseudo-samples of the mean rate, and folds.
 _CATEGORIES, _PRIOR, _FOLDS = 255, 10.0, 5
 
 
 class Settings(NamedTuple):
-    """What methods are told beside samples."""
+    """Settings of all methods."""
 
     rows: Mapping[str, int]
-    """Feature -> how many ids it may have."""
+    """Feature -> number of rows of its table."""
     seed: int
     threads: int
     """0 for all cores."""
@@ -240,7 +249,7 @@ METHODS: Mapping[str, Callable[[Arrays, Arrays, Settings], Predict]] = {
 
 
 class _Shares:
-    """The share of positives of each id of a feature among training samples."""
+    """Positive rate of each id of a feature in the training samples."""
 
     def __init__(self, bag: Bags, train: Arrays) -> None:
         self._ids, self._place = np.unique(bag.ids, return_inverse=True)
@@ -250,7 +259,8 @@ class _Shares:
         self._positive: Doubles = np.bincount(self._place, label, len(self._ids)).astype(np.float64)
 
     def columns(self, bag: Bags, training: tuple[NDArray[np.int64], NDArray[np.float32]] | None) -> list[Doubles]:
-        """Of other samples, or with their folds and labels of the training samples, a number a sample in each."""
+        """Return columns with one number per sample: of other samples, or of the training samples by folds and "
+        "labels."""
         if training is None:
             place = np.searchsorted(self._ids, bag.ids)
             place[place == len(self._ids)] = 0
@@ -266,7 +276,7 @@ class _Shares:
         return [np.where(bag.lengths > 0, mean, self._rate), bag.lengths.astype(np.float64)]
 
     def _others(self, bag: Bags, fold: NDArray[np.int64], label: NDArray[np.float32]) -> tuple[Doubles, Doubles]:
-        """Samples, and positive ones, with each id that are in other folds than its sample."""
+        """Count the samples, and the positive ones, of each id in other folds than the sample's."""
         fold, label = np.repeat(fold, bag.lengths), np.repeat(label, bag.lengths)
         known, positive = self._known[self._place], self._positive[self._place]
         for number in range(_FOLDS):
@@ -278,7 +288,7 @@ class _Shares:
 
 
 def _one_hot(samples: Arrays, columns: Mapping[str, int]) -> Any:
-    """``[N, F + sum of columns]`` numbers, and how often each id is in a sample's bag over the bag's length."""
+    """Return ``[N, F + sum of columns]``: dense features, and the share of each id in the sample's bag."""
     from scipy import sparse
 
     parts = [sparse.csr_matrix(samples.dense.astype(np.float64))] if samples.dense.shape[1] else []
@@ -300,38 +310,38 @@ _BATCH = 1 << 16
 
 
 class Bags(NamedTuple):
-    """The ids of a feature."""
+    """Ids of a feature for all samples."""
 
     ids: NDArray[np.int64]
-    """Of all samples, one after another."""
+    """``[sum of lengths]`` ids, sample after sample."""
     lengths: NDArray[np.int64]
-    """``[N]`` how many each sample has."""
+    """``[N]`` number of ids of each sample."""
 
     @property
     def single(self) -> bool:
-        """Whether every sample has one."""
+        """Whether every sample has exactly one id."""
         return bool((self.lengths == 1).all())
 
 
 class Arrays(NamedTuple):
-    """N samples."""
+    """N samples as arrays."""
 
     label: NDArray[np.float32]
     """``[N]``."""
     weight: NDArray[np.float32] | None
-    """``[N]``, where samples have some."""
+    """``[N]``, or None without sample weights."""
     dense: NDArray[np.float32]
     """``[N, F]``."""
     bags: dict[str, Bags]
 
     @property
     def values(self) -> int:
-        """Ids and numbers in all."""
+        """Total number of ids and numbers."""
         return self.dense.size + sum(len(bag.ids) for bag in self.bags.values())
 
 
 def read(dataset: Dataset, split: str, most: int, seed: int, progress: Progress) -> Arrays:
-    """A split, or samples of it: of row groups at random so many that they have `most` values."""
+    """Read a split, or random row groups of it until they have `most` ids and numbers."""
     parts, values = [], 0
     for part in blocks(dataset, split, progress, seed=seed):
         parts.append(part)
@@ -342,7 +352,7 @@ def read(dataset: Dataset, split: str, most: int, seed: int, progress: Progress)
 
 
 def blocks(dataset: Dataset, split: str, progress: Progress, *, seed: int | None = None) -> Iterator[Arrays]:
-    """A split in parts: in the order of storage, or with a seed in an order at random."""
+    """Yield a split in parts, in storage order, or in random order with a seed."""
     config = LoaderConfig(batch_size=_BATCH, shuffle=seed is not None, seed=seed or 0, unit="sample", expand=True)
     loader = Loader(dataset, split, config)
     progress.start(f"read {split}", loader.samples, "samples")

@@ -1,16 +1,16 @@
-"""`stratarec continue`: a run that has ended goes on with the files that came since, each a period, in order.
+"""`stratarec continue`: continue a finished run with new files, one period per file, in order.
 
-Of each file, all or nothing, while nobody else writes in the run:
+For each file, all of these steps are done or none, while the run is locked:
 
-1. *score* it by the model as it is: what `predict` says of it, and how good that is;
-2. *count* its values, those without a row too, and *admit* what is frequent enough in all periods together: rows that
-   are there stay where they are, new ones follow (`data.vocabulary.base`);
-3. *train* one pass: rows, network, optimizer state and averages go on where they stood, and histories where the last
-   period's ended. Learning rates fall anew in each period as they did in the run, without warming up;
+1. *score* the file with the current model, and measure the scores;
+2. *count* its values, including those without a row, and *admit* values that are frequent enough in all periods
+   together: existing rows keep their numbers, new rows follow (`data.vocabulary.base`);
+3. *train* one pass: rows, network, optimizer state, averages and histories continue from the last period. Learning
+   rates decay in each period as they did in the run, without warm-up;
 4. *commit*: data set, checkpoint and scores are renamed into the run as one directory (`training.run.periods`).
 
-A period is a function of what is committed and of its file alone: whoever is killed begins the period again. Samples
-are those of the log; split into train, valid and test is for the run itself, and not for what follows it.
+A period depends only on the committed state and its file, so a killed process repeats the period. All samples of the
+file are used for training: there is no validation or test split.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ from stratarec.training.run.run_directory import read_recipe, write_plan, write_
 
 
 def continue_run(run: Path, files: Sequence[str], progress: Progress) -> Iterator[tuple[Period, bool]]:
-    """Make a period of each of `files`, in their order.
+    """Add a period for each of `files`, in order.
 
-    Yields each period once it is committed, and whether it is new: a file that is a period already, as after an
+    Yields each period after its commit, and whether it is new: a file that is already a period, as after an
     interruption, is skipped.
 
     Raises
     ------
     CheckpointError
-        Where `run` is no run that has ended, or is damaged.
+        If `run` is not a finished run, or is damaged.
     ConfigError
-        Where its samples are no rows of a log.
+        If its samples are not rows of a log.
     DataError
-        If a file is not what comes next: the run was trained on it, it begins before the last period ended, has rows
-        that lie far behind all others, or other columns. The run is then as the period before left it.
+        If a file cannot come next: the run was trained on it, it begins before the last period ended, it has rows far
+        later than all others, or other columns. The run is then unchanged since the last period.
     StorageError
-        When somebody else writes in the run, or it cannot be written.
+        If another process writes in the run, or it cannot be written.
     """
     with Chain.locked(run) as chain:
         for file in files:
@@ -82,13 +82,13 @@ def continue_run(run: Path, files: Sequence[str], progress: Progress) -> Iterato
 
 @dataclass(frozen=True, kw_only=True)
 class _Scores:
-    """What the model before said of a log."""
+    """Scores of a log by the model before the period."""
 
     scores: dict[str, Any]
     calibration: tuple[Any, ...]
     lookups: dict[str, Any]
     holes: dict[str, int]
-    """Vocabulary -> values that were gone before."""
+    """Vocabulary -> number of values that had lost their row before."""
 
 
 class _Step:
@@ -104,16 +104,16 @@ class _Step:
 
     def run(self) -> Period:
         """Score, train and commit the period."""
-        with suppress(DatasetError):  # the data set of the run may have been removed
+        with suppress(DatasetError):  # the data set of the run may have been deleted
             if self._log in str(DatasetManifest.read(Path(read_recipe(self._run).data.path)).about.origin.source):
-                raise DataError(f"{self._file} was read before: {self._run} was trained on it")
+                raise DataError(f"{self._file} is not new: {self._run} was trained on it")
         with periods.working_directory(self._run) as work:
             with open_run(self._run) as trained:
                 before, parent = self._chain.before(trained)
                 recipe = period_recipe(trained.recipe, self._file, work / periods.DATA, trained.dataset)
                 dataset = self._prepare(recipe, trained.dataset)
                 scored = self._score(trained, recipe)
-            # The model that scored is closed: tables are in memory once.
+            # The scoring model is closed first, so that only one copy of the tables is in memory.
             recipe, plan, position = train_period(recipe, dataset, before, work / "checkpoints", self._progress)
             final = periods.of_number(self._run, before.number)
             written = replace(recipe, data=replace(recipe.data, path=str(final / periods.DATA)))
@@ -152,7 +152,10 @@ class _Step:
             raise DataError(f"{self._file} names {len(opened.files)} files, expected one: a period is a file")
         hashes = hash_logs(opened.files)
         if not hashes:
-            raise DataError(f"{self._file} is a URL: copy it here first, so that its content can be told from others'")
+            raise DataError(
+                f"{self._file} is a URL; copy the file here first, since files are identified by a hash of their "
+                "content"
+            )
         (digest,) = hashes.values()
         return digest
 
@@ -161,7 +164,7 @@ class _Step:
         return [period.scores["all"]["auc"] for period in found if period.kind == "log"]
 
     def _prepare(self, recipe: Recipe, before: Dataset) -> Dataset:
-        """The log as a data set that goes on from the one before, all of it to train on."""
+        """Prepare the log as a training split that continues the data set before."""
         try:
             dataset = prepare(recipe.data, name=before.name, progress=self._progress)
         except DataError as error:
@@ -171,7 +174,7 @@ class _Step:
         return dataset
 
     def _score(self, trained: TrainedModel, recipe: Recipe) -> _Scores:
-        """Scores of the log by the model as it is, with the correction that it has."""
+        """Score the log with the current model and its calibration."""
         maps, kind = trained.maps, trained.recipe.train.calibration
         trained.model.network.calibration = None
         novelty = Novelty(trained.dataset)
@@ -198,7 +201,7 @@ class _Step:
 
 
 def _slices(dataset: Dataset, found: ScoredSamples, kinds: Sequence[NDArray[np.int8]]) -> dict[str, Any]:
-    """Metrics of all samples, and of those of each kind that there is, apart."""
+    """Return metrics of all samples, and of the samples of each kind."""
     labels, kind = dataset.schema.label_columns, kinds_of(np.concatenate(kinds))
     chosen = {name: np.flatnonzero(kind == place) for place, name in enumerate(KINDS)}
     scores = {"all": figures(measured(labels, found))}
@@ -221,8 +224,7 @@ def _admitted(scored: _Scores, dataset: Dataset) -> dict[str, dict[str, int]]:
 def score_clicks(
     trained: TrainedModel, config: PrepareConfig, novelty: Novelty, progress: Progress
 ) -> Iterator[tuple[ScoredSamples, NDArray[np.int8]]]:
-    """The samples that `prepare` makes of a log that goes on from the model's data set, some at a time, with the kinds
-    of their values."""
+    """Score the samples that `prepare` derives from a log of clicks; yield them with the kinds of their values."""
     before, schema = trained.dataset.clicks(), trained.dataset.schema
     assert isinstance(config.source, ClicksConfig)
     assert before is not None

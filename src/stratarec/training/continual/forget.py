@@ -1,7 +1,7 @@
-"""`stratarec forget`: values leave vocabularies, counts and the events of users, and their rows become zeros.
+"""`stratarec forget`: remove values from vocabularies, counts and user events, and set their rows to zero.
 
-No id leads to such a row, and everything else keeps its number and its bits. Earlier periods are removed at once. What
-the run itself was trained on, logs and exports are the user's to remove.
+No id refers to such a row any more; all other rows keep their numbers and bits. Earlier periods are deleted at once.
+The data set of the run, logs and exports are left for the user to delete.
 """
 
 from __future__ import annotations
@@ -64,14 +64,18 @@ def forget(run: Path, file: str) -> Forgotten:
         unknown.update(strange)
         known.update({name: len(values) - len(strange[name]) for name, values in named.items()})
         if not any(known.values()):
-            raise DataError(f"{file}: the run knows none of its values, so there is nothing to forget")
+            raise DataError(
+                f"{file}: the run has none of these values, so there is nothing to forget. After an interrupted "
+                "`forget` of "
+                "the same file, this means that it had already finished"
+            )
         dataset = write_without_samples(trained.dataset, work / periods.DATA, left)
         for name, ids in rows.items():
             put_rows(trained.model, name, ids, lambda rows: None)
         loaded = checkpoint.load(trained.checkpoint)
         state = {name: loaded.state[name] for name in ("step", "training")}
         save_checkpoint(trained, trained.model, dataset, state, work)
-        # Rows in slots keep their bits only in a cache of the same shape.
+        # Rows in slots keep their bits only in a cache of the same size.
         return trained.plan
 
     period, remaining = commit_change(run, "forget", change)
@@ -102,7 +106,7 @@ def _read_values(file: str, schema: Schema, carried: CarriedTables) -> dict[str,
         vocabulary = of_feature.get(name, name)
         if vocabulary not in carried.counts and name != schema.user:
             raise DataError(
-                f"{file}: column {name!r} is no vocabulary whose values have rows of their own; there are "
+                f"{file}: column {name!r} is not a vocabulary with one row per value; expected "
                 f"{', '.join(dict.fromkeys([*carried.counts, *([schema.user] if schema.user else [])]))}"
             )
         stored = next((known.dtype for known in _known(name, vocabulary, carried, schema)), pl.String())
@@ -117,7 +121,7 @@ def _read_values(file: str, schema: Schema, carried: CarriedTables) -> dict[str,
         values[name] = whole.drop_nulls().unique(maintain_order=True)
     bad.settle()
     if not sum(map(len, values.values())):
-        raise DataError(f"{file} names no value: expected a column for each vocabulary, named for it, and its values")
+        raise DataError(f"{file} contains no value; expected a column with the name of each vocabulary, and its values")
     return values
 
 

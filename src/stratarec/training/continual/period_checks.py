@@ -1,6 +1,7 @@
-"""Times of a period: they follow those of the period before, and no few rows lie far behind all others.
+"""Checks and measurements of the log of a period: times, new values, drift.
 
-A single wrong year would otherwise be committed as the end of the period, and no later file could follow it.
+Times must follow the period before, without outliers at the end: a single wrong year would be committed as the end of
+the period, and no later file could follow it.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from stratarec.training.run import periods
 # Rows are outliers if they are at most this share of a log (or one row), and the gap before them is longer than a day
 # and than so many times the span of all rows before it.
 _SHARE, _SPANS, _DAY = 0.01, 10, 86_400
-# A log of fewer rows says nothing of how dense its times are.
+# With fewer rows, the spacing of times is not known.
 _ROWS = 20
 
 
 def check_times(run: Path, file: str, dataset: Dataset, before: Dataset) -> None:
-    """Refuse a log that begins before the last period ended, or that has outliers behind all other times.
+    """Refuse a log that begins before the last period ended, or whose last times are outliers.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ def check_times(run: Path, file: str, dataset: Dataset, before: Dataset) -> None
             f"{_place(file, times, rows, span[0])}: column {column!r} is {time_text(span[0], unit)}, and the last "
             f"period ended at {time_text(last[1], unit)}: give files in the order of their times, and none twice{more}"
         )
-    # Clicks that wait for the next period are no samples yet.
+    # Clicks at the end are not samples before the next period.
     ordered = np.sort(np.append(times, span[1]) if span[1] > times.max(initial=span[0]) else times)
     if len(ordered) < _ROWS:
         return
@@ -64,7 +65,7 @@ def check_times(run: Path, file: str, dataset: Dataset, before: Dataset) -> None
         raise DataError(
             f"{_place(file, times, rows, first)}: column {column!r} is {time_text(first, unit)}, {as_text(gap, unit)} "
             f"after all but {len(ordered) - place:,} of {len(ordered):,} rows, so no later file could follow; correct "
-            "or remove such rows, or give them as a file of their own"
+            "or remove such rows, or put them in a separate file"
         )
 
 
@@ -87,16 +88,16 @@ def _place(file: str, times: NDArray[np.int64], rows: NDArray[np.int64] | None, 
 
 
 KINDS = ("known", "tail", "new")
-"""A sample is of the last of these that one of its values is: with a row of its own, counted before, neither."""
+"""Kinds of values: with a row, counted but without a row, never seen. A sample has the last kind of its values."""
 
 
 class Novelty:
-    """Looks at the values of features of one value; lists nearly always have a rare one.
+    """Classifies the values of single-valued features as known, rare or new. Lists nearly always have a rare value.
 
     Parameters
     ----------
     dataset : Dataset
-        Whose vocabularies the model has.
+        Data set with the vocabularies of the model.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -108,10 +109,10 @@ class Novelty:
         }
         self._kinds = {name: _kinds(dataset, name) for name in set(self._features.values())}
         self.lookups: dict[str, Counter[str]] = {name: Counter() for name in counted}
-        """Vocabulary -> how many lookups there were of each kind."""
+        """Vocabulary -> number of lookups of each kind."""
 
     def of(self, frame: pl.DataFrame) -> NDArray[np.int8]:
-        """``[N, F]`` the place of the kind of each value in `KINDS`; see `kinds_of`."""
+        """Return the index in `KINDS` of each value, ``[N, F]``."""
         found = np.zeros((len(frame), len(self._features)), dtype=np.int8)
         for place, (feature, name) in enumerate(self._features.items()):
             known, column = self._kinds[name], frame[feature]
@@ -125,9 +126,9 @@ class Novelty:
 
 
 def kinds_of(values: NDArray[np.int8]) -> NDArray[np.int8]:
-    """``[N]`` kinds of samples, of those of their values ``[N, F]``.
+    """Return the kinds of samples, ``[N]``, from the kinds of their values ``[N, F]``.
 
-    A feature of one kind in all samples, as the day of the week is on a first Monday, tells none from another.
+    A feature with the same kind in all samples, such as the day of the week on a first Monday, is ignored.
     """
     apart = (values != values[:1]).any(axis=0)
     kinds: NDArray[np.int8] = (values[:, apart] if apart.any() else values).max(axis=1, initial=0)
@@ -135,7 +136,7 @@ def kinds_of(values: NDArray[np.int8]) -> NDArray[np.int8]:
 
 
 def _kinds(dataset: Dataset, name: str) -> pl.DataFrame:
-    """Columns `value` and `kind` of all values that are known of."""
+    """Return the columns `value` and `kind` of all values that were seen before."""
     parts = [dataset.vocabulary(name).values.drop_nulls(), dataset.carried_counts(name)["value"]]
     every = [
         pl.DataFrame({"value": part, "kind": np.full(len(part), kind, np.int8)}) for kind, part in enumerate(parts)
@@ -144,15 +145,18 @@ def _kinds(dataset: Dataset, name: str) -> pl.DataFrame:
 
 
 _PERIODS = 7
-# Of a normal distribution: 95 % lie within.
+# Half width of the interval with 95 % of a normal distribution.
 _WITHIN = 1.96
-# Deviations by which the mean of a feature has moved that are worth a line.
+# Shift of a mean, in standard deviations, that raises an alarm.
 _MOVED = 0.5
 
 
 def dense_drift(dataset: Dataset) -> dict[str, dict[str, float]]:
-    """Of each dense feature, after its transform: how many deviations of the run's first log its mean has moved, its
-    deviation over that one's, and the share of samples that have it."""
+    """Measure the drift of each dense feature after its transform, relative to the first log of the run.
+
+    Returns the shift of the mean in standard deviations, the ratio of standard deviations, and the share of samples
+    that have a value.
+    """
     samples, found = dataset.samples("train"), {}
     for name, first in dataset.about.moments.items():
         now = dataset.about.observed[name]
@@ -165,8 +169,10 @@ def dense_drift(dataset: Dataset) -> dict[str, dict[str, float]]:
 
 
 def auc_drift(scores: Mapping[str, Any], earlier: Sequence[float | None]) -> dict[str, float | None]:
-    """The interval that holds an AUC of these samples with a chance of 95 % (Hanley and McNeil 1982, as if samples were
-    drawn independently), and the mean AUC of the last seven periods before; None where there is none."""
+    """Return the 95 % interval of the AUC, and the mean AUC of the last seven periods before; None if undefined.
+
+    The interval is that of Hanley and McNeil (1982), for independent samples.
+    """
     area, positives = scores["auc"], scores["positives"]
     negatives, known = scores["samples"] - positives, [each for each in earlier[-_PERIODS:] if each is not None]
     if area is None:
@@ -179,15 +185,18 @@ def auc_drift(scores: Mapping[str, Any], earlier: Sequence[float | None]) -> dic
 
 
 def alarms(period: Mapping[str, Any]) -> list[str]:
-    """What is not as it was: an AUC below that of the periods before by more than chance gives, means that moved."""
+    """Return messages if the AUC is significantly below that of the periods before, or a mean has moved."""
     auc, found = period["auc"], []
     if auc["before"] is not None and auc["high"] is not None and auc["high"] < auc["before"]:
         area = period["scores"]["all"]["auc"]
         found.append(
-            f"AUC is {area:.5f} and was {auc['before']:.5f} in the periods before; by chance it is {auc['low']:.5f} to "
-            f"{auc['high']:.5f} here"
+            f"AUC {area:.5f} is below {auc['before']:.5f}, the mean of earlier periods; its 95 % interval is "
+            f"{auc['low']:.5f} to {auc['high']:.5f}"
         )
     for name, drift in period["dense"].items():
         if abs(drift["shift"]) > _MOVED:
-            found.append(f"{name}: its mean has moved by {drift['shift']:+.1f} deviations since the run's first log")
+            found.append(
+                f"{name}: its mean has moved by {drift['shift']:+.1f} standard deviations since the first log of the "
+                "run"
+            )
     return found

@@ -1,9 +1,8 @@
-"""Periods without a log: the commit that `forget` and `rebase` share, and `stratarec rebase`.
+"""`stratarec rebase`: renumber rows by falling `recent` count, without holes; and the commit shared with `forget`.
 
-*Rebase* numbers values by falling `recent` count, without holes. Rows come along with their optimizer state, encoded
-ones as they are encoded. A row that a cache had as floats above an encoded home is rounded, as it is when it leaves the
-cache: no slot is its own under another number. Before anything is committed, samples that have every value once show
-that the two models, with the same rows rounded, have the same scores to the bit.
+Rows move with their optimizer state; encoded rows stay encoded. A row that a cache holds as floats above an encoded
+table is rounded, as when it leaves the cache, because its slot belongs to its old number. Before the commit, samples
+with every value once verify that both models, with the same rows rounded, have identical scores.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ from stratarec.training.run.run_directory import write_plan, write_recipe
 from stratarec.training.steps.state import TrainingState
 
 Ids = NDArray[np.int64]
-# Rows that move, and samples that are scored, at a time.
-_PIECE = 1 << 14
+# Number of rows that are moved, and of samples that are scored, at a time.
+_CHUNK = 1 << 14
 
 
 def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
@@ -58,7 +57,7 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
     Raises
     ------
     CheckpointError
-        Where scores would not be the same, as where encoded rows missed steps. The run is then as it was.
+        If scores would change, as when encoded rows missed steps. The run is then unchanged.
     StorageError
         As `continue_run`.
     """
@@ -174,8 +173,8 @@ def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, write: i
     rounded = 0
     number = np.full(next(table.num_embeddings for table in group.configs if table.name == name), -1, dtype=np.int64)
     number[ids] = np.arange(len(ids))
-    for first in range(0, len(number), _PIECE):
-        last = min(first + _PIECE, len(number))
+    for first in range(0, len(number), _CHUNK):
+        last = min(first + _CHUNK, len(number))
         new, old = number[first:last], np.arange(first, last)
         records, home = group.read_records(name, first, last)
         cached = np.isin(old, group.rows_in_slots(name, first, last))
@@ -197,10 +196,10 @@ def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, write: i
 
 
 def put_rows(model: CTRModel, name: str, rows: Ids, of: Callable[[Ids], FloatRows | None]) -> None:
-    """Set rows of a table to what `of` returns for them, to zeros for None."""
+    """Set rows of a table to the rows that `of` returns for them, or to zero if it returns None."""
     group = _group(model, name)
-    for first in range(0, len(rows), _PIECE):
-        chosen = rows[first : first + _PIECE].astype(np.int64)
+    for first in range(0, len(rows), _CHUNK):
+        chosen = rows[first : first + _CHUNK].astype(np.int64)
         found = of(chosen)
         if found is None:
             found = FloatRows.allocate(len(chosen), group.width, **group.codec.layout.kept)
@@ -209,38 +208,39 @@ def put_rows(model: CTRModel, name: str, rows: Ids, of: Callable[[Ids], FloatRow
 
 
 def _ranked(vocabulary: Vocabulary, counted: pl.DataFrame) -> tuple[Vocabulary, Ids]:
-    """A vocabulary by falling recent count without holes, and ``[rows]`` the id that each of its rows had."""
+    """Return a vocabulary by falling recent count without holes, and the old id of each row, ``[rows]``."""
     tail = vocabulary.tail_buckets
     known = pl.DataFrame({"value": vocabulary.values, "id": np.arange(tail, vocabulary.rows)}).drop_nulls()
     known = known.join(counted.select("value", "recent"), on="value", how="left", maintain_order="left")
     known = known.sort([pl.col("recent").fill_null(0.0), "value"], descending=[True, False])
     old = np.concatenate([np.arange(tail), known["id"].to_numpy()]).astype(np.int64)
     counts = vocabulary.counts[old]
-    # All of them are kept as they are from here on, so that none has to fall behind another by its count.
+    # The order is final: later counts do not change it.
     return replace(vocabulary, values=known["value"], counts=counts, inherited=len(known)), old
 
 
 def _check_scores(trained: TrainedModel, model: CTRModel, old: Mapping[str, Ids]) -> None:
-    """Refuse a `model` whose scores are not those of the one before, to the bit, of samples that have every row."""
+    """Refuse a `model` whose scores of samples with every row differ in any bit from those of the model before."""
     for now, before in _samples(trained, old):
         with torch.no_grad(), autocast(trained.recipe.train.precision, model.device):
             mine, theirs = score(model.eval(), now), score(trained.model.eval(), before)
         if not np.array_equal(mine.view(np.uint32), theirs.view(np.uint32)):
             raise CheckpointError(
-                "scores would not be the same, to the bit, with rows numbered anew: rows that rest encoded "
-                "(memory.precision) and missed steps cannot move without being rounded; nothing was changed"
+                "renumbering would change scores: encoded rows (memory.precision) that missed steps cannot move "
+                "without "
+                "being rounded; nothing was changed"
             )
 
 
 def _samples(trained: TrainedModel, old: Mapping[str, Ids]) -> Iterator[tuple[Batch, Batch]]:
-    """Batches that have every row of every table once in each feature, by new ids and by those before."""
+    """Yield batches with every row of every table once in each feature, by new ids and by old ids."""
     schema, draws = trained.dataset.schema, np.random.default_rng(0)
     rows = max((len(ids) for ids in old.values()), default=1)
-    for first in range(0, rows, _PIECE):
-        size = min(_PIECE, rows - first)
+    for first in range(0, rows, _CHUNK):
+        size = min(_CHUNK, rows - first)
         dense = torch.from_numpy(draws.normal(size=(size, len(schema.dense))).astype(np.float32))
         chosen = {f.name: (first + np.arange(size)) % len(old[f.vocabulary]) for f in schema.sparse}
-        # Other features meet each other in other pairs than by rank.
+        # Permuted, so that features do not meet only at equal ranks.
         chosen = {name: draws.permutation(ids) for name, ids in chosen.items()}
         batches = []
         for new in (True, False):

@@ -1,4 +1,4 @@
-"""One pass over a period: from the checkpoint before, with its optimizer state and averages, to the one after."""
+"""Train one pass over a period, from the checkpoint before to a new one."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """What a period goes on from."""
+    """State that a period starts from."""
 
     number: int
-    """Of the period."""
+    """Number of the period."""
     checkpoint: Path
     rows: RowOptimizerConfig
-    """By which the rows of the checkpoint take the steps that they missed."""
+    """Row optimizer with which the rows of the checkpoint apply their missed steps."""
     steps: int
-    """Of the run and of all periods so far."""
+    """Training steps of the run and of all periods so far."""
     rate_factor: float
 
 
@@ -115,13 +115,13 @@ def train_period(
 
 
 def _with_schedules(recipe: Recipe, steps: int) -> Recipe:
-    """Schedules that fall within a period as they did within the run; what was warm stays so."""
+    """Return a recipe whose schedules decay within the period as they did in the run, without warm-up."""
 
-    def anew(schedule: ScheduleConfig) -> ScheduleConfig:
+    def for_period(schedule: ScheduleConfig) -> ScheduleConfig:
         total = 0 if schedule.kind == "constant" else steps
         return replace(schedule, warmup_steps=0, warmup_share=0.0, total_steps=total)
 
     train = recipe.train
-    dense = replace(train.dense, schedule=anew(train.dense.schedule))
-    rows = replace(train.embedding, schedule=anew(train.embedding.schedule))
+    dense = replace(train.dense, schedule=for_period(train.dense.schedule))
+    rows = replace(train.embedding, schedule=for_period(train.embedding.schedule))
     return replace(recipe, train=replace(train, dense=dense, embedding=rows))

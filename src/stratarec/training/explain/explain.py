@@ -1,4 +1,11 @@
-"""What `stratarec explain` tells of a run, and what the report at the end of one shows of it."""
+"""Explanations of a model: importance of features, partial dependence, and contributions to one score.
+
+*Contributions*: a feature's part is the logit minus the logit without the feature. Parts of features that interact do
+not add up: the remainder of the difference to the base, where no feature is known, is their interaction.
+
+*Partial dependence* (Friedman 2001): the mean prediction if all samples had one value of a dense feature, at its
+quantiles. A histogram shows where values are rare and the curve is uncertain.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +29,7 @@ from stratarec.training.explain.importance import importance
 from stratarec.training.explain.probe import Column, Probe, columns_of, draw_samples, rows_of
 
 REPEATS, SAMPLES = 5, 4096
-# At the end of every run: a few seconds, or nothing.
+# For the report at the end of a run, which must take only a few seconds.
 _FEW_REPEATS, _FEW_SAMPLES, _MOST_SECONDS = 2, 2048, 6.0
 
 Json = dict[str, Any]
@@ -31,7 +38,7 @@ Json = dict[str, Any]
 def explain_columns(
     probe: Probe, names: Sequence[str], *, repeats: int, seed: int, progress: Progress, check: Callable[[], None]
 ) -> Json:
-    """Importance of columns, as JSON data: those of these names, or all."""
+    """Return the importance of all features, or of those named, as JSON data."""
     found = importance(
         probe, columns_of(probe.dataset.schema, names), repeats=repeats, seed=seed, progress=progress, check=check
     )
@@ -39,13 +46,13 @@ def explain_columns(
 
 
 def with_curves(found: Json, probe: Probe, names: Sequence[str], progress: Progress) -> Json:
-    """The same with the curves of the numbers among them."""
+    """Add the partial dependence curves of the dense features to an explanation."""
     curves = dependence(probe, columns_of(probe.dataset.schema, names), progress)
     return {**found, "numbers": [_plain(asdict(curve)) for curve in curves]}
 
 
 def explain_row(probe: Probe, names: Sequence[str]) -> Json:
-    """What the score of a probe's one sample comes from, as JSON data."""
+    """Return the contributions to the score of the probe's only sample as JSON data."""
     columns = columns_of(probe.dataset.schema, names)
     labels = probe.batch.label.reshape(-1).tolist()
     parts = _of_labels(contributions(probe, columns))
@@ -56,18 +63,18 @@ def explain_row(probe: Probe, names: Sequence[str]) -> Json:
 
 
 def for_report(model: CTRModel, dataset: Dataset, split: str, precision: str, check: Callable[[], None]) -> Json | str:
-    """As `explain_columns`, of some samples; or why there is none."""
+    """Explain a few samples as `explain_columns`, or return why that takes too long."""
     columns = columns_of(dataset.schema)
     probe = Probe(model, dataset, draw_samples(dataset, split, _FEW_SAMPLES, 0), precision)
     seconds = min(_seconds(probe, columns[-1]) for _ in range(2)) * len(columns) * _FEW_REPEATS
     if seconds > _MOST_SECONDS:
-        return f"it takes some {seconds:,.0f} s"
+        return f"it takes about {seconds:,.0f} s"
     found = explain_columns(probe, (), repeats=_FEW_REPEATS, seed=0, progress=SilentProgress(), check=check)
     return {"split": split, **found}
 
 
 def _seconds(probe: Probe, column: Column) -> float:
-    """That changing a column and scoring take."""
+    """Return the seconds to permute one column and score the data again."""
     began = time.perf_counter()
     probe.scores(probe.permuted(column, np.arange(probe.batch.size)))
     return time.perf_counter() - began
@@ -78,7 +85,7 @@ def _of_labels(found: dict[str, Any]) -> dict[str, Json]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON data: None where a figure is not defined, or infinite."""
+    """Return JSON data, with None for numbers that are not finite."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -86,25 +93,25 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# Values of a list that are shown.
+# Number of values of a list that are shown.
 _SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contributions:
-    """Of one row, logits of one label."""
+    """Contributions to the logit of one row for one label."""
 
     logit: float
     base: float
-    """Where nothing is known of any column."""
+    """Logit with all features missing."""
     parts: dict[str, float]
-    """Column -> what its value adds, the largest first."""
+    """Feature -> its part of the logit, the largest first."""
     together: float
-    """What is left."""
+    """Interaction: the difference to the base minus all parts."""
 
 
 def contributions(probe: Probe, columns: Sequence[Column]) -> dict[str, Contributions]:
-    """What the score of the one sample of a probe comes from, label by label."""
+    """Return the contributions to the score of the probe's only sample, by label."""
     logit, base = probe.scores()[0], probe.scores(probe.without(columns))[0]
     without = np.stack([probe.scores(probe.without([column]))[0] for column in columns])
     found = {}
@@ -120,7 +127,7 @@ def contributions(probe: Probe, columns: Sequence[Column]) -> dict[str, Contribu
 
 
 def values_of(probe: Probe, columns: Sequence[Column]) -> dict[str, str]:
-    """What the model sees of the one sample of a probe, in words."""
+    """Return the values of the probe's only sample as text."""
     dataset, batch = probe.dataset, probe.batch
     known: dict[str, Vocabulary] = {}
     found = {}
@@ -133,7 +140,7 @@ def values_of(probe: Probe, columns: Sequence[Column]) -> dict[str, str]:
         if vocabulary not in known:
             known[vocabulary] = dataset.vocabulary(vocabulary)
         ids = batch.sparse[name].values.tolist()
-        # Of histories the last are the newest.
+        # The newest events of a history are last.
         shown = ids[-_SHOWN:] if name in dataset.schema.behaviours else ids[:_SHOWN]
         names, tail = known[vocabulary].values, known[vocabulary].tail_buckets
         words = [str(names[each - tail]) if each >= tail else "(rare)" for each in shown]
@@ -143,11 +150,11 @@ def values_of(probe: Probe, columns: Sequence[Column]) -> dict[str, str]:
 
 
 def raw_number(dataset: Dataset, place: int, value: float) -> float:
-    """The number of a log that becomes `value` for a model, in six digits: float32 has no more after standardising."""
+    """Return the number in the log that `value` stands for, with the six digits that float32 keeps."""
     feature: DenseFeature = dataset.schema.dense[place]
     if feature.standardize:
         moments = dataset.about.moments[feature.name]
-        # What would be near 0 is 0.
+        # Rounding makes a value near 0 exactly 0.
         value = round(value * moments.deviation + moments.mean, 5 - math.floor(math.log10(moments.deviation))) + 0.0
     with np.errstate(over="ignore"):
         return float(f"{np.sign(value) * np.expm1(abs(value)) if feature.transform == 'log1p' else value:.6g}")
@@ -155,32 +162,32 @@ def raw_number(dataset: Dataset, place: int, value: float) -> float:
 
 _POINTS, _BINS = 21, 20
 MOST_SAMPLES = 1024
-"""Of a curve."""
+"""Number of samples for a curve."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Of one number."""
+    """Partial dependence of one dense feature."""
 
     feature: str
     log_scale: bool
-    """Whether the model takes its logarithm."""
+    """Whether the model uses its logarithm."""
     values: tuple[float, ...]
-    """Rising, as in the log: its quantiles, each once."""
+    """Distinct quantiles in ascending order, as in the log."""
     predictions: dict[str, tuple[float, ...]]
-    """Label -> mean probability at each of them."""
+    """Label -> mean probability at each value."""
     edges: tuple[float, ...]
-    """Of bins of values, as wide as each other where the model takes them."""
+    """Edges of a histogram, with equal bins on the scale of the model."""
     shares: tuple[float, ...]
-    """Of the samples in each bin."""
+    """Share of the samples in each bin."""
 
 
 def dependence(probe: Probe, columns: Sequence[Column], progress: Progress) -> tuple[Curve, ...]:
-    """The curve of each number among some columns."""
+    """Return the curve of each dense feature among `columns`."""
     numbers = [column for column in columns if column.dense is not None]
     few = rows_of(probe.batch, torch.arange(min(probe.batch.size, MOST_SAMPLES)))
     probe = probe.of(few)
-    progress.start("bend", len(numbers), "numbers")
+    progress.start("partial dependence", len(numbers), "features")
     try:
         found = []
         for column in numbers:
@@ -195,7 +202,7 @@ def _curve(probe: Probe, column: Column) -> Curve:
     dataset, place = probe.dataset, column.dense
     assert place is not None
     known = probe.batch.dense[:, place].cpu().numpy()
-    # Values that there are, so that none lies between whole numbers.
+    # Only values that occur, so that whole numbers stay whole.
     points = np.unique(np.quantile(known, np.linspace(0, 1, _POINTS), method="nearest"))
     means = np.stack([_mean(probe, probe.scores(probe.with_numbers(column, float(point)))) for point in points])
     counts, edges = np.histogram(known.astype(np.float64), bins=_BINS if len(points) > 1 else 1)

@@ -1,10 +1,9 @@
-"""Permutation importance (Breiman 2001; Fisher, Rudin and Dominici 2019): how much worse scores are where the values of
-one column stand with other samples.
+"""Permutation importance (Breiman 2001; Fisher, Rudin and Dominici 2019): the loss of quality if the values of one
+feature are permuted among the samples.
 
-Of each sample the loss is averaged over the repeats, and so is its part of the AUC, the share of the other class that
-it is on the right side of. The drop is the mean of differences of the same samples, so its interval is that of a paired
-mean, of the AUC as DeLong et al. (1988) have it: what another draw of as many samples, and of permutations, would give.
-Columns that tell the same share what either is worth.
+The loss of each sample is averaged over the repeats. So is its part of the AUC: the share of the other class that it is
+ranked correctly against. The drop is a mean of paired differences, and its interval is that of another draw of samples
+and permutations; for the AUC as in DeLong et al. (1988). Features with the same information share their importance.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Change:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[Doubles, Doubles]]) -> Change:
-        """The weighted mean of values, which is the same one in each part; parts vary by themselves."""
+        """Return the weighted mean, which is equal for all parts; the variance is summed over the parts."""
         if not parts or any(weight.sum() <= 0 for _, weight in parts):
             return cls(value=math.nan, margin=math.nan)
         means = [float(np.average(values, weights=weight)) for values, weight in parts]
@@ -46,7 +45,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Importance:
-    """What one column is worth to one label."""
+    """Importance of one feature for one label."""
 
     feature: str
     auc_drop: Change
@@ -55,7 +54,7 @@ class Importance:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelImportance:
-    """Of one label, the most important column first."""
+    """Importances for one label, the most important feature first."""
 
     samples: int
     auc: float
@@ -64,7 +63,7 @@ class LabelImportance:
 
 
 class _Truth:
-    """The samples that know a label."""
+    """Samples that have a label."""
 
     def __init__(self, label: NDArray[np.float32], weight: NDArray[np.float32] | None) -> None:
         known = ~np.isnan(label) & (True if weight is None else weight > 0)
@@ -73,12 +72,13 @@ class _Truth:
         self.weight = np.ones(len(self.rows)) if weight is None else weight[self.rows].astype(np.float64)
 
     def losses(self, logit: Doubles) -> Doubles:
-        """``[N]`` cross-entropy of each sample."""
+        """Return the cross-entropy of each sample, ``[N]``."""
         losses: Doubles = np.logaddexp(0, logit) - self.label * logit
         return losses
 
     def sides(self, logit: Doubles) -> Doubles:
-        """``[N]`` share of the other class that each sample is on the right side of, ties half: means are the AUC."""
+        """Return the share of the other class that each sample is ranked correctly against, ``[N]``; the mean is the "
+        "AUC."""
         _, tie = np.unique(logit, return_inverse=True)
         found = np.zeros(len(logit))
         for mine in (True, False):
@@ -90,7 +90,7 @@ class _Truth:
         return found
 
     def split(self, values: Doubles) -> list[tuple[Doubles, Doubles]]:
-        """Values and weights of each class; nothing where there is one alone."""
+        """Return values and weights of each class; empty for a single class."""
         parts = [(values[self.label == each], self.weight[self.label == each]) for each in (True, False)]
         return parts if all(len(part) for part, _ in parts) else []
 
@@ -104,8 +104,10 @@ def importance(
     progress: Progress,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, LabelImportance]:
-    """What each column is worth to each label, by so many permutations of it; `check` is called before each and may
-    raise. The same numbers for the same seed."""
+    """Return the importance of each column for each label, by `repeats` permutations; equal for equal seeds.
+
+    `check` is called before each permutation and may raise.
+    """
     batch, names = probe.batch, probe.dataset.schema.label_columns
     labels = batch.label.cpu().numpy().reshape(batch.size, -1).T
     weight = None if batch.weight is None else batch.weight.cpu().numpy()
@@ -152,6 +154,6 @@ def _worth(each: Importance) -> tuple[float, str]:
 
 
 def _figures(truths: Sequence[_Truth], logits: NDArray[np.float32]) -> list[tuple[Doubles, Doubles]]:
-    """Losses and sides of the samples of each label."""
+    """Return losses and AUC parts of the samples of each label."""
     each = [logits[truth.rows, place].astype(np.float64) for place, truth in enumerate(truths)]
     return [(truth.losses(logit), truth.sides(logit)) for truth, logit in zip(truths, each, strict=True)]

@@ -1,7 +1,7 @@
-"""Some samples that a model scores again and again, each time with other values of a feature.
+"""Samples that a model scores repeatedly, with changed values of a feature.
 
-A *column* is what is changed together: a number, a sparse feature, or a history or sequence with the columns beside it.
-What is not known of a column is what a missing value is: no ids, and the mean of a number.
+A *column* is changed as a whole: a dense feature, a sparse feature, or a history or sequence with its companion
+columns. A column without a known value has no ids, or the mean of a dense feature.
 
 Shapes: N samples; T labels.
 """
@@ -29,39 +29,39 @@ from stratarec.models.base import autocast
 from stratarec.training.evaluate import score
 
 _BATCH = 8192
-# Samples that are read to find one of them.
+# Batch size for reading a single sample.
 _NEAR = 256
-# Names, or files, that a message repeats.
+# Number of names or files in a message.
 _NAMED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """What is changed together."""
+    """Feature or features that are changed together."""
 
     name: str
     dense: int | None = None
-    """Place among the numbers, of one of these."""
+    """Index among the dense features, for a dense feature."""
     sparse: tuple[str, ...] = ()
-    """Features, of others."""
+    """Sparse features, for any other column."""
 
 
 def columns_of(schema: Schema, names: Sequence[str] = ()) -> tuple[Column, ...]:
-    """All columns, or those of these names; `ConfigError` for one that there is not."""
-    beside = {main: tuple(each.name for each in columns) for main, columns in schema.behaviours.items()}
-    others = {name for features in beside.values() for name in features[1:]}
+    """Return all columns, or those of `names`; `ConfigError` for an unknown name."""
+    companions = {main: tuple(each.name for each in columns) for main, columns in schema.behaviours.items()}
+    others = {name for features in companions.values() for name in features[1:]}
     found = [Column(name=feature.name, dense=place) for place, feature in enumerate(schema.dense)]
     found += [
-        Column(name=feature.name, sparse=beside.get(feature.name, (feature.name,)))
+        Column(name=feature.name, sparse=companions.get(feature.name, (feature.name,)))
         for feature in schema.sparse
         if feature.name not in others
     ]
     known = {column.name: column for column in found}
     for name in names:
         if name not in known:
-            main = next((each for each, features in beside.items() if name in features), "")
+            main = next((each for each, features in companions.items() if name in features), "")
             close = difflib.get_close_matches(name, known, 1)
-            hint = f"it is explained with {main}" if main else f"did you mean {close[0]}?" if close else _some(known)
+            hint = f"it is part of {main}" if main else f"did you mean {close[0]}?" if close else _some(known)
             raise ConfigError(f"--feature {name}: the run has no such feature; {hint}")
     return tuple(known[name] for name in dict.fromkeys(names)) if names else tuple(found)
 
@@ -72,17 +72,17 @@ def _some(names: Sequence[str] | dict[str, Column]) -> str:
 
 
 class Probe:
-    """Samples, and what a model says of them with other values.
+    """Samples that a model scores with changed values.
 
     Parameters
     ----------
     model : CTRModel
     dataset : Dataset
-        What the model was trained on, or one of the same features.
+        Training data set of the model, or one with the same features.
     batch : Batch
         N samples without groups.
     precision : str
-        Of the network.
+        Precision of the network.
     """
 
     def __init__(self, model: CTRModel, dataset: Dataset, batch: Batch, precision: str) -> None:
@@ -93,11 +93,11 @@ class Probe:
         self._means = [0.0 if each.standardize else moments[each.name].mean for each in dataset.schema.dense]
 
     def of(self, batch: Batch) -> Probe:
-        """The same of other samples."""
+        """Return a probe of the same model with other samples."""
         return Probe(self._model, self.dataset, batch, self._precision)
 
     def scores(self, batch: Batch | None = None) -> NDArray[np.float32]:
-        """``[N, T]`` logits, of the samples as they are by default."""
+        """Return logits ``[N, T]`` of `batch`, by default of the unchanged samples."""
         batch, training, parts = batch or self.batch, self._model.training, []
         self._model.eval()
         try:
@@ -111,21 +111,21 @@ class Probe:
         return np.concatenate(parts).reshape(batch.size, -1)
 
     def permuted(self, column: Column, order: NDArray[np.int64]) -> Batch:
-        """Sample i has the values of the column of sample ``order[i]``."""
+        """Return the batch in which sample i has the column of sample ``order[i]``."""
         rows = torch.from_numpy(order)
         if column.dense is not None:
             return self.with_numbers(column, self.batch.dense[rows, column.dense])
         return self._with(self.batch.sparse.select(column.sparse).take(rows))
 
     def with_numbers(self, column: Column, values: torch.Tensor | float) -> Batch:
-        """The numbers of a column are these, or all are this one."""
+        """Return the batch with other values of a dense feature, one per sample or one for all."""
         assert column.dense is not None
         dense = self.batch.dense.clone()
         dense[:, column.dense] = values
         return self.batch.replace(dense=dense)
 
     def without(self, columns: Sequence[Column]) -> Batch:
-        """Nothing is known of these columns."""
+        """Return the batch with missing values of some columns."""
         dense, names = self.batch.dense.clone(), [name for column in columns for name in column.sparse]
         for place in (column.dense for column in columns if column.dense is not None):
             dense[:, place] = self._means[place]
@@ -141,13 +141,13 @@ class Probe:
         return found.replace(sparse=self._with(nothing).sparse)
 
     def _with(self, features: KeyedJagged) -> Batch:
-        """Other bags of some features."""
+        """Return the batch with other bags of some features."""
         changed: dict[str, JaggedTensor] = {key: features[key] for key in features.keys}
         return self.batch.replace(sparse=KeyedJagged.from_features({**self._bags, **changed}, self.batch.size))
 
 
 def rows_of(batch: Batch, rows: torch.Tensor) -> Batch:
-    """Some samples of a batch without groups."""
+    """Return some samples of a batch without groups."""
     user, weight = (None if each is None else each[rows] for each in (batch.user, batch.weight))
     return replace(
         batch,
@@ -160,19 +160,19 @@ def rows_of(batch: Batch, rows: torch.Tensor) -> Batch:
 
 
 def draw_samples(dataset: Dataset, split: str, samples: int, seed: int) -> Batch:
-    """So many samples of a split, or all, without groups: drawn of up to eight row groups of it."""
+    """Draw `samples` samples of a split, without groups, from up to eight row groups; all if it has fewer."""
     config = LoaderConfig(batch_size=samples, unit="sample", expand=True, prefetch_batches=1, seed=seed)
     with closing(Loader(dataset, split, config).batches(0)) as batches:  # type: ignore[type-var]
         return next(batches)
 
 
 def row_of_split(dataset: Dataset, split: str, file: str, row: int) -> Batch:
-    """The sample of a split that was made of a row of the log, as predictions name it.
+    """Return the sample of a split that comes from a row of the log, numbered as in the output of `predict`.
 
     Raises
     ------
     ConfigError
-        Where there is none, or where several files have one of that number and none is named.
+        If there is none, or several files have a row of that number and none is named.
     """
     files = dataset.about.rows.files
     chosen = [place for place, name in enumerate(files) if not file or f"/{name}".endswith(f"/{file}")]
@@ -182,12 +182,12 @@ def row_of_split(dataset: Dataset, split: str, file: str, row: int) -> Batch:
     found = np.flatnonzero((of_row == row) & (np.isin(of_file, chosen) if files else True))
     if not len(found):
         raise ConfigError(
-            f"--row {f'{file}:' if file else ''}{row}: no sample of the split {split} was made of that row; `stratarec "
-            "predict` writes which rows it has"
+            f"--row {f'{file}:' if file else ''}{row}: no sample of the split {split} comes from that row; `stratarec "
+            "predict` writes the row numbers"
         )
     if len(found) > 1:
         raise ConfigError(
-            f"--row {row}: {len(found)} files have one in the split {split}; say which, as in --row "
+            f"--row {row}: {len(found)} files have such a row in the split {split}; name one, as in --row "
             f"{files[int(of_file[found[0]])]}:{row}"
         )
     place = int(found[0])

@@ -1,9 +1,12 @@
-"""A trained model written for use elsewhere; `serving.export_manifest` says what an export is.
+"""Export a trained model; `serving.export_manifest` describes the format.
 
-By default it is data alone: configuration, weights, tables in the codec that they rest in, vocabularies. `program.pt2`,
-on request, is the network as `torch.export` wrote it, for use without StrataRec. Whoever opens such a file with torch
-runs what its writer put in, since torch unpickles parts of it: open only those that you made. `stratarec.Scorer` never
-does.
+An export is data: configuration, weights, encoded tables and vocabularies. On request it also has `program.pt2`, the
+network as `torch.export` writes it. Opening such a file with torch runs code in it, because torch unpickles parts of
+it: open only your own. `stratarec.Scorer` never opens it.
+
+Records of tables are copied without their optimizer state. Rows that were in level 0 when training ended stay float32
+next to their record: they are the popular ones, and scores are then those of `predict`. Rows that were never trained
+have no record; their initial values are rounded to nearest.
 """
 
 from __future__ import annotations
@@ -59,23 +62,23 @@ _PARTS = {MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX, "vocabulary"}
 def export(
     trained: TrainedModel, folder: Path, *, program: bool = False, onnx: bool = False, repeated: bool = False
 ) -> Path:
-    """Write the exported model into `folder`, which must not exist; returns it.
+    """Write the exported model into the new directory `folder`, and return it.
 
     Parameters
     ----------
     program, onnx : bool
-        Write ``program.pt2``, or ``network.onnx``, too.
+        Also write ``program.pt2`` or ``network.onnx``.
     repeated : bool
-        Accept a `folder` that holds this very export already.
+        Accept a `folder` that already contains the same export.
 
     Raises
     ------
     ConfigError
-        When what ONNX takes is not installed.
+        If ONNX is not installed.
     StorageError
-        When it cannot be written; nothing of it is left then.
+        If it cannot be written; nothing remains of it then.
     CheckpointError, DatasetError
-        When a weight is not finite, or a vocabulary of the data set is not what its manifest says.
+        If a weight is not finite, or a vocabulary of the data set does not match its manifest.
     """
     if not repeated:
         check_absent(folder)
@@ -92,14 +95,14 @@ def export(
 
 @contextmanager
 def new_directory(folder: Path, parts: set[str]) -> Iterator[Path]:
-    """A directory that becomes `folder`, whole, at the end; `parts` is all that may be in it."""
+    """Yield a temporary directory that is renamed to `folder` at the end; `parts` are its possible entries."""
     with working_directory(folder, parts) as temporary:
         try:
             yield temporary
             if not temporary.exists():
                 return
             sync_tree(temporary)
-            # A directory that came here in the meantime is in the way, unless it is empty.
+            # Fails if `folder` was created in the meantime, unless it is empty.
             os.rename(temporary, folder)
             sync(folder.parent)
         except StorageError:
@@ -110,7 +113,7 @@ def new_directory(folder: Path, parts: set[str]) -> Iterator[Path]:
 
 def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) -> None:
     collection, weights = trained.model.embeddings, trained.model.network.state_dict()
-    # Who scores by an export need not know that negatives were left out, or classes weighted.
+    # The last bias includes the correction for sampled negatives and class weights.
     for correction, name in zip(trained.model.network.correction, _last_biases(trained.model.network), strict=False):
         weights[name] = weights[name] + correction if correction else weights[name]
     write_tensors(folder / NETWORK, {key: finite(value, key) for key, value in weights.items()})
@@ -133,14 +136,14 @@ def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) ->
 
 
 def _last_biases(network: Network) -> list[str]:
-    """What the bias of each label's logit is called among the weights."""
+    """Return the name of the last bias of each label."""
     assert isinstance(network.score, Score)
     names = {id(weight): name for name, weight in network.named_parameters()}
     return [names[id(bias)] for bias in last_biases(network.score.out)]
 
 
 def files_of(folder: Path) -> dict[str, ExportedFile]:
-    """What the files of a directory are now, by path."""
+    """Return size and hash of each file of a directory, by path."""
     return {
         path.relative_to(folder).as_posix(): ExportedFile(bytes=path.stat().st_size, hash=file_hash(path))
         for path in sorted(folder.rglob("*"))
@@ -149,7 +152,7 @@ def files_of(folder: Path) -> dict[str, ExportedFile]:
 
 
 def _describe(trained: TrainedModel) -> dict[str, Any]:
-    """The manifest but for tables, vocabularies and its list of files."""
+    """Return the manifest without tables, vocabularies and files."""
     dataset, recipe, configs = trained.dataset, trained.recipe, trained.model.embeddings.tables
     pooled, sequences = inputs(configs, dataset.schema)
     return {
@@ -167,7 +170,7 @@ def _describe(trained: TrainedModel) -> dict[str, Any]:
 
 
 def _copy_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVocabulary]:
-    """Copies of the data set's own files, no links, with the content that its manifest says."""
+    """Copy the vocabularies of the data set, and verify their hashes."""
     found = {}
     (folder / "vocabulary").mkdir()
     for number, (name, info) in enumerate(dataset.vocabularies.items()):
@@ -184,12 +187,12 @@ def _copy_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVoca
     return found
 
 
-# Of a table, at a time.
+# Bytes of a table that are processed at a time.
 _PIECE_BYTES = 8 << 20
 
 
 class TableWriter:
-    """What is written of one table of a trained model."""
+    """Writer of one table of a trained model, in chunks of rows."""
 
     def __init__(self, trained: TrainedModel, config: EmbeddingBagConfig) -> None:
         self._collection, self._config = trained.model.embeddings, config
@@ -208,7 +211,7 @@ class TableWriter:
         )
 
     def tensors(self) -> dict[str, Tensor | ChunkedTensor]:
-        """By the names that `ExportedTable.tensors` gives."""
+        """Return the tensors of the table, by the names of `ExportedTable.tensors`."""
         parts: dict[str, Callable[[], Iterator[Tensor]]] = {self._config.name: self._rows}
         if self._cached:
             parts = {
@@ -232,7 +235,7 @@ class TableWriter:
         return (self._floats(*span) for span in self._spans())
 
     def _slots(self) -> Iterator[Tensor]:
-        """The rows that are in slots."""
+        """Yield the rows that are in slots, as float32."""
         for first, last in self._spans():
             begin, end = np.searchsorted(self._in_slots, [first, last])
             if begin < end:
@@ -249,15 +252,16 @@ class TableWriter:
             bad = codec.encode(source, others, kept, others, np.zeros(len(others), dtype=np.uint64), 0)
             if bad >= 0:
                 raise CheckpointError(
-                    f"table {self._config.name!r}, row {first + int(others[bad])}: a weight that "
-                    f"{codec.config.kind} cannot hold; export an earlier checkpoint of the run"
+                    f"table {self._config.name!r}, row {first + int(others[bad])}: {codec.config.kind} cannot "
+                    "represent a "
+                    "weight; export an earlier checkpoint of the run"
                 )
             yield torch.from_numpy(kept)
 
 
 def finite(tensor: Tensor, name: str) -> Tensor:
-    """The tensor, which must hold finite numbers."""
-    # A sum is finite where all are, and takes a twentieth of the time; it may be infinite where none is.
+    """Return the tensor, or raise `CheckpointError` if it is not finite."""
+    # A finite sum means that all numbers are finite, and takes a twentieth of the time; a sum may overflow.
     if not (torch.isfinite(tensor.sum()) or torch.isfinite(tensor).all()):
-        raise CheckpointError(f"{name} has a weight that is no finite number: export an earlier checkpoint of the run")
+        raise CheckpointError(f"{name} has a weight that is not finite: export an earlier checkpoint of the run")
     return tensor

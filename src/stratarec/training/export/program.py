@@ -1,10 +1,10 @@
-"""A network for use elsewhere, as a `torch.export` program or as ONNX.
+"""Export a network as a `torch.export` program or as ONNX.
 
 (dense ``[B, F]``, pooled ``[B, P * D]``, rows ``[B, L, D]`` and mask ``[B, L]`` of each history) -> probabilities
 ``[B]``, or ``[B, T]`` of T labels.
 
-torch unpickles parts of a program's file, so opening one runs whatever its writer put in: StrataRec writes programs and
-never opens them. An ONNX file is data.
+torch unpickles parts of a program's file, so opening one runs code of its writer. StrataRec writes programs and never
+opens them. An ONNX file is data.
 """
 
 from __future__ import annotations
@@ -35,26 +35,24 @@ class _Probability(nn.Module):
 
 
 def program_bytes(trained: TrainedModel) -> memoryview:
-    """What ``program.pt2`` holds."""
-    # Into memory: torch's own writer ends the process where a disk is full.
+    """Return the content of ``program.pt2``."""
+    # Written to memory first: torch's own writer aborts the process on a full disk.
     content = io.BytesIO()
     torch.export.save(_program(trained), content)
     return content.getbuffer()
 
 
 def check_onnx() -> None:
-    """Refuse ``--onnx`` where what it takes is not installed."""
+    """Refuse ``--onnx`` if its libraries are not installed."""
     try:
         for name in ("onnx", "onnxscript"):
             importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(
-            f"--onnx needs onnx and onnxscript, which are not installed ({error}): pip install 'stratarec[onnx]'"
-        ) from error
+        raise ConfigError(f"--onnx needs onnx and onnxscript ({error}): pip install 'stratarec[onnx]'") from error
 
 
 def onnx_bytes(trained: TrainedModel) -> bytes:
-    """What ``network.onnx`` holds.
+    """Return the content of ``network.onnx``.
 
     Inputs are `dense` and `pooled`, and `rows_<n>` and `mask_<n>` of sequence n; the output is `score`.
     """
@@ -67,7 +65,7 @@ def onnx_bytes(trained: TrainedModel) -> bytes:
         )
         assert program is not None
         content = program.model_proto
-    # Where this code lay and what torch called its parts is nobody's business.
+    # Remove paths of this machine and torch's internal names.
     for part in (content, content.graph, *content.graph.node, *content.graph.value_info, *content.graph.initializer):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
@@ -76,7 +74,7 @@ def onnx_bytes(trained: TrainedModel) -> bytes:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the notes of torch's exporter, which are none of a user's."""
+    """Silence warnings of torch's exporter that users cannot act on."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

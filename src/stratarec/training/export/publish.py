@@ -1,11 +1,11 @@
-"""A folder that serves a run which goes on: a full export, and a delta for each later period.
+"""Publish a continued run to a directory: a full export, and a delta for each later period.
 
-    00000/         the model of the run as it ended: a full export
+    00000/         full export of the model of the finished run
     00001.delta/   what period 1 changed; 00002.delta/ what period 2 did, and so on
-    00007/         a full export again: more than a quarter of the rows differ, or rows were numbered anew
+    00007/         full export: more than a quarter of the rows differ, or rows were renumbered
 
-Whoever serves opens the last full export and takes the deltas behind it, in their order. Each is whole or absent; what
-a period did not get to publish, because its process was killed, the next delta has.
+A server opens the last full export and applies the later deltas in order. Each is complete or absent. If a process is
+killed before it publishes a period, the next delta includes it.
 """
 
 from __future__ import annotations
@@ -49,18 +49,20 @@ def check_publish(run: Path, folder: Path) -> None:
 
 def _check_earlier(published: tuple[int, Path], run: Path, number: int) -> None:
     if published[0] > number:
-        raise ExportError(f"{published[1]} is of a later period than {run} has, {number}: name another folder")
+        raise ExportError(
+            f"{published[1]} is of a later period than the last one of {run}, {number}: name another folder"
+        )
 
 
 def publish(run: Path, folder: Path) -> str:
-    """Publish the model that a run has now; says what was written, or that it was there already.
+    """Publish the current model of a run, and return a description of what was written.
 
     Raises
     ------
     ExportError
-        Where what is there is of another run, as far as its last period tells, or of a later period than the run has.
+        If the folder belongs to another run, by its last period, or has a later period than the run.
     StorageError
-        When it cannot be written; what was published stays.
+        If it cannot be written; earlier exports remain.
     """
     make_directory(folder)
     there = _published(folder)
@@ -72,9 +74,9 @@ def publish(run: Path, folder: Path) -> str:
             made = export(trained, scratch / "export")
             if there and there[-1][0] == number:
                 if _opened(there).manifest.fingerprint != ExportManifest.read(made).fingerprint:
-                    raise ExportError(f"{there[-1][1]} is another model than {run} has: name another folder")
+                    raise ExportError(f"{there[-1][1]} is not the model of {run}: name another folder")
                 return f"{there[-1][1]} is up to date"
-            share, why = None, "nothing was published before"
+            share, why = None, "the first one"
             if there:
                 delta, why = folder / f"{number:05d}.delta", "more than a quarter of the rows differ"
                 try:
@@ -90,7 +92,7 @@ def publish(run: Path, folder: Path) -> str:
 
 
 def _published(folder: Path) -> list[tuple[int, Path]]:
-    """The last full export and the deltas behind it, with the periods that they are of."""
+    """Return the last full export and the deltas after it, with their periods."""
     found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
     found.sort(key=lambda each: (each[0], each[1].name))
     full = [place for place, (_, path) in enumerate(found) if path.suffix != ".delta"]

@@ -1,4 +1,4 @@
-"""What an export's README.txt says: all that it takes to score without StrataRec.
+"""README.txt of an export: everything needed to score without StrataRec.
 
 `tests/serving/stranger.py` is written from this page alone, and a test holds its scores to those of `predict`.
 """
@@ -140,7 +140,7 @@ network.onnx               the network as ONNX; inputs dense, pooled, rows_0, ma
 
 
 def page(*, program: bool, onnx: bool) -> str:
-    """The text, with what is said of the files that are there on request."""
+    """Return the text, with sections on the optional files."""
     told = [
         fill(f"       {kind.name:<12} {kind.about}", 120, subsequent_indent=" " * 20)
         for kind in KINDS.values()

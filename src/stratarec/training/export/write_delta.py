@@ -1,4 +1,4 @@
-"""What changed since an earlier export; `serving.delta` says what a delta is. Rows are compared as they are encoded."""
+"""Write the changes since an earlier export; `serving.delta` describes the format. Encoded rows are compared."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from stratarec.serving.export_manifest import FLOATS, NETWORK, ROWS, ExportedVoc
 from stratarec.serving.exported_model import ExportedModel
 from stratarec.training.export.export import files_of, new_directory
 
-# Beyond this share of the rows a delta is of no use.
+# Largest share of changed rows for which a delta is written.
 _MOST = 0.25
-# Rows that are compared at a time.
+# Number of rows that are compared at a time.
 _PIECE = 1 << 16
 
 
 def write_delta(before: ExportedModel, export: Path, folder: Path) -> float | None:
-    """Write what changed from the model `before` to a later export into `folder`; returns the share of rows that did.
+    """Write the changes from the model `before` to a later export into `folder`; return the share of changed rows.
 
-    None, and nothing is written, where that is more than a quarter.
+    If it is more than a quarter, nothing is written, and the result is None.
 
     Raises
     ------
