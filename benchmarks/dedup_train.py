@@ -49,7 +49,7 @@ class Side:
         """Seconds a step."""
         began = time.perf_counter()
         for item in islice(self.batches, count):
-            self.trainer.step(*item)
+            self.trainer.loop.step(*item)
         return (time.perf_counter() - began) / count
 
     def saved_bytes(self) -> int:

@@ -117,7 +117,7 @@ def ours(log: Log, seed: int, changes: Sequence[str]) -> Row:
     try:
         began = time.perf_counter()
         for batch in islice(trainer.loader.epoch(0), log.steps):
-            trainer.step(batch)
+            trainer.loop.step(batch)
         seconds = time.perf_counter() - began
         found = {
             split: score_split(trainer.model, log.dataset, split, precision="float32", progress=SilentProgress())

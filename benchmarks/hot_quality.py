@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,7 +25,7 @@ import polars as pl
 from benchmarks.sessions import recipe as shipped
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.loading.loader import BatchShare, Loader
+from stratarec.data.loading.loader import Loader
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources.clicks_config import ClicksConfig
@@ -94,8 +94,9 @@ class OrderedTrainer(Trainer):
         self._order, self._bytes_share = order, share
         super().__init__(recipe, dataset)
 
-    def _new_loader(self, share: BatchShare) -> Loader:
-        made = super()._new_loader(share)
+    @cached_property
+    def loader(self) -> Loader:
+        made = super().loader
         if self._order == "without":
             return made
         row_bytes = bytes_of_rows(self.recipe, self.dataset)
@@ -111,8 +112,9 @@ class OrderedTrainer(Trainer):
 
         return HotLoader(self.dataset, "train", made.config, parts, hot, counts, rate)
 
-    def _new_stages(self) -> Stages:
-        found = super()._new_stages()
+    @cached_property
+    def stages(self) -> Stages:
+        found = super().stages
         if not self._order.endswith("_first"):
             return found
         assert isinstance(self.loader, HotLoader)

@@ -34,8 +34,8 @@ from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import ConfigError
 from stratarec.models.metrics import evaluate_logits
-from stratarec.recipe import Recipe, read_content
-from stratarec.training.resolve import chosen, sized
+from stratarec.recipe import Recipe, leaves, read_content, with_values
+from stratarec.training.resolve import choose_defaults, defaults_by_size, describe_defaults
 from stratarec.training.torch_setup import torch_settings
 from stratarec.training.trainer import Trainer
 
@@ -70,7 +70,8 @@ def ours(data: PrepareConfig, seed: int, threads: int) -> Row:
     content["data"] = replace(Recipe.load(RECIPE), data=data).to_dict()["data"]
     with tempfile.TemporaryDirectory() as folder:
         content["train"] |= {"seed": seed, "threads": threads, "run": f"{folder}/run"}
-        content, said = sized(content, dataset)
+        defaults = choose_defaults(Recipe.from_dict(content), leaves(content), dataset)
+        content, said = with_values(content, defaults), describe_defaults(defaults, dataset)
         began = time.perf_counter()
         result = Trainer(Recipe.from_dict(content), dataset).train()
         seconds = time.perf_counter() - began
@@ -118,7 +119,7 @@ def run(quick: bool, samples: Sequence[int] = SIZES, seeds: int = SEEDS, threads
     about = {"recipe": read_content(RECIPE), "grid": trees.GRID, "fixed": trees.FIXED, "threads": threads}
     rows: list[Row] = []
     for size in sizes:
-        about["chosen"] = chosen(size * 8 // 10, validated=True)
+        about["chosen"] = defaults_by_size(size * 8 // 10, validated=True)
         for seed in range(1, draws + 1):
             path = FOLDER / "sizes" / f"{size}-{seed}{'-quick' if quick else ''}.json"
             rows += kept(path, about, lambda at=(size, seed): {"rows": both(*at, threads, quick=quick)})["rows"]

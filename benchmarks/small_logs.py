@@ -41,8 +41,7 @@ from stratarec.data.prepare.prepare import prepare
 from stratarec.data.splits import SPLITS
 from stratarec.errors import ConfigError
 from stratarec.models.metrics import evaluate_logits
-from stratarec.recipe import Recipe, with_values
-from stratarec.training.resolve import sized
+from stratarec.recipe import Recipe, leaves, with_values
 from stratarec.training.trainer import Trainer
 
 LOGS = {
@@ -180,7 +179,7 @@ def _ours(path: Path, label: str, seed: int, work: Path) -> tuple[dict[str, Any]
     start = time.perf_counter()
     content = _drafted(path, label, seed, work)
     dataset = prepare(Recipe.from_dict(content).data)
-    result = Trainer(Recipe.from_dict(sized(content, dataset)[0]), dataset).train()
+    result = Trainer(Recipe.from_dict(content), dataset, named=leaves(content)).train()
     return result["test"], time.perf_counter() - start
 
 

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -30,12 +32,13 @@ from stratarec.embedding.checkpoint import saved_rows
 from stratarec.io.tensors import read_tensors
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress
-from stratarec.recipe import Recipe
+from stratarec.recipe import Recipe, leaves, with_values
 from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
 from stratarec.training.export.export import export
 from stratarec.training.predict import predict
 from stratarec.training.raw_logs import RawLogs
+from stratarec.training.resolve import choose_defaults, describe_defaults
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
@@ -179,15 +182,24 @@ def agreeing_scores(
 
 def interrupt(trainer: Trainer, at: int, times: int = 1) -> None:
     """Ctrl-C after a step."""
-    step = trainer.step
 
-    def stepped(*item: Any) -> None:
-        step(*item)
+    @contextmanager
+    def stepped(_: int) -> Iterator[None]:
+        yield
         if trainer.state.step == at:
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGINT)
 
-    trainer.step = stepped  # type: ignore[method-assign]
+    trainer.loop.hooks.append(stepped)
+
+
+def sized(content: dict[str, Any], dataset: Dataset, earlier: Recipe | None = None) -> tuple[dict[str, Any], str]:
+    """A recipe's content with defaults by the size of the data, and the line that names them."""
+    recipe = Recipe.from_dict(content)
+    values = choose_defaults(recipe, leaves(content), dataset, earlier)
+    content = with_values(content, values)
+    assert recipe.with_fields(values) == Recipe.from_dict(content)
+    return content, describe_defaults(values, dataset)
 
 
 def start(path: str | Path, *options: str) -> subprocess.Popen[bytes]:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, MutableMapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import wraps
+from typing import ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+SpanListener = Callable[[str, int], None]
+"""Receives the name of a call that has ended and when it began, in nanoseconds of `time.perf_counter_ns`."""
+_listener: SpanListener | None = None
 
 
 class Progress(Protocol):
@@ -56,3 +63,29 @@ class timed:
 
     def __exit__(self, *_: object) -> None:
         self._seconds[self._name] = self._seconds.get(self._name, 0.0) + time.perf_counter() - self._start
+
+
+def listen(listener: SpanListener | None) -> None:
+    """Report every call of a `traced` function in this process to `listener`, or to nobody."""
+    global _listener
+    _listener = listener
+
+
+def traced(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function whose calls appear in traces as `name`; without a listener a call takes 0.1 us longer."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def call(*args: P.args, **named: P.kwargs) -> R:
+            listener = _listener
+            if listener is None:
+                return function(*args, **named)
+            begin = time.perf_counter_ns()
+            try:
+                return function(*args, **named)
+            finally:
+                listener(name, begin)
+
+        return call
+
+    return decorate

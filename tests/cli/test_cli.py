@@ -175,7 +175,7 @@ def test_for_machines_every_line_is_json(
     found = capsys.readouterr()
     error = json.loads(found.err)
     assert (error["event"], error["exit_code"], found.out) == ("error", 2, "")
-    assert error["text"].startswith("nowhere is no run")
+    assert error["text"].startswith("nowhere is not a run")
 
 
 def test_a_run_tells_machines_its_curves(

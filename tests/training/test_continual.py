@@ -136,7 +136,7 @@ def scores(run: Path, log: Path, earlier: list[str]) -> dict[str, Any]:
     """The metrics that `evaluate` has of a log, by the model that the run has now."""
     with open_run(run) as trained:
         logs = RawLogs(trained, [str(log)], earlier=earlier, labelled=True)
-        return figures(evaluate_logs(logs, SilentProgress()).whole)
+        return figures(evaluate_logs(logs, SilentProgress()).overall)
 
 
 def test_scores_of_a_period_are_those_of_the_checkpoint_before_with_the_histories_of_all_logs(
@@ -386,13 +386,13 @@ def test_what_cannot_go_on_is_refused_in_a_line(home: Path, tmp_path: Path, caps
 
     with directory_lock(run):
         assert "is in use by" in said(run)
-    assert "is no run" in said(home / "data")
+    assert "is not a run" in said(home / "data")
     unfinished = Path(shutil.copytree(home / "run", tmp_path / "unfinished"))
     (unfinished / "result.json").unlink()
     assert "has not ended" in said(unfinished)
     (tmp_path / "r.yaml").write_text(json.dumps(content(home) | {"train": content(home)["train"] | {"run": str(run)}}))
     assert main(["train", "-q", str(tmp_path / "r.yaml"), "--resume"]) == 2
-    assert "went on with other periods" in capsys.readouterr().err
+    assert "was continued by `stratarec continue`" in capsys.readouterr().err
     first = periods.of_number(run, 1)
     for file, message in ((first / periods.PERIOD, "changed after it was written"), (first / "data/dataset.json", "")):
         copy = Path(shutil.copytree(run, tmp_path / f"copy-{file.name}"))

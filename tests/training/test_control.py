@@ -18,7 +18,7 @@ from errors import refuses
 from recipes import assert_same_model, interrupt, last, prepared, tiny, train
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.errors import CheckpointError, Interrupted, StrataError, TrainingError
+from stratarec.errors import CheckpointError, ConfigError, Interrupted, StrataError, TrainingError
 from stratarec.models import CTRModel
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
@@ -119,6 +119,26 @@ def test_a_finished_run_that_is_lengthened_ends_as_one_of_that_length(home: Path
     )
 
 
+def test_a_run_is_claimed_before_it_is_built(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = recipe(home, tmp_path / "a", max_steps=3)
+    train(made)
+
+    def fail(*_: object) -> None:
+        raise ConfigError("built")
+
+    monkeypatch.setattr("stratarec.training.trainer.new_model", fail)
+    with refuses(CheckpointError, "step-00000003 --resume --overwrite"):
+        train(made)
+    before = contents(tmp_path / "a")
+    with refuses(ConfigError, "built"):
+        Trainer(made, Dataset.open(made.data.path)).train(overwrite=True)
+    assert contents(tmp_path / "a") == before
+    # A run that cannot be built leaves nothing.
+    with refuses(ConfigError, "built"):
+        train(recipe(home, tmp_path / "b"))
+    assert not (tmp_path / "b").exists()
+
+
 def test_a_finished_run_gives_its_result_again(home: Path, tmp_path: Path) -> None:
     train(recipe(home, tmp_path / "a", max_steps=5))
     before = contents(tmp_path / "a")
@@ -126,7 +146,7 @@ def test_a_finished_run_gives_its_result_again(home: Path, tmp_path: Path) -> No
         made = recipe(home, tmp_path / "a", max_steps=5, **change)
         trainer = Trainer(made, Dataset.open(made.data.path), said := Said())
         assert trainer.train(resume=True) == result(tmp_path / "a")
-        assert "has ended; this is its result" in said.lines[-1]
+        assert f"{tmp_path / 'a'} is already complete" in said.lines[-1]
     assert contents(tmp_path / "a") == before
 
 

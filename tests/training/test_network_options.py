@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,18 +95,18 @@ def test_the_average_is_what_is_evaluated_and_kept_for_use(home: Path, tmp_path:
     made = tiny(home, run=str(tmp_path / "run"), eval_every=7, max_steps=20, **AVERAGED)
     made["model"]["batch_norm"] = True
     trainer = Trainer(Recipe.from_dict(made), Dataset.open(made["data"]["path"]))
-    step = trainer.step
     weights: dict[str, torch.Tensor] = {}
     expected: dict[str, torch.Tensor] = {}
 
-    def stepped(*item: Any) -> None:
-        step(*item)
+    @contextmanager
+    def stepped(_: int) -> Iterator[None]:
+        yield
         weights.update({name: each.double() for name, each in trainer.model.network.state_dict().items()})
         kept = min(0.9, (trainer.state.step - 1) / (trainer.state.step + 9))
         for name, weight in weights.items():
             expected[name] = kept * expected.get(name, weight) + (1 - kept) * weight
 
-    trainer.step = stepped  # type: ignore[method-assign]
+    trainer.loop.hooks.append(stepped)
     result = trainer.train()
     saved = read_tensors(last(tmp_path / "run") / "network.safetensors")
     beside = read_tensors(last(tmp_path / "run") / "optimizer.safetensors")

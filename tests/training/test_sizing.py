@@ -10,12 +10,12 @@ import torch
 import yaml
 
 from errors import missing
-from recipes import last, prepared, tiny
+from recipes import last, prepared, sized, tiny
 from stratarec.cli import main
 from stratarec.models.zoo.ensemble import EnsembleConfig, EnsembleScore
 from stratarec.recipe import Recipe, with_values
 from stratarec.training.checkpoint import read_state
-from stratarec.training.resolve import chosen, sized
+from stratarec.training.resolve import defaults_by_size
 from stratarec.training.run.run_directory import read_result
 
 
@@ -37,9 +37,9 @@ def weights(found: dict[str, Any], numbers: int) -> int:
     ],
 )
 def test_a_kind_has_what_suits_it(kind: str, fields: dict[str, Any]) -> None:
-    found = chosen(80_000, validated=True, kind=kind)
+    found = defaults_by_size(80_000, validated=True, kind=kind)
     assert {field: found[f"train.{field}"] for field in fields} == fields
-    others = chosen(80_000, validated=True).keys() | {f"train.{field}" for field in fields}
+    others = defaults_by_size(80_000, validated=True).keys() | {f"train.{field}" for field in fields}
     assert found.keys() == others
     assert found["train.epochs"] == (5 if kind in ("fm", "lr") else 1)
 

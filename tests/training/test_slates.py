@@ -163,7 +163,7 @@ def test_a_run_by_slates_orders_them_and_is_resumed_to_the_bit(
     root, fields = recipe.parent, ["train.epochs=6", "train.dense.learning_rate=0.01"]
     assert main(["train", str(recipe), *fields]) == 0
     said = capsys.readouterr()
-    told = re.search(r"([\d,]+) slates, of which (\d+) without a click .*, and (\d+) of one", said.err + said.out)
+    told = re.search(r"([\d,]+) slates; (\d+) without a click .*, and (\d+) with one", said.err + said.out)
     assert told is not None
     found = [int(each.replace(",", "")) for each in told.groups()]
     assert found == pytest.approx(_counts(root), abs=0 if Dataset.open(root / "data").deduplicated else 12)

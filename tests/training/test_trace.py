@@ -26,9 +26,7 @@ def made(root: Path, run: str, **changes: Any) -> Recipe:
 
 
 def test_steps_are_traced_and_trained_as_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = train(made(tmp_path, "traced", trace="5-8"))
-    # Nothing is left of it.
-    assert not {"forward", "backward", "update"} & vars(trainer.stages).keys()
+    train(made(tmp_path, "traced", trace="5-8"))
     train(made(tmp_path, "plain"))
     assert_same_model(last(tmp_path / "traced"), last(tmp_path / "plain"))
     assert not (tmp_path / "plain" / "trace.json").exists()

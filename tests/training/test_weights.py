@@ -146,7 +146,7 @@ def test_weights_of_1_train_the_bits_of_none_and_others_do_not(tmp_path: Path) -
         # Of raw logs, too, which need no weights to be scored.
         log = RawLogs(run, [str(tmp_path / "log.parquet")], labelled=True, keep=["shop"])
         told = evaluate_logs(log, SilentProgress(), by=["shop"])
-        metrics, slices = told.whole, told.slices
+        metrics, slices = told.overall, told.slices
         rows = pl.read_parquet(tmp_path / "log.parquet")
         scores = np.concatenate([part.logits for part in log.scored(SilentProgress())])
         assert metrics["click"]["auc"] == pytest.approx(

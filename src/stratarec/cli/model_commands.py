@@ -106,14 +106,14 @@ def _evaluate_logs(
     rank_by = [column_of(trained.dataset.schema, name) for name in args.rank_by]
     fresh = RawLogs(trained, logs, keep=[*args.by, *rank_by], earlier=args.history, labelled=True)
     result = evaluate_logs(fresh, progress, args.by, rank_by, cutoffs)
-    metrics = figures(result.whole)
+    metrics = figures(result.overall)
     if not args.json:
         print_lines(*lines("log", metrics), *bins("log", metrics))
         for name, ranked in result.ranked.items():
             print_lines(*ranks("log", name, ranked))
         for name, slices in result.slices.items():
-            for label in result.whole:
-                title = name if len(result.whole) == 1 else f"{name} ({label})"
+            for label in result.overall:
+                title = name if len(result.overall) == 1 else f"{name} ({label})"
                 print_lines(*sliced(title, [(value, by_label[label].to_dict()) for value, by_label in slices]))
     by_column = {
         name: {str(value): figures(by_label) for value, by_label in slices} for name, slices in result.slices.items()

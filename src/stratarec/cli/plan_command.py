@@ -130,12 +130,13 @@ def _open_data(args: argparse.Namespace) -> tuple[Recipe, Dataset]:
     """Return the recipe, with the fields that depend on the size of its data set, and the data set."""
     from stratarec.data.dataset.compatibility import check_prepared
     from stratarec.data.dataset.dataset import Dataset
-    from stratarec.recipe import Recipe, read_content
-    from stratarec.training.resolve import sized
+    from stratarec.recipe import Recipe, leaves, read_content
+    from stratarec.training.resolve import choose_defaults
 
     content = read_content(args.recipe, args.overrides)
-    dataset = Dataset.open(Recipe.from_dict(content, args.recipe).data.path, verify="used")
-    recipe = Recipe.from_dict(sized(content, dataset)[0], args.recipe)
+    recipe = Recipe.from_dict(content, args.recipe)
+    dataset = Dataset.open(recipe.data.path, verify="used")
+    recipe = recipe.with_fields(choose_defaults(recipe, leaves(content), dataset))
     check_prepared(recipe.data, dataset)
     if not dataset.table_rows():
         raise ConfigError(f"{dataset.path} has no sparse features, so its models have no tables to place")

@@ -31,11 +31,10 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.data.dataset.dataset import Dataset
     from stratarec.distributed.mesh import joined, restarted
     from stratarec.planning.plan import Plan
-    from stratarec.recipe import Recipe, read_content
+    from stratarec.recipe import Recipe, leaves, read_content
     from stratarec.reporting.metric_texts import tested, verdict
     from stratarec.training.baseline.baselines import compare_with_baselines
     from stratarec.training.checkpoint import SETTLED
-    from stratarec.training.resolve import sized
     from stratarec.training.run.run_directory import RECIPE, read_recipe
     from stratarec.training.trainer import Trainer
 
@@ -46,9 +45,10 @@ def train(args: argparse.Namespace) -> None:
         plan = Plan.load(Path(args.plan)) if args.plan else None
         bases = [path for path in (recipe.run if args.resume else "", args.earlier or "") if path]
         base = next((path for path in map(Path, bases) if (path / RECIPE).is_file()), None)
-        content, remark = sized(content, dataset, None if base is None else read_recipe(base))
-        recipe, progress = Recipe.from_dict(content, args.recipe), progress_of(args)
-        trainer = Trainer(recipe, dataset, progress, plan=plan, mesh=mesh, remark=remark)
+        trainer = Trainer(
+            recipe, dataset, progress_of(args), plan=plan, mesh=mesh, named=leaves(content),
+            earlier=None if base is None else read_recipe(base),
+        )  # fmt: skip
         # A run that torchrun restarts resumes from its own checkpoints, not from those that it was to overwrite.
         settled = mesh.is_recorded(SETTLED)
         result = trainer.train(

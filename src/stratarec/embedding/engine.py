@@ -45,7 +45,7 @@ from stratarec.errors import CheckpointError, ConfigError, TrainingError
 from stratarec.kernels.bags import first_falling
 from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
 from stratarec.kernels.update import Gradients
-from stratarec.progress import timed
+from stratarec.progress import timed, traced
 
 _ID_TYPES = (torch.int32, torch.int64)
 
@@ -290,6 +290,7 @@ class Engine(LookupEngine[Prepared]):
             )
         return self.prepare(features)
 
+    @traced("prepare ahead")
     def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> Prepared:
         """Prepare a batch on another thread, after the backward pass of the batch `lookahead` + 1 before it.
 
@@ -343,6 +344,7 @@ class Engine(LookupEngine[Prepared]):
                 "raise cache_rows, call backward before the next forward, or release() batches without backward"
             )
 
+    @traced("look up rows")
     def look_up(self, prepared: Prepared) -> tuple[Tensor, ...]:
         self.health.require()
         prepared.look_up(self.in_flight)
@@ -365,6 +367,7 @@ class Engine(LookupEngine[Prepared]):
         pooled = self.level0.empty(features.batch_size, self._columns)
         return (pooled, *(row for tables in self.tables for row in tables.read(tables.bags(features), pooled)))
 
+    @traced("update rows")
     def update(self, prepared: Prepared, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
         """Apply one optimizer step from the gradients of the output of `look_up`, and release the rows.
 

@@ -39,11 +39,11 @@ from stratarec.io.atomic import check_output, file_hash, storage_error, sync, sy
 from stratarec.io.scratch import ScratchDirectory
 from stratarec.io.sealed import Model, read_sealed, write_sealed
 from stratarec.models.metrics import evaluate_logits
-from stratarec.recipe import Recipe, read_content, with_values
+from stratarec.recipe import Recipe, leaves, read_content, with_values
 from stratarec.serving.frames import read_columns
 from stratarec.serving.scorer import Scorer
 from stratarec.training.export.export import export
-from stratarec.training.resolve import sized
+from stratarec.training.resolve import choose_defaults
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
@@ -183,13 +183,13 @@ class ClickModel:
         settings = {name.replace("__", "."): value for name, value in self._settings.items()}
         places = {"name": "fit", "data.path": str(folder / "data"), "train.run": str(folder / "run")}
         content = with_values(content, {"train.report": False, **settings, **places})
-        config = Recipe.from_dict(content).data
+        recipe = Recipe.from_dict(content)
+        config = recipe.data
         for part, of in ((log, "the frame"), (valid, "valid")):
             if part is not None:
                 check_rows(part, of, config)
         dataset = prepare(config)
-        content, _ = sized(content, dataset)
-        recipe = Recipe.from_dict(content)
+        recipe = recipe.with_fields(choose_defaults(recipe, leaves(content), dataset))
         result = Trainer(recipe, dataset).train()
         with open_run(recipe.run) as trained:
             export(trained, folder / _EXPORT)

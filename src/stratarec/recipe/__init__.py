@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,17 +37,17 @@ class Recipe:
     name: str
     """Names the run."""
     data: PrepareConfig
-    """Which logs become which data set."""
+    """Logs, and the data set that is prepared from them."""
     model: ModelConfig = field(default_factory=DLRMConfig)
-    """Which model is trained."""
+    """Model to train."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    """How it is trained."""
+    """Training."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
-    """Where its tables live; by default float32 in DRAM."""
+    """Memories of its tables; by default float32 in DRAM."""
     hot: HotConfig = field(default_factory=HotConfig)
-    """Whether popular rows of tables that DRAM does not hold stay in it."""
+    """Popular rows that stay in DRAM although their tables do not fit."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
-    """How several processes share it."""
+    """Distribution over several processes."""
 
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or "/" in self.name or visible(self.name) != self.name:
@@ -92,6 +92,13 @@ class Recipe:
         """Plain JSON data: every field, defaults included."""
         return _adapter().dump_python(self, mode="json")  # type: ignore[no-any-return]
 
+    def with_fields(self, values: Mapping[str, Any]) -> Recipe:
+        """Return a copy with other values of some fields, such as ``train.batch_size``; lists become tuples."""
+        recipe = self
+        for place, value in values.items():
+            recipe = _replaced(recipe, place.split("."), tuple(value) if isinstance(value, list) else value)
+        return recipe
+
     @property
     def chosen(self) -> dict[str, Any]:
         """The fields whose values are not the defaults, by their paths."""
@@ -107,7 +114,7 @@ class Recipe:
 
     @property
     def place(self) -> str:
-        """What directories of this recipe are called."""
+        """Name of the directories of this recipe."""
         return file_name(self.name)
 
     @property
@@ -155,25 +162,31 @@ def _check_mapping(content: Any, origin: str) -> None:
 def leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The values of a recipe's fields by their paths, such as ``train.batch_size``; of a section without fields its
     own."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in content.items():
-        found |= leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
-    return found
+        is_section = isinstance(value, Mapping) and value
+        fields |= leaves(value, f"{prefix}{key}.") if is_section else {f"{prefix}{key}": value}
+    return fields
 
 
 def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a recipe's content with other values of some fields, such as ``train.batch_size``."""
-    found = copy.deepcopy(dict(content))
+    copied = copy.deepcopy(dict(content))
     for place, value in values.items():
         *path, last = place.split(".")
-        section = found
+        section = copied
         for name in path:
             inner = section.setdefault(name, {})
             if not isinstance(inner, dict):
                 raise ConfigError(f"{place}: {name} is not a section of the recipe")
             section = inner
         section[last] = value
-    return found
+    return copied
+
+
+def _replaced(section: Any, path: Sequence[str], value: Any) -> Any:
+    name, *inner = path
+    return replace(section, **{name: _replaced(getattr(section, name), inner, value) if inner else value})
 
 
 @cache
@@ -210,12 +223,12 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def _take_in_towers(content: dict[str, Any], folder: Path) -> None:
-    """Put the towers of a file, which lies in `folder`, in place of its name."""
+    """Replace the name of a tower file, relative to `folder`, by its content."""
     model = content.get("model")
     towers = model.get("towers") if isinstance(model, dict) else None
     if isinstance(model, dict) and isinstance(towers, dict) and isinstance(towers.get("plan"), str):
         plan = read_yaml(folder / towers["plan"], "model.towers.plan")
-        # Not in place: sections behind an alias are others', too.
+        # A new mapping: sections behind a YAML alias are shared.
         content["model"] = {**model, "towers": {**towers, "plan": plan}}
 
 

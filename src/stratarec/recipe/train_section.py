@@ -1,4 +1,4 @@
-"""What a training run is asked to do."""
+"""The ``train:`` section of a recipe."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from stratarec.models.metrics import MetricName
 
 # Beyond this starting them fails or takes the machine down.
 _MOST_THREADS = 1024
-# Beyond this float32 has no room for the loss of negatives beside that of positives.
+# Beyond this the loss of negatives vanishes in float32 when it is added to the loss of positives.
 _MOST_CLASS_WEIGHT = 1e9
-# Some 5 kB of a trace each.
+# Each traced step takes about 5 kB.
 _MOST_TRACED = 10_000
 
 
@@ -45,13 +45,12 @@ class DenseOptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStoppingConfig:
-    """Which checkpoint is best by validation, and when to stop because none is better: the best one is tested."""
+    """Choice of the best checkpoint by validation, and early stopping; the best checkpoint is tested."""
 
     patience: int = 0
     """Evaluations without a better one before stopping; 0 never stops early."""
     metric: MetricName = "log_loss"
-    """What must get better, of the first label where there are several. The log loss heeds calibration, AUC does
-    not."""
+    """Metric to improve, of the first label if there are several. Log loss depends on calibration, AUC does not."""
 
     def __post_init__(self) -> None:
         if self.patience < 0:
@@ -60,16 +59,16 @@ class EarlyStoppingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PlateauConfig:
-    """When learning rates fall because validation no longer gets better."""
+    """Lower learning rates when validation no longer improves."""
 
     patience: int = 0
     """Evaluations in a row without a better one before all rates fall, those of rows too; 0 never lowers them."""
     factor: float = 0.1
-    """What they are multiplied by each time."""
+    """Factor on all rates at each reduction."""
     min_factor: float = 1e-3
-    """What they are multiplied by in all is never less than this."""
+    """Smallest product of all reductions."""
     metric: MetricName = "log_loss"
-    """What must get better, of the first label where there are several."""
+    """Metric to improve, of the first label if there are several."""
 
     def __post_init__(self) -> None:
         check_finite(self, "train.plateau.")
@@ -97,7 +96,7 @@ class AverageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are written and how many are kept."""
+    """Checkpoint schedule and number of checkpoints to keep."""
 
     every_steps: int = 0
     """Write one every so many steps; 0 for never by steps."""
@@ -115,22 +114,22 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """What training makes smaller. ``softmax`` and ``pairwise`` look at the order within slates alone: their scores
-    have no level, so that probabilities need `train.calibration`."""
+    """Loss that training minimizes. ``softmax`` and ``pairwise`` only use the order within slates: their scores have no
+    level, so probabilities need `train.calibration`."""
 
     kind: Literal["log_loss", "softmax", "pairwise"] = "log_loss"
     """``log_loss``: the cross-entropy of each sample; ``softmax``: of each click among the samples of its slate, such
     as the list that was shown; ``pairwise``: of each click against each sample of its slate without one. Slates without
     a click, and those of clicks alone, count nothing."""
     by: str = ""
-    """What the samples of a slate have in common: ``session``, ``user``, or the column that one of them is."""
+    """Key of slates: ``session``, ``user``, or the column that is one of them."""
 
     def __post_init__(self) -> None:
         if self.kind == "log_loss" and self.by:
-            raise ConfigError(f"train.loss.by is {self.by}, and kind log_loss is of single samples: leave it out")
+            raise ConfigError(f"train.loss.by is {self.by}, but train.loss.kind log_loss has no slates: leave it out")
         if self.kind != "log_loss" and not self.by:
             raise ConfigError(
-                f"train.loss.kind is {self.kind}, which is of slates: say what they are, such as by: session"
+                f"train.loss.kind is {self.kind}, which needs slates: set train.loss.by, such as by: session"
             )
 
 
@@ -150,14 +149,14 @@ class TrainConfig:
     """``bf16`` runs the network's matrix products in bfloat16 (autocast); embeddings stay float32. It pays on devices
     and on processors with AVX-512 BF16 or AMX; elsewhere it takes many times as long, and `train` says so."""
     device: str = "cpu"
-    """Where the network is: ``cpu``, or a device of torch such as ``cuda``, ``cuda:1`` or ``xpu``; rows stay in their
+    """Device of the network: ``cpu``, or a torch device such as ``cuda``, ``cuda:1`` or ``xpu``. Rows stay in their
     memories."""
     threads: int = 0
     """Threads of torch and of the kernels. 0 for the cores that affinity and quota allow, divided among the ranks of a
-    machine. While other processes use the cores, the run tries fewer threads. It prints this at the first trial,
-    because another run may then differ in its last bits."""
+    machine; then the run uses fewer threads while other processes use the cores. It prints the first change, because
+    another run may then differ in its last bits."""
     seed: int = 0
-    """Of initial weights and of the order of batches."""
+    """Seed of initial weights and of the order of batches."""
     dense: DenseOptimizerConfig = field(default_factory=DenseOptimizerConfig)
     """Optimizer of the network."""
     embedding: RowOptimizerConfig = field(default_factory=RowOptimizerConfig)
@@ -165,26 +164,26 @@ class TrainConfig:
     clip_norm: float = 0.0
     """Scale the network's gradient down to this norm; 0 for none."""
     clip_rows: bool = False
-    """Let the norm be that of the network's gradients and of the summed gradients of the batch's rows together, and
-    scale both. Weight decay is added to gradients afterwards, and is in no norm."""
+    """Use the joint norm of the network's gradients and of the summed gradients of the batch's rows, and scale both.
+    Weight decay is added afterwards and is not part of the norm."""
     eval_every: int = 0
     """Evaluate on the validation split every so many steps; 0 at the end of each epoch."""
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
-    """Which checkpoint is tested, and whether validation may end the run."""
+    """Choice of the checkpoint to test, and early stopping."""
     plateau: PlateauConfig = field(default_factory=PlateauConfig)
     """Whether validation may lower learning rates."""
     average: AverageConfig = field(default_factory=AverageConfig)
     """Whether the network is used with an average of its weights."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """When checkpoints are written."""
+    """Checkpoint schedule."""
     log_every: int = 50
     """Steps between points of the loss curve."""
     curves: tuple[CurveKind, ...] = ("tensorboard",)
-    """Where curves of training and validation are written as they grow: ``tensorboard`` (in the run), ``wandb``,
-    ``mlflow``, ``trackio`` (each with the extra of its name, to where its own variables of the environment say)."""
+    """Writers of training and validation curves: ``tensorboard`` (in the run), ``wandb``, ``mlflow``, ``trackio`` (each
+    needs the extra of its name, and is configured by its own environment variables)."""
     trace: str = ""
-    """Steps, such as 100-120 (counted from 0), of which ``trace.json`` in the run says what every thread did when; open
-    it at ui.perfetto.dev. By default there is none."""
+    """Steps to trace, such as 100-120 (counted from 0): ``trace.json`` in the run shows when each thread did what; open
+    it at ui.perfetto.dev. Empty for no trace."""
     report: bool = True
     """Draw ``report.html`` when the run ends, which takes about a second. A run that ended without has none."""
     shuffle_row_groups: int = 8
@@ -194,11 +193,11 @@ class TrainConfig:
     N-th of the data each where there are N portions, and all of it where there is one. The order of samples is a
     function of seed, epoch and portions, whatever the number of ranks."""
     shuffle: Unit = "auto"
-    """What is shuffled within them: ``run`` keeps neighbouring samples of a session together that share their groups
+    """Unit of shuffling: ``run`` keeps neighbouring samples of a session together that share their groups
     and histories, ``session`` all samples of a session, ``sample`` none. ``auto``: runs where the data set has groups,
     else samples."""
     loss: LossConfig = field(default_factory=LossConfig)
-    """What training makes smaller."""
+    """Loss that training minimizes."""
     loss_weights: Mapping[str, float] = field(default_factory=dict)
     """Label -> factor on its loss, where there are several; by default 1."""
     class_weight: Literal["balanced"] | Mapping[str, float] = field(default_factory=dict)
@@ -221,7 +220,9 @@ class TrainConfig:
             if getattr(self, name) < least:
                 raise ConfigError(f"train.{name} is {getattr(self, name)}, expected at least {least}")
         if self.clip_rows and not self.clip_norm:
-            raise ConfigError("train.clip_rows is true, but train.clip_norm is 0: give the norm to scale gradients to")
+            raise ConfigError(
+                "train.clip_rows is true, but train.clip_norm is 0: set it to the norm to scale gradients to"
+            )
         if self.portions > self.batch_size:
             raise ConfigError(
                 f"train.portions is {self.portions}, expected at most train.batch_size, which is {self.batch_size}: "
@@ -242,8 +243,7 @@ class TrainConfig:
                 )
         if self.class_weight and self.loss.kind != "log_loss":
             raise ConfigError(
-                f"train.class_weight is of the log loss, and train.loss.kind is {self.loss.kind}, which is of clicks "
-                "alone: leave one of them out"
+                f"train.class_weight needs the log loss, but train.loss.kind is {self.loss.kind}: leave one of them out"
             )
         if self.run:
             check_directory(self.run, "train.run")
@@ -254,37 +254,37 @@ class TrainConfig:
             )
 
     def _check_slates(self) -> None:
-        """Refuse what would cut slates."""
+        """Refuse settings that would divide slates."""
         for name, fits in (("portions", self.portions == 1), ("shuffle", self.shuffle in ("auto", "session"))):
             if not fits:
                 raise ConfigError(
-                    f"train.{name} is {getattr(self, name)}, and train.loss.kind {self.loss.kind} keeps slates whole: "
+                    f"train.{name} is {getattr(self, name)}, but train.loss.kind {self.loss.kind} keeps slates whole: "
                     f"leave train.{name} out"
                 )
 
     def steps(self, epoch_steps: int) -> int:
-        """Of the whole run, unless it stops early, where an epoch has so many."""
+        """Return the steps of a whole run with `epoch_steps` steps an epoch, unless it stops early."""
         steps = epoch_steps * self.epochs
         return min(steps, self.max_steps) if self.max_steps else steps
 
     @property
     def traced_steps(self) -> range:
-        """Of which there is a trace."""
-        found = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", self.trace)
-        steps = range(int(found[1]), int(found[2]) + 1) if found else range(0)
+        """Steps to trace."""
+        match = re.fullmatch(r"([0-9]{1,15})-([0-9]{1,15})", self.trace)
+        steps = range(int(match[1]), int(match[2]) + 1) if match else range(0)
         return steps if len(steps) <= _MOST_TRACED else range(0)
 
     def of_run(self, steps: int, odds: Mapping[str, float]) -> TrainConfig:
-        """The same in numbers: schedules of a run that has so many steps, weights of classes by the odds of labels."""
+        """Return a copy with schedules for `steps` steps, and balanced class weights from the odds of each label."""
         dense = replace(self.dense, schedule=self.dense.schedule.of_run(steps))
         rows = replace(self.embedding, schedule=self.embedding.schedule.of_run(steps))
         balanced = self.class_weight == "balanced"
-        weight = {label: 1 / each for label, each in odds.items()} if balanced else self.class_weight
+        weight = {label: 1 / ratio for label, ratio in odds.items()} if balanced else self.class_weight
         return replace(self, dense=dense, embedding=rows, class_weight=weight)
 
     @property
     def fitted(self) -> Literal["none", "shift", "platt", "isotonic"]:
-        """What is fitted to the validation split at the end: of weighted classes a shift at least."""
+        """Kind of calibration fitted on the validation split at the end: with class weights at least a shift."""
         return "shift" if self.calibration == "none" and self.class_weight else self.calibration
 
     def loss_factors(self, labels: Sequence[str]) -> tuple[float, ...]:
@@ -298,10 +298,10 @@ class TrainConfig:
         return factors
 
     def class_weights(self, labels: Sequence[str]) -> tuple[float, ...]:
-        """Of each label how many times a positive sample counts as a negative one, of a run that knows the odds."""
+        """Return the weight of a positive sample relative to a negative one, for each label of a resolved recipe."""
         if isinstance(self.class_weight, str):
             raise ConfigError(
-                f"train.class_weight is {self.class_weight}, and a run's own recipe has numbers: train it anew"
+                f"train.class_weight is {self.class_weight}; the recipe of a run must have numbers. Train the run again"
             )
         return tuple(float(self.class_weight.get(label, 1.0)) for label in labels)
 

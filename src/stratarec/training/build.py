@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.loading.loader import LoaderConfig, batches
+from stratarec.data.loading.loader import LoaderConfig
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import ShardedCollection
 from stratarec.distributed.sharding import Sharding, ShardingPlan, TableLoad, join_plans, plan_sharding
@@ -37,11 +37,10 @@ from stratarec.planning.placement import hot_rows, make_hot_plan
 from stratarec.planning.plan import Plan, TablePlacement, tier_config
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
-from stratarec.recipe.train_section import TrainConfig
 
 
 def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
-    """What a checkpoint must be of: the model, its optimizers, and the data."""
+    """Return the model, optimizer and data settings that a checkpoint must match to be resumed."""
     content = recipe.to_dict()
     free = (
         "run", "epochs", "max_steps", "threads", "checkpoint", "log_every", "report", "curves", "trace", "eval_every",
@@ -58,28 +57,10 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def of_data(recipe: Recipe, dataset: Dataset, steps: int = 0) -> Recipe:
-    """The recipe as a run of it on this data is written down: what follows from length and classes is in numbers.
-
-    Of a run of so many steps; by default of as many as the recipe asks for.
-    """
-    odds = {
-        label: count.positives / (count.known - count.positives)
-        for label, count in dataset.label_counts("train").items()
-        if 0 < count.positives < count.known
-    }
-    return replace(recipe, train=recipe.train.of_run(steps or run_steps(recipe.train, dataset), odds))
-
-
-def run_steps(train: TrainConfig, dataset: Dataset) -> int:
-    """Steps of a whole run on this data, unless it stops early."""
-    return train.steps(batches(dataset.samples("train"), train.batch_size, train.portions))
-
-
 def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1) -> Plan | None:
-    """Where a recipe's tables live on this machine; None when all are float32 in DRAM with nothing to plan.
+    """Plan where the tables of a recipe live on this machine; None if all are float32 in DRAM with nothing to plan.
 
-    The budgets of the recipe are each rank's.
+    The budgets of the recipe apply to each rank.
     """
     if not dataset.table_rows():
         return None
@@ -87,7 +68,7 @@ def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1) -> Plan | None:
     if recipe.memory.is_identity and not copied:
         if ranks == 1 and recipe.hot.budget is not None:
             raise ConfigError(
-                "hot.budget is set, and every table lies whole in DRAM: set memory.dram to less than they take, or "
+                "hot.budget is set, but every table fits in DRAM: set memory.dram below the size of the tables, or "
                 "hot.budget to null"
             )
         return None
@@ -101,9 +82,9 @@ def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1) -> Plan | None:
 def new_model(
     recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: str, mesh: Mesh | None = None
 ) -> CTRModel:
-    """The untrained model of a recipe; stores with files make the directory `workspace` in their memories' paths.
+    """Build the untrained model of a recipe; stores create the directory `workspace` in the paths of their memories.
 
-    With a mesh of several ranks, its tables are shared among them; `workspace` is this rank's alone.
+    With a mesh of several ranks the tables are sharded, and `workspace` must be unique to each rank.
 
     Raises
     ------
@@ -150,7 +131,7 @@ def _check_plan(plan: Plan, recipe: Recipe, dataset: Dataset) -> None:
 def temporary_model(
     recipe: Recipe, dataset: Dataset, plan: Plan | None, mesh: Mesh | None = None
 ) -> Iterator[CTRModel]:
-    """As `new_model`; stores with files are in directories of this process alone: a run may still be training."""
+    """Build a model as `new_model` does, with stores in directories of this process only: a run may be training."""
     prefix, token = recipe.scratch_prefix, uuid.uuid4().hex[:12]
     with ExitStack() as stack:
         for place in _store_paths(recipe, plan):
@@ -161,7 +142,7 @@ def temporary_model(
 
 
 def _store_paths(recipe: Recipe, plan: Plan | None) -> list[Path]:
-    """Where the stores of a plan have their directories."""
+    """Return the directories in which the stores of a plan keep their files."""
     homes = {placed.tier for placed in plan.tables} if plan is not None else set()
     memories = (("mapped", recipe.memory.mapped), ("log", recipe.memory.block))
     return [Path(memory.path) for home, memory in memories if home in homes and memory is not None]
@@ -175,14 +156,14 @@ def hot_loader(
     evaluations: Callable[[], list[dict[str, object]]],
     progress: Progress,
 ) -> HotLoader:
-    """Count the hot inputs of the training split, unless counts of these very rows are kept, and make the loader.
+    """Build the loader of a run whose hot inputs have their own batches; count hot inputs unless counts are cached.
 
     Parameters
     ----------
     plan : Plan
-        With the hot rows.
+        Names the hot rows.
     evaluations : callable
-        Those of the run so far.
+        Returns the evaluations of the run so far.
 
     Raises
     ------
@@ -215,7 +196,7 @@ def hot_loader(
 
 
 def _place(dataset: Dataset) -> Path | None:
-    """Where counts are kept; None where nothing can be written beside the data."""
+    """Return the file that caches the counts; None if nothing can be written next to the data."""
     place = counts_path(dataset, "train")
     try:
         check_output(place)
@@ -233,9 +214,9 @@ def sharding_plan(
     *,
     by_towers: bool = False,
 ) -> ShardingPlan:
-    """Where the tables of a recipe lie among so many ranks; `plan` says their bytes where they were placed.
+    """Assign the tables of a recipe to ranks; `plan`, if there is one, provides their sizes.
 
-    `by_towers`, the tables of a tower lie on its host.
+    With `by_towers` the tables of a tower are on its host.
     """
     loads = table_loads(recipe, dataset, tables, plan, ranks)
     kind, budget = recipe.distributed.sharding, recipe.hot.remaining_dram(recipe.memory.dram, ranks)
@@ -257,7 +238,7 @@ def sharding_plan(
 def table_loads(
     recipe: Recipe, dataset: Dataset, tables: Sequence[EmbeddingBagConfig], plan: Plan | None, ranks: int
 ) -> list[TableLoad]:  # fmt: skip
-    """What a batch of all ranks asks of each table."""
+    """Return the load of each table by a batch of all ranks."""
     batch = recipe.train.batch_size
     loads = []
     for spec, table in zip(
@@ -283,11 +264,11 @@ def _loads_by_tower(recipe: Recipe, dataset: Dataset, loads: Sequence[TableLoad]
     assert towers is not None
     check_plan(towers, dataset.schema)
     tower_of = {name: number for number, features in enumerate(towers.plan) for name in features}
-    found: list[list[TableLoad]] = [[] for _ in towers.plan]
+    by_tower: list[list[TableLoad]] = [[] for _ in towers.plan]
     features = dataset.schema.vocabularies()
     for load in loads:
-        found[tower_of[features[load.name][0].name]].append(load)
-    return found
+        by_tower[tower_of[features[load.name][0].name]].append(load)
+    return by_tower
 
 
 def shared_collection(
@@ -298,7 +279,7 @@ def shared_collection(
     mesh: Mesh,
     tables: Sequence[EmbeddingBagConfig],
 ) -> ShardedCollection:
-    """The tables of a recipe over the ranks of a mesh; stores with files have the directory `workspace` of this one."""
+    """Build the tables of a recipe sharded over the ranks of a mesh; `workspace` names this rank's directories."""
     for feature in dataset.schema.weighted:
         raise ConfigError(
             f"sparse feature {feature.name!r} has weights: per-sample weights do not travel between ranks; leave them "
@@ -308,7 +289,7 @@ def shared_collection(
     places = dict(sharding_plan(recipe, dataset, tables, plan, mesh.ranks, by_towers=by_towers).places)
     tiers, hot = TierConfig(), dict[str, int]()
     if plan is not None:
-        hot = {each.table: each.copied_rows for each in plan.tables if each.copied_rows}
+        hot = {placed.table: placed.copied_rows for placed in plan.tables if placed.copied_rows}
         places = {name: replace(place, travel="rows") if name in hot else place for name, place in places.items()}
         tiers = tier_config(plan, recipe.memory, workspace)
         shares = {name: places[name].ranks for name in tiers.tables}
@@ -321,12 +302,12 @@ def shared_collection(
 
 
 def _owned_bytes(placed: TablePlacement) -> int:
-    """Of a table, without the copies that have a budget of their own."""
+    """Return the DRAM bytes of a table without its copied rows, which have a separate budget."""
     return in_memory(placed.bytes, "dram") - placed.bytes["dram"].get("copies", 0)
 
 
 def _part(tier: TableTier, ranks: int) -> TableTier:
-    """What one of so many ranks caches of a table that they share."""
+    """Return the share of a table's cache that one of `ranks` ranks has."""
     return replace(tier, cache_rows=-(-tier.cache_rows // ranks))
 
 
@@ -335,7 +316,7 @@ _SAMPLES = 100_000
 
 
 def set_quantiles(network: Network, dataset: Dataset) -> None:
-    """Give a new model the quantiles of what its numbers are in training.
+    """Set the quantiles of dense features in a new model that bins them.
 
     Row groups that lie evenly in the split are read, so that a log that is sorted by time is seen as a whole. The same
     data give the same quantiles in every process.
@@ -349,8 +330,8 @@ def set_quantiles(network: Network, dataset: Dataset) -> None:
         for group in range(len(shard.row_groups))
     ]
     mean = dataset.samples("train") / len(groups)
-    wanted = min(max(int(_SAMPLES / mean), 1), len(groups))
-    chosen = [groups[place * len(groups) // wanted] for place in range(wanted)]
+    count = min(max(int(_SAMPLES / mean), 1), len(groups))
+    chosen = [groups[place * len(groups) // count] for place in range(count)]
     tables = [dataset.read_row_group("train", *place).select(names) for place in chosen]
     numbers = np.stack([np.concatenate([table[name].to_numpy() for table in tables]) for name in names])
     edges = np.stack([_edges(column, score.bins) for column in numbers])

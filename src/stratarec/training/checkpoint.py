@@ -1,14 +1,14 @@
-"""Checkpoints: a directory a step, whole or absent, with a hash of every file.
+"""Checkpoints: one directory a step, complete or absent, with a hash of every file.
 
 step-00001000/
     network.safetensors    weights of the network, or their average
-    optimizer.safetensors  state of the dense optimizer, torch's random state, and weights that are averaged
-    tables/                rows of the tables with their optimizer state; what is old is linked from the last one
-    state.json             position, progress, what model and data it is of, and the hashes of all files
+    optimizer.safetensors  state of the dense optimizer, torch's random state, and the weights if there is an average
+    tables/                rows of the tables with optimizer state; unchanged files are linked from the last checkpoint
+    state.json             training state, identity of model and data, and the hashes of all files
 
-It is written under a temporary name, synced and renamed. It names the model, the optimizers, the inputs and the data
-set that it is of; resuming under others is refused. Of several ranks each writes its groups of tables, with the rows of
-the whole table that they are: other ranks, tiers or codecs take rows over by table and row.
+A checkpoint is written under a temporary name, synced and renamed. It names model, optimizers, inputs and data set, and
+resuming with others is refused. Each rank writes its groups of tables with their row numbers in the whole table, so a
+checkpoint can be loaded with other ranks, tiers or codecs.
 """
 
 from __future__ import annotations
@@ -59,8 +59,6 @@ Seconds = Annotated[float, pydantic.Field(ge=0)]
 
 
 class ReliabilityBin(Model):
-    """See `reliability.Bin`."""
-
     samples: Count
     share: float
     predicted: float
@@ -75,7 +73,7 @@ Evaluation = dict[str, bool | int | float | Bins | dict[str, Figures] | None]
 
 
 class VocabularyInput(Model):
-    """What ids of a vocabulary mean."""
+    """Identity of a vocabulary."""
 
     values: Count
     tail_buckets: Count
@@ -84,13 +82,13 @@ class VocabularyInput(Model):
 
 
 class Inputs(Model):
-    """See `Dataset.inputs`."""
+    """Features of a data set, as `Dataset.inputs` returns them."""
 
     sparse: tuple[Json, ...]
     dense: tuple[Json, ...]
     vocabularies: dict[str, VocabularyInput]
     labels: tuple[str, ...] = ()
-    """Where there are several."""
+    """Names of the labels, if there are several."""
 
     @pydantic.field_validator("dense")
     @classmethod
@@ -103,7 +101,7 @@ class Inputs(Model):
 
 
 class Identity(Model):
-    """What model a checkpoint is of, and what data; see `run.identity`."""
+    """Model and data of a checkpoint, as `build.identity` returns them."""
 
     model: Json
     train: Json
@@ -112,7 +110,7 @@ class Identity(Model):
 
 
 class TrainingStateModel(Model):
-    """See `position.TrainingState`."""
+    """Fields of `state.TrainingState`."""
 
     step: Count
     epoch: Count
@@ -139,8 +137,8 @@ class TrainingStateModel(Model):
             if isinstance(step, bool) or not isinstance(step, int) or step < 0:
                 raise ValueError(f"an evaluation is of step {step!r}, expected a number of steps")
             labels = entry.get("labels", {})
-            each: tuple[Mapping[str, object], ...] = tuple(labels.values()) if isinstance(labels, dict) else ({},)
-            for figures in (entry, *each):
+            by_label: tuple[Mapping[str, object], ...] = tuple(labels.values()) if isinstance(labels, dict) else ({},)
+            for figures in (entry, *by_label):
                 lost = [name for name in WATCHED if isinstance(figures.get(name, True), bool | dict | tuple)]
                 if lost:
                     raise ValueError(f"the evaluation of step {step} lacks {lost[0]}")
@@ -148,7 +146,7 @@ class TrainingStateModel(Model):
 
 
 class CheckpointState(Model):
-    """All of ``state.json`` but its seal."""
+    """Content of ``state.json`` without its seal."""
 
     format: Literal[9]
     step: Count
@@ -177,7 +175,7 @@ class CheckpointState(Model):
 
 
 WEIGHTS = "weights/"
-"""Before the names of a network's weights among the optimizer's tensors, where the network's file has their average."""
+"""Prefix of the network's weights in the optimizer's file, if the network's file holds their average."""
 STATE = "state.json"
 _FILES = (NETWORK, OPTIMIZER)
 _ADVICE = "use another checkpoint"
@@ -195,8 +193,8 @@ def save(
 ) -> Path:
     """Write a checkpoint of step ``state["step"]`` into `folder` and return its path.
 
-    `previous` is the last checkpoint of this model object: rows that did not change since are linked from it. Of a mesh
-    every rank writes its rows; once all have, the first one writes the rest and makes it a checkpoint.
+    `previous` is the last checkpoint of this model object: files of unchanged rows are linked from it. Every rank of a
+    mesh writes its rows; then the first rank writes the rest and renames the directory.
     """
     mesh, final = mesh or Mesh.alone(), step_path(folder, state["step"])
 
@@ -218,7 +216,7 @@ def save(
 
 @contextmanager
 def _new_directory(folder: Path, final: Path) -> Iterator[Path]:
-    # Links in the directories of killed processes, also of other steps, keep files that no checkpoint needs any more.
+    # Directories of killed processes hold links that keep old files on disk.
     for leftover in folder.glob(".step-*.tmp"):
         remove_tree(leftover)
     with working_directory(final, ()) as temporary:
@@ -227,7 +225,7 @@ def _new_directory(folder: Path, final: Path) -> Iterator[Path]:
 
 @contextmanager
 def _storage_errors(final: Path) -> Iterator[None]:
-    """What the system says of a file as an error of the checkpoint."""
+    """Raise errors of the operating system as `StorageError` of the checkpoint."""
     try:
         yield
     except StorageError:
@@ -238,7 +236,7 @@ def _storage_errors(final: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint that was read and found whole."""
+    """Content of a checkpoint whose hashes match."""
 
     path: Path
     state: dict[str, Any]
@@ -246,20 +244,20 @@ class Checkpoint:
     optimizer: dict[str, Tensor]
 
     def load_into(self, model: CTRModel) -> str:
-        """Give network and tables to `model`; returns why the bits may differ from here on, empty when they do not."""
+        """Load network and tables into `model`; return why bits may differ from here on, or an empty string."""
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 
     def warm_start(self, model: CTRModel, rows: RowOptimizerConfig) -> None:
-        """Give network and tables to a `model` that begins with them; see `LookupEngine.initialize_from`."""
+        """Load network and tables into the `model` of a new run; see `LookupEngine.initialize_from`."""
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
         model.embeddings.engine.initialize_from(self.path / "tables", self.state["tables"], rows)
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint and check it.
+    """Read a checkpoint and check its hashes.
 
     Raises
     ------
@@ -275,22 +273,22 @@ def load(path: Path) -> Checkpoint:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """``state.json`` of a checkpoint, each field of which is what `CheckpointState` says."""
+    """Return the content of ``state.json``, checked by `CheckpointState`."""
     if path.is_symlink():
         raise CheckpointError(f"{path} is a link, expected a checkpoint; {_ADVICE}")
-    found = read_sealed(path / STATE, CheckpointState, _ADVICE, CheckpointError)
-    if step_path(path.parent, found.step) != path:
-        raise CheckpointError(f"{path} is the checkpoint of step {found.step}; {_ADVICE}")
-    return found.model_dump(mode="json", exclude_unset=True)
+    state = read_sealed(path / STATE, CheckpointState, _ADVICE, CheckpointError)
+    if step_path(path.parent, state.step) != path:
+        raise CheckpointError(f"{path} is the checkpoint of step {state.step}; {_ADVICE}")
+    return state.model_dump(mode="json", exclude_unset=True)
 
 
-def check_tensors(path: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse the tensors in `path` unless they are as many, of the same shapes and types, and finite."""
-    for name in sorted({*found, *expected}):
-        what, want = ("none" if name not in each else _shape(each[name]) for each in (found, expected))
+def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuse tensors of the file `path` unless they are finite and have the expected names, shapes and dtypes."""
+    for name in sorted({*tensors, *expected}):
+        what, want = ("none" if name not in group else _shape(group[name]) for group in (tensors, expected))
         if what != want:
             raise CheckpointError(f"{path} has {what} for {name}, expected {want}; {_ADVICE}")
-        if not torch.isfinite(found[name]).all():
+        if not torch.isfinite(tensors[name]).all():
             raise CheckpointError(f"{path} has a number that is not finite in {name}; {_ADVICE}")
 
 
@@ -299,12 +297,12 @@ def _shape(tensor: Tensor) -> str:
 
 
 def step_path(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies in `folder`."""
+    """Return the path of the checkpoint of a step in `folder`."""
     return folder / f"step-{step:08d}"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints in `folder`, oldest first."""
+    """Return the complete checkpoints in `folder`, oldest first."""
     return sorted(
         path
         for path in folder.glob("step-*")
@@ -314,11 +312,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep a checkpoint from being pruned while it is read; `CheckpointError` where it is gone already."""
+    """Lock a checkpoint against pruning while it is read; `CheckpointError` if it does not exist."""
     try:
         file = open_regular(path / STATE)
     except OSError as error:
-        raise CheckpointError(f"{path} is gone: {error.strerror}; {_ADVICE}") from error
+        raise CheckpointError(f"{path} does not exist: {error.strerror}; {_ADVICE}") from error
     with file:
         if not try_lock(file, shared=True) or not (path / STATE).is_file():
             raise CheckpointError(f"{path} is being removed; {_ADVICE}")
@@ -326,7 +324,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def recover(folder: Path) -> None:
-    """Bring back checkpoints that were being written anew when the process ended."""
+    """Restore checkpoints that were being replaced when the process ended."""
     for old in folder.glob(".step-*.old"):
         final = folder / old.name[1 : -len(".old")]
         if final.exists():
@@ -336,7 +334,7 @@ def recover(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: int, protected: set[Path]) -> None:
-    """Remove all but the last `keep` checkpoints and those `protected`; one that is being read stays for now."""
+    """Remove all checkpoints except the last `keep`, those `protected`, and those that are being read."""
     for path in sorted(set(list_checkpoints(folder)[:-keep]) - protected):
         remove(path)
 
@@ -345,19 +343,19 @@ def remove(path: Path) -> None:
     """Remove a checkpoint unless somebody reads it."""
     with suppress(OSError), open_regular(path / STATE) as file:
         if try_lock(file):
-            # Gone at once: half of it would still look like a checkpoint.
+            # Renamed first: a partly removed directory would still look like a checkpoint.
             leaving = temporary_name(path)
             os.rename(path, leaving)
             remove_tree(leaving)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """State of a dense optimizer as ``<parameter>.<name>`` tensors, and torch's random state."""
-    found = {"random": torch.get_rng_state()}
+    """Return the state of a dense optimizer as ``<parameter>.<name>`` tensors, and torch's random state."""
+    tensors = {"random": torch.get_rng_state()}
     for place, entries in optimizer.state_dict()["state"].items():
         for name, value in entries.items():
-            found[f"{place}.{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
-    return found
+            tensors[f"{place}.{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+    return tensors
 
 
 def average_tensors(average: WeightAverage) -> dict[str, Tensor]:
@@ -374,23 +372,23 @@ def restore_average(path: Path, average: WeightAverage, tensors: Mapping[str, Te
         When the weights in `tensors` are not those of the network.
     """
     if average.enabled:
-        weights = {name.removeprefix(WEIGHTS): each for name, each in tensors.items() if name.startswith(WEIGHTS)}
+        weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
         check_tensors(path / OPTIMIZER, weights, average.weights)
         average.restore(weights)
 
 
 def restore_random(tensors: Mapping[str, Tensor]) -> None:
-    """Go on with torch's random numbers where `optimizer_tensors` was, by tensors that `restore_optimizer` took."""
+    """Restore torch's random state from tensors that `restore_optimizer` has checked."""
     torch.set_rng_state(tensors["random"])
 
 
 def restore_optimizer(path: Path, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors` but for random numbers, of the checkpoint in `path`.
+    """Load the tensors of `optimizer_tensors`, except the random state, from the checkpoint in `path`.
 
     Raises
     ------
     CheckpointError
-        When they are none of such an optimizer; nothing has changed then.
+        When they do not fit this optimizer, which is then unchanged.
     """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
@@ -413,108 +411,91 @@ def restore_optimizer(path: Path, optimizer: torch.optim.Optimizer, tensors: Map
 
 
 def _check_random(state: Tensor) -> None:
-    """What torch's own check leaves out: numbers that are left end with the table that they are taken from."""
+    """Check what torch does not: the remaining random numbers must be inside their table."""
     words = state.cpu().numpy()
-    left, place = int(words[8:12].view(np.int32)[0]), int(words[16:24].view(np.uint64)[0])
-    # The first draw makes a new table where one is left: 624 numbers from place 0 on.
-    if left + place > 625:
-        raise ValueError(f"random numbers go on behind their table, {left} from {place}")
+    remaining, place = int(words[8:12].view(np.int32)[0]), int(words[16:24].view(np.uint64)[0])
+    # With one number left, the first draw fills a new table of 624 numbers.
+    if remaining + place > 625:
+        raise ValueError(f"the random state has {remaining} numbers from {place}, outside its table")
 
 
 def _check_moment(key: str, value: Tensor, weight: Tensor) -> None:
-    """A moment has the shape of its weight; a count of steps has none."""
+    """Refuse state that has neither the shape of its weight nor, as a step count, no dimensions."""
     fits = value.shape in (weight.shape, torch.Size([])) and value.dtype == torch.float32
     if not fits or not torch.isfinite(value).all():
         raise ValueError(f"{key} is {_shape(value)} for a weight of {_shape(weight)}, or not finite")
 
 
 SETTLED = "settled"
-"""Note in the rendezvous store of a run that has a checkpoint of its own. When torchrun restarts the processes, they
-resume from that checkpoint and overwrite nothing more."""
+"""Note in the rendezvous store of a run that has written a checkpoint. When torchrun restarts the processes, they
+resume from that checkpoint and do not overwrite the run again."""
 
 
+@dataclass(kw_only=True)
 class CheckpointManager:
-    """Writes, restores and removes the checkpoints of one run.
+    """Writes, restores and removes the checkpoints of one run; every rank has a manager."""
 
-    Parameters
-    ----------
-    folder : Path
-        Directory of the checkpoints.
-    model : CTRModel
-    optimizer : torch.optim.Optimizer
-        Optimizer of the model's network.
-    config : TrainConfig
-    identity : dict
-        Model and data that every checkpoint belongs to; see `build.identity`.
-    mesh : Mesh
-        Every rank has a manager; the first rank removes checkpoints.
-    average : WeightAverage
-        Average of the network's weights.
-    saved : callable
-        Called on the first rank after each checkpoint.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        model: CTRModel,
-        optimizer: torch.optim.Optimizer,
-        config: TrainConfig,
-        identity: dict[str, Any],
-        mesh: Mesh,
-        average: WeightAverage,
-        saved: Callable[[], None],
-    ) -> None:
-        self._folder, self._model, self._optimizer, self._average = folder, model, optimizer, average
-        self._config, self._identity, self._mesh, self._saved = config, identity, mesh, saved
-        self._last: Path | None = None
-        # Name of the checkpoint that an earlier result of this run was tested with: kept until there is a new result.
-        self.tested = ""
+    folder: Path
+    """Directory of the checkpoints."""
+    model: CTRModel
+    optimizer: torch.optim.Optimizer
+    """Optimizer of the model's network."""
+    average: WeightAverage
+    """Average of the network's weights."""
+    config: TrainConfig
+    identity: dict[str, Any]
+    """Model and data that every checkpoint belongs to; see `build.identity`."""
+    mesh: Mesh
+    saved: Callable[[], None]
+    """Called on the first rank after each checkpoint."""
+    tested: str = ""
+    """Name of the checkpoint that an earlier result of this run was tested with: kept until there is a new result."""
+    _last: Path | None = None
 
     def save(self, state: TrainingState) -> Path:
         """Write a checkpoint of the current step and remove the checkpoints that are no longer needed."""
-        gather_towers(self._model, self._optimizer, self._mesh)
-        with self._average.shown():
+        gather_towers(self.model, self.optimizer, self.mesh)
+        with self.average.shown():
             path = save(
-                self._folder,
-                model=self._model,
-                optimizer={**optimizer_tensors(self._optimizer), **average_tensors(self._average)},
-                state={"step": state.step, "training": asdict(state), "identity": self._identity},
+                self.folder,
+                model=self.model,
+                optimizer={**optimizer_tensors(self.optimizer), **average_tensors(self.average)},
+                state={"step": state.step, "training": asdict(state), "identity": self.identity},
                 previous=self._last,
-                mesh=self._mesh,
+                mesh=self.mesh,
             )
         self._last = path
-        if self._mesh.is_first:
-            self._saved()
-            self._mesh.record(SETTLED)
+        if self.mesh.is_first:
+            self.saved()
+            self.mesh.record(SETTLED)
         self.prune(state)
         return path
 
     def restore(self, path: Path) -> str:
         """Restore all but the training state; return why bits may differ from here on, or an empty string."""
         loaded = load(path)
-        difference = loaded.load_into(self._model)
-        restore_optimizer(path, self._optimizer, loaded.optimizer)
+        difference = loaded.load_into(self.model)
+        restore_optimizer(path, self.optimizer, loaded.optimizer)
         restore_random(loaded.optimizer)
         if loaded.state["step"]:
-            restore_average(path, self._average, loaded.optimizer)
+            restore_average(path, self.average, loaded.optimizer)
         self._last = path
         return difference
 
     def load_best(self, step: int, *, current: int) -> Path:
         """Load the checkpoint of `step` into the model, which was trained up to step `current`; return its path."""
-        path = step_path(self._folder, step)
+        path = step_path(self.folder, step)
         if step == current:
-            self._average.swap()
+            self.average.swap()
         else:
-            load(path).load_into(self._model)
+            load(path).load_into(self.model)
         return path
 
     def prune(self, state: TrainingState) -> None:
         """Remove the checkpoints that neither the run nor its result needs."""
-        if not self._mesh.is_first:
+        if not self.mesh.is_first:
             return
-        needed = {step_path(self._folder, step) for step in state.needed_steps(self._config.early_stopping)}
+        needed = {step_path(self.folder, step) for step in state.needed_steps(self.config.early_stopping)}
         if self.tested:
-            needed.add(self._folder / self.tested)
-        prune(self._folder, self._config.checkpoint.keep, needed)
+            needed.add(self.folder / self.tested)
+        prune(self.folder, self.config.checkpoint.keep, needed)

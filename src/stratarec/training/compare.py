@@ -1,4 +1,4 @@
-"""Runs side by side: what each trained, how long it took, what evaluations gave, and where their recipes differ."""
+"""Compare runs: steps, time, metrics, and the fields in which their recipes differ."""
 
 from __future__ import annotations
 
@@ -16,76 +16,76 @@ from stratarec.training.run.open_run import require_run
 from stratarec.training.run.run_directory import read_recipe, read_result
 from stratarec.training.steps.state import TrainingState, best
 
-# Fields of a recipe that say nothing of how a run went.
+# Fields of a recipe that do not influence training.
 _NAMES = ("name", "train.run")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """What a run says of itself."""
+    """Recipe, speed, curves and result of one run."""
 
     name: str
     recipe: dict[str, Any]
     """Field, such as ``train.batch_size``, -> value."""
     dataset: str
-    """Fingerprint of the data that it was trained on."""
+    """Fingerprint of its data set."""
     steps: int
     seconds: float
-    """Spent in steps, by all sessions of the run."""
+    """Seconds of training steps in all sessions of the run."""
     samples_per_second: float
     chosen: int
-    """Step of the checkpoint whose metrics are told."""
+    """Step of the checkpoint that the metrics belong to."""
     validation: dict[str, Any] | None
-    """Metrics of that checkpoint; None where it was not validated."""
+    """Validation metrics of that checkpoint; None if it was not validated."""
     result: dict[str, Any] | None
-    """What ``result.json`` holds; None while the run has not ended."""
+    """Content of ``result.json``; None until the run has ended."""
     losses: tuple[tuple[int, float], ...]
     evaluations: tuple[dict[str, Any], ...]
 
     @classmethod
     def read(cls, path: Path, name: str) -> RunSummary:
-        """Of the run in `path`.
+        """Read the run in `path`.
 
         Raises
         ------
         CheckpointError
-            Where it is no run, is damaged, or has no checkpoint yet.
+            If it is not a run, is damaged, or has no checkpoint yet.
         """
         require_run(path)
         recipe, result = read_recipe(path), read_result(path)
-        found = checkpoint.list_checkpoints(path / "checkpoints")
-        if not found:
-            raise CheckpointError(f"{path} has no checkpoint yet: there is nothing of it to compare")
-        state = checkpoint.read_state(found[-1])
-        position, evaluations = state["training"], tuple(state["training"]["evaluations"])
+        checkpoints = checkpoint.list_checkpoints(path / "checkpoints")
+        if not checkpoints:
+            raise CheckpointError(f"{path} has no checkpoint yet and cannot be compared")
+        state = checkpoint.read_state(checkpoints[-1])
+        training, evaluations = state["training"], tuple(state["training"]["evaluations"])
         best_one = best(evaluations, recipe.train.early_stopping)
         chosen = state["step"] if best_one is None else best_one["step"]
         chosen = chosen if result is None else int(result.checkpoint.removeprefix("step-"))
-        told = None if result is None else result.model_dump(mode="json", exclude_unset=True, exclude={"format"})
+        content = None if result is None else result.model_dump(mode="json", exclude_unset=True, exclude={"format"})
         return cls(
             name=name,
             recipe={key: value for key, value in leaves(recipe.to_dict()).items() if key not in _NAMES},
             dataset=state["identity"]["dataset"],
             steps=state["step"],
-            seconds=position["train_seconds"],
-            samples_per_second=TrainingState(**position).speed,
+            seconds=training["train_seconds"],
+            samples_per_second=TrainingState(**training).speed,
             chosen=chosen,
             validation=next((entry for entry in evaluations if entry["step"] == chosen), None),
-            result=told,
-            losses=tuple(map(tuple, position["losses"])),
+            result=content,
+            losses=tuple(map(tuple, training["losses"])),
             evaluations=evaluations,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunComparison:
-    """Some runs."""
+    """Several runs and their differences."""
 
     runs: tuple[RunSummary, ...]
 
     @classmethod
     def read(cls, paths: Sequence[str]) -> RunComparison:
-        """Of the directories of runs, which must be different ones."""
+        """Read the runs in these directories, which must all be different."""
         places = [Path(path) for path in paths]
         resolved = [place.resolve() for place in places]
         for number, place in enumerate(resolved):
@@ -93,33 +93,32 @@ class RunComparison:
                 raise ConfigError(f"{places[number]} is named twice: name each run once")
         short = [place.name for place in resolved]
         names = short if len({*short}) == len(short) else [str(place) for place in places]
-        return cls(runs=tuple(RunSummary.read(*each) for each in zip(places, names, strict=True)))
+        return cls(runs=tuple(RunSummary.read(*run) for run in zip(places, names, strict=True)))
 
     @property
     def other_data(self) -> tuple[bool, ...]:
-        """Of each run, whether its data set is another than that of the first, so that their metrics say little."""
+        """Whether each run has another data set than the first run, so that their metrics are not comparable."""
         return tuple(run.dataset != self.runs[0].dataset for run in self.runs)
 
     @property
     def differences(self) -> dict[str, tuple[Any, ...]]:
-        """Field of the recipe -> its value in each run, of the fields that are not the same in all; ``None`` for one
-        that a run's recipe has not."""
+        """Field -> its value in each run, for fields that differ; ``None`` if the recipe of a run lacks the field."""
         names = dict.fromkeys(name for run in self.runs for name in run.recipe)
-        found = {name: tuple(run.recipe.get(name) for run in self.runs) for name in names}
-        return {name: values for name, values in found.items() if len({json.dumps(value) for value in values}) > 1}
+        by_field = {name: tuple(run.recipe.get(name) for run in self.runs) for name in names}
+        return {name: values for name, values in by_field.items() if len({json.dumps(value) for value in values}) > 1}
 
     @property
     def courses(self) -> dict[str, dict[str, Sequence[tuple[float, float]]]]:
-        """What changed over the steps of runs -> run -> step and value."""
-        found: dict[str, dict[str, Sequence[tuple[float, float]]]] = {
+        """Curve -> run -> steps and values."""
+        curves: dict[str, dict[str, Sequence[tuple[float, float]]]] = {
             "Training loss, smoothed": {run.name: run.losses for run in self.runs}
         }
         for metric in HEADLINES[:2]:
-            found[f"Validation {METRICS[metric].label}"] = {
-                run.name: [(each["step"], each[metric]) for each in run.evaluations if each[metric] is not None]
+            curves[f"Validation {METRICS[metric].label}"] = {
+                run.name: [(entry["step"], entry[metric]) for entry in run.evaluations if entry[metric] is not None]
                 for run in self.runs
             }
-        return found
+        return curves
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""

@@ -1,9 +1,8 @@
-"""One run by several processes: tables over ranks, a part of every batch each, and all decisions taken together.
+"""Train one run with several processes: each has a share of the tables and of every batch, and all decide together.
 
-What several processes of a run do between the stages of a step: sums, agreement, and requests to peers. All sums are
-taken here, in float32 and in the order of ranks, whatever they travel in: gloo's own reductions add in another order,
-and DDP's buckets change after a resume. Losses are divided by the samples, or weights, of all ranks; a share without
-samples still asks for nothing and answers all.
+All sums are computed here, in float32 and in the order of ranks, whatever the wire format: gloo's reductions add in
+another order, and DDP's buckets change after a resume. Losses are divided by the samples, or weights, of all ranks. A
+rank whose share of a batch is empty still takes part in every exchange.
 """
 
 from __future__ import annotations
@@ -34,11 +33,10 @@ from stratarec.training.torch_setup import peak_rss_bytes
 
 
 class WaitTimer:
-    """Counts the waits of steps; each step is a ``with`` block on the thread that trains.
+    """Measures how long the training thread waits for other ranks; each step is a ``with`` block on that thread.
 
-    An exchange is *exposed* where that thread waits for it: in a step, for rows, gradients and what is decided
-    together; between two steps, for the ids of the next batch, as far as the thread that exchanges them waits then. It
-    is *hidden* where only the thread of ids waits.
+    A wait is *exposed* if the training thread waits: inside a step for rows, gradients and decisions, between two steps
+    for the ids of the next batch. It is *hidden* if only the thread that exchanges ids waits.
 
     Parameters
     ----------
@@ -85,7 +83,7 @@ class WaitTimer:
 
 
 class RankStages(Stages):
-    """The stages of a step of one rank of a mesh: its samples count as much as those of the others."""
+    """Stages of a step on one rank of a mesh; loss and gradients are those of the batches of all ranks."""
 
     def __init__(self, mesh: Mesh, *stages: Any, **others: Any) -> None:
         super().__init__(*stages, **others)
@@ -93,25 +91,24 @@ class RankStages(Stages):
         self._statistics = statistics(self.model.network)
 
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
-        """See `loss`."""
         if not batch.size:
             return self.model.lookup_zero(batch, request, prepared).expand(len(self.model.network.labels))
         return super().forward(batch, request, prepared)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """``[T]`` weighted sums of the losses of this rank's samples, by label."""
+        """Return the ``[T]`` weighted sums of the losses of this rank's samples, by label."""
         return self.objective.sums(logits, batch)
 
     def train(
         self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
     ) -> StepResult:
-        """See `Stages.train`; loss and samples are those of all ranks."""
+        """Train as `Stages.train` does; loss and samples are totals of all ranks."""
         with self.waits:
             self.draw(step, self.mesh.place)
             with timed(self.seconds, "forward"):
                 losses = self.forward(batch, request, prepared)
-            found = self.mesh.rows.gather_floats((*losses.tolist(), *self.objective.weights(batch), batch.size))
-            *sums, samples = map(sum, zip(*(found[rank] for rank in self.mesh.order), strict=True))
+            figures = self.mesh.rows.gather_floats((*losses.tolist(), *self.objective.weights(batch), batch.size))
+            *sums, samples = map(sum, zip(*(figures[rank] for rank in self.mesh.order), strict=True))
             weights = sums[len(losses) :]
             value = self.objective.joined(torch.tensor(sums[: len(losses)], dtype=torch.float64), weights).item()
             if not math.isfinite(value):
@@ -124,7 +121,7 @@ class RankStages(Stages):
         return StepResult(value, int(samples))
 
     def figures(self) -> list[dict[str, float]]:
-        """`RankFigures` of all ranks."""
+        """Return the `RankFigures` of all ranks."""
         mesh, waits, embeddings = self.mesh, self.waits, self.model.embeddings
         mine = {
             "exposed_seconds": waits.exposed_seconds,
@@ -135,8 +132,11 @@ class RankStages(Stages):
             "peak_rss_bytes": peak_rss_bytes(),
         }
         return [
-            {name: value if name.endswith("seconds") else round(value) for name, value in zip(mine, found, strict=True)}
-            for found in mesh.rows.gather_floats(list(mine.values()))
+            {
+                name: value if name.endswith("seconds") else round(value)
+                for name, value in zip(mine, values, strict=True)
+            }
+            for values in mesh.rows.gather_floats(list(mine.values()))
         ]
 
 
@@ -167,33 +167,31 @@ class GradientReducer:
             self._mine, self._of_towers = towers[mesh.between.rank], set().union(*towers)
 
     def reduce(self, weights: Sequence[nn.Parameter]) -> None:
-        """See `Reduction.reduce`."""
         hot = None if self._engine is None else self._engine.hot_gradients
         more = [] if hot is None else [hot]
-        sums = reduce_gradients(self._mesh.rows, self._common(weights), self._mesh.order, self._type, more)
-        for each in sums:
+        sums = reduce_gradients(self._mesh.rows, self._common_weights(weights), self._mesh.order, self._type, more)
+        for hot_sum in sums:
             assert self._engine is not None
-            self._engine.train_hot_rows(each)
+            self._engine.train_hot_rows(hot_sum)
         if self._mesh.inside is not None:
-            reduce_gradients(self._mesh.inside.rows, self._own(weights), dtype=self._type)
+            reduce_gradients(self._mesh.inside.rows, self._tower_weights(weights), dtype=self._type)
 
     def norm(self, weights: Sequence[nn.Parameter]) -> Tensor:
-        """See `Reduction.norm`."""
         if self._mesh.between is None:
             return gradient_norm(weights)
-        common, tower = (gradient_norm(part) for part in (self._common(weights), self._own(weights)))
-        # One rank of each host says the norm of its tower.
-        found = self._mesh.between.rows.gather_floats([tower.item()])
-        whole: Tensor = torch.linalg.vector_norm(torch.tensor([common.item(), *(norm for (norm,) in found)]))
-        return whole
+        common, tower = (gradient_norm(part) for part in (self._common_weights(weights), self._tower_weights(weights)))
+        # One rank of each host sends the norm of its tower.
+        figures = self._mesh.between.rows.gather_floats([tower.item()])
+        total: Tensor = torch.linalg.vector_norm(torch.tensor([common.item(), *(norm for (norm,) in figures)]))
+        return total
 
-    def _own(self, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    def _tower_weights(self, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         return [weight for weight in weights if id(weight) in self._mine]
 
-    def _common(self, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    def _common_weights(self, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         return [weight for weight in weights if id(weight) not in self._of_towers]
 
-    def agree(self, seen: Observation) -> Observation:
-        """Rank 0 has the clock; whoever was asked to stop stops all."""
-        found = self._mesh.rows.gather_floats([seen.checkpoint_age_seconds, seen.stop])
-        return Observation(checkpoint_age_seconds=found[0][0], stop=any(stop for _, stop in found))
+    def agree(self, observation: Observation) -> Observation:
+        """Use the clock of rank 0; stop if any rank was asked to stop."""
+        figures = self._mesh.rows.gather_floats([observation.checkpoint_age_seconds, observation.stop])
+        return Observation(checkpoint_age_seconds=figures[0][0], stop=any(stop for _, stop in figures))

@@ -49,24 +49,24 @@ _BATCH = 8192
 
 
 class ScoredSamples(NamedTuple):
-    """Samples and what the model says of them."""
+    """Labels, logits, users and weights of scored samples."""
 
     label: NDArray[np.float32]
-    """``[N]``, or ``[N, T]`` of several labels, NaN where one is not known."""
+    """``[N]``, or ``[N, T]`` of several labels; NaN if a label is not known."""
     logit: NDArray[np.float32]
-    """Likewise."""
+    """``[N]`` or ``[N, T]``."""
     user: NDArray[np.int64]
-    """Empty where samples have none."""
+    """``[N]``, or empty if samples have no user."""
     weight: NDArray[np.float32]
-    """Likewise."""
+    """``[N]``, or empty if samples have no weight."""
 
     @classmethod
     def joined(cls, parts: Iterable[ScoredSamples]) -> ScoredSamples:
-        """One after another."""
+        """Concatenate parts."""
         return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def of(self, rows: NDArray[np.int64]) -> ScoredSamples:
-        """Some of them."""
+        """Select rows."""
         return ScoredSamples._make(column[rows] if len(column) else column for column in self)
 
 
@@ -81,10 +81,10 @@ def logits(
     mesh: Mesh | None = None,
     portions: int = 1,
 ) -> Iterator[list[ScoredSamples]]:
-    """What each rank of a mesh scored of a batch, on all of them; `check` is called before each batch and may raise.
+    """Yield for each batch the samples scored by each rank; `check` is called before a batch and may raise.
 
-    Batches follow the order of storage, and ranks within a batch that of their samples; of several portions each does
-    by itself, and a rank reads only those that it scores.
+    Batches have the order of storage, and ranks within a batch the order of their samples. With several portions this
+    holds within each portion, and a rank reads only the portions that it scores.
     """
     mesh = mesh or Mesh.alone()
     share = BatchShare(rank=mesh.place, ranks=mesh.ranks)
@@ -95,12 +95,12 @@ def logits(
     try:
         for batch in loader.epoch(0):
             check()
-            # torch's settings are those of the thread: whoever takes what is given here must not find them changed.
+            # Left before the yield: these torch settings belong to the thread, and the caller must not see them.
             with torch.no_grad(), autocast(precision, model.device):
                 mine = _scored(model, batch)
-            found = [ScoredSamples(*columns) for columns in zip(*(_of_all(mesh, part) for part in mine), strict=True)]
-            yield found
-            progress.advance(sum(len(part.label) for part in found))
+            by_rank = [ScoredSamples(*columns) for columns in zip(*(_of_all(mesh, part) for part in mine), strict=True)]
+            yield by_rank
+            progress.advance(sum(len(part.label) for part in by_rank))
     finally:
         progress.finish()
         model.train(training)
@@ -116,55 +116,54 @@ def score_split(
     check: Callable[[], None] = lambda: None,
     mesh: Mesh | None = None,
 ) -> ScoredSamples:
-    """All samples of a split, on every rank; see `logits`."""
+    """Score all samples of a split; every rank gets all of them, see `logits`."""
     parts = logits(
         model, dataset, split, precision=precision, progress=progress, check=check, mesh=mesh,
         portions=1 if mesh is None else mesh.ranks,
     )  # fmt: skip
-    # A rank's parts follow one another in storage, so sums have the order that one process gives them.
+    # Parts of a rank are contiguous in storage, so sums have the same order as in one process.
     return ScoredSamples.joined(ScoredSamples.joined(of_rank) for of_rank in zip(*parts, strict=True))
 
 
 def evaluate_split(
     model: CTRModel, dataset: Dataset, split: str, **options: Any
 ) -> tuple[dict[str, Metrics], ScoredSamples]:
-    """Metrics of each label on a split, and its samples, with the options of `score_split`. Ranks have all of them: no
-    metric is an estimate."""
-    found = score_split(model, dataset, split, **options)
-    return measured(dataset.schema.label_columns, found), found
+    """Return the metrics of each label on a split, and its scored samples; `options` are those of `score_split`."""
+    samples = score_split(model, dataset, split, **options)
+    return measured(dataset.schema.label_columns, samples), samples
 
 
-def measured(names: Sequence[str], found: ScoredSamples) -> dict[str, Metrics]:
-    """Metrics of each label on samples."""
+def measured(names: Sequence[str], samples: ScoredSamples) -> dict[str, Metrics]:
+    """Compute the metrics of each label."""
     return evaluate_labels(
         names,
-        found.label,
-        found.logit,
-        found.user if len(found.user) else None,
-        found.weight if len(found.weight) else None,
+        samples.label,
+        samples.logit,
+        samples.user if len(samples.user) else None,
+        samples.weight if len(samples.weight) else None,
     )
 
 
 def score(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
-    """Logits of a batch; `TrainingError` where one is no number."""
+    """Return the logits of a batch; `TrainingError` if one is not a number."""
     try:
-        found: NDArray[np.float32] = model(batch).cpu().numpy()
+        logits: NDArray[np.float32] = model(batch).cpu().numpy()
     except torch.OutOfMemoryError as error:
         raise TrainingError(
             f"{model.device} has too little memory to score {batch.size:,} samples at a time: leave the network on the "
             "cpu"
         ) from error
-    # Rows are not looked through when they are loaded: of most of them nobody asks.
-    if np.isnan(found).any():
+    # Rows are not checked when they are loaded, because most of them are never used.
+    if np.isnan(logits).any():
         raise TrainingError(
-            "a score is no number: rows or weights of the model are not finite, or overflow; `stratarec check` of its "
-            "run names those, and an earlier checkpoint may have none"
+            "a score is not a number: rows or weights of the model are not finite, or overflow; run `stratarec check` "
+            "on the run to find them, or use an earlier checkpoint"
         )
-    return found
+    return logits
 
 
 def _scored(model: CTRModel, batch: Batch) -> ScoredSamples:
-    # A share without samples has no logits, but its rank's rows are asked for by the others.
+    # A rank without samples in this batch must still serve its rows to the others.
     scores = score(model, batch) if batch.size else _no_logits(model, batch)
     users = np.empty(0, dtype=np.int64) if batch.user is None else batch.user.cpu().numpy()
     weights = np.empty(0, dtype=np.float32) if batch.weight is None else batch.weight.cpu().numpy()
@@ -172,11 +171,11 @@ def _scored(model: CTRModel, batch: Batch) -> ScoredSamples:
 
 
 def _of_all(mesh: Mesh, mine: NDArray[Any]) -> list[NDArray[Any]]:
-    """What each rank has of a batch, in the order of their samples."""
+    """Gather an array of each rank, in the order of their samples."""
     if mesh.ranks == 1:
         return [mine]
-    found = mesh.rows.gather(mine.tobytes())
-    return [np.frombuffer(found[rank], dtype=mine.dtype).reshape(-1, *mine.shape[1:]) for rank in mesh.order]
+    by_rank = mesh.rows.gather(mine.tobytes())
+    return [np.frombuffer(by_rank[rank], dtype=mine.dtype).reshape(-1, *mine.shape[1:]) for rank in mesh.order]
 
 
 def _no_logits(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
@@ -185,76 +184,76 @@ def _no_logits(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
 
 
 def chosen_split(dataset: Dataset, split: str | None) -> str:
-    """The split that is asked for, else that of tests, else that of validation; `DatasetError` where it is empty."""
-    found = split or next((each for each in ("test", "valid") if dataset.samples(each)), "test")
-    if not dataset.samples(found):
-        others = ", ".join(each for each in dataset.splits if dataset.samples(each))
+    """Return `split`, or by default the test split, or the validation split; `DatasetError` if it is empty."""
+    chosen = split or next((name for name in ("test", "valid") if dataset.samples(name)), "test")
+    if not dataset.samples(chosen):
+        others = ", ".join(name for name in dataset.splits if dataset.samples(name))
         change = (
             f"there are {others}: name one by --split, or a log after the run"
             if others
             else "nor in another: name a log after the run"
         )
-        raise DatasetError(f"{dataset.path} has no samples in its split {found}; {change}")
-    return found
+        raise DatasetError(f"{dataset.path} has no samples in its split {chosen}; {change}")
+    return chosen
 
 
 def rank_within(
     labels: Sequence[str],
-    found: ScoredSamples,
+    samples: ScoredSamples,
     group: NDArray[np.int64],
     at: Sequence[int],
     grouped: NDArray[np.bool_] | None = None,
 ) -> dict[str, Ranked]:
-    """Of each label, by the samples that know it.
+    """Compute ranking metrics of each label within groups of samples.
 
     Parameters
     ----------
     group : array
-        ``[N]`` a number for each group.
+        ``[N]`` number of each sample's group.
     at : sequence of int
-        Places down to which a list is looked at.
+        Cutoffs K of NDCG and the other metrics at K.
     grouped : array or None
-        ``[N]`` whether a sample is in a group; None where all are.
+        ``[N]`` whether a sample has a group; None if all have.
     """
     ranked, grouped = {}, np.ones(len(group), dtype=np.bool_) if grouped is None else grouped
     for place, name in enumerate(labels):
-        label, score = (part if part.ndim == 1 else part[:, place] for part in (found.label, found.logit))
-        known = ~np.isnan(label) & (found.weight > 0 if len(found.weight) else True)
-        chosen = known & grouped
+        label, score = (part if part.ndim == 1 else part[:, place] for part in (samples.label, samples.logit))
+        has_label = ~np.isnan(label) & (samples.weight > 0 if len(samples.weight) else True)
+        chosen = has_label & grouped
         figures = {}
         if chosen.any():
-            weight = found.weight[chosen] if len(found.weight) else None
+            weight = samples.weight[chosen] if len(samples.weight) else None
             groups = RankedGroups(label[chosen], score[chosen], group[chosen], weight)
-            each = [groups.figures(places) for places in at]
-            # Those that look at places first, as the options name them.
-            figures = estimates({name: one[name] for name in _sorted(each) for one in each if name in one})
+            by_cutoff = [groups.figures(places) for places in at]
+            # Metrics at K first, in the order of the options.
+            figures = estimates({name: one[name] for name in _sorted(by_cutoff) for one in by_cutoff if name in one})
         ranked[name] = Ranked(
-            groups=len(np.unique(group[chosen])), ungrouped=int((known & ~grouped).sum()), figures=figures
+            groups=len(np.unique(group[chosen])), ungrouped=int((has_label & ~grouped).sum()), figures=figures
         )
     return ranked
 
 
-def _sorted(each: Sequence[Mapping[str, object]]) -> list[str]:
-    """Names of figures: NDCG at every place, then recall at every place, and so on."""
-    return list(dict.fromkeys(name for names in zip(*each, strict=True) for name in names))
+def _sorted(by_cutoff: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return the metric names: NDCG at every cutoff, then recall at every cutoff, and so on."""
+    return list(dict.fromkeys(name for names in zip(*by_cutoff, strict=True) for name in names))
 
 
-def split_groups(dataset: Dataset, split: str, found: ScoredSamples, by: str) -> NDArray[np.int64]:
-    """The user or the session of each sample of a whole split, in the order of storage.
+def split_groups(dataset: Dataset, split: str, samples: ScoredSamples, by: str) -> NDArray[np.int64]:
+    """Return the user or the session of each sample of a split, in the order of storage.
 
     Raises
     ------
     ConfigError
-        Where the data set was prepared without, and for anything else.
+        If `by` is neither, or the data set was prepared without it.
     """
     check_group_column(dataset.schema, by)
     if by == "user" or not dataset.schema.user:
-        return found.user
+        return samples.user
     return np.concatenate([np.zeros(0, dtype=np.int64), *dataset.session_keys(split)])
 
 
 def check_group_column(schema: Schema, by: str, option: str = "--rank-by") -> None:
-    """Refuse what samples of a prepared data set cannot be grouped by."""
+    """Refuse a key that a prepared data set does not have."""
     if by not in ("user", "session"):
         raise ConfigError(
             f"{option} {by}: a prepared data set knows user and session of its samples; name one of these, or raw logs"
@@ -264,12 +263,12 @@ def check_group_column(schema: Schema, by: str, option: str = "--rank-by") -> No
 
 
 def column_of(schema: Schema, by: str) -> str:
-    """The column of raw logs behind a word: that of the schema's user or session, or the one that is called so."""
+    """Return the column of raw logs for ``user``, ``session`` or a column name."""
     return {"user": schema.user, "session": schema.session}.get(by) or by
 
 
 def value_groups(values: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """A number for each value of a column, and which of them is one."""
+    """Return a number for each value of a column, and which values are not null."""
     return values.rank("dense").fill_null(0).to_numpy().astype(np.int64), values.is_not_null().to_numpy()
 
 
@@ -278,28 +277,28 @@ Doubles = NDArray[np.float64]
 
 IDENTITY = LogitMap(knots=(0.0,), values=(0.0,), slopes=(1.0, 1.0))
 _MOST_STEPS, _LEAST_SLOPE = 100, 1e-3
-# Positives that a shift of 0 is worth.
+# Prior weight of a shift of 0, in positives.
 _DOUBT = 100.0
-# Isotonic regression of this many samples is by cells of logits, which bounds the knots.
+# Isotonic regression groups samples into cells of logits, which bounds the number of knots.
 _CELLS_PER_LOGIT = 256
 
 
-def fit(kind: Kind, found: ScoredSamples) -> tuple[LogitMap, ...]:
-    """The correction of each label by samples that know it; none for a label of which one class alone is known."""
-    labels = found.label.reshape(len(found.label), -1).T
-    logits = found.logit.reshape(len(found.logit), -1).T
-    weight = found.weight.astype(np.float64) if len(found.weight) else np.ones(len(found.label))
-    return tuple(_fit(kind, *each, weight) for each in zip(labels, logits, strict=True))
+def fit(kind: Kind, samples: ScoredSamples) -> tuple[LogitMap, ...]:
+    """Fit the map of each label on samples whose label is known; identity if all of them have one class."""
+    labels = samples.label.reshape(len(samples.label), -1).T
+    logits = samples.logit.reshape(len(samples.logit), -1).T
+    weight = samples.weight.astype(np.float64) if len(samples.weight) else np.ones(len(samples.label))
+    return tuple(_fit(kind, *pair, weight) for pair in zip(labels, logits, strict=True))
 
 
-def corrected_by(maps: Sequence[LogitMap], found: ScoredSamples) -> ScoredSamples:
-    """The same samples with corrected logits."""
-    return found._replace(logit=Calibration(maps)(torch.from_numpy(found.logit)).cpu().numpy())
+def corrected_by(maps: Sequence[LogitMap], samples: ScoredSamples) -> ScoredSamples:
+    """Return the samples with calibrated logits."""
+    return samples._replace(logit=Calibration(maps)(torch.from_numpy(samples.logit)).cpu().numpy())
 
 
 def _fit(kind: Kind, label: NDArray[np.float32], logit: NDArray[np.float32], weight: Doubles) -> LogitMap:
-    known = ~np.isnan(label) & (weight > 0)
-    truth, score, scale = (column[known].astype(np.float64) for column in (label, logit, weight))
+    has_label = ~np.isnan(label) & (weight > 0)
+    truth, score, scale = (column[has_label].astype(np.float64) for column in (label, logit, weight))
     if not 0 < truth.sum() < len(truth):
         return IDENTITY
     return _FITS[kind](truth, score, scale / scale.mean())
@@ -314,16 +313,16 @@ def _platt(truth: Doubles, score: Doubles, scale: Doubles) -> LogitMap:
     positive, negative = float((scale * truth).sum()), float((scale * (1 - truth)).sum())
     target = np.where(truth > 0, (positive + 1) / (positive + 2), 1 / (negative + 2))
     slope, offset = _newton(score, target, scale, free=True)
-    if slope < _LEAST_SLOPE:  # scores that tell nothing must not be turned around
+    if slope < _LEAST_SLOPE:  # scores without information must not be reversed
         slope, offset = _newton(score * _LEAST_SLOPE, target, scale, free=False)
         slope *= _LEAST_SLOPE
     return LogitMap(knots=(0.0,), values=(offset,), slopes=(slope, slope))
 
 
 def _newton(score: Doubles, target: Doubles, scale: Doubles, *, free: bool, doubt: float = 0.0) -> tuple[float, float]:
-    """Slope and offset of least weighted cross-entropy; the slope is 1 unless it is `free`.
+    """Return slope and offset of minimal weighted cross-entropy plus `doubt` / 2 times the squared offset.
 
-    To that are added `doubt` halves of the squared offset.
+    The slope is 1 unless it is `free`.
     """
     line = np.array([1.0, 0.0])
     columns = np.stack([score if free else np.zeros_like(score), np.ones_like(score)])
@@ -348,7 +347,7 @@ def _newton(score: Doubles, target: Doubles, scale: Doubles, *, free: bool, doub
 
 
 def _isotonic(truth: Doubles, score: Doubles, scale: Doubles) -> LogitMap:
-    from scipy.optimize import isotonic_regression  # a second to import, for one kind of two
+    from scipy.optimize import isotonic_regression  # takes a second to import, and only this kind needs it
 
     _, cell = np.unique(np.floor(np.clip(score, -80, 80) * _CELLS_PER_LOGIT), return_inverse=True)
     mass, positive, place = (
@@ -366,13 +365,13 @@ def _isotonic(truth: Doubles, score: Doubles, scale: Doubles) -> LogitMap:
 
 
 def _inside(rate: Doubles, mass: Doubles) -> Doubles:
-    """Rates that rise between 0 and 1, without the two: half a sample more of each class where one is missing."""
-    found = rate.copy()
+    """Move rates of 0 and 1 inside the interval: half a sample more of the class that is missing."""
+    inside = rate.copy()
     if rate[0] == 0:
-        found[0] = min(0.5 / (mass[0] + 1), rate[1] / 2)
+        inside[0] = min(0.5 / (mass[0] + 1), rate[1] / 2)
     if rate[-1] == 1:
-        found[-1] = max(1 - 0.5 / (mass[-1] + 1), (1 + rate[-2]) / 2)
-    return found
+        inside[-1] = max(1 - 0.5 / (mass[-1] + 1), (1 + rate[-2]) / 2)
+    return inside
 
 
 _FITS = {"shift": _shift, "platt": _platt, "isotonic": _isotonic}

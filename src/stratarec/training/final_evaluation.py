@@ -1,6 +1,6 @@
-"""The end of a run: its one test, its result and its report.
+"""Evaluate the test split once at the end of a run, and write result and report.
 
-The test split is evaluated once, on the weights that were best by validation; on the last where there is none.
+The weights tested are the best ones by validation, or the last ones without validation.
 """
 
 from __future__ import annotations
@@ -40,16 +40,18 @@ from stratarec.training.torch_setup import peak_rss_bytes
 
 
 class TrainResult(dict[str, Any]):
-    """What ``result.json`` holds; a notebook shows its figures."""
+    """Content of ``result.json``, with a table for notebooks."""
 
     def _repr_html_(self) -> str:
-        found = self.get("test") or self.get("valid") or {}
+        metrics = self.get("test") or self.get("valid") or {}
         split = "test" if self.get("test") else "validation"
         rows = [
-            (f"{split} {METRICS[name].label}", show(found[name], 5)) for name in METRICS if found.get(name) is not None
+            (f"{split} {metric.label}", show(metrics[name], 5))
+            for name, metric in METRICS.items()
+            if metrics.get(name) is not None
         ]
         rows += [
-            ("samples", f"{found['samples']:,} of the {split} split") if found else ("test", "no split to test on"),
+            ("samples", f"{metrics['samples']:,} of the {split} split") if metrics else ("test", "no split to test on"),
             ("speed", f"{self['samples_per_second']:,.0f} samples/s over {self['steps']:,} steps"),
             ("tables and state", format_bytes(self["table_bytes"])),
             ("peak memory", format_bytes(self["peak_rss_bytes"])),
@@ -60,36 +62,36 @@ class TrainResult(dict[str, Any]):
 
 @dataclass(frozen=True, kw_only=True)
 class FinalEvaluation:
-    """What is tested, and where the outcome is written."""
+    """Test of a trained model, its result and its report."""
 
     run: Path
     recipe: Recipe
     dataset: Dataset
     model: CTRModel
-    """With the weights that are to be tested."""
+    """Model with the weights to test."""
     plan: Plan | None
     progress: Progress
     check: Callable[[], None]
-    """Called between batches of the test; raises `Stopped` where the user asks for it."""
+    """Called before each batch; raises `Stopped` if the user asked to stop."""
     mesh: Mesh
-    """Who tests it together; the first rank writes."""
+    """Processes that test together; the first rank writes."""
     figures: Callable[[], list[dict[str, float]]]
-    """Of all ranks: see `records.RankFigures`."""
+    """Returns the `RankFigures` of all ranks."""
     sharing: str
-    """How the run shared its cores with others, in a line; empty where it had them for itself."""
+    """How the run shared its cores with other processes, in one line; empty if it did not."""
 
-    def write(self, position: TrainingState, path: Path) -> dict[str, Any]:
-        """Test, and write result and report; `path` is the checkpoint with the weights that are tested.
+    def write(self, state: TrainingState, path: Path) -> dict[str, Any]:
+        """Test, and write result and report; `path` is the checkpoint of the tested weights.
 
         Raises
         ------
         Interrupted
-            When the test was stopped; nothing is written then.
+            When the user stops the test; nothing is written then.
         """
         result: dict[str, Any] = {
             "checkpoint": path.name,
-            "steps": position.step,
-            "samples_per_second": position.speed,
+            "steps": state.step,
+            "samples_per_second": state.speed,
             "table_bytes": round(self._sum(self.model.embeddings.engine.nbytes)),
             "output_bytes": round(self._sum(self.model.embeddings.engine.bytes_by_part().get("outputs", 0))),
             "memory": self._memory(),
@@ -98,7 +100,7 @@ class FinalEvaluation:
             "network_bytes": sum(weight.numel() * weight.element_size() for weight in self.model.network.parameters()),
         }
         if self.mesh.ranks > 1:
-            self._gather_reasons(position)
+            self._gather_reasons(state)
             result["ranks"] = self.figures()
             if exchange := exchange_remark(self.recipe, self.mesh):
                 result["exchange"] = exchange
@@ -113,47 +115,48 @@ class FinalEvaluation:
             write_result(self.run, result)
             page = self.run / REPORT
             if not self.recipe.train.report:
-                page.unlink(missing_ok=True)  # of the run when it was shorter
+                page.unlink(missing_ok=True)  # the report of an earlier, shorter run
                 return
-            # Its drawing library is loaded here: every command and rank would wait for it.
+            # Imported here, because the drawing library is slow to load.
             from stratarec.reporting.run_page import write_report
 
             plan = None if self.plan is None else self.plan.to_dict()
-            others = compare_with_baselines(self.dataset, *tested(position.evaluations, result))
+            others = compare_with_baselines(self.dataset, *tested(state.evaluations, result))
             write_report(
-                page, (self.recipe.to_dict(), self.recipe.chosen), self.dataset, asdict(position), result, plan,
+                page, (self.recipe.to_dict(), self.recipe.chosen), self.dataset, asdict(state), result, plan,
                 importance, others,
             )  # fmt: skip
 
         self.mesh.first(write)
         return result
 
-    def _gather_reasons(self, position: TrainingState) -> None:
-        """Add the reasons of the other ranks why another run may differ in its last bits."""
-        known, say = {tuple(each) for each in position.may_differ}, self.progress.say
-        for rank, text in enumerate(self.mesh.rows.gather(json.dumps(position.may_differ).encode())):
+    def _gather_reasons(self, state: TrainingState) -> None:
+        """Collect from all ranks the reasons why another run may differ in its last bits."""
+        reasons, say = {tuple(entry) for entry in state.may_differ}, self.progress.say
+        for rank, text in enumerate(self.mesh.rows.gather(json.dumps(state.may_differ).encode())):
             for step, reason in json.loads(text):
-                if (step, reason) not in known:
-                    position.may_differ.append((step, f"rank {rank}: {reason}"))
+                if (step, reason) not in reasons:
+                    state.may_differ.append((step, f"rank {rank}: {reason}"))
                     say(f"rank {rank}: {reason}: from step {step:,} on another run may differ in its last bits")
 
     def _outcome(self, path: Path) -> tuple[dict[str, Any], tuple[LogitMap, ...]]:
-        """Metrics of the test split; with a correction, of validation too, and both without it; and the correction."""
+        """Return metrics of the test split, and the calibration; with one, also validation and uncalibrated metrics."""
         kind = self._fitted
         test = self._evaluated("test", path) if self.dataset.samples("test") else None
         if kind == "none":
             return ({} if test is None else {"test": self._figures(test)}), ()
         valid = self._evaluated("valid", path)
         maps = fit(kind, valid)
-        found = {"valid": valid, **({} if test is None else {"test": test})}
-        corrected = {split: corrected_by(maps, scored) for split, scored in found.items()}
-        told = {split: self._figures(scored) for split, scored in corrected.items()}
-        uncalibrated = {split: self._figures(scored) for split, scored in found.items()}
-        return {**told, "uncalibrated": uncalibrated, "calibration": [each.to_dict() for each in maps]}, maps
+        samples = {"valid": valid, **({} if test is None else {"test": test})}
+        corrected = {split: corrected_by(maps, scored) for split, scored in samples.items()}
+        metrics = {split: self._figures(scored) for split, scored in corrected.items()}
+        uncalibrated = {split: self._figures(scored) for split, scored in samples.items()}
+        calibration = [logit_map.to_dict() for logit_map in maps]
+        return {**metrics, "uncalibrated": uncalibrated, "calibration": calibration}, maps
 
     def _importance(self, maps: Sequence[LogitMap]) -> dict[str, Any] | str:
-        """Of features, with the correction of logits; or why there is none."""
-        split = next((each for each in ("test", "valid") if self.dataset.samples(each)), "")
+        """Return the importance of features with the calibrated model, or why there is none."""
+        split = next((name for name in ("test", "valid") if self.dataset.samples(name)), "")
         if not split:
             return "the data set has neither a test nor a validation split"
         if self.mesh.ranks > 1:
@@ -169,12 +172,12 @@ class FinalEvaluation:
 
     @property
     def _fitted(self) -> Literal["none", "shift", "platt", "isotonic"]:
-        """The kind of correction; a shift alone is done without where nothing is known of validation."""
+        """Kind of calibration; a shift alone is left out without a validation split."""
         kind = self.recipe.train.fitted
         return "none" if kind == "shift" and not self.dataset.samples("valid") else kind
 
-    def _figures(self, found: ScoredSamples) -> dict[str, Any]:
-        return figures(measured(self.dataset.schema.label_columns, found))
+    def _figures(self, samples: ScoredSamples) -> dict[str, Any]:
+        return figures(measured(self.dataset.schema.label_columns, samples))
 
     def _evaluated(self, split: str, path: Path) -> ScoredSamples:
         try:
@@ -189,44 +192,44 @@ class FinalEvaluation:
             )
         except Stopped as error:
             raise Interrupted(
-                f"stopped in the final test; the trained model is {path}; the same command and --resume only tests it"
+                f"stopped in the final test; the trained model is {path}; repeat the command with --resume to test it"
             ) from error
 
     def _sum(self, number: float) -> float:
-        """The sum over all ranks."""
-        return sum(found for (found,) in self.mesh.rows.gather_floats([number]))
+        """Sum over all ranks."""
+        return sum(value for (value,) in self.mesh.rows.gather_floats([number]))
 
     def _used(self) -> dict[Memory, int]:
-        """Bytes of this rank in every memory."""
-        found = self.model.embeddings.engine.bytes_by_memory()
-        return {name: found.get(name, 0) for name in MEMORIES}
+        """Return the bytes of this rank in each memory."""
+        by_memory = self.model.embeddings.engine.bytes_by_memory()
+        return {name: by_memory.get(name, 0) for name in MEMORIES}
 
     def _parts(self) -> dict[str, int]:
-        """Bytes of all ranks by what they are for."""
-        found = self.model.embeddings.engine.bytes_by_part()
-        return {name: round(self._sum(found.get(name, 0))) for name in PARTS}
+        """Return the bytes of all ranks by purpose."""
+        by_part = self.model.embeddings.engine.bytes_by_part()
+        return {name: round(self._sum(by_part.get(name, 0))) for name in PARTS}
 
     def _caches(self) -> list[dict[str, Any]]:
-        """What batches asked of each table under a cache, in all ranks."""
+        """Return distinct and missed rows of a batch for each cached table, over all ranks."""
         engine = self.model.embeddings.engine
         mine = engine.local if isinstance(engine, SharedEngine) else engine
-        found = {table.name: np.zeros(2) for table in engine.configs}
+        by_table = {table.name: np.zeros(2) for table in engine.configs}
         for group in mine.tables if isinstance(mine, Engine) else ():
             if group.traffic.samples:
                 for table, figures in zip(group.configs, group.traffic.mean_per_batch.T, strict=True):
-                    found[table.name] += figures
-        if not found:  # a log of numbers alone
+                    by_table[table.name] += figures
+        if not by_table:  # no sparse features
             return []
-        ranks = self.mesh.rows.gather_floats(np.concatenate(list(found.values())).tolist())
+        ranks = self.mesh.rows.gather_floats(np.concatenate(list(by_table.values())).tolist())
         sums = np.sum(ranks, axis=0).reshape(-1, 2).tolist()
         return [
             {"table": name, "distinct": distinct, "missed": missed}
-            for name, (distinct, missed) in zip(found, sums, strict=True)
+            for name, (distinct, missed) in zip(by_table, sums, strict=True)
             if distinct
         ]
 
     def _memory(self) -> list[dict[str, Any]]:
-        """What was planned and what is used, for each memory; empty without a plan."""
+        """Return planned and used bytes of each memory; empty without a plan."""
         if self.plan is None:
             return []
         used = {name: round(self._sum(size)) for name, size in self._used().items()}

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
@@ -22,131 +22,158 @@ from typing import Any, NoReturn
 
 import torch
 
+from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.loading.loader import Loader
 from stratarec.distributed.mesh import Mesh
-from stratarec.embedding import Prefetcher
+from stratarec.embedding import Handle, Prefetcher
 from stratarec.errors import Interrupted
+from stratarec.hot.hot_loader import HotLoader
 from stratarec.models import CTRModel
 from stratarec.models.metrics import HEADLINES, METRICS, figures
+from stratarec.models.request import Request
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.reporting.curve_writers import CurveWriters
 from stratarec.reporting.metric_texts import by_label, show
 from stratarec.training.checkpoint import CheckpointManager
 from stratarec.training.evaluate import evaluate_split
-from stratarec.training.steps.state import Evaluation, TrainingState, best, patience_exhausted
+from stratarec.training.steps.state import Evaluation, TrainingState, best, patience_exhausted, rate_factor
 from stratarec.training.steps.step import Item, Pipeline, WeightAverage
 from stratarec.training.steps.thread_tuner import ThreadTuner
 
+Hook = Callable[[int], AbstractContextManager[object]]
+"""Called with the number of each step; its context surrounds the step."""
+EvaluationCallback = Callable[[Sequence[Evaluation]], None]
+
+# A first step that takes longer than this compiles kernels.
 _LONG_SECONDS = 5.0
-"""What a first step takes where no kernel is compiled for it, and more."""
 
 
 class Loop:
-    """Trains one run.
+    """Trains one run from its current state to its end.
 
     Parameters
     ----------
-    step : callable
-        Trains on an item and its prepared batch, and counts it.
     pipeline : Pipeline
+    loader : Loader
+        Tells hot batches from mixed ones, if it is a `HotLoader`.
     cadence : Cadence
-    keeper : CheckpointManager
+    checkpoints : CheckpointManager
     validation : Validation
-    curves : Curves
-    progress : Progress
-    position : TrainingState
-        Where the run is; moved on.
+    state : TrainingState
+        Updated by every step and evaluation.
     threads : ThreadTuner
-        Receives the seconds of each step.
+        Receives the number of each step.
+    progress : Progress
     """
 
     def __init__(
         self,
-        step: Callable[..., None],
         pipeline: Pipeline,
+        loader: Loader,
         cadence: Cadence,
-        keeper: CheckpointManager,
+        checkpoints: CheckpointManager,
         validation: Validation,
-        curves: Curves,
-        progress: Progress,
-        position: TrainingState,
+        state: TrainingState,
         threads: ThreadTuner,
+        progress: Progress,
     ) -> None:
-        self._step, self._pipeline, self._cadence, self._keeper = step, pipeline, cadence, keeper
-        self._validation, self._curves, self._progress, self._position = validation, curves, progress, position
-        self._threads = threads
-        long = "the first step takes long: kernels are compiled for this machine, once"
-        self._seconds, self._earlier = pipeline.seconds, position.stage_seconds
-        self._slow, self._warm = Timer(_LONG_SECONDS, progress.say, (long,)), False
+        self._pipeline, self._loader, self._cadence, self._checkpoints = pipeline, loader, cadence, checkpoints
+        self._validation, self.state, self._threads, self._progress = validation, state, threads, progress
+        self._stages = pipeline.stages
+        self._seconds, self._is_warm = self._stages.seconds, False
+        self.hooks: list[Hook] = []
+        """Contexts around every step, such as a trace."""
 
-    def run(self) -> None:
-        """Train to the end, with a checkpoint of it.
+    def step(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
+        """Train one batch and count it; `request` and `prepared` are made here unless they were made ahead."""
+        state, loader = self.state, self._loader
+        hot = loader.is_hot(state.epoch, state.batch) if isinstance(loader, HotLoader) else None
+        with ExitStack() as stack:
+            for hook in self.hooks:
+                stack.enter_context(hook(state.step))
+            state.count_step(*self._stages.train(state.step, batch, request, prepared), hot=hot)
+
+    def run(self, curves: Curves, callback: EvaluationCallback | None = None) -> None:
+        """Train to the end and write a checkpoint of the end.
+
+        Parameters
+        ----------
+        callback : callable
+            Receives all evaluations of the run after each evaluation; an exception of it ends the run.
 
         Raises
         ------
         Interrupted
-            Where the user stops it, once a checkpoint is written.
+            If the user stops the run, after a checkpoint is written.
         """
-        position = self._position
+        state, total_steps = self.state, self._cadence.total_steps
+        self._curves, self._callback, self._earlier_seconds = curves, callback, state.stage_seconds
         self._cadence.saved()
-        if self._decide().evaluate:  # an earlier session was stopped while it evaluated
+        if self._decide().evaluate:  # an earlier session was stopped during this evaluation
             self._evaluate()
             if self._decide().stop:
-                self._leave()
-        self._progress.start("train", self._cadence.total_steps, "steps", position.step)
-        self._slow.start()
+                self._stop()
+        self._progress.start("train", total_steps, "steps", state.step)
+        message = "the first step takes long: kernels are compiled for this machine, once"
+        self._compiling = Timer(_LONG_SECONDS, self._progress.say, (message,))
+        self._compiling.start()
         try:
-            while position.step < self._cadence.total_steps and not position.finished:
+            while state.step < total_steps and not state.finished:
                 self._train_epoch()
         finally:
-            self._slow.cancel()
+            self._compiling.cancel()
         self._progress.finish()
-        if not position.evaluated:
+        if not state.evaluated:
             self._evaluate(closing=True)
         if self._decide().stop:
-            self._leave()
-        position.finished = True
+            self._stop()
+        state.finished = True
         self._save()
 
     def _train_epoch(self) -> None:
-        """The rest of an epoch, prepared ahead where tables have tiers, but not across a barrier."""
-        position, cadence = self._position, self._cadence
-        first, samples, began = position.step, position.trained_samples, time.perf_counter()
+        """Train the rest of an epoch. Batches are prepared ahead if tables have tiers, but never beyond a barrier."""
+        state, cadence = self.state, self._cadence
+        first, samples, began = state.step, state.trained_samples, time.perf_counter()
 
-        def barrier(place: int) -> bool:
+        def is_barrier(place: int) -> bool:
             return cadence.is_barrier(first + place + 1)
 
-        with self._pipeline.prepared(position.epoch, position.batch, barrier) as batches:
+        with self._pipeline.prepared(state.epoch, state.batch, is_barrier) as batches:
             for item, prepared in batches:
                 waited = time.perf_counter() - began
-                self._step(*item, prepared)
-                position.batch += 1
-                if self._warm:
-                    taken = time.perf_counter() - began
-                    position.train_seconds += taken
-                    self._seconds["wait"] = self._seconds.get("wait", 0.0) + waited
-                    self._threads.stepped(taken, position.step)
-                else:
-                    self._slow.cancel()
-                    self._warm = True
-                    self._seconds.clear()
-                    position.untimed_samples += position.trained_samples - samples
-                last = position.batch == self._pipeline.epoch_steps
-                if last:
-                    position.epoch, position.batch = position.epoch + 1, 0
-                position.stage_seconds = {
-                    name: seconds + self._earlier.get(name, 0.0) for name, seconds in [*self._seconds.items()]
-                }
-                self._curves.stepped(position)
+                self.step(*item, prepared)
+                state.batch += 1
+                self._count_seconds(time.perf_counter() - began, waited, state.trained_samples - samples)
+                epoch_ended = state.batch == self._pipeline.epoch_steps
+                if epoch_ended:
+                    state.epoch, state.batch = state.epoch + 1, 0
+                self._curves.add_step(state)
                 self._between_steps(batches)
-                if position.finished or last or position.step >= cadence.total_steps:
+                if state.finished or epoch_ended or state.step >= cadence.total_steps:
                     break
                 began = time.perf_counter()
 
+    def _count_seconds(self, seconds: float, waited: float, samples: int) -> None:
+        """Add the time of a step. The first step of a session is not timed, because it may compile kernels."""
+        state = self.state
+        if self._is_warm:
+            state.train_seconds += seconds
+            self._seconds["wait"] = self._seconds.get("wait", 0.0) + waited
+            self._threads.after_step(state.step)
+        else:
+            self._compiling.cancel()
+            self._is_warm = True
+            self._seconds.clear()
+            state.untimed_samples += samples
+        # A copy of the items first: other threads add stages.
+        stages = [*self._seconds.items()]
+        state.stage_seconds = {name: value + self._earlier_seconds.get(name, 0.0) for name, value in stages}
+
     def _decide(self) -> Decision:
-        position = self._position
-        return self._cadence.decide(position.step, epoch_ended=position.batch == 0, evaluated=position.evaluated)
+        state = self.state
+        return self._cadence.decide(state.step, epoch_ended=state.batch == 0, evaluated=state.evaluated)
 
     def _between_steps(self, batches: Prefetcher[Item]) -> None:
         decision = self._decide()
@@ -156,52 +183,62 @@ class Loop:
         if decision.drain:
             batches.drain()
         if decision.stop:
-            self._leave()
+            self._stop()
         if decision.save:
             self._save()
 
     def _evaluate(self, *, closing: bool = False) -> None:
-        best, position = self._validation.run(self._position, self._curves, closing=closing), self._position
-        # A run that ends here is saved by its end.
-        if best and not position.finished and position.step < self._cadence.total_steps:
+        state = self.state
+        is_best = self._validation.run(state, self._curves, closing=closing)
+        self.set_rates()
+        if self._callback is not None and state.evaluated:
+            self._callback(state.evaluations)
+        # The end of the run writes its own checkpoint.
+        if is_best and not state.finished and state.step < self._cadence.total_steps:
             self._save()
 
-    def _leave(self) -> NoReturn:
-        """Stop as the user asked, with a checkpoint of this moment."""
+    def set_rates(self) -> None:
+        """Set the learning rates that follow from the evaluations so far; see `PlateauConfig`."""
+        factor = rate_factor(self.state.regular, self._validation.config.plateau)
+        if factor != self._stages.rate_factor:
+            self._progress.say(f"train.plateau multiplies all learning rates by {factor:g} from now on")
+        self._stages.rate_factor = factor
+
+    def _stop(self) -> NoReturn:
         path = self._save()
         self._progress.finish()
-        raise Interrupted(f"stopped; the checkpoint is {path}; go on with the same command and --resume")
+        raise Interrupted(f"stopped; the checkpoint is {path}; resume with the same command and --resume")
 
     def _save(self) -> Path:
-        path = self._keeper.save(self._position)
+        path = self._checkpoints.save(self.state)
         self._cadence.saved()
         return path
 
 
 class Stopped(Exception):
-    """Raised where work that keeps nothing, such as an evaluation, is to be left."""
+    """Raised to leave work that keeps no partial results, such as an evaluation."""
 
 
 class StopSignal:
-    """Whether the user asked to stop.
+    """Whether SIGINT or SIGTERM asked the run to stop.
 
     Parameters
     ----------
     at_once : str
-        The message of the `Interrupted` that a second request raises, wherever the program is.
+        Message of the `Interrupted` that a second signal raises immediately.
     """
 
     def __init__(self, at_once: str) -> None:
-        self.made = False
+        self.received = False
         self._at_once, self._signal = at_once, int(signal.SIGINT)
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take SIGINT and SIGTERM as requests."""
-        # Only the main thread may set handlers; elsewhere the caller deals with signals.
+    def handled(self) -> Iterator[None]:
+        """Handle both signals inside the context."""
+        # Only the main thread may set handlers; in other threads the caller handles signals.
         main = threading.current_thread() is threading.main_thread()
-        kept = {
-            name: signal.signal(name, self._ask)
+        handlers = {
+            name: signal.signal(name, self._receive)
             for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             if main and (name != signal.SIGHUP or signal.getsignal(name) != signal.SIG_IGN)  # as `nohup` sets it
         }
@@ -211,41 +248,41 @@ class StopSignal:
             error.signal = self._signal
             raise
         finally:
-            for name, handler in kept.items():
+            for name, handler in handlers.items():
                 signal.signal(name, handler)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
-        if self.made:
+        if self.received:
             raise Interrupted(self._at_once)
-        self.made = True
+        self.received = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What each process of a run sees for itself, and may see otherwise than the others."""
+    """Clock and stop signal of one process, which the processes of a run may see differently."""
 
     checkpoint_age_seconds: float
-    """Since the last checkpoint, or the start."""
+    """Seconds since the last checkpoint, or since the start."""
     stop: bool
-    """Whether it was asked to stop."""
+    """Whether the process was asked to stop."""
 
 
 Agree = Callable[[Observation], Observation]
-"""Makes one of what several processes see: all call it equally often, after the same steps, and go by what it gives."""
+"""Combines the observations of all processes into one. Every process calls it after the same steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What is to happen between two steps; the model must not be under way for any of the first three."""
+    """Actions between two steps. No batch may be in flight for the first three."""
 
     evaluate: bool = False
-    """Before anything else; it takes time, so decide again afterwards."""
+    """Evaluate before anything else, then decide again, because an evaluation takes time."""
     save: bool = False
     stop: bool = False
-    """With a checkpoint."""
+    """Write a checkpoint and stop."""
     drain: bool = False
-    """Something waits until what is prepared is trained: prepare no more than may be prepared by now."""
+    """Prepare no further batches: an action waits until the prepared ones are trained."""
 
 
 class Cadence:
@@ -257,11 +294,11 @@ class Cadence:
     total_steps : int
         Steps of the whole run.
     ahead : int
-        Batches that may be prepared beyond the one that was trained last.
+        Number of batches that may be prepared beyond the one that was trained last.
     stop : callable
         Whether the user asked to stop.
     agree : Agree
-        By default of one process, which goes by what it sees itself.
+        Combines the observations of several processes; by default there is one process.
     """
 
     def __init__(
@@ -271,7 +308,7 @@ class Cadence:
         *,
         ahead: int = 0,
         stop: Callable[[], bool] = lambda: False,
-        agree: Agree = lambda seen: seen,
+        agree: Agree = lambda observation: observation,
     ) -> None:
         self.total_steps = total_steps
         self._evaluate_every, self._checkpoint = config.eval_every, config.checkpoint
@@ -280,151 +317,127 @@ class Cadence:
         self._due: int | None = None
 
     def is_barrier(self, step: int) -> bool:
-        """Whether an evaluation, a checkpoint or the end is known ahead to follow `step`."""
+        """Whether an evaluation, a checkpoint or the end is known to follow `step`."""
         every = (self._evaluate_every, self._checkpoint.every_steps)
         return step >= self.total_steps or any(_is_multiple(step, steps) for steps in every)
 
     def decide(self, step: int, *, epoch_ended: bool, evaluated: bool) -> Decision:
-        """What follows `step`.
+        """Return the actions after `step`.
 
         Parameters
         ----------
         epoch_ended : bool
-            Whether it was the last one of its epoch.
+            Whether it was the last step of its epoch.
         evaluated : bool
-            Whether the evaluation that may follow it was made.
+            Whether the evaluation after this step has been done.
         """
-        seen = self._seen()
+        observation = self._observe()
         evaluates = _is_multiple(step, self._evaluate_every) if self._evaluate_every else epoch_ended
         overdue = bool(self._checkpoint.every_minutes) and (
-            seen.checkpoint_age_seconds >= 60 * self._checkpoint.every_minutes
+            observation.checkpoint_age_seconds >= 60 * self._checkpoint.every_minutes
         )
-        asked = seen.stop or overdue
-        if asked and self._due is None:
+        requested = observation.stop or overdue
+        if requested and self._due is None:
             self._due = step + self._ahead
-        now = asked and (epoch_ended or self.is_barrier(step) or (self._due is not None and step >= self._due))
+        now = requested and (epoch_ended or self.is_barrier(step) or (self._due is not None and step >= self._due))
         return Decision(
             evaluate=step > 0 and evaluates and not evaluated,
             save=_is_multiple(step, self._checkpoint.every_steps) or now,
-            stop=seen.stop and now,
-            drain=asked and not now,
+            stop=observation.stop and now,
+            drain=requested and not now,
         )
 
     def check(self) -> None:
-        """Raise `Stopped` on a request to stop: for work between steps that keeps nothing."""
-        if self._seen().stop:
+        """Raise `Stopped` if the user asked to stop."""
+        if self._observe().stop:
             raise Stopped
 
     def saved(self) -> None:
-        """A checkpoint was written now."""
+        """Start to wait for the next checkpoint by time."""
         self._saved_at, self._due = time.monotonic(), None
 
-    def _seen(self) -> Observation:
-        return self._agree(Observation(checkpoint_age_seconds=time.monotonic() - self._saved_at, stop=self._stop()))
+    def _observe(self) -> Observation:
+        age = time.monotonic() - self._saved_at
+        return self._agree(Observation(checkpoint_age_seconds=age, stop=self._stop()))
 
 
 def _is_multiple(step: int, every: int) -> bool:
     return bool(every) and step % every == 0
 
 
+@dataclass(frozen=True, kw_only=True)
 class Curves:
-    """Curves of training and validation by step.
+    """Curves of training and validation by step."""
 
-    Parameters
-    ----------
-    writers : CurveWriters or None
-        None on ranks that only train.
-    model, optimizer
-        Whose learning rates are shown: those of the rows, and of the network.
-    every : int
-        Steps from one point of a training curve to the next.
-    progress : Progress
-        Receives every step and point.
-    """
+    writers: CurveWriters | None
+    """None on ranks that do not write."""
+    model: CTRModel
+    """Provides the learning rate of the rows."""
+    optimizer: torch.optim.Optimizer
+    """Provides the learning rate of the network."""
+    every: int
+    """Steps between two points of a training curve."""
+    progress: Progress
 
-    def __init__(
-        self,
-        writers: CurveWriters | None,
-        model: CTRModel,
-        optimizer: torch.optim.Optimizer,
-        every: int,
-        progress: Progress,
-    ) -> None:
-        self._writers, self._model, self._optimizer, self._every = writers, model, optimizer, every
-        self._progress = progress
-
-    def stepped(self, position: TrainingState) -> None:
-        """A step was trained."""
-        self._progress.advance(1, f"loss {position.smoothed_loss:.4f}  {position.speed:,.0f} samples/s")
-        if position.step % self._every:
+    def add_step(self, state: TrainingState) -> None:
+        """Show a trained step, and add a point every `every` steps."""
+        self.progress.advance(1, f"loss {state.smoothed_loss:.4f}  {state.speed:,.0f} samples/s")
+        if state.step % self.every:
             return
-        position.losses.append((position.step, position.smoothed_loss))
-        timed_samples = position.trained_samples - position.untimed_samples
-        position.paces.append((position.step, position.train_seconds, timed_samples))
-        mixed, hot = position.smoothed_by_kind
+        state.losses.append((state.step, state.smoothed_loss))
+        timed_samples = state.trained_samples - state.untimed_samples
+        state.paces.append((state.step, state.train_seconds, timed_samples))
+        mixed, hot = state.smoothed_by_kind
         if mixed is not None or hot is not None:
-            position.kind_losses.append((position.step, mixed, hot))
-        figures = {
-            "loss": position.smoothed_loss,
-            "samples_per_second": position.speed,
-            "dense_learning_rate": self._optimizer.param_groups[0]["lr"],
-            "row_learning_rate": self._model.embeddings.learning_rate,
+            state.kind_losses.append((state.step, mixed, hot))
+        values = {
+            "loss": state.smoothed_loss,
+            "samples_per_second": state.speed,
+            "dense_learning_rate": self.optimizer.param_groups[0]["lr"],
+            "row_learning_rate": self.model.embeddings.learning_rate,
         }
         kinds = {"loss_of_mixed_batches": mixed, "loss_of_hot_batches": hot}
-        figures |= {name: value for name, value in kinds.items() if value is not None}
-        self._add(position.step, {f"train/{name}": value for name, value in figures.items()})
+        values |= {name: value for name, value in kinds.items() if value is not None}
+        self._add(state.step, {f"train/{name}": value for name, value in values.items()})
 
-    def validation(self, entry: Mapping[str, Any]) -> None:
-        """The metrics of an evaluation, as `TrainingState.evaluations` has it."""
-        found = {
-            f"valid/{label}/{name}" if label else f"valid/{name}": found[name]
-            for label, found in entry.get("labels", {"": entry}).items()
+    def add_evaluation(self, entry: Mapping[str, Any]) -> None:
+        """Add the metrics of an entry of `TrainingState.evaluations`."""
+        values = {
+            f"valid/{label}/{name}" if label else f"valid/{name}": metrics[name]
+            for label, metrics in entry.get("labels", {"": entry}).items()
             for name in METRICS
-            if found[name] is not None
+            if metrics[name] is not None
         }
-        self._add(entry["step"], found)
+        self._add(entry["step"], values)
 
     def _add(self, step: int, values: Mapping[str, float]) -> None:
-        self._progress.figures(step, values)
-        if self._writers is not None:
-            self._writers.add(step, values)
-
-
-EvaluationCallback = Callable[[Sequence[Evaluation]], None]
-
-
-def ignore_evaluations(evaluations: Sequence[Evaluation]) -> None:
-    """Watches nothing."""
+        self.progress.figures(step, values)
+        if self.writers is not None:
+            self.writers.add(step, values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """What is evaluated."""
+    """Evaluates the validation split of a run."""
 
     model: CTRModel
     dataset: Dataset
     config: TrainConfig
     progress: Progress
     check: Callable[[], None]
-    """Called between batches; raises `Stopped` where the user asks for it."""
+    """Called before each batch; raises `Stopped` if the user asked to stop."""
     mesh: Mesh
-    """Who evaluates it together."""
     average: WeightAverage
-    """Of the model's network."""
-    evaluated: Callable[[], None]
-    """Called when an evaluation is noted."""
-    watch: EvaluationCallback = ignore_evaluations
-    """Receives all evaluations after each; what it raises ends the run."""
 
-    def run(self, position: TrainingState, curves: Curves, *, closing: bool = False) -> bool:
-        """Evaluate and note it in `position`, and whether training is over; whether it is the best one so far.
+    def run(self, state: TrainingState, curves: Curves, *, closing: bool = False) -> bool:
+        """Evaluate, add the metrics and whether training is over to `state`; return whether they are the best so far.
 
-        Nothing happens where there is no such split, and where the user stops it.
+        Does nothing without a validation split, or if the user stops it.
 
         Parameters
         ----------
         closing : bool
-            Whether only the end of the run asks for it.
+            Whether only the end of the run asks for this evaluation.
         """
         stopping = self.config.early_stopping
         if not self.dataset.samples("valid"):
@@ -442,15 +455,13 @@ class Validation:
                 )
         except Stopped:
             return False
-        found = figures(metrics)
-        entry = {"step": position.step, **found, **({"closing": True} if closing else {})}
-        position.record(entry, stopping)
-        for label, each in by_label("validation", found):
-            told = dict.fromkeys((*HEADLINES, *((stopping.metric,) if stopping.patience else ())))
-            shown = (f"{METRICS[name].label} {show(each[name], 5)}" for name in told)
-            self.progress.say(f"step {position.step}: {label} {', '.join(shown)}")
-        curves.validation(entry)
-        self.evaluated()
-        position.finished = patience_exhausted(position.evaluations, stopping)
-        self.watch(position.evaluations)
-        return best(position.evaluations, stopping) is position.evaluations[-1]
+        values = figures(metrics)
+        entry = {"step": state.step, **values, **({"closing": True} if closing else {})}
+        state.record(entry, stopping)
+        names = dict.fromkeys((*HEADLINES, *((stopping.metric,) if stopping.patience else ())))
+        for label, of_label in by_label("validation", values):
+            shown = (f"{METRICS[name].label} {show(of_label[name], 5)}" for name in names)
+            self.progress.say(f"step {state.step}: {label} {', '.join(shown)}")
+        curves.add_evaluation(entry)
+        state.finished = patience_exhausted(state.evaluations, stopping)
+        return best(state.evaluations, stopping) is state.evaluations[-1]

@@ -29,34 +29,31 @@ WRITERS: Mapping[str, Callable[..., Any]] = {
     ".csv": pa_csv.CSVWriter,
     ".parquet": partial(pq.ParquetWriter, compression="zstd"),
 }
-"""Suffix of a file -> what writes tables to it."""
+"""Suffix of a file -> writer of its tables."""
 
 
 class Top(NamedTuple):
-    """Which rows to write: the `most` best of each group, of several labels by the first."""
+    """Write only the `most` best rows of each group, by the first label."""
 
     most: int
     by: str
-    """``user`` or ``session``; of raw logs, a column."""
+    """``user`` or ``session``; for raw logs, a column."""
 
 
 def predict(trained: TrainedModel, split: str, output: Path, progress: Progress, top: Top | None = None) -> int:
-    """Write label and score (a probability) of each sample with the place in the log that it came from, as `WRITERS`
-    has it for the ending of `output`.
+    """Write label, score (a probability) and place in the log of each sample, in the format of the suffix of `output`.
 
     Columns are ``file`` (where samples are rows of files), ``row`` (the line of a text file, where a header is line 1,
     or the row of a Parquet file, counted from 1; else the place in the order of the source), ``label`` and ``score``,
     in the order of storage: by shard and user, not that of the log. A data set that was prepared with
-    ``data.keep_rows: false`` gives the last two alone. Where there are several labels they are ``label_<name>``, null
-    where it is not known, and ``score_<name>`` of each. With `top` they are in order, group after group, and have a
-    ``rank``.
-
-    Of several ranks the first one writes.
+    ``data.keep_rows: false`` only has the last two. Several labels have columns ``label_<name>``, null if the label is
+    not known, and ``score_<name>``. With `top` rows are sorted within groups and have a ``rank``. The first rank of a
+    mesh writes.
 
     Returns
     -------
     int
-        How many rows there are.
+        Number of rows written.
     """
     check_output(output, *WRITERS)
     keys = _Keys(trained.dataset, split)
@@ -96,44 +93,46 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress,
                     group, sessions = sessions[: len(label)], sessions[len(label) :]
                     best.add(table, pl.Series(group if len(group) else user), score)
             if best is not None:
-                found = best.result().cast(written)
-                writer.write_table(found)
-                rows = len(found)
+                kept_rows = best.result().cast(written)
+                writer.write_table(kept_rows)
+                rows = len(kept_rows)
 
     if trained.mesh.is_first:
         remove_leftovers_of(output)
         write_atomic(output, write)
-    else:  # this rank scores its share all the same
+    else:  # this rank only scores its share
         with open(os.devnull, "wb") as nowhere:
             write(nowhere)
     return rows
 
 
 def predict_logs(logs: RawLogs, output: Path, progress: Progress, top: Top | None = None, *, safe: bool = False) -> int:
-    """Write the score of each row of raw logs, in their order, as `WRITERS` has it for the ending of `output`.
+    """Write the score of each row of raw logs, in their order, in the format of the suffix of `output`.
 
-    Columns are ``file`` and ``row`` (as in `predict`), those that `logs` passes through, ``label`` where there is one,
-    and ``score``; of several labels, and with `top`, as in `predict`. `logs` must pass through what `top` goes by.
+    Columns are ``file`` and ``row``, the columns that `logs` passes through, ``label`` if the logs have one, and
+    ``score``, as in `predict`. `logs` must pass through the column that `top` groups by.
 
     Parameters
     ----------
     safe : bool
-        Put ``'`` before text that a spreadsheet would run.
+        Prefix text that a spreadsheet would run as a formula with ``'``.
 
     Returns
     -------
     int
-        How many rows there are.
+        Number of rows written.
 
     Raises
     ------
     ConfigError
-        When a column that is passed through is called like one of these.
+        If a column that is passed through has the name of an output column.
     """
     outputs = PredictionColumns(logs.labels)
     for name in logs.keep:
         if name in ("file", "row", *outputs.labels, *outputs.scores, *([RANK] if top else [])):
-            raise ConfigError(f"--keep {name}: the output has a column of that name of its own; rename it in the log")
+            raise ConfigError(
+                f"--keep {name}: the output already has a column of this name; rename the column in the log"
+            )
     check_output(output, *WRITERS)
     rows, best = 0, None if top is None else TopRows(top.most)
 
@@ -142,7 +141,7 @@ def predict_logs(logs: RawLogs, output: Path, progress: Progress, top: Top | Non
             if best is None or top is None:
                 yield _table(part, outputs)
             else:
-                best.add(_table(part, outputs), part.kept[top.by], part.logits)
+                best.add(_table(part, outputs), part.columns[top.by], part.logits)
         if best is not None and best.seen:
             yield best.result()
         if top is not None and best is not None and best.ungrouped:
@@ -168,12 +167,12 @@ def predict_logs(logs: RawLogs, output: Path, progress: Progress, top: Top | Non
 
 
 class PredictionColumns:
-    """The columns that samples have in predictions: a label and a score, or several.
+    """Label and score columns of a predictions file.
 
     Parameters
     ----------
     names : sequence of str
-        Of the labels.
+        Names of the labels.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -183,19 +182,19 @@ class PredictionColumns:
         )  # fmt: skip
 
     def label(self, label: NDArray[np.float32]) -> dict[str, pa.Array]:
-        """From ``[N]`` or ``[N, T]``."""
+        """Return the columns of labels ``[N]`` or ``[N, T]``."""
         columns = label.reshape(-1, len(self.labels)).T
         return {name: pa.array(column, from_pandas=True) for name, column in zip(self.labels, columns, strict=True)}
 
     def score(self, logits: NDArray[np.float32]) -> dict[str, pa.Array]:
-        """Likewise, probabilities."""
+        """Return the columns of probabilities for logits ``[N]`` or ``[N, T]``."""
         columns = probabilities(logits).reshape(-1, len(self.scores)).T
-        return {name: pa.array(np.ascontiguousarray(each)) for name, each in zip(self.scores, columns, strict=True)}
+        return {name: pa.array(np.ascontiguousarray(column)) for name, column in zip(self.scores, columns, strict=True)}
 
 
 def _table(part: ScoredRows, outputs: PredictionColumns) -> pa.Table:
     columns: dict[str, Any] = {"file": pa.repeat(part.file, len(part.rows)), "row": part.rows}
-    columns |= {name: part.kept[name].to_arrow() for name in part.kept.columns}
+    columns |= {name: part.columns[name].to_arrow() for name in part.columns.columns}
     columns |= {} if part.label is None else outputs.label(part.label)
     return pa.table({**columns, **outputs.score(part.logits)})
 
@@ -205,7 +204,7 @@ _NEGATIVE = r"^-(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?$"
 
 
 def _quoted(table: pa.Table) -> pa.Table:
-    """A table whose texts, and names of columns, no spreadsheet takes for formulas."""
+    """Quote texts and column names that a spreadsheet would run as formulas."""
     frame = pl.DataFrame(table)
     for name, kind in frame.schema.items():
         if kind in (pl.String, pl.Categorical, pl.Enum):
@@ -216,12 +215,12 @@ def _quoted(table: pa.Table) -> pa.Table:
 
 
 class _Keys:
-    """Columns that say where samples came from, some samples at a time."""
+    """Columns for the place of samples in the log, in order."""
 
     def __init__(self, dataset: Dataset, split: str) -> None:
-        known = dataset.about.rows
-        self._files = pa.array(known.files, pa.string())
-        self._kept: bool = known.kept
+        rows = dataset.about.rows
+        self._files = pa.array(rows.files, pa.string())
+        self._kept: bool = rows.kept
         self._parts: Iterator[NDArray[np.int64]] = dataset.row_numbers(split)
         self._ahead = np.zeros(0, dtype=np.int64)
 
@@ -232,7 +231,7 @@ class _Keys:
         return [*([("file", pa.string())] if len(self._files) else []), ("row", pa.int64())]
 
     def take(self, size: int) -> list[pa.Array]:
-        """The columns of the next `size` samples."""
+        """Return the columns of the next `size` samples."""
         if not self._kept:
             return []
         while len(self._ahead) < size:
@@ -243,17 +242,17 @@ class _Keys:
 
 
 RANK = "rank"
-# Rows that are buffered before those that are not among the best of their group are dropped.
+# Rows to buffer before rows that are not among the best of their group are dropped.
 _BUFFERED = 1 << 18
 
 
 class TopRows:
-    """Keeps the `most` best rows of each group, of equal ones those that came first. Memory holds them twice.
+    """Keeps the `most` best rows of each group; of equal rows the first. Needs memory for twice these rows.
 
     Parameters
     ----------
     most : int
-        Rows of a group.
+        Rows to keep in each group.
     """
 
     def __init__(self, most: int) -> None:

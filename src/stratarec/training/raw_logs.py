@@ -1,8 +1,9 @@
-"""Rows of raw logs that a run has not seen: read by its own source, scored in their order, or evaluated.
+"""Read raw logs by the source of a run, and score or evaluate their rows.
 
-A history is what the file has a column for, or the last values of the user's positive rows, strictly earlier, of the
-logs behind ``--history`` and of the log itself where it has labels; memory holds those rows. Where there are neither,
-users start with none. Sources whose samples are no rows of a log (clicks, synthetic) are refused.
+A history is read from its column if the file has one. Otherwise it consists of the last values of the user's earlier
+positive rows, in the logs of ``--history`` and in the log itself if it has labels; these rows are held in memory.
+Without either, users start with empty histories. Sources whose samples are not rows of a log (clicks, synthetic) are
+refused.
 """
 
 from __future__ import annotations
@@ -38,35 +39,35 @@ from stratarec.training.evaluate import ScoredSamples, measured, rank_within, sc
 from stratarec.training.run.open_run import TrainedModel
 
 _BATCH = 8192
-# Files that a message names.
+# Files to name in a message.
 _NAMED = 5
-# Of histories the last values are kept, and of other lists the first.
+# Histories keep their last values, other lists their first.
 _WHOLE = 1 << 62
 _Source = CsvSource | ParquetSource
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRows:
-    """Some rows with their logits, in the order of the log."""
+    """Rows of a log with their logits, in order."""
 
     file: str
     rows: NDArray[np.int64]
-    """Of the file, counted from 1; lines of text."""
-    kept: pl.DataFrame
-    """Columns that are passed through, as the file has them."""
+    """Row numbers in the file from 1; line numbers of text files."""
+    columns: pl.DataFrame
+    """Columns that are passed through unchanged."""
     label: NDArray[np.float32] | None
-    """``[N]``, or ``[N, T]`` of several labels, NaN where one is not known."""
+    """``[N]``, or ``[N, T]`` of several labels; NaN if a label is not known."""
     weight: NDArray[np.float32] | None
-    """Where the log was opened to be evaluated and the schema names one."""
+    """Sample weights, if the log is evaluated and the schema names a weight."""
     logits: NDArray[np.float32]
     user: NDArray[np.int64] | None
-    """Who is told from whom; None where the log does not say."""
+    """Hash of the user of each row; None if the log has no users."""
     novelty: NDArray[np.int8] | None
-    """What the log was opened to ask of its rows."""
+    """Result of the callable `novelty` of `RawLogs`."""
 
     @property
     def samples(self) -> ScoredSamples:
-        """For metrics; the log must have labels."""
+        """Rows as samples for metrics; the log must have labels."""
         assert self.label is not None
         user = np.empty(0, dtype=np.int64) if self.user is None else self.user
         weight = np.empty(0, dtype=np.float32) if self.weight is None else self.weight
@@ -74,7 +75,7 @@ class ScoredRows:
 
 
 class RawLogs:
-    """Raw logs by the source of a run.
+    """Raw logs, read by the source of a run.
 
     Parameters
     ----------
@@ -83,18 +84,18 @@ class RawLogs:
     keep : sequence of str
         Columns to pass through.
     earlier : sequence of str
-        Logs with labels whose positive rows are in the histories of the rows of `files`.
+        Labelled logs whose positive rows belong to the histories of the rows of `files`.
     labelled : bool
         Refuse a log without labels.
     events : DataFrame, optional
-        What users did before the log, where `earlier` names nothing; by default what the run carries.
+        Events of users before the log, if `earlier` is empty; by default the events that the run stores.
     novelty : callable, optional
-        What to find out of each frame of rows; see `ScoredRows.novelty`.
+        Called with each frame of rows; see `ScoredRows.novelty`.
 
     Raises
     ------
     DataError
-        Where the run's source makes samples of something else than rows, or a column is missing.
+        If the samples of the run's source are not rows of a log, or a column is missing.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class RawLogs:
         novelty: Callable[[pl.DataFrame], NDArray[np.int8]] | None = None,
     ) -> None:
         self._trained, self._config = trained, trained.recipe.data
-        # A file of another format than those of the data set may have other types.
+        # Types of the data set, because files of another format may have others.
         self._schema = typed_schema(trained.dataset)
         first = self._open(files, View(schema=self._schema))
         names, path = first.column_names(), first.files[0]
@@ -122,14 +123,14 @@ class RawLogs:
             check_there(names, name, path)
         self._earlier, self._novelty = tuple(earlier), novelty
         self._carried = None if earlier else trained.events if events is None else events
-        # Nobody asks how much a row counts that is only scored.
+        # Weights only matter for evaluation.
         self._weight = self._schema.weight if labelled else ""
         self._given = self._given_histories(names, path)
         self._made = bool(self._schema.histories) and not self._given and self._has_events
         schema, self._user = self._read_schema(), self._schema.user if self._schema.user in names else ""
         self.keep = tuple(dict.fromkeys(keep))
-        kept = tuple(dict.fromkeys((*self.keep, *([self._user] if self._user else []))))
-        self._source = self._open(files, View(schema=schema, label=self.labelled, keep=kept))
+        columns = tuple(dict.fromkeys((*self.keep, *([self._user] if self._user else []))))
+        self._source = self._open(files, View(schema=schema, label=self.labelled, keep=columns))
         self.total_bytes = self._source.total_bytes
 
     @property
@@ -140,23 +141,23 @@ class RawLogs:
         return open_view(self._config.source, self._config.on_bad_row, files, view)
 
     def _given_histories(self, names: Sequence[str], path: str) -> bool:
-        """Whether the log itself has a column for each history."""
+        """Whether the log has a column for each history."""
         histories = [feature.name for feature in self._schema.histories]
-        given = [name for name in histories if name in names]
-        if given and len(given) < len(histories):
+        present = [name for name in histories if name in names]
+        if present and len(present) < len(histories):
             missing = next(name for name in histories if name not in names)
             raise DataError(
-                f"{path}: a column for the history {given[0]!r} and none for {missing!r}; give both or none"
+                f"{path}: a column for the history {present[0]!r} and none for {missing!r}; give both or none"
             )
-        return bool(given)
+        return bool(present)
 
     @property
     def _empty(self) -> list[str]:
-        """Histories of which nothing is known."""
+        """Names of histories that are empty, because nothing is known about them."""
         return [] if self._given or self._made else [feature.name for feature in self._schema.histories]
 
     def _read_schema(self) -> Schema:
-        """The schema of what is read: keys only where histories are made by them; given histories are lists."""
+        """Return the schema to read: keys only if histories are computed, history columns as lists."""
         schema = replace(self._schema, session="", weight=self._weight)
         if self._made:
             return schema
@@ -168,12 +169,12 @@ class RawLogs:
         return replace(schema, sparse=lists, user="", time="")
 
     def scored(self, progress: Progress) -> Iterator[ScoredRows]:
-        """All rows, some at a time."""
+        """Yield all rows in parts."""
         events = self._events() if self._made else None
         if self._empty:
             progress.say(
-                f"users start with nothing in {', '.join(self._empty)}: --history names logs that say what they did "
-                "before, such as the one that the model was trained on"
+                f"users start with empty histories in {', '.join(self._empty)}: name earlier logs by --history, "
+                "such as the log that the model was trained on"
             )
         encoder = make_encoder(self._trained.dataset)
         progress.start("score", self.total_bytes, "B")
@@ -193,7 +194,7 @@ class RawLogs:
             yield from source.chunks(workspace)
 
     def _events(self) -> Events:
-        """Of the earlier logs, and of the log itself where it has labels."""
+        """Read the events of the earlier logs, and of the log itself if it has labels."""
         schema = self._schema
         needed = {feature.of for feature in schema.histories}
         sparse = tuple(f for f in schema.sparse if f.name in needed or f.kind == "history")
@@ -204,7 +205,7 @@ class RawLogs:
         return Events(frames if self._carried is None else chain(self._before(), frames), schema)
 
     def _before(self) -> Iterator[pl.DataFrame]:
-        """Events that the run carries, but those from the first row of the log on: it may be an old one."""
+        """Return the stored events before the first row of the log, which may be an old log."""
         assert self._carried is not None
         schema = self._schema
         times = replace(schema, dense=(), sparse=(), session="", weight="", user="", label=schema.label, labels=())
@@ -215,14 +216,14 @@ class RawLogs:
             yield self._carried.filter(self._carried[schema.time] < first).with_columns(label)
 
     def sample(self, file: str, row: int) -> Batch:
-        """The features of one row of one of the files, the label NaN where it is not known; `DataError` where there is
-        none. Without a `file` there must be one."""
+        """Return one row of one of the files as a batch; `DataError` if the row does not exist. `file` may be empty if
+        there is only one; a label that is not known is NaN."""
         files = enumerate(self._source.files)
         chosen = [place for place, name in files if not file or f"/{name}".endswith(f"/{file}")]
         if len(chosen) != 1:
-            known = f"they are {', '.join(self._source.files[:_NAMED])}"
+            names = f"they are {', '.join(self._source.files[:_NAMED])}"
             raise ConfigError(
-                f"--row {file and f'{file}:'}{row}: expected one of the logs, as in --row FILE:ROW; {known}"
+                f"--row {file and f'{file}:'}{row}: expected one of the logs, as in --row FILE:ROW; {names}"
             )
         path, events = self._source.files[chosen[0]], self._events() if self._made else None
         for chunk in self._chunks(self._source):
@@ -234,7 +235,7 @@ class RawLogs:
                 unknown = np.full((1, len(self.labels)) if len(self.labels) > 1 else 1, np.nan, dtype=np.float32)
                 label = self._label(frame) if self.labelled else unknown
                 return Batch(label=torch.from_numpy(label), dense=dense, sparse=sparse)
-        raise DataError(f"{path}: no sample was made of row {row}; rows are counted from 1, lines in text files")
+        raise DataError(f"{path}: row {row} is no sample; rows are counted from 1, lines in text files")
 
     def _features(
         self, frame: pl.DataFrame, path: str, encoder: FeatureEncoder, events: Events | None
@@ -250,12 +251,12 @@ class RawLogs:
         dense, sparse = self._features(frame, path, encoder, events)
         assert chunk.rows is not None
         assert chunk.kept is not None or not (self.keep or self._user)
-        kept = chunk.kept if chunk.kept is not None else pl.DataFrame()
-        user = stable_hash(kept[self._user].cast(pl.String)).view(np.int64) if self._user else None
+        passed = chunk.kept if chunk.kept is not None else pl.DataFrame()
+        user = stable_hash(passed[self._user].cast(pl.String)).view(np.int64) if self._user else None
         return ScoredRows(
             file=path,
             rows=chunk.rows,
-            kept=kept.select(kept[name] for name in self.keep),
+            columns=passed.select(passed[name] for name in self.keep),
             label=self._label(frame) if self.labelled else None,
             weight=frame[self._weight].to_numpy().astype(np.float32) if self._weight else None,
             logits=logits_of(self._trained, dense, sparse),
@@ -264,16 +265,16 @@ class RawLogs:
         )
 
     def _label(self, frame: pl.DataFrame) -> NDArray[np.float32]:
-        found = [frame[name].to_numpy().astype(np.float32) for name in self.labels]
-        if len(found) == 1:
-            return found[0]
-        label = np.stack(found, axis=1)
+        labels = [frame[name].to_numpy().astype(np.float32) for name in self.labels]
+        if len(labels) == 1:
+            return labels[0]
+        label = np.stack(labels, axis=1)
         label[label == UNKNOWN] = np.nan
         return label
 
 
 def logits_of(trained: TrainedModel, dense: torch.Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
-    """``[N]``, or ``[N, T]`` of several labels: what the model says of features that `make_encoder` made."""
+    """Return logits ``[N]``, or ``[N, T]`` of several labels, for features that `make_encoder` encoded."""
     model, parts, labels = trained.model.eval(), [], len(trained.dataset.schema.label_columns)
     with torch.no_grad(), autocast(trained.recipe.train.precision, model.device):
         for first in range(0, len(dense), _BATCH):
@@ -294,59 +295,61 @@ def typed_schema(dataset: Dataset) -> Schema:
 
 
 def make_encoder(dataset: Dataset) -> FeatureEncoder:
-    """What makes of raw columns what `prepare` made of those of a data set."""
-    moments = {name: found.moments for name, found in dataset.about.moments.items()}
+    """Return the encoder of raw columns by the vocabularies and moments of a data set."""
+    moments = {name: stored.moments for name, stored in dataset.about.moments.items()}
     vocabularies = {name: dataset.vocabulary(name) for name in dataset.vocabularies}
     return FeatureEncoder(dataset.schema, moments, vocabularies)
 
 
 def of_file(config: SourceConfig, file: str) -> SourceConfig:
-    """A source of one file that another one goes on from; `ConfigError` where its samples are of no log."""
+    """Return the source of one more file of a run; `ConfigError` if its samples do not come from logs."""
     if isinstance(config, ClicksConfig):
         return replace(config, paths=(file,), last_window="wait")
     if isinstance(config, RowsConfig):
         return replace(config, paths=(file,))
-    raise ConfigError(f"a run on a source of kind {config.kind} cannot go on with {file}: its samples are of no log")
+    raise ConfigError(
+        f"{file} cannot continue a run whose data.source.kind is {config.kind}: its samples do not come from logs"
+    )
 
 
 def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], view: View) -> _Source:
-    """Open other logs by the source of a recipe; `DataError` where its samples are no rows of a log."""
+    """Open other logs by the source of a recipe; `DataError` if its samples are not rows of a log."""
     if isinstance(config, RowsConfig):
         return open_rows(replace(config, paths=tuple(files)), on_bad_row, view)
     raise DataError(
-        f"the run's source is of kind {config.kind}, whose samples are no rows of a log: prepare {files[0]} with "
-        "the run's vocabulary as a data set of its own and name that, or export the model and use stratarec.Scorer"
+        f"samples of data.source.kind {config.kind} are not rows of a log: prepare {files[0]} as a separate data set "
+        "with the run's vocabulary and name that, or export the model and use stratarec.Scorer"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogMetrics:
-    """What `evaluate_logs` finds; metrics are of each label."""
+    """Result of `evaluate_logs`: metrics of each label."""
 
-    whole: dict[str, Metrics]
+    overall: dict[str, Metrics]
     slices: dict[str, list[tuple[str, dict[str, Metrics]]]]
-    """Column -> metrics of each of its values, the most frequent first."""
+    """Column -> metrics of each of its values, most frequent first."""
     ranked: dict[str, dict[str, Ranked]]
-    """Column -> the order of rows within each of its values."""
+    """Column -> ranking metrics of rows within each of its values."""
 
 
 def evaluate_logs(
     logs: RawLogs, progress: Progress, by: Sequence[str] = (), rank_by: Sequence[str] = (), at: Sequence[int] = ()
 ) -> LogMetrics:
-    """Metrics of all rows, and by columns that `logs` passes through. Memory holds labels, logits and those columns of
-    every row."""
+    """Compute metrics of all rows, and by columns that `logs` passes through. Labels, logits and those columns of every
+    row are held in memory."""
     parts = list(logs.scored(progress))
-    found = ScoredSamples.joined(part.samples for part in parts)
+    samples = ScoredSamples.joined(part.samples for part in parts)
     slices, ranked = {}, {}
     for name in rank_by:
-        group, grouped = value_groups(pl.concat([part.kept[name].cast(pl.String) for part in parts]))
-        ranked[name] = rank_within(logs.labels, found, group, at, grouped)
+        group, grouped = value_groups(pl.concat([part.columns[name].cast(pl.String) for part in parts]))
+        ranked[name] = rank_within(logs.labels, samples, group, at, grouped)
     for name in by:
-        codes = pl.concat([part.kept[name].cast(pl.String) for part in parts], rechunk=True)
+        codes = pl.concat([part.columns[name].cast(pl.String) for part in parts], rechunk=True)
         rows = pl.DataFrame({"value": codes}).with_row_index("row").group_by("value").agg("row")
         rows = rows.sort([pl.col("row").list.len(), "value"], descending=[True, False], nulls_last=True)
         slices[name] = [
-            ("(nothing)" if value is None else value, measured(logs.labels, found.of(np.asarray(chosen))))
+            ("(nothing)" if value is None else value, measured(logs.labels, samples.of(np.asarray(chosen))))
             for value, chosen in rows.iter_rows()
         ]
-    return LogMetrics(whole=measured(logs.labels, found), slices=slices, ranked=ranked)
+    return LogMetrics(overall=measured(logs.labels, samples), slices=slices, ranked=ranked)

@@ -16,43 +16,46 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import SlateKey
+from stratarec.data.loading.loader import batches
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.models.metrics import METRICS
 from stratarec.models.registry import score_of
 from stratarec.planning.plan import Plan
-from stratarec.recipe import Recipe, leaves, with_values
+from stratarec.recipe import Recipe, leaves
 from stratarec.recipe.train_section import TrainConfig
+from stratarec.reporting.curve_writers import check_installed
 from stratarec.training import checkpoint
 from stratarec.training.run.run_directory import read_recipe
 from stratarec.training.steps.state import TrainingState
 from stratarec.training.torch_setup import bf16_slowness
 
-# Products in bf16 pay where they take less time; noise does not double a ratio.
+# Ratio of times above which bf16 is reported as slow; measurement noise does not double a ratio.
 _SLOW_BF16 = 2.0
 
 
 def check_validation(config: TrainConfig, dataset: Dataset) -> None:
-    """Refuse to heed, or to be calibrated by, a validation split that cannot tell better from worse."""
+    """Refuse early stopping, plateaus and calibration if the validation split cannot measure them."""
     _check_calibration(config, dataset)
     samples, first = dataset.samples("valid"), dataset.label_counts("valid")[dataset.schema.label_column]
     for name, asked in (("early_stopping", config.early_stopping), ("plateau", config.plateau)):
-        known = first.known and (not METRICS[asked.metric].of_both_classes or 0 < first.positives < first.known)
+        is_usable = first.known and (not METRICS[asked.metric].of_both_classes or 0 < first.positives < first.known)
         if asked.patience and METRICS[asked.metric].of_users and not dataset.schema.session_keys:
             raise ConfigError(
-                f"train.{name}.metric is {asked.metric}, which is of each user's samples, but {dataset.path} has "
+                f"train.{name}.metric is {asked.metric}, which needs users, but {dataset.path} has "
                 "neither users nor sessions: name schema.user and prepare again, or choose another metric"
             )
-        if asked.patience and not known:
-            what = "samples of one class alone in its validation split" if samples else "no validation split"
+        if asked.patience and not is_usable:
+            what = "samples of a single class in its validation split" if samples else "no validation split"
             raise ConfigError(
                 f"train.{name}.patience is {asked.patience}, but {dataset.path} has {what}: set data.split.valid and "
                 "prepare again, or set patience to 0"
@@ -60,29 +63,29 @@ def check_validation(config: TrainConfig, dataset: Dataset) -> None:
 
 
 def check_average(config: TrainConfig, mesh: Mesh) -> None:
-    """Refuse an average of weights that no rank has all of."""
+    """Refuse an average of weights if no rank has all weights."""
     if config.average.decay and mesh.between is not None:
         raise ConfigError(
-            f"train.average.decay is {config.average.decay}, but each host trains a tower of its own: set it to 0, or "
-            "distributed.exchange to flat"
+            f"train.average.decay is {config.average.decay}, but a host only has the weights of its tower: set it to "
+            "0, or distributed.exchange to flat"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slates:
-    """What the loss of a run is of."""
+    """Slates of the training samples."""
 
     by: SlateKey
     description: str
 
 
 def find_slates(recipe: Recipe, dataset: Dataset, ranks: int) -> Slates | None:
-    """The slates of a loss of slates, of which all training samples are counted; None for one of single samples.
+    """Count the slates of a loss of slates; None for a loss of single samples.
 
     Raises
     ------
     ConfigError
-        Where samples are of no such slates, or slates cannot be kept whole.
+        If the data set lacks such slates, or batches cannot keep slates whole.
     """
     loss, schema = recipe.train.loss, dataset.schema
     if not loss.by:
@@ -91,22 +94,22 @@ def find_slates(recipe: Recipe, dataset: Dataset, ranks: int) -> Slates | None:
     by, where = keys.get(loss.by), f"train.loss.by is {loss.by}"
     if by is None or not getattr(schema, by):
         raise ConfigError(
-            f"{where}, and samples are kept together by schema.session and schema.user alone: name the column of "
+            f"{where}, but samples are only kept together by schema.session and schema.user: name the column of "
             "slates in schema.session and prepare again"
         )
     if by == "user" and schema.shard_key != schema.user:
         raise ConfigError(
-            f"{where}, and without histories samples are kept together by schema.session, {schema.session}: name that, "
+            f"{where}, but without histories samples are kept together by schema.session, {schema.session}: use that, "
             "or leave out schema.session and prepare again"
         )
     if ranks > 1 or recipe.hot.separate_batches:
-        cut = "ranks share batches: train in one process" if ranks > 1 else "hot.batches deals samples: set it to none"
-        raise ConfigError(f"train.loss.kind is {loss.kind}, which needs whole slates in a batch, and {cut}")
+        cut = "ranks share batches: train in one process" if ranks > 1 else "hot.batches mixes samples: set it to none"
+        raise ConfigError(f"train.loss.kind is {loss.kind}, which needs whole slates in a batch, but {cut}")
     return Slates(by=by, description=_counted(recipe.train, dataset, by))
 
 
 def _counted(train: TrainConfig, dataset: Dataset, by: SlateKey) -> str:
-    """How many slates there are, and how many of them teach nothing."""
+    """Describe how many slates there are, and how many of them have no loss."""
     slates = silent = single = largest = 0
     for label, starts in dataset.slates("train", by):
         sizes, clicks = np.diff(starts, append=len(label)), np.add.reduceat(label.astype(np.int64), starts)
@@ -115,18 +118,18 @@ def _counted(train: TrainConfig, dataset: Dataset, by: SlateKey) -> str:
         silent += int(((sizes > 1) & ((clicks == 0) | (clicks == sizes))).sum())
     if largest > train.batch_size:
         raise ConfigError(
-            f"train.batch_size is {train.batch_size}, and a slate (train.loss.by {train.loss.by}) has {largest} "
-            "samples: make batches that large, or slates by another column"
+            f"train.batch_size is {train.batch_size}, but a slate (train.loss.by {train.loss.by}) has {largest} "
+            "samples: increase train.batch_size, or define slates by another column"
         )
     if silent + single == slates:
         raise ConfigError(
-            f"train.loss.by is {train.loss.by}: of {slates:,} slates none has both a click and a sample without one: "
-            "nothing would be trained"
+            f"train.loss.by is {train.loss.by}, but no slate of {slates:,} has both a click and a sample without a "
+            "click: define slates by another column"
         )
-    level = "" if train.calibration != "none" else "; scores have no level: train.calibration makes them probabilities"
+    level = "" if train.calibration != "none" else "; scores have no level: set train.calibration to get probabilities"
     return (
-        f"train.loss {train.loss.kind}: {slates:,} slates, of which {silent:,} without a click or of clicks alone, and "
-        f"{single:,} of one sample, count nothing{level}"
+        f"train.loss {train.loss.kind}: {slates:,} slates; {silent:,} without a click or with clicks only, and "
+        f"{single:,} with one sample, have no loss{level}"
     )
 
 
@@ -135,7 +138,7 @@ def _check_calibration(config: TrainConfig, dataset: Dataset) -> None:
         return
     for label, count in dataset.label_counts("valid").items():
         if not 0 < count.positives < count.known:
-            what = f"samples of one class of {label!r} alone in its" if count.known else "no"
+            what = f"a single class of {label!r} in its" if count.known else "no"
             raise ConfigError(
                 f"train.calibration is {config.calibration}, which is fitted on the validation split, but "
                 f"{dataset.path} has {what} validation split: set data.split.valid and prepare again, or set "
@@ -144,7 +147,7 @@ def _check_calibration(config: TrainConfig, dataset: Dataset) -> None:
 
 
 def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_steps: int, ranks: int) -> Iterator[str]:
-    """What a user may not have meant, and what a plan says."""
+    """Yield the summary of the plan, and settings that are probably not intended."""
     if plan is not None:
         yield plan.summary
         yield from plan.notes
@@ -155,96 +158,98 @@ def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_step
             )
     if config.portions < ranks:
         yield (
-            f"train.portions is {config.portions}: {ranks} ranks read the same row groups side by side; with "
-            f"train.portions {ranks} each reads an equal part of them"
+            f"train.portions is {config.portions}: {ranks} ranks read the same row groups; set it to "
+            f"{ranks} so that each rank reads its own part"
         )
     if config.precision == "bf16" and config.device == "cpu" and (slowness := bf16_slowness()) > _SLOW_BF16:
         yield (
-            f"this processor takes {slowness:.0f} times as long for products in bf16 as in float32, having no "
-            "instructions for them: train.precision float32 is faster here"
+            f"matrix products in bf16 take {slowness:.0f} times as long as in float32 on this processor: set "
+            "train.precision to float32"
         )
     if not dataset.samples("valid"):
         yield f"{dataset.path} has no validation split: nothing is evaluated before the final test"
     for name, schedule in (("dense", config.dense.schedule), ("embedding", config.embedding.schedule)):
         if schedule.kind != "constant" and not schedule.final_factor and schedule.total_steps < total_steps:
             yield (
-                f"train.{name}.schedule falls to 0 at step {schedule.total_steps:,} of {total_steps:,}: from there on "
-                "it changes nothing"
+                f"train.{name}.schedule falls to 0 at step {schedule.total_steps:,} of {total_steps:,}: later "
+                "steps train nothing"
             )
 
 
 def exchange_remark(recipe: Recipe, mesh: Mesh) -> str:
-    """How the ranks of a model with towers exchange rows, and why; empty where there are none."""
+    """Describe how ranks exchange the rows of a model with towers, and why; empty without towers."""
     towers = recipe.towers
     if not towers or mesh.ranks == 1:
         return ""
     if mesh.between is not None:
-        return f"the exchange is by towers: the tables of each of {towers} are on a host of their own"
+        return f"the exchange is by towers: each of {towers} hosts has the tables of one tower"
     if mesh.hosts != towers:
-        return f"the exchange is flat: by towers it needs as many hosts as towers, {towers}, and there are {mesh.hosts}"
+        return (
+            f"the exchange is flat: by towers it needs one host for each of {towers} towers, but there are {mesh.hosts}"
+        )
     if recipe.distributed.exchange == "flat":
         return "the exchange is flat, as distributed.exchange says"
-    return "the exchange is flat: towers without modules (model.towers.compression 1) would send more by their own"
+    return "the exchange is flat: by towers it would send more without modules (model.towers.compression 1)"
 
 
-def load_training_state(run: Path, found: Path, recipe: Recipe, total_steps: int) -> TrainingState:
-    """The position in the checkpoint `found`, as `recipe` goes on from it.
+def load_training_state(run: Path, path: Path, recipe: Recipe, total_steps: int) -> TrainingState:
+    """Load the training state of the checkpoint `path`, from which `recipe` resumes.
 
     Raises
     ------
     CheckpointError
-        When the run has more steps than the recipe asks for, when it has ended and the recipe's other length asks for
-        no more, or when it lacks the checkpoint that early stopping would return to.
+        When the run has more steps than the recipe asks for, when it is finished and a changed length asks for no more
+        steps, or when the checkpoint that early stopping would return to is missing.
     """
     stopping = recipe.train.early_stopping
-    position = TrainingState(**checkpoint.read_state(found)["training"])
-    position.resume(total_steps, stopping)
-    if position.step > total_steps:
+    state = TrainingState(**checkpoint.read_state(path)["training"])
+    state.resume(total_steps, stopping)
+    if state.step > total_steps:
         raise CheckpointError(
-            f"{run} has {position.step:,} steps already, and train.epochs and train.max_steps ask for {total_steps:,}: "
-            "raise them, or start anew with --overwrite or another train.run"
+            f"{run} has {state.step:,} steps already, but train.epochs and train.max_steps ask for {total_steps:,}: "
+            "raise them, or start again with --overwrite or another train.run"
         )
-    if position.finished:
-        _check_asks_for_no_more(run, recipe, position, total_steps)
-    for step in position.needed_steps(stopping):
-        if not checkpoint.step_path(found.parent, step).is_dir():
+    if state.finished:
+        _check_asks_for_no_more(run, recipe, state, total_steps)
+    for step in state.needed_steps(stopping):
+        if not checkpoint.step_path(path.parent, step).is_dir():
             raise CheckpointError(
                 f"{run} no longer has the checkpoint of step {step:,}, its best by {stopping.metric}: resume with the "
                 "train.early_stopping.metric that it was started with"
             )
-    return position
+    return state
 
 
-def _check_asks_for_no_more(run: Path, recipe: Recipe, position: TrainingState, total_steps: int) -> None:
-    """Refuse a recipe whose change of length would do nothing: it would be written down as if it had."""
-    before, now = (each.to_dict()["train"] for each in (read_recipe(run), recipe))
+def _check_asks_for_no_more(run: Path, recipe: Recipe, state: TrainingState, total_steps: int) -> None:
+    """Refuse a change of length that has no effect: the run would be recorded with settings it was not trained with."""
+    before, now = (version.to_dict()["train"] for version in (read_recipe(run), recipe))
     changed = [key for key in ("epochs", "max_steps", "early_stopping", "calibration") if before[key] != now[key]]
     if changed:
-        ended = "has all its steps" if position.step >= total_steps else "was ended by train.early_stopping"
+        ended = "has all its steps" if state.step >= total_steps else "was ended by train.early_stopping"
         raise CheckpointError(
-            f"{run} {ended}, at step {position.step:,} of {total_steps:,}: train.{changed[0]} = {now[changed[0]]!r} "
-            "asks for no more of it, so nothing was done"
+            f"{run} {ended}, at step {state.step:,} of {total_steps:,}: train.{changed[0]} = {now[changed[0]]!r} "
+            "does not ask for more steps; nothing was done"
         )
 
 
-# A batch that was best, of how many training samples, and how it grows with them.
+# Best batch size for a number of training samples, and its growth with the number of samples.
 _BATCH, _SAMPLES, _GROWTH = 256, 80_000, 0.3
 _SMALLEST, _LARGEST = 128, 4096
-# With fewer samples there is a second epoch.
+# Below this number of samples a run has two epochs.
 _FEW, _EPOCHS = 20_000, 2
 _EVALUATIONS = 4
-# Columns from which on an ensemble's rates fall, and its sizes by how many columns the log has at most.
+# Number of columns above which an ensemble's rates fall, and its sizes by the largest number of columns.
 _COLUMNS = 200
 _SIZES: dict[float, dict[str, Any]] = {
     _COLUMNS: {},
     800: {"model.embedding_dim": 4, "model.member_mlp": [64, 32], "model.bins": 16},
     math.inf: {"model.members": 8, "model.embedding_dim": 2, "model.member_mlp": [64, 32], "model.bins": 8},
 }
-# Steps of a run over those that its average of weights remembers, and the most that it may keep of itself in a step.
+# Steps of a run divided by the steps that the average of weights covers, and the largest decay.
 _MEMORIES, _MOST_DECAY = 3, 0.9999
 
 
-def chosen(
+def defaults_by_size(
     samples: int, *, validated: bool, kind: str = "dlrm", batch_size: int = 0, columns: int = 0
 ) -> dict[str, Any]:
     """Return the value of each field for this number of training samples.
@@ -252,13 +257,13 @@ def chosen(
     Parameters
     ----------
     validated : bool
-        Whether there is a validation split, which a second epoch needs: it may do harm.
+        Whether there is a validation split. A second epoch needs it, because it may make the model worse.
     kind : str
-        Of the model.
+        Kind of the model.
     batch_size : int
-        Samples a step, which the fields that count steps follow; by default chosen, too.
+        Samples a step, on which fields that count steps depend; 0 to choose it, too.
     columns : int
-        Number of features, numbers and others.
+        Number of features.
     """
     if kind == "ensemble":
         sizes = next(sizes for most, sizes in _SIZES.items() if columns <= most)
@@ -277,8 +282,11 @@ def chosen(
 
 
 def _of_ensemble(samples: int, validated: bool, batch_size: int, columns: int) -> dict[str, Any]:
-    """Few samples are seen in many passes, until validation is worse: some logs become better again after a while. Of
-    more, or without validation, there are a few passes at a rate that begins high and falls, a tenth of the work."""
+    """Return the defaults of an ensemble.
+
+    Few samples are trained for many epochs until validation gets worse, with patience because some logs improve again.
+    Many samples, or a log without validation, have a few epochs at a falling rate, a tenth of the work.
+    """
     several = validated and samples < _FEW
     batch = batch_size or _power_of_two(samples / (60 if several else 120), 32, 256)
     rate = round((0.001 if several else 0.004) * min(_COLUMNS / max(columns, 1), 1), 6)
@@ -301,36 +309,105 @@ def _of_ensemble(samples: int, validated: bool, batch_size: int, columns: int) -
     }
 
 
-def _power_of_two(wanted: float, least: int, most: int) -> int:
-    return int(min(max(2 ** round(math.log2(max(wanted, 1))), least), most))
+def _power_of_two(value: float, least: int, most: int) -> int:
+    return int(min(max(2 ** round(math.log2(max(value, 1))), least), most))
 
 
-def sized(
-    content: Mapping[str, Any], dataset: Dataset, earlier: Recipe | None = None
-) -> tuple[dict[str, Any], str]:  # fmt: skip
-    """Return a copy of a recipe's content with the values that it leaves out, and a sentence that names them.
+def choose_defaults(
+    recipe: Recipe, named: Mapping[str, Any], dataset: Dataset, earlier: Recipe | None = None
+) -> dict[str, Any]:
+    """Return field -> value for the fields that a recipe leaves out.
 
-    The model and the kinds of optimizers are those of `earlier`, whose weights and state the run starts from.
+    Parameters
+    ----------
+    named : mapping
+        Fields that the recipe names, such as ``train.batch_size``; see `leaves`.
+    earlier : Recipe or None
+        Recipe of the run whose weights and optimizer state the new run starts from. The model and the kinds of
+        optimizers are taken from it.
     """
-    samples, recipe, named = dataset.samples("train"), Recipe.from_dict(dict(content)), leaves(content)
     valid = dataset.label_counts("valid")[dataset.schema.label_column]
-    batch_size = recipe.train.batch_size if "train.batch_size" in named else 0
-    values = chosen(
-        samples, validated=valid.known > 0, kind=recipe.model.kind, batch_size=batch_size,
+    values = defaults_by_size(
+        dataset.samples("train"), validated=valid.known > 0, kind=recipe.model.kind,
+        batch_size=recipe.train.batch_size if "train.batch_size" in named else 0,
         columns=len(dataset.schema.dense) + len(dataset.schema.sparse),
     )  # fmt: skip
     if recipe.train.loss.by and 0 < valid.positives < valid.known:
-        # By order, as it is trained; scores have no level before they are calibrated.
+        # A loss of slates trains the order of samples; their scores have no level before they are calibrated.
         values["train.early_stopping.metric"] = "grouped_auc"
         values["train.calibration"] = "platt"
-    if recipe.towers:  # on hosts of their own they have no average
+    if recipe.towers:  # no rank has all weights to average
         values.pop("train.average.decay", None)
     fixed = {} if earlier is None else leaves(earlier.to_dict())
     for field in values:
         if field in fixed and (field.startswith("model.") or field in ("train.dense.kind", "train.embedding.kind")):
             values[field] = fixed[field]
-    values = {field: value for field, value in values.items() if field not in named}
-    told = " ".join(f"{field}={json.dumps(value)}" for field, value in values.items())
-    return with_values(
-        content, values
-    ), f"for {samples:,} training samples, as the recipe does not say: {told}" if values else ""
+    return {field: value for field, value in values.items() if field not in named}
+
+
+def describe_defaults(values: Mapping[str, Any], dataset: Dataset) -> str:
+    """Return a sentence that names the values that `choose_defaults` chose; empty if there are none."""
+    text = " ".join(f"{field}={json.dumps(value)}" for field, value in values.items())
+    return text and f"defaults for {dataset.samples('train'):,} training samples: {text}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedRun:
+    """A recipe whose values are all known for one data set, checked against it."""
+
+    recipe: Recipe
+    """The recipe that is trained and written into the run."""
+    slate_key: SlateKey | None
+    """Key of the slates that batches keep whole."""
+    remarks: tuple[str, ...]
+    """Lines to print when training begins."""
+
+
+def resolve(
+    recipe: Recipe,
+    dataset: Dataset,
+    mesh: Mesh,
+    *,
+    named: Mapping[str, Any] | None = None,
+    earlier: Recipe | None = None,
+) -> ResolvedRun:
+    """Fill in the values that follow from the data set, and refuse what the data set cannot provide.
+
+    Parameters
+    ----------
+    named, earlier
+        As in `choose_defaults`; without `named` no field counts as left out.
+
+    Raises
+    ------
+    ConfigError
+        Names the field, its value, and what the data set or the mesh lacks.
+    """
+    values = {} if named is None else choose_defaults(recipe, named, dataset, earlier)
+    recipe = in_numbers(recipe.with_fields(values), dataset)
+    mesh.check_same({"recipe": recipe.to_dict(), "data": dataset.fingerprint})
+    not_compared = check_prepared(recipe.data, dataset)
+    check_validation(recipe.train, dataset)
+    check_installed(recipe.train.curves)
+    check_average(recipe.train, mesh)
+    slates = find_slates(recipe, dataset, mesh.ranks)
+    lines = (
+        describe_defaults(values, dataset), not_compared, slates.description if slates else "",
+        exchange_remark(recipe, mesh),
+    )  # fmt: skip
+    return ResolvedRun(recipe=recipe, slate_key=slates.by if slates else None, remarks=tuple(filter(None, lines)))
+
+
+def run_steps(train: TrainConfig, dataset: Dataset) -> int:
+    """Return the steps of a whole run on this data set, unless it stops early."""
+    return train.steps(batches(dataset.samples("train"), train.batch_size, train.portions))
+
+
+def in_numbers(recipe: Recipe, dataset: Dataset, steps: int = 0) -> Recipe:
+    """Return the recipe with schedules and class weights as numbers, for `steps` steps or by default a whole run."""
+    odds = {
+        label: count.positives / (count.known - count.positives)
+        for label, count in dataset.label_counts("train").items()
+        if 0 < count.positives < count.known
+    }
+    return replace(recipe, train=recipe.train.of_run(steps or run_steps(recipe.train, dataset), odds))

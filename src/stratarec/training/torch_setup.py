@@ -36,11 +36,11 @@ from stratarec.recipe.train_section import DenseOptimizerConfig
 
 @contextmanager
 def torch_settings(*, threads: int = 0, seed: int = 0) -> Iterator[None]:
-    """Deterministic algorithms, `threads` (0 leaves them) and a random state of `seed`; everything is given back after.
+    """Use deterministic algorithms, `threads` (0 for no change) and a random seed; restore all settings afterwards.
 
     Notes
     -----
-    These are settings of the process: two trainings at a time, on threads of one process, need the same ones.
+    The settings apply to the process: trainings on several threads of one process need the same settings.
     """
     options: Any = torch.utils.deterministic
     before, fills = torch.get_num_threads(), options.fill_uninitialized_memory
@@ -50,7 +50,7 @@ def torch_settings(*, threads: int = 0, seed: int = 0) -> Iterator[None]:
         if threads:
             torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode("error")
-        # Else every new tensor is filled first; nothing here reads memory that it has not written.
+        # Filling every new tensor is not needed: nothing here reads memory that it has not written.
         options.fill_uninitialized_memory = False
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
@@ -62,23 +62,23 @@ def torch_settings(*, threads: int = 0, seed: int = 0) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-# These methods of `torch.optim.Optimizer` are marked for `torch.compile`, and the mark imports the compiler when one is
-# first called: a second of a processor and 60 MiB, in every process, for what is not compiled here. The functions below
-# the marks are the same to the bit.
+# These methods of `torch.optim.Optimizer` are decorated for `torch.compile`, and the decorator imports the compiler at
+# the first call: a second of CPU time and 60 MiB in every process, although nothing is compiled here. The undecorated
+# functions give the same bits.
 _MARKED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 
 
 @cache
 def uncompiled(kind: type[Optimizer]) -> type[Optimizer]:
-    """The optimizer `kind`, such as `torch.optim.Adam`, whose methods are not marked for `torch.compile`."""
+    """Return the optimizer class `kind`, such as `torch.optim.Adam`, without decorators for `torch.compile`."""
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in _MARKED}
-    # What unwrapping takes away from a step besides the mark: gradients are not recorded in it.
+    # Unwrapping also removes the decorator that disables gradients.
     methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
     return type(kind.__name__, (kind,), methods)
 
 
 def build_optimizer(config: DenseOptimizerConfig, network: nn.Module) -> Optimizer:
-    """The torch optimizer of a network, in its fused form, without what marks it for ``torch.compile``."""
+    """Build the fused torch optimizer of a network, without decorators for ``torch.compile``."""
     kinds = {
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
@@ -87,22 +87,22 @@ def build_optimizer(config: DenseOptimizerConfig, network: nn.Module) -> Optimiz
     }
     make: Any = uncompiled(kinds[config.kind])
     weights = list(network.parameters())
-    # Adagrad's is for few devices.
+    # Fused Adagrad supports few devices.
     fused = True if config.kind != "adagrad" or weights[0].device.type == "cpu" else None
-    found: Optimizer = make(weights, lr=config.learning_rate, weight_decay=config.weight_decay, fused=fused)
-    return found
+    optimizer: Optimizer = make(weights, lr=config.learning_rate, weight_decay=config.weight_decay, fused=fused)
+    return optimizer
 
 
 @cache
 def bf16_slowness() -> float:
-    """How many times as long as in float32 a product of matrices takes in bfloat16 on this processor.
+    """Return the time of a matrix product in bfloat16 relative to float32 on this processor.
 
-    Below 1 where it has instructions for them (AVX-512 BF16, AMX); without AVX-512, torch's take some 30 times as long.
+    Below 1 with AVX-512 BF16 or AMX; about 30 without AVX-512.
     """
 
     def least(dtype: torch.dtype) -> float:
         matrix, seconds = torch.ones(256, 256, dtype=dtype), []
-        for _ in range(6):  # the first ones load what they need
+        for _ in range(6):  # the first products load libraries
             began = time.thread_time()
             matrix @ matrix
             seconds.append(time.thread_time() - began)
@@ -112,7 +112,7 @@ def bf16_slowness() -> float:
 
 
 def peak_rss_bytes() -> int:
-    """Largest resident memory of this process so far."""
+    """Return the largest resident memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -121,24 +121,24 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def device_of(name: str, ranks: int = 1, field: str = "train.device") -> torch.device:
-    """The device of that name.
+    """Return the device of a name.
 
     Raises
     ------
     ConfigError
-        Where it is none of this machine or was not verified on it, or there are several ranks.
+        If the machine lacks it, it was not verified here, or there are several ranks.
     """
     if name == "cpu":
         return CPU
     if ranks > 1:
         raise ConfigError(
-            f"{field} is {name}, and {ranks} ranks have their networks on the CPU: start one process, or set {field} "
+            f"{field} is {name}, but with {ranks} ranks networks must be on the CPU: start one process, or set {field} "
             "to cpu"
         )
     device = open_device(name, field)
     if verified(device) is None:
         raise ConfigError(
-            f"{field} is {name}, and {about(device)['device']} was not verified on this machine with torch "
+            f"{field} is {name}, but {about(device)['device']} was not verified on this machine with torch "
             f"{torch.__version__} and this version of StrataRec: run `stratarec doctor --gpu {name}` once, or set "
             f"{field} to cpu"
         )
@@ -146,7 +146,7 @@ def device_of(name: str, ranks: int = 1, field: str = "train.device") -> torch.d
 
 
 def about(device: torch.device) -> dict[str, str]:
-    """What a verification is of."""
+    """Return host, device, driver and versions that a verification is valid for."""
     named: Any = getattr(torch.get_device_module(device), "get_device_name", None)
     driver = ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -161,12 +161,12 @@ def about(device: torch.device) -> dict[str, str]:
 
 
 def largest_fitting_batch(model: CTRModel, dataset: Dataset, config: LoaderConfig, precision: str) -> int:
-    """The largest of the halves of a batch with whose gradients the network fits its device; 0 if none does."""
+    """Return the largest batch size, by halving, that can be trained in the memory of the device; 0 if none can."""
     size = config.batch_size
     while size > 1:
         size //= 2
         with contextlib.suppress(torch.OutOfMemoryError):
-            # Gradients, and what the optimizer keeps.
+            # Memory for gradients and two moments of an optimizer.
             spare = [torch.empty_like(weight) for weight in model.network.parameters() for _ in range(3)]
             batch = next(Loader(dataset, "train", replace(config, batch_size=size)).batches(0, 0))
             with torch.no_grad():
@@ -174,34 +174,34 @@ def largest_fitting_batch(model: CTRModel, dataset: Dataset, config: LoaderConfi
             with autocast(precision, model.device):
                 total = model.network(dense, pooled.requires_grad_(), *others).float().sum()
             total.backward()
-            total.item()  # what it queued has run
+            total.item()  # waits for the device
             del spare
             return size
     return 0
 
 
 def record_file() -> Path:
-    """Where verifications are kept."""
+    """Return the path of the file with verifications."""
     return cache_directory() / "gpu.json"
 
 
 def verified(device: torch.device) -> dict[str, float] | None:
-    """The figures of a device that was verified as it is now; None where it was not."""
+    """Return the figures of a device whose verification is valid; None if there is none."""
     mine = about(device)
     return next((entry["figures"] for entry in _entries() if entry["about"] == mine), None)
 
 
 def record(device: torch.device, figures: Mapping[str, float]) -> None:
-    """Note that a device was verified."""
+    """Store that a device was verified."""
     mine = about(device)
     others = [entry for entry in _entries() if entry["about"]["device"] != mine["device"]]
     write_json(record_file(), [*others, {"about": mine, "figures": dict(figures)}])
 
 
 def _entries() -> list[dict[str, Any]]:
-    # What is missing or damaged is verified anew.
+    # A missing or damaged file means that nothing was verified.
     with contextlib.suppress(DatasetError):
-        found = read_json(record_file())
-        if isinstance(found, list):
-            return [entry for entry in found if isinstance(entry, dict) and {"about", "figures"} <= entry.keys()]
+        entries = read_json(record_file())
+        if isinstance(entries, list):
+            return [entry for entry in entries if isinstance(entry, dict) and {"about", "figures"} <= entry.keys()]
     return []

@@ -1,7 +1,7 @@
-"""Towers for a recipe: its features' interactions, from a run or a short probe, and the partition by them.
+"""Partition the features of a recipe into towers by their interactions in a trained model.
 
-A probe trains the recipe's model without towers for some steps and leaves nothing behind: no run, no checkpoint. It is
-asked about samples of the validation split, which it does not know by heart.
+The model is that of a run, or a probe: the recipe's model without towers, trained for some steps and discarded.
+Interactions are measured on the validation split, which the model was not trained on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from stratarec.planning.interaction import feature_keys, measure
 from stratarec.planning.towers import Item, TowerBounds, TowerPlan, check_bounds, partition, tied_items
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.build import new_plan, of_data, run_steps, temporary_model
+from stratarec.training.build import new_plan, temporary_model
+from stratarec.training.resolve import in_numbers, run_steps
 from stratarec.training.run.open_run import open_run
 from stratarec.training.steps.step import Stages
 from stratarec.training.torch_setup import build_optimizer, torch_settings
@@ -32,32 +33,32 @@ from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 @dataclass(frozen=True, kw_only=True)
 class TowerRequest:
-    """What towers are asked for."""
+    """Number of towers and how to measure interactions."""
 
     towers: int
     run: str = ""
-    """Directory of the run whose model is asked; empty for a probe."""
+    """Directory of the run whose model is measured; empty for a probe."""
     steps: int | None = None
-    """Of a probe; None for 200, or as many as a run by the recipe has where these are fewer: a model that knows its
-    samples by heart tells little of its features."""
+    """Steps of a probe; None for 200, but at most the steps of a run by the recipe: a model that has memorized its
+    samples says little about its features."""
     balance: float = 1.5
-    """As `TowerBounds.ratio`."""
+    """Largest ratio of tower costs, as in `TowerBounds.ratio`."""
     ranks: int = 1
-    """Processes that share the tables, each with the budgets of the recipe."""
+    """Processes that share the tables; the budgets of the recipe apply to each."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and not 1 <= self.steps <= 1_000_000:
             raise ConfigError(f"--steps is {self.steps}, expected 1 to 1000000")
 
     def on(self, recipe: Recipe, dataset: Dataset) -> TowerRequest:
-        """The same with the steps that a probe of this recipe has."""
+        """Return a copy with the number of steps of a probe of this recipe."""
         if self.steps is not None:
             return self
         return replace(self, steps=min(200, run_steps(recipe.train, dataset)))
 
     @property
     def source(self) -> str:
-        """What interactions are measured of, in words; of a request for a recipe, see `on`."""
+        """Description of the measurement, after `on`."""
         asked = self.run or f"a probe of {self.steps} steps"
         return f"interactions are mixed differences of the logit, in {asked}"
 
@@ -65,14 +66,14 @@ class TowerRequest:
 def make_towers(
     recipe: Recipe, dataset: Dataset, request: TowerRequest, progress: Progress | None = None
 ) -> TowerPlan:  # fmt: skip
-    """Towers for the features of a recipe, a function of recipe, data and request alone.
+    """Partition the features of a recipe into towers; a deterministic function of recipe, data and request.
 
     Raises
     ------
     ConfigError
-        When the bounds cannot be met, or the run named has towers itself.
+        When the bounds cannot be met, or the run has towers.
     CheckpointError, DatasetError
-        When the run named is none, or is of other data.
+        When the run does not exist or has other data.
     """
     progress, request = progress or SilentProgress(), request.on(recipe, dataset)
     items, bounds = items_of(recipe, dataset), bounds_of(recipe, request)
@@ -89,7 +90,7 @@ def make_towers(
 
 
 def items_of(recipe: Recipe, dataset: Dataset) -> list[Item]:
-    """What the towers of a recipe are made of."""
+    """Return the items to partition: features, tied together where they share a table."""
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     train = recipe.train
     return tied_items(dataset.schema, describe_tables(tables, dataset, train.embedding, batch_size=train.batch_size))
@@ -101,42 +102,40 @@ def bounds_of(recipe: Recipe, request: TowerRequest) -> TowerBounds:
     return TowerBounds(towers=request.towers, ratio=request.balance, dram=recipe.memory.dram, ranks=ranks)
 
 
-# Interactions are of so many samples, fewer where the split has fewer.
+# Size and largest number of batches to measure interactions on.
 _SAMPLES, _BATCHES = 1024, 8
 
 
 def samples(recipe: Recipe, dataset: Dataset) -> list[Batch]:
-    """Some samples, each with ids of its own: of the validation split, which no model knows by heart, or without one
-    of the training split.
-    """
+    """Return batches of the validation split, or of the training split if there is none, without shared ids."""
     config = LoaderConfig(batch_size=_SAMPLES, seed=recipe.train.seed, shuffle_row_groups=1, expand=True)
     split = "valid" if "valid" in dataset.splits and dataset.samples("valid") else "train"
     batches = Loader(dataset, split, config).batches(0)
-    found = list(islice(batches, _BATCHES))
+    first = list(islice(batches, _BATCHES))
     batches.close()  # type: ignore[attr-defined]
-    return found
+    return first
 
 
 @contextmanager
 def interaction_model(recipe: Recipe, dataset: Dataset, run: str, steps: int, progress: Progress) -> Iterator[CTRModel]:
-    """The model of a run, or without one of a probe of so many steps."""
+    """Open the model of a run, or train a probe."""
     if run:
         with open_run(run, dataset.path, same_samples=False) as trained:
             if trained.recipe.model.towers is not None:
                 raise ConfigError(
-                    f"{run} was trained with towers, which hide how features of different ones interact: name "
+                    f"{run} was trained with towers, so interactions between towers cannot be measured: name "
                     "a run without model.towers, or none"
                 )
             yield trained.model
         return
-    bare = of_data(replace(recipe, model=replace(recipe.model, towers=None)), dataset, steps)
+    bare = in_numbers(replace(recipe, model=replace(recipe.model, towers=None)), dataset, steps)
     with temporary_model(bare, dataset, new_plan(bare, dataset)) as model:
         _probe(bare, dataset, model, steps, progress)
         yield model
 
 
 def _probe(recipe: Recipe, dataset: Dataset, model: CTRModel, steps: int, progress: Progress) -> None:
-    """Train a model for some steps."""
+    """Train a model for `steps` steps."""
     train = recipe.train
     config = LoaderConfig(
         batch_size=train.batch_size, seed=train.seed, shuffle_row_groups=train.shuffle_row_groups, unit=train.shuffle

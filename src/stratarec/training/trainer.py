@@ -1,68 +1,48 @@
-"""Trains a model: steps, evaluations, checkpoints, early stopping, one final test.
+"""Train a model: resolve the recipe, claim the run's directory, build, train, test once, save.
 
-A run is a function of its recipe and data: resumed from any checkpoint it ends with the same bits as uninterrupted.
+A run is a function of its recipe and data: resumed from any checkpoint it ends with the same bits as without a stop.
 
-It is validated every `eval_every` steps or at the end of each epoch, and always when it ends; that closing evaluation
-is marked, and a run that is resumed with a greater length goes on without it, as one that had that length from the
-beginning. Until the longer run has a result, the earlier one keeps its checkpoint. A length that asks for nothing more
-is refused, and the run's recipe stays as it was. SIGINT and SIGTERM end a step, an evaluation or the final test at the
-next batch, with a checkpoint; what was not evaluated is evaluated by the next start.
+A run is evaluated every `eval_every` steps or at the end of each epoch, and always at its end. That closing evaluation
+is marked: a run that is resumed with more steps drops it, and continues as a run that had more steps from the start.
+The earlier result keeps its checkpoint until the longer run has a result. A new length that asks for no more steps is
+refused. SIGINT and SIGTERM end a step, an evaluation or the final test at the next batch, with a checkpoint; the next
+start does the evaluation that was left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stratarec.batch.batch import Batch
-from stratarec.data.dataset.compatibility import check_prepared
+from torch.optim import Optimizer
+
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import BatchShare, Loader
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharded_engine import SharedEngine
 from stratarec.distributed.towers import DisaggregatedModel
-from stratarec.embedding import Handle
 from stratarec.errors import TrainingError
-from stratarec.hot.hot_loader import HotLoader
-from stratarec.io.owned_directory import directory_state as directory_state
 from stratarec.io.owned_directory import named_directory
 from stratarec.kernels.runtime.accelerator import device_errors
-from stratarec.models.request import Request
+from stratarec.models import CTRModel
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.reporting.curve_writers import CurvesOf, CurveWriters, check_installed, curve_writers
+from stratarec.reporting.curve_writers import CurvesOf, curve_writers
 from stratarec.reporting.progress import progress_of_notebook
 from stratarec.training import checkpoint
-from stratarec.training.build import hot_loader, identity, new_model, new_plan, of_data, set_quantiles
+from stratarec.training.build import hot_loader, identity, new_model, new_plan, set_quantiles
 from stratarec.training.checkpoint import CheckpointManager
 from stratarec.training.distributed import GradientReducer, RankStages
 from stratarec.training.final_evaluation import FinalEvaluation, TrainResult
-from stratarec.training.loop import (
-    Cadence,
-    Curves,
-    EvaluationCallback,
-    Loop,
-    StopSignal,
-    Validation,
-    ignore_evaluations,
-)
-from stratarec.training.resolve import (
-    check_average,
-    check_validation,
-    exchange_remark,
-    find_slates,
-    load_training_state,
-    remarks,
-)
-from stratarec.training.run.open_run import WarmStart, check_identity, open_warm_start
+from stratarec.training.loop import Cadence, Curves, EvaluationCallback, Loop, StopSignal, Validation
+from stratarec.training.resolve import load_training_state, remarks, resolve
+from stratarec.training.run.open_run import check_identity, open_warm_start
 from stratarec.training.run.run_directory import (
     FILES,
-    RUN,
-    Result,
     RunDirectory,
     opened,
     read_plan,
@@ -71,7 +51,7 @@ from stratarec.training.run.run_directory import (
     write_plan,
     write_recipe,
 )
-from stratarec.training.steps.state import TrainingState, best, rate_factor
+from stratarec.training.steps.state import TrainingState, best
 from stratarec.training.steps.step import Pipeline, Stages, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner
 from stratarec.training.steps.trace import tracing
@@ -86,26 +66,25 @@ class Trainer:
     Parameters
     ----------
     recipe : Recipe
-        What to do.
     dataset : Dataset
         Prepared data, opened and checked.
     progress : Progress
-        Receives steps, evaluations and checkpoints; by default a notebook shows them, with curves, and nobody else.
-    mesh : Mesh
-        The processes that train it together; by default this one. Each has a trainer of its own, of the same recipe and
-        data.
+        Receives steps, evaluations and checkpoints; by default a notebook shows them, and elsewhere nothing is shown.
     plan : Plan
-        Where tables live; by default what the run was started with, or what the recipe's memory section asks for.
-    remark : str
-        Told when it begins to train.
+        Placement of the tables; by default the plan that the run was started with, or a new plan by the recipe's memory
+        section.
+    mesh : Mesh
+        Processes that train together; by default this one. Each has its own trainer of the same recipe and data.
+    named : mapping
+        Fields that the recipe names. Other fields get defaults by the size of the data; by default no field does.
+    earlier : Recipe
+        Recipe of the run that this one continues or starts from, which some defaults follow.
 
     Raises
     ------
     ConfigError
-        When the data set was prepared by other settings than the recipe's, or cannot give what the recipe asks of its
+        When the data set was prepared by other settings than the recipe's, or lacks what the recipe needs, such as a
         validation split.
-    StorageError
-        When the directory of the run holds anything but a run.
     """
 
     def __init__(
@@ -116,85 +95,100 @@ class Trainer:
         *,
         plan: Plan | None = None,
         mesh: Mesh | None = None,
-        remark: str = "",
+        named: Mapping[str, Any] | None = None,
+        earlier: Recipe | None = None,
     ) -> None:
-        self._remark = remark
-        recipe = of_data(recipe, dataset)
-        self.recipe, self.dataset, self.config = recipe, dataset, recipe.train
         self.mesh = mesh or Mesh.alone()
         self.progress: Progress = (progress or progress_of_notebook()) if self.mesh.is_first else SilentProgress()
-        self.mesh.check_same({"recipe": recipe.to_dict(), "data": dataset.fingerprint})
-        self._uncompared = check_prepared(recipe.data, dataset)
-        device = device_of(self.config.device, self.mesh.ranks)
-        check_validation(self.config, dataset)
-        check_installed(self.config.curves)
-        check_average(self.config, self.mesh)
-        self._slates = find_slates(recipe, dataset, self.mesh.ranks)
-        self.state = TrainingState()
+        self._resolved = resolve(recipe, dataset, self.mesh, named=named, earlier=earlier)
+        self.recipe, self.dataset, self.config = self._resolved.recipe, dataset, self._resolved.recipe.train
+        self._device, self._plan = device_of(self.config.device, self.mesh.ranks), plan
+        self.run = named_directory(self.recipe.run)
+        self._directory, self._identity = RunDirectory(self.run), identity(self.recipe, dataset)
+        self._stop = StopSignal(f"stopped at once; {self.run} is as of its last checkpoint; resume with --resume")
         self.threads = ThreadTuner(self.config.threads, self.mesh.ranks // self.mesh.hosts, self._may_differ)
-        self.run = named_directory(recipe.run)
-        directory_state(self.run, RUN)  # what it cannot be written into is refused before anything is built
-        self._directory = RunDirectory(self.run)
-        self.plan = self._one_plan(plan)
-        place = recipe.place if self.mesh.ranks == 1 else f"{recipe.place}-rank-{self.mesh.rank}"
-        self.model = new_model(recipe, dataset, self.plan, place, self.mesh)
-        self.model.place(device)
-        self.optimizer = build_optimizer(self.config.dense, self.model.network)
-        self._identity = identity(recipe, dataset)
-        self._stop = StopSignal(f"stopped at once; {self.run} is as of its last checkpoint; go on with --resume")
-        self._began = False
-        self.loader = self._new_loader(BatchShare(rank=self.mesh.place, ranks=self.mesh.ranks))
-        self._gradient_reducer: GradientReducer | None = None
-        if self.mesh.ranks > 1:
-            engine = self.model.embeddings.engine
-            assert isinstance(engine, SharedEngine)
-            self._gradient_reducer = GradientReducer(
-                self.mesh, self.model.network, recipe.distributed.dense_wire, engine
-            )
-        self.stages = self._new_stages()
-        self._keeper = CheckpointManager(
-            self._directory.checkpoints,
-            self.model,
-            self.optimizer,
-            self.config,
-            self._identity,
-            self.mesh,
-            self.stages.average,
-            self._directory.settle,
-        )
-        self.pipeline = Pipeline(self.stages, self.loader.config.prefetch_batches)
-        self.cadence = Cadence(
-            self.config,
-            self.total_steps,
-            ahead=self.pipeline.depth,
-            stop=lambda: self._stop.made,
-            **({} if self._gradient_reducer is None else {"agree": self._gradient_reducer.agree}),
-        )
+        self.state = TrainingState()
+        self._used = False
 
-    def _one_plan(self, plan: Plan | None) -> Plan | None:
-        """The plan of all ranks: memories are measured, and files read, by one."""
-        mesh, recipe, dataset = self.mesh, self.recipe, self.dataset
+    # The parts of the run, built at first use, when `train` has claimed the directory.
 
-        def made() -> Plan | None:
-            return plan or read_plan(self.run, recipe, dataset) or new_plan(recipe, dataset, mesh.ranks)
+    @cached_property
+    def plan(self) -> Plan | None:
+        """Placement of the tables; None if all rows are float32 in DRAM."""
 
-        if mesh.ranks == 1:
-            return made()
-        content = mesh.first(lambda: None if (found := made()) is None else found.to_dict())
+        def placed() -> Plan | None:
+            read = self._plan or read_plan(self.run, self.recipe, self.dataset)
+            return read or new_plan(self.recipe, self.dataset, self.mesh.ranks)
+
+        if self.mesh.ranks == 1:
+            return placed()
+        # One rank measures memories and reads files for all.
+        content = self.mesh.first(lambda: None if (plan := placed()) is None else plan.to_dict())
         return None if content is None else Plan.from_dict(content)
 
-    def _new_loader(self, share: BatchShare) -> Loader:
-        config = loader_config(self.config, self._slates.by if self._slates else None)
-        if share.ranks > 1 or not self.recipe.hot.separate_batches:
+    @cached_property
+    def model(self) -> CTRModel:
+        place = self.recipe.place if self.mesh.ranks == 1 else f"{self.recipe.place}-rank-{self.mesh.rank}"
+        model = new_model(self.recipe, self.dataset, self.plan, place, self.mesh)
+        model.place(self._device)
+        return model
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        return build_optimizer(self.config.dense, self.model.network)
+
+    @cached_property
+    def loader(self) -> Loader:
+        config = loader_config(self.config, self._resolved.slate_key)
+        if self.mesh.ranks > 1 or not self.recipe.hot.separate_batches:
+            share = BatchShare(rank=self.mesh.place, ranks=self.mesh.ranks)
             return Loader(self.dataset, "train", config, share)
         return hot_loader(self.recipe, self.dataset, config, self.plan, lambda: self.state.evaluations, self.progress)
 
-    def _new_stages(self) -> Stages:
-        given = (self.model, self.optimizer, self.config, self.loader)
-        if self._gradient_reducer is None:
-            return Stages(*given)
+    @cached_property
+    def _reducer(self) -> GradientReducer | None:
+        if self.mesh.ranks == 1:
+            return None
+        engine = self.model.embeddings.engine
+        assert isinstance(engine, SharedEngine)
+        return GradientReducer(self.mesh, self.model.network, self.recipe.distributed.dense_wire, engine)
+
+    @cached_property
+    def stages(self) -> Stages:
+        parts = (self.model, self.optimizer, self.config, self.loader)
+        if self._reducer is None:
+            return Stages(*parts)
         exchange = self.model if isinstance(self.model, DisaggregatedModel) else None
-        return RankStages(self.mesh, *given, exchange=exchange, reduction=self._gradient_reducer)
+        return RankStages(self.mesh, *parts, exchange=exchange, reduction=self._reducer)
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        return Pipeline(self.stages, self.loader.config.prefetch_batches)
+
+    @cached_property
+    def cadence(self) -> Cadence:
+        agree = {} if self._reducer is None else {"agree": self._reducer.agree}
+        stop = lambda: self._stop.received  # noqa: E731
+        return Cadence(self.config, self.total_steps, ahead=self.pipeline.depth, stop=stop, **agree)
+
+    @cached_property
+    def _checkpoints(self) -> CheckpointManager:
+        return CheckpointManager(
+            folder=self._directory.checkpoints, model=self.model, optimizer=self.optimizer, average=self.stages.average,
+            config=self.config, identity=self._identity, mesh=self.mesh, saved=self._directory.settle,
+        )  # fmt: skip
+
+    @cached_property
+    def loop(self) -> Loop:
+        """The training loop; `Loop.step` trains one batch."""
+        validation = Validation(
+            model=self.model, dataset=self.dataset, config=self.config, progress=self.progress,
+            check=self.cadence.check, mesh=self.mesh, average=self.stages.average,
+        )  # fmt: skip
+        return Loop(
+            self.pipeline, self.loader, self.cadence, self._checkpoints, validation, self.state, self.threads,
+            self.progress,
+        )  # fmt: skip
 
     @property
     def total_steps(self) -> int:
@@ -209,7 +203,7 @@ class Trainer:
         Parameters
         ----------
         resume : bool
-            Go on from the run's last checkpoint.
+            Continue from the run's last checkpoint.
         overwrite : bool
             Remove an earlier run of that name once this one has a checkpoint.
         earlier : path
@@ -218,7 +212,7 @@ class Trainer:
         Returns
         -------
         TrainResult
-            A dict of what ``result.json`` holds.
+            Content of ``result.json``.
 
         Raises
         ------
@@ -226,133 +220,93 @@ class Trainer:
             When the run has checkpoints and neither `resume` nor `overwrite` is set, when they or those of `earlier` do
             not fit, or when a finished run is resumed with another length that asks for no more steps.
         StorageError
-            When the directory of the run cannot be written, or somebody else trains in it.
+            When the directory of the run cannot be written, holds anything but a run, or another process trains in it.
         TrainingError
-            When the loss is no longer a number.
+            When the loss is not a number.
         Interrupted
             After SIGINT or SIGTERM, once a checkpoint is written.
         """
-        with self._session(resume=resume, overwrite=overwrite, earlier=earlier) as found:
-            return TrainResult(self._train_and_test(found))
+        with self._session(resume=resume, overwrite=overwrite, earlier=earlier) as last:
+            result = read_result(self.run)
+            if last is not None:
+                self._load_state(last)
+                if self.state.finished and result is not None and result.steps == self.state.step:
+                    self.progress.say(f"{self.run} is already complete; its result:")
+                    return TrainResult(result.model_dump(mode="json", exclude_unset=True, exclude={"format"}))
+                self.restore(last)
+            self._checkpoints.tested = "" if result is None else result.checkpoint
+            return TrainResult(self._train(None, self._evaluate_finally))
 
-    def fit(self, watch: EvaluationCallback, *, resume: bool = False) -> TrainingState:
-        """Train as `train` does, and end before the test: no file of the test split is read.
+    def fit(self, callback: EvaluationCallback, *, resume: bool = False) -> TrainingState:
+        """Train as `train` does, but without the final test: no file of the test split is read.
 
         Parameters
         ----------
-        watch : callable
-            Receives all evaluations of the run after each, and at first of those that it goes on from; what it raises
-            ends the run.
+        callback : callable
+            Receives all evaluations of the run after each evaluation, and first those of the checkpoint that the run
+            resumes from. An exception of it ends the run.
         resume : bool
-            Go on from the run's last checkpoint.
+            Continue from the run's last checkpoint.
 
         Returns
         -------
         TrainingState
-            At the end of the run, with its evaluations. Its checkpoint is the last, and the best one is there, too.
+            State at the end of the run. The checkpoints of the end and of the best evaluation exist.
 
         Raises
         ------
         Exception
-            What `train` raises but for its test, and what `watch` does.
+            As `train`, and what `callback` raises.
         """
-        with self._session(resume=resume) as found:
-            ended = found is not None and self._take_up(found, None)
-            watch(self.state.evaluations)
-            return self._train(ended, watch, lambda: self.state)
+        with self._session(resume=resume) as last:
+            if last is not None:
+                self._load_state(last)
+                self.restore(last)
+            callback(self.state.evaluations)
+            return self._train(callback, lambda: self.state)
 
     @contextmanager
     def _session(
         self, *, resume: bool, overwrite: bool = False, earlier: str | Path | None = None
     ) -> Iterator[Path | None]:
-        """The run's directory, data and settings; gives the checkpoint to go on from."""
-        if self._began:
-            raise TrainingError("this trainer has been used: make another one, its tables are not as they began")
-        self._began = True
-        try:
-            with (
-                torch_settings(threads=self.threads.threads, seed=self.config.seed),
-                self.dataset.locked(),
-                self._beginning(earlier, resume=resume) as first,
-                opened(self._directory, self.mesh, resume=resume, overwrite=overwrite) as found,
-            ):
-                if resume and found is None:
-                    self.progress.say(f"{self.run} has no checkpoint to go on from; starting from the beginning")
-                if found is None:
-                    set_quantiles(self.model.network, self.dataset)
-                    if first is not None:
-                        self._begin(first)
-                yield found
-        finally:
+        """Claim the run's directory, then build; yield the checkpoint to resume from."""
+        if self._used:
+            raise TrainingError("this trainer has trained already; make a new Trainer for each run")
+        self._used = True
+        with ExitStack() as stack:
+            stack.callback(self._close)
+            stack.enter_context(self.dataset.locked())
+            warm_start = None
+            if earlier is not None and not (resume and checkpoint.list_checkpoints(self._directory.checkpoints)):
+                # Checked before anything of this run is written.
+                start = open_warm_start(earlier, self.run, self._identity, self.dataset, self.mesh)
+                warm_start = stack.enter_context(start)
+            last = stack.enter_context(opened(self._directory, self.mesh, resume=resume, overwrite=overwrite))
+            assert self.loop is not None  # builds all parts, before torch's random state is set
+            stack.enter_context(torch_settings(threads=self.threads.threads, seed=self.config.seed))
+            if resume and last is None:
+                self.progress.say(f"{self.run} has no checkpoint to resume from; starting from the beginning")
+            if last is None:
+                set_quantiles(self.model.network, self.dataset)
+                if warm_start is not None:
+                    warm_start.load_into(self.model, self.optimizer)
+                    self.progress.say(f"starting from {warm_start.path}")
+                    self._checkpoints.save(self.state)  # resuming needs the earlier run no more
+            yield last
+
+    def _close(self) -> None:
+        if "model" in vars(self):
             self.model.embeddings.close()
 
-    def _beginning(self, earlier: str | Path | None, *, resume: bool) -> AbstractContextManager[WarmStart | None]:
-        """What the run begins with: found before anything of it is written."""
-        if earlier is None or (resume and checkpoint.list_checkpoints(self._directory.checkpoints)):
-            return nullcontext()
-        return open_warm_start(earlier, self.run, self._identity, self.dataset, self.mesh)
-
-    def _begin(self, first: WarmStart) -> None:
-        """Take weights and optimizer state, and keep them at once: what is resumed needs the earlier run no more."""
-        first.load_into(self.model, self.optimizer)
-        self.progress.say(f"beginning with {first.path}")
-        self._keeper.save(self.state)
-
-    def _train_and_test(self, found: Path | None) -> dict[str, Any]:
-        earlier = read_result(self.run)
-        ended = found is not None and self._take_up(found, earlier)
-        self._keeper.tested = "" if earlier is None else earlier.checkpoint
-        if ended and earlier is not None and earlier.steps == self.state.step:
-            self.progress.say(f"{self.run} has ended; this is its result")
-            return earlier.model_dump(mode="json", exclude_unset=True, exclude={"format"})
-        return self._train(ended, ignore_evaluations, self._finish)
-
-    def _train(self, ended: bool, watch: EvaluationCallback, then: Callable[[], T]) -> T:
-        """Train to the end, unless the run has `ended`, and do what follows; stops where the user asks for it."""
-        self.mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
-        if not ended:
-            self._introduce()
-            self.state.threads = self.threads.threads
-        fitting = partial(largest_fitting_batch, self.model, self.dataset, self.loader.config, self.config.precision)
-        guarded = device_errors(self.model.device, self.config.batch_size, fitting)
-        with self._writers() as writers, self._stop.listening(), self.threads, tracing(self), guarded:
-            if not ended:
-                curves = Curves(writers, self.model, self.optimizer, self.config.log_every, self.progress)
-                self._loop(curves, watch).run()
-            found = then()
-        self.mesh.first(lambda: write_hashes(self.run))
-        return found
-
-    def _writers(self) -> AbstractContextManager[CurveWriters | None]:
-        """Of curves, which one rank writes."""
-        if not self.mesh.is_first:
-            return nullcontext()
-        of = CurvesOf(name=self.recipe.name, run=self.run, recipe=self.recipe.chosen, step=self.state.step)
-        return curve_writers(self.config.curves, of, self.progress.say)
-
-    def _introduce(self) -> None:
-        """Write down and tell what is going to be trained."""
-        self.mesh.first(lambda: write_recipe(self.run, self.recipe))
-        self.mesh.first(lambda: write_plan(self.run, self.recipe, self.plan))
-        slates, exchange = self._slates.description if self._slates else "", exchange_remark(self.recipe, self.mesh)
-        for line in filter(None, (self._remark, self._uncompared, slates, exchange)):
-            self.progress.say(line)
-        for line in remarks(self.config, self.plan, self.dataset, self.total_steps, self.mesh.ranks):
-            self.progress.say(line)
-
-    def _take_up(self, path: Path, result: Result | None) -> bool:
-        """Go on from a checkpoint of a run with that result; whether no step is left to train."""
+    def _load_state(self, path: Path) -> None:
         check_identity(path, self._identity, self.dataset)
-        self.state = load_training_state(self.run, path, self.recipe, self.total_steps)
-        if not (self.state.finished and result is not None and result.steps == self.state.step):
-            self.restore(path)
-        return self.state.finished
+        self.state = self.loop.state = load_training_state(self.run, path, self.recipe, self.total_steps)
 
     def restore(self, path: Path) -> None:
-        """Take weights and state from a checkpoint."""
-        difference = self._keeper.restore(path)
-        self._pace()
-        self.progress.say(f"going on from {path}")
+        """Load weights, rows and optimizer state of a checkpoint."""
+        difference = self._checkpoints.restore(path)
+        self.loop.set_rates()
+        self.progress.say(f"resuming from {path}")
         threads, before = self.threads.threads, self.state.threads
         changed = f"threads change from {before} to {threads}" if before not in (0, threads) else ""
         for reason in filter(None, (changed, difference)):
@@ -363,40 +317,47 @@ class Trainer:
         self.state.may_differ.append((step, reason))
         self.progress.say(f"{reason}: from step {step:,} on another run may differ in its last bits")
 
-    def _loop(self, curves: Curves, watch: EvaluationCallback) -> Loop:
-        validation = Validation(
-            model=self.model, dataset=self.dataset, config=self.config, progress=self.progress, watch=watch,
-            check=self.cadence.check, mesh=self.mesh, average=self.stages.average, evaluated=self._pace,
-        )  # fmt: skip
-        return Loop(
-            self.step, self.pipeline, self.cadence, self._keeper, validation, curves, self.progress, self.state,
-            self.threads,
-        )  # fmt: skip
+    def _train(self, callback: EvaluationCallback | None, then: Callable[[], T]) -> T:
+        """Train to the end unless the run is finished, then call `then`."""
+        finished = self.state.finished
+        self.mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
+        if not finished:
+            self.mesh.first(lambda: write_recipe(self.run, self.recipe))
+            self.mesh.first(lambda: write_plan(self.run, self.recipe, self.plan))
+            more = remarks(self.config, self.plan, self.dataset, self.total_steps, self.mesh.ranks)
+            for line in (*self._resolved.remarks, *more):
+                self.progress.say(line)
+            self.state.threads = self.threads.threads
+        fitting = partial(largest_fitting_batch, self.model, self.dataset, self.loader.config, self.config.precision)
+        guarded = device_errors(self.model.device, self.config.batch_size, fitting)
+        with self._writers() as writers, self._stop.handled(), self.threads, tracing(self), guarded:
+            if not finished:
+                curves = Curves(
+                    writers=writers, model=self.model, optimizer=self.optimizer, every=self.config.log_every,
+                    progress=self.progress,
+                )  # fmt: skip
+                self.loop.run(curves, callback)
+            result = then()
+        self.mesh.first(lambda: write_hashes(self.run))
+        return result
 
-    def step(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
-        """One optimizer step; `request` and `prepared` are the batch's, where they were made ahead."""
-        position, loader = self.state, self.loader
-        hot = loader.is_hot(position.epoch, position.batch) if isinstance(loader, HotLoader) else None
-        position.trained(*self.stages.train(position.step, batch, request, prepared), hot=hot)
+    def _writers(self) -> AbstractContextManager[Any]:
+        if not self.mesh.is_first:
+            return nullcontext()
+        of = CurvesOf(name=self.recipe.name, run=self.run, recipe=self.recipe.chosen, step=self.state.step)
+        return curve_writers(self.config.curves, of, self.progress.say)
 
-    def _pace(self) -> None:
-        """Train at the rates that the evaluations so far ask for."""
-        factor = rate_factor(self.state.regular, self.config.plateau)
-        if factor != self.stages.rate_factor:
-            self.progress.say(f"learning rates are {factor:g} of what they would be without a plateau")
-        self.stages.rate_factor = factor
-
-    def _finish(self) -> dict[str, Any]:
-        """Test the checkpoint that was best by validation, or the last one without validation, and write the result."""
-        position = self.state
-        found = best(position.evaluations, self.config.early_stopping)
-        path = self._keeper.load_best(position.step if found is None else found["step"], current=position.step)
-        ending = FinalEvaluation(
+    def _evaluate_finally(self) -> dict[str, Any]:
+        """Test the best checkpoint by validation, or the last one without validation, and write the result."""
+        state = self.state
+        entry = best(state.evaluations, self.config.early_stopping)
+        path = self._checkpoints.load_best(state.step if entry is None else entry["step"], current=state.step)
+        evaluation = FinalEvaluation(
             run=self.run, recipe=self.recipe, dataset=self.dataset, model=self.model, plan=self.plan,
             progress=self.progress, check=self.cadence.check, mesh=self.mesh, figures=self.stages.figures,
             sharing=self.threads.remark,
         )  # fmt: skip
-        result = ending.write(position, path)
-        self._keeper.tested = path.name
-        self._keeper.prune(position)
+        result = evaluation.write(state, path)
+        self._checkpoints.tested = path.name
+        self._checkpoints.prune(state)
         return result

@@ -45,8 +45,8 @@ from stratarec.io.owned_directory import claim, directory_lock, named_directory
 from stratarec.io.sealed import write_sealed
 from stratarec.models.metrics import METRICS, goodness
 from stratarec.progress import Progress, SilentProgress
-from stratarec.recipe import Recipe, with_values
-from stratarec.training.resolve import sized
+from stratarec.recipe import Recipe, leaves, with_values
+from stratarec.training.resolve import choose_defaults, describe_defaults
 from stratarec.training.steps.state import Evaluation, best
 from stratarec.training.trainer import Trainer
 
@@ -260,9 +260,10 @@ def tune(
     dataset = Dataset.open(recipe.data.path, verify="used", untouched=("test",))
     check_prepared(recipe.data, dataset)
     _check_validation(dataset)
-    content, said = sized(content, dataset)
-    if said:
-        progress.say(said)
+    defaults = choose_defaults(recipe, leaves(content), dataset)
+    content = with_values(content, defaults)
+    if defaults:
+        progress.say(describe_defaults(defaults, dataset))
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = Study(content, space, dataset, named_directory(folder))
     with study.opened():

@@ -28,6 +28,7 @@ from stratarec.data.dataset.row_group import SlateKey
 from stratarec.data.dataset.row_group_reader import RowGroupReader
 from stratarec.data.loading.shuffle_buffer import ShuffleBuffer, Unit, assemble, empty
 from stratarec.errors import ConfigError, DatasetError
+from stratarec.progress import traced
 
 
 def bounds(total: int, parts: int, place: int) -> tuple[int, int]:
@@ -286,6 +287,7 @@ class Loader:
         entropy = [self.config.seed, epoch, 1, number, *([portion] if portion else [])]
         return np.random.default_rng(entropy) if self.config.shuffle else None
 
+    @traced("read row groups")
     def _read(
         self, files: RowGroupReader, pieces: Sequence[RowGroupSlice], draws: np.random.Generator | None
     ) -> ShuffleBuffer:
@@ -307,6 +309,7 @@ class Loader:
             groups = [groups[place] for place in order]
         return groups
 
+    @traced("collate")
     def _batch(self, held: Rows) -> Batch:
         if not held:
             return empty(self.dataset)

@@ -38,6 +38,7 @@ from stratarec.io.atomic import make_directory
 from stratarec.kernels import cache as kernel
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import RowNoise, table_key
+from stratarec.progress import traced
 
 MAX_ROWS = 2**31 - 2
 """A tag is a row's number plus one in an int32."""
@@ -126,6 +127,7 @@ class Directory:
         tables = self.tables_of(rows)
         return self.layout.hot_slots.locate(tables, rows - self.layout.first_row[tables])
 
+    @traced("assign slots")
     def assign(
         self, group: GroupLayout, bags: BagBatch, out: NDArray[np.int32], stamp: int, horizon: int
     ) -> kernel.Staging:
@@ -372,6 +374,7 @@ class AddressableHome(Mover):
         assert array is not None
         return array
 
+    @traced("fetch rows")
     def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
         if not staging.released.any():
             return None
@@ -381,6 +384,7 @@ class AddressableHome(Mover):
         self.store.mark_written(moves.rows)
         return None
 
+    @traced("place rows")
     def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
         layout, workspace, bits = self._directory.layout, self._directory.workspace, self.store.bits
         assert bits is not None
@@ -395,6 +399,7 @@ class AddressableHome(Mover):
 class StoredHome(Mover):
     """Mover for other stores: records pass through a buffer that grows to the largest batch."""
 
+    @traced("fetch rows")
     def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
         outgoing, incoming = kernel.moves(self._directory.layout, staging, self._directory.workspace)
         if len(outgoing):
@@ -404,6 +409,7 @@ class StoredHome(Mover):
         # Outgoing records are written first: incoming records reuse the buffer.
         return self._fetch(incoming, self._staging(len(incoming))) if len(incoming) else None
 
+    @traced("place rows")
     def finish(self, staging: kernel.Staging, fetched: Fetched | None, write: int) -> None:
         if fetched is not None:
             self._place(fetched, np.arange(len(fetched.incoming), dtype=np.int64), self.memory)

@@ -30,6 +30,7 @@ from stratarec.embedding.tiers import slots_for_batch
 from stratarec.errors import StrataError, TrainingError
 from stratarec.io.atomic import make_directory
 from stratarec.kernels.bags import BagBatch
+from stratarec.progress import traced
 
 
 class CachedTables(TableGroup):
@@ -76,6 +77,7 @@ class CachedTables(TableGroup):
                 directory.layout, directory.moves_of(directory.rows_in(hot), hot), np.ones(len(hot), bool)
             )
 
+    @traced("stage")
     def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBatch:
         fetched = np.zeros(len(self.configs), dtype=np.int64)
         stuck = self._bring_in(bags, out, stamp, stamp.horizon, fetched)

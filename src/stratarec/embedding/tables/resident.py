@@ -23,6 +23,7 @@ from stratarec.kernels.bags import BagBatch, first_outside, mark_rows
 from stratarec.kernels.bit_rows import set_bits
 from stratarec.kernels.random import table_key
 from stratarec.kernels.update import Gradients, RowUpdate
+from stratarec.progress import traced
 
 
 class ResidentTables(TableGroup):
@@ -68,6 +69,7 @@ class ResidentTables(TableGroup):
                 trained = self.memory.trained(begin + first, begin + first + len(rows), key, table, first)
                 set_bits(self._trained, begin + first + trained)
 
+    @traced("stage")
     def stage(self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp) -> StagedBatch:
         """Check the ids; nothing is fetched, because ids are slots."""
         return self._stage(bags)

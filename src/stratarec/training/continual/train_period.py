@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from time import perf_counter
 
 import torch
 
@@ -17,10 +16,10 @@ from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
-from stratarec.training.build import identity, new_plan, run_steps, temporary_model
+from stratarec.training.build import identity, new_plan, temporary_model
 from stratarec.training.checkpoint import WEIGHTS
 from stratarec.training.raw_logs import of_file, typed_schema
-from stratarec.training.resolve import find_slates
+from stratarec.training.resolve import find_slates, run_steps
 from stratarec.training.steps.state import TrainingState
 from stratarec.training.steps.step import Pipeline, Stages, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner, share_of
@@ -94,12 +93,9 @@ def train_period(
             pipeline = Pipeline(stages, 2)
             progress.start("train", pipeline.epoch_steps, "steps")
             with pipeline.prepared(before.number, 0, lambda place: False) as batches:
-                began = perf_counter()
                 for item, prepared in batches:
-                    position.trained(*stages.train(position.step, *item, prepared))
-                    ended = perf_counter()
-                    tuner.stepped(ended - began, position.step)
-                    began = ended
+                    position.count_step(*stages.train(position.step, *item, prepared))
+                    tuner.after_step(position.step)
                     progress.advance(1, f"loss {position.smoothed_loss:.4f}")
             progress.finish()
             position.finished = True

@@ -43,24 +43,25 @@ from stratarec.training.torch_setup import device_of
 
 
 def check_identity(path: Path, identity: Mapping[str, Any], dataset: Dataset) -> None:
-    """Refuse a checkpoint of another model than `identity` says, or of other samples than those of `dataset`."""
-    known = checkpoint.read_state(path)["identity"]
-    _check_model(path, identity, known)
-    if identity["dataset"] != known["dataset"]:
-        detail = input_difference(dataset, known["inputs"]) or "it holds other samples"
+    """Refuse a checkpoint with another model or optimizer than `identity`, or other samples than `dataset`."""
+    stored = checkpoint.read_state(path)["identity"]
+    _check_model(path, identity, stored)
+    if identity["dataset"] != stored["dataset"]:
+        detail = input_difference(dataset, stored["inputs"]) or "it holds other samples"
         raise CheckpointError(
             f"{path} is of another model or data set: {dataset.path} is not what it was trained on ({detail}); prepare "
-            "the data as it was, or train anew with --overwrite or another train.run"
+            "the data as it was, or train again with --overwrite or another train.run"
         )
 
 
-def _check_model(path: Path, identity: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Refuse the checkpoint `path` of the identity `known` where it is of another model or optimizer."""
+def _check_model(path: Path, identity: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """Refuse the checkpoint `path` with the identity `known` if it has another model or optimizer."""
     for part in ("model", "train"):
-        found = first_difference(identity[part], known[part], part)
-        if found is not None:
+        difference = first_difference(identity[part], stored[part], part)
+        if difference is not None:
             raise CheckpointError(
-                f"{path} is of another model or data set: {found.field} is {found.have!r} there and {found.want!r} here"
+                f"{path} is of another model or data set: {difference.field} is {difference.have!r} there and "
+                f"{difference.want!r} here"
             )
 
 
@@ -81,18 +82,18 @@ class TrainedModel:
     plan: Plan | None
     """Placement of its tables, None where all are float32 in DRAM."""
     resources: ExitStack
-    """What `close` gives back."""
+    """Released by `close`."""
     period: int = 0
-    """Of which it is the end; 0 where the run did not go on."""
+    """Number of the last period of `stratarec continue`; 0 if there is none."""
 
     @property
     def events(self) -> pl.DataFrame | None:
-        """What users did up to the end of the last period; None where the run did not go on, or has no histories."""
+        """Events of users up to the end of the last period; None without periods or histories."""
         return self.dataset.events() if self.period else None
 
     @property
     def description(self) -> str:
-        """Which checkpoint it is, in words."""
+        """Description of the checkpoint, for messages."""
         step = int(self.checkpoint.name.removeprefix("step-"))
         if self.period:
             return f"period {self.period:,}, step {step:,} of it"
@@ -100,11 +101,11 @@ class TrainedModel:
         return f"step {step:,}, the {f'best by validation {label}' if self.validated else 'last one'}"
 
     def close(self) -> None:
-        """Give back what the tables take, files too, and the data set; the model is of no use afterwards."""
+        """Release memory and files of the tables, and the data set; the model cannot be used afterwards."""
         self.resources.close()
 
     def placed(self, name: str | None) -> TrainedModel:
-        """The same with its network on that device, or, for None, where it was trained; closed where that cannot be."""
+        """Move the network to a device, or for None to the device of its training; closes the model on an error."""
         name = self.recipe.train.device if name is None else name
         try:
             self.model.place(device_of(name, self.mesh.ranks, "--device"))
@@ -123,116 +124,110 @@ class TrainedModel:
 def open_run(
     path: str | Path, data: str | Path | None = None, *, same_samples: bool = True, mesh: Mesh | None = None
 ) -> TrainedModel:
-    """The model that a run tested; while it has not ended, that of its best checkpoint so far, else of its last.
+    """Open the model that a run tested; while the run has no result, its best checkpoint so far, or its last.
 
     Parameters
     ----------
     data : path
-        Another prepared data set with the same vocabularies; the run's own by default.
+        Another prepared data set with the same vocabularies; by default the data set of the run.
     same_samples : bool
-        Refuse the run's own data set where it was prepared anew with other samples since.
+        Refuse the data set of the run if it has been prepared again with other samples.
     mesh : Mesh
-        The processes that open it together; by default this one.
+        Processes that open it together; by default this one.
 
     Raises
     ------
     CheckpointError, DatasetError
-        Where the run, its checkpoint or the data are missing, damaged or do not belong together.
+        If the run, its checkpoint or the data are missing, damaged or do not belong together.
     """
     path, mesh = Path(path), mesh or Mesh.alone()
     require_run(path)
-    period = periods.latest(path)
-    if period is not None:
-        return _open_period(path, period, data, same_samples=same_samples, mesh=mesh)
+    folder, number = periods.latest(path) or path, 0
+    maps: tuple[LogitMap, ...] = ()
     with ExitStack() as stack:
-        recipe = read_recipe(path)
-        found = lock_chosen_checkpoint(path, recipe, stack)
-        mesh.check_same({"checkpoint": found.name})
-        result = read_result(path)
-        fitted = result is not None and result.checkpoint == found.name
-        return _open(
-            path, recipe, found, data, same_samples=same_samples, mesh=mesh,
-            maps=result.calibration if result is not None and fitted else (),
-        )  # fmt: skip
-
-
-def _open_period(
-    run: Path, period: Path, data: str | Path | None, *, same_samples: bool, mesh: Mesh
-) -> TrainedModel:  # fmt: skip
-    with ExitStack() as stack:
-        found = periods.only_checkpoint(period)
-        stack.enter_context(checkpoint.locked(found))
-        about, recipe = periods.check(period), read_recipe(period)
-        mesh.check_same({"checkpoint": str(found.relative_to(run))})
-        # Where the run has been moved, its recipe still says where that was.
-        own = replace(recipe, data=replace(recipe.data, path=str(period / periods.DATA)))
-        opened = _open(period, own, found, data, same_samples=same_samples, mesh=mesh, maps=about.calibration)
-        return replace(opened, period=about.number)
+        if folder == path:
+            recipe = read_recipe(path)
+            chosen = lock_chosen_checkpoint(path, recipe, stack)
+            result = read_result(path)
+            if result is not None and result.checkpoint == chosen.name:
+                maps = result.calibration
+        else:
+            chosen = periods.only_checkpoint(folder)
+            stack.enter_context(checkpoint.locked(chosen))
+            period, recipe = periods.check(folder), read_recipe(folder)
+            maps, number = period.calibration, period.number
+            # If the run has been moved, its recipe names the old place.
+            recipe = replace(recipe, data=replace(recipe.data, path=str(folder / periods.DATA)))
+        mesh.check_same({"checkpoint": str(chosen.relative_to(path))})
+        opened = _open(folder, recipe, chosen, data, same_samples=same_samples, mesh=mesh, maps=maps)
+        return replace(opened, period=number)
 
 
 def require_run(path: Path) -> None:
-    """`CheckpointError` where `path` is no run."""
+    """Raise `CheckpointError` if `path` is not a run."""
     if not (path / RECIPE).is_file():
         what = f"it is a {kind_of(path)}" if kind_of(path) not in ("", "run") else f"it has no {RECIPE}"
-        raise CheckpointError(f"{path} is no run: {what}; name the directory that `train` wrote")
+        raise CheckpointError(f"{path} is not a run: {what}; name the directory that `train` wrote")
 
 
-# How often a run may prune what is about to be read.
+# How often to try again when a running training removes the checkpoint that is about to be read.
 _TRIES = 10
 
 
 def lock_chosen_checkpoint(path: Path, recipe: Recipe, stack: ExitStack) -> Path:
-    """The chosen checkpoint of a run that may go on meanwhile, which stays until `stack` is closed."""
+    """Lock the chosen checkpoint of a run, which may be training, until `stack` is closed."""
     for tries in range(_TRIES):
         once_more = tries < _TRIES - 1
         try:
-            found = _chosen_checkpoint(path, recipe)
-            stack.enter_context(checkpoint.locked(found))
+            chosen = _chosen_checkpoint(path, recipe)
+            stack.enter_context(checkpoint.locked(chosen))
         except CheckpointError:
             if not once_more:
                 raise
         else:
             break
-    return found
+    return chosen
 
 
 def _open(
-    path: Path, recipe: Recipe, found: Path, data: str | Path | None, *, same_samples: bool, mesh: Mesh,
+    path: Path, recipe: Recipe, chosen: Path, data: str | Path | None, *, same_samples: bool, mesh: Mesh,
     maps: tuple[LogitMap, ...],
 ) -> TrainedModel:  # fmt: skip
-    state = checkpoint.read_state(found)
-    known, position = state["identity"], TrainingState(**state["training"])
-    own = _open_data(path, recipe, data)
-    _check_model(found, identity(recipe, own), known)
-    difference = input_difference(own, known["inputs"])
+    state = checkpoint.read_state(chosen)
+    stored, training = state["identity"], TrainingState(**state["training"])
+    dataset = _open_data(path, recipe, data)
+    _check_model(chosen, identity(recipe, dataset), stored)
+    difference = input_difference(dataset, stored["inputs"])
     if difference:
-        raise DatasetError(f"{own.path} does not fit {path}: {difference}; prepare it from the same training samples")
-    if data is None and same_samples and own.fingerprint != known["dataset"]:
         raise DatasetError(
-            f"{own.path} was prepared anew with other samples since {path} was trained on it; to use it all the same, "
-            f"name it: {path} {own.path}"
+            f"{dataset.path} does not fit {path}: {difference}; prepare it from the same training samples"
+        )
+    if data is None and same_samples and dataset.fingerprint != stored["dataset"]:
+        raise DatasetError(
+            f"{dataset.path} has been prepared again with other samples since {path} was trained; to use it anyway, "
+            f"name it: {path} {dataset.path}"
         )
     with ExitStack() as stack:
-        stack.enter_context(own.locked())
-        # A run may come from somebody else: nothing is made where it says that rows are to lie.
+        stack.enter_context(dataset.locked())
+        # A run is not trusted: nothing is written to the paths in its recipe.
         reading = stack.enter_context(_in_scratch(recipe))
-        plan = read_plan(path, recipe, own) or new_plan(reading, own)
-        model = stack.enter_context(temporary_model(reading, own, plan, mesh))
-        checkpoint.load(found).load_into(model)
+        plan = read_plan(path, recipe, dataset) or new_plan(reading, dataset)
+        model = stack.enter_context(temporary_model(reading, dataset, plan, mesh))
+        checkpoint.load(chosen).load_into(model)
         if maps:
             model.network.calibration = Calibration(maps)
         resources = stack.pop_all()
-    chosen = best(position.evaluations, recipe.train.early_stopping)
-    validated = chosen is not None and chosen["step"] == position.step
+    best_entry = best(training.evaluations, recipe.train.early_stopping)
+    validated = best_entry is not None and best_entry["step"] == training.step
     return TrainedModel(
-        recipe=recipe, dataset=own, model=model, checkpoint=found, validated=validated, mesh=mesh, maps=maps,
+        recipe=recipe, dataset=dataset, model=model, checkpoint=chosen, validated=validated, mesh=mesh, maps=maps,
         plan=plan, resources=resources,
     )  # fmt: skip
 
 
 @contextmanager
 def _in_scratch(recipe: Recipe) -> Iterator[Recipe]:
-    """The recipe with its memories that are paths in a folder that is gone afterwards."""
+    """Yield the recipe with the paths of its memories replaced by a temporary folder."""
     memory = recipe.memory
     if memory.block is None and memory.mapped is None:
         yield recipe
@@ -247,34 +242,35 @@ def _open_data(run: Path, recipe: Recipe, data: str | Path | None) -> Dataset:
     if data is None and not (Path(recipe.data.path) / MANIFEST).is_file():
         where = "" if Path(recipe.data.path).is_absolute() else f" from {Path.cwd()}"
         raise DatasetError(
-            f"{run} was trained on the data set {recipe.data.path}, which is not there{where}: name it behind the run"
+            f"{run} was trained on the data set {recipe.data.path}, which does not exist{where}: name its "
+            "path after the run"
         )
     return Dataset.open(recipe.data.path if data is None else data, verify="used")
 
 
 def _chosen_checkpoint(path: Path, recipe: Recipe) -> Path:
-    """The checkpoint that the final test used, else the best one so far, else the last one."""
+    """Return the checkpoint of the final test, or the best one so far, or the last one."""
     result = read_result(path)
     if result is not None:
         return path / "checkpoints" / result.checkpoint
-    found = checkpoint.list_checkpoints(path / "checkpoints")
-    if not found:
+    checkpoints = checkpoint.list_checkpoints(path / "checkpoints")
+    if not checkpoints:
         raise CheckpointError(f"{path} has no checkpoint yet")
-    chosen = best(checkpoint.read_state(found[-1])["training"]["evaluations"], recipe.train.early_stopping)
-    path = found[-1] if chosen is None else checkpoint.step_path(found[-1].parent, int(chosen["step"]))
-    return path if path in found else found[-1]
+    chosen = best(checkpoint.read_state(checkpoints[-1])["training"]["evaluations"], recipe.train.early_stopping)
+    path = checkpoints[-1] if chosen is None else checkpoint.step_path(checkpoints[-1].parent, int(chosen["step"]))
+    return path if path in checkpoints else checkpoints[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """The checkpoint of an earlier run, from which a new run can start."""
+    """Checkpoint of an earlier run from which a new run can start."""
 
     path: Path
     rows: RowOptimizerConfig
-    """Of the earlier run: how its rows take the steps that they missed."""
+    """Row optimizer of the earlier run, by which rows apply the steps that they missed."""
 
     def load_into(self, model: CTRModel, optimizer: torch.optim.Optimizer) -> None:
-        """Give weights and optimizer state to a model that was not trained."""
+        """Load weights and optimizer state into an untrained model."""
         loaded = checkpoint.load(self.path)
         loaded.warm_start(model, self.rows)
         checkpoint.restore_optimizer(self.path, optimizer, loaded.optimizer)
@@ -284,54 +280,55 @@ class WarmStart:
 def open_warm_start(
     earlier: str | Path, run: Path, identity: Mapping[str, Any], dataset: Dataset, mesh: Mesh
 ) -> Iterator[WarmStart]:  # fmt: skip
-    """What the new `run` of that identity, on `dataset`, begins with; held while it is read.
+    """Lock and check the checkpoint from which the new `run` on `dataset` starts.
 
     Raises
     ------
     CheckpointError
-        Where `earlier` is no run, has no checkpoint, or is of another model, other features or a data set that is no
-        base of `dataset`: names the field.
+        If `earlier` is not a run, has no checkpoint, has another model or other features, or its data set is not a
+        base of `dataset`; names the field.
     """
     earlier = Path(earlier)
     if earlier.resolve() == run.resolve():
-        raise ConfigError(f"--from names {earlier}, the very run that is to begin: name another train.run")
+        raise ConfigError(f"--from names {earlier}, which is the run to train: name another run, or another train.run")
     require_run(earlier)
     with ExitStack() as stack:
         recipe = read_recipe(earlier)
-        found = lock_chosen_checkpoint(earlier, recipe, stack)
-        mesh.check_same({"--from": str(found)})
-        known, train = checkpoint.read_state(found)["identity"], recipe.train
-        _check_same_model(earlier, identity, known["model"], train)
-        difference = feature_difference(dataset, known["inputs"])
+        chosen = lock_chosen_checkpoint(earlier, recipe, stack)
+        mesh.check_same({"--from": str(chosen)})
+        stored, train = checkpoint.read_state(chosen)["identity"], recipe.train
+        _check_same_model(earlier, identity, stored["model"], train)
+        difference = feature_difference(dataset, stored["inputs"])
         if difference:
-            raise CheckpointError(f"{dataset.path} does not go on from {earlier}: {difference}; {_ADVICE}")
-        for name, entry in known["inputs"]["vocabularies"].items():
+            raise CheckpointError(f"{dataset.path} does not extend the data set of {earlier}: {difference}; {_ADVICE}")
+        for name, entry in stored["inputs"]["vocabularies"].items():
             _check_begins(dataset, name, earlier, entry)
-        yield WarmStart(path=found, rows=train.embedding)
+        yield WarmStart(path=chosen, rows=train.embedding)
 
 
 _ADVICE = "prepare the data with the data set of that run as data.vocabulary.base"
 
 
 def _check_same_model(earlier: Path, identity: Mapping[str, Any], model: Mapping[str, Any], train: TrainConfig) -> None:
-    """Refuse weights that the new model has not, and optimizer state of another kind."""
-    found = first_difference(identity["model"], model, "model")
+    """Refuse another model, and optimizers of another kind."""
+    difference = first_difference(identity["model"], model, "model")
     for part, kind in (("dense", train.dense.kind), ("embedding", train.embedding.kind)):
         want = {"kind": identity["train"][part]["kind"]}
-        found = found or first_difference(want, {"kind": kind}, f"train.{part}")
-    if found is not None:
+        difference = difference or first_difference(want, {"kind": kind}, f"train.{part}")
+    if difference is not None:
         raise CheckpointError(
-            f"a run cannot begin with {earlier}: {found.field} is {found.have!r} there and {found.want!r} here"
+            f"a run cannot start from {earlier}: {difference.field} is {difference.have!r} there and "
+            f"{difference.want!r} here"
         )
 
 
-def _check_begins(dataset: Dataset, name: str, earlier: Path, known: Mapping[str, Any]) -> None:
-    """Refuse a `dataset` whose vocabulary does not begin with the values of the one that was `known`."""
-    info, values, tail = dataset.vocabularies[name], int(known["values"]), int(known["tail_buckets"])
-    if tail != info.tail_buckets or values > info.values or not _begins(dataset, name, values, known["digest"]):
+def _check_begins(dataset: Dataset, name: str, earlier: Path, stored: Mapping[str, Any]) -> None:
+    """Refuse a `dataset` whose vocabulary does not begin with the values of the vocabulary `known`."""
+    info, values, tail = dataset.vocabularies[name], int(stored["values"]), int(stored["tail_buckets"])
+    if tail != info.tail_buckets or values > info.values or not _begins(dataset, name, values, stored["digest"]):
         raise CheckpointError(
-            f"{dataset.path} does not go on from {earlier}: vocabulary {name!r} has {info.values:,} values and "
-            f"{info.tail_buckets} tail buckets, and does not begin with the {values:,} values and {tail} tail "
+            f"{dataset.path} does not extend the data set of {earlier}: vocabulary {name!r} has {info.values:,} values "
+            f"and {info.tail_buckets} tail buckets, and does not begin with the {values:,} values and {tail} tail "
             f"buckets of that run; {_ADVICE}"
         )
 

@@ -1,15 +1,15 @@
-"""The periods that a run went on with after it had ended: each a directory that holds all of what follows from it.
+"""Periods of `stratarec continue`: each is a directory with everything that was written for it.
 
 periods/period-00001/
-    period.json     what was read, how it was scored, and hashes of what lies beside it; sealed
-    recipe.json     what was trained: the run's own recipe on that log; of `forget` and `rebase` that of before
-    plan.json       where its tables are placed, if they are
-    data/           the prepared log with vocabularies, counts of all values, and the last events of users
-    checkpoints/    one, of the end of the period
+    period.json     log, scores, and hashes of the other files; sealed
+    recipe.json     recipe of the run on that log; for `forget` and `rebase` the recipe before
+    plan.json       placement of the tables, if there is one
+    data/           prepared log with vocabularies, counts of all values, and the last events of users
+    checkpoints/    one checkpoint, of the end of the period
 
-A period is made beside the run and renamed into it when it is whole. It names the hash of what it went on from: the
-``period.json`` before it, or ``state.json`` of the checkpoint that the run ended with. The last one and the one before
-keep data and checkpoint; of earlier ones their ``period.json`` stays.
+A period is written next to the run and renamed into it when it is complete. It contains the hash of its parent: the
+``period.json`` before it, or ``state.json`` of the last checkpoint of the run. The last two periods keep data and
+checkpoint; earlier ones only keep ``period.json``.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from stratarec.training.run.run_directory import PLAN, RECIPE, read_recipe
 
 PERIODS, PERIOD, DATA = "periods", "period.json", "data"
 FORMAT: Literal[2] = 2
-ADVICE = "restore it, or train the run anew"
+ADVICE = "restore it, or train the run again"
 _NAME = re.compile(r"period-\d{5,}")
 _PARTS = (DATA, f"{DATA}.preparing", "checkpoints", RECIPE, PLAN, PERIOD)
-# The last ones whose data and checkpoints are kept: who reads one must not lose it to the next.
+# Number of last periods that keep data and checkpoints, so that a reader of one does not lose it to the next.
 _KEPT = 2
 
 
 class Lookups(Model):
-    """What the samples of a period look up in a vocabulary by features of one value, before any of them is admitted."""
+    """Lookups of single-value features in a vocabulary by the samples of a period, before new values are admitted."""
 
     known: Count
-    """Values with a row of their own."""
+    """Lookups of values that have a row."""
     tail: Count
-    """Values without one that were counted before."""
+    """Lookups of values without a row that were counted before."""
     new: Count
-    """Values that were never counted."""
+    """Lookups of values that were never counted."""
     admitted: Count
-    """Values that the period gave a row."""
+    """Values that got a row in this period."""
     evicted: Count
-    """Values that lost theirs."""
+    """Values that lost their row."""
     rows: Count
-    """Of the table, from then on."""
+    """Rows of the table after the period."""
 
 
 class DenseDrift(Model):
-    """See `continual.drift.dense_drift`."""
+    """Result of `continual.drift.dense_drift`."""
 
     shift: float
     spread: Annotated[float, pydantic.Field(gt=0)]
@@ -71,7 +71,7 @@ class DenseDrift(Model):
 
 
 class AucDrift(Model):
-    """See `continual.drift.auc_drift`."""
+    """Result of `continual.drift.auc_drift`."""
 
     low: float | None
     high: float | None
@@ -79,104 +79,104 @@ class AucDrift(Model):
 
 
 class Period(Model):
-    """All of ``period.json`` but its seal."""
+    """Content of ``period.json`` without its seal."""
 
     format: Literal[2] = FORMAT
     number: Annotated[int, pydantic.Field(ge=1, lt=1 << 31)]
     parent: Hash
-    """Of the file that says what it went on from."""
+    """Hash of the file of the parent."""
     kind: Literal["log", "forget", "rebase"]
-    """What it is of: a log that was trained on, or a change of what the run holds, which has neither log nor scores."""
+    """A log that was trained on, or a change of the tables, which has neither log nor scores."""
     file: str
     """Name of the log, without its folder."""
     log: Hash | None
     times: tuple[int, int] | None
-    """The first and the last of the log."""
+    """First and last time in the log."""
     dataset: Hash
-    """Of ``data/dataset.json``."""
+    """Hash of ``data/dataset.json``."""
     state: Hash
-    """Of ``state.json`` in the checkpoint."""
+    """Hash of ``state.json`` in the checkpoint."""
     steps: Count
-    """Of the period."""
+    """Training steps of the period."""
     rate_factor: Annotated[float, pydantic.Field(gt=0, le=1)]
-    """What learning rates were multiplied by beside their schedule, as by the end of the run."""
+    """Factor of `train.plateau` on learning rates, as at the end of the run."""
     scores: dict[str, dict[str, int | float | Bins | dict[str, Figures] | None]]
-    """``all``, and the samples of ``known``, ``tail`` and ``new`` values: metrics of the scores of the model before."""
+    """Metrics of the previous model on ``all`` samples, and on those of ``known``, ``tail`` and ``new`` values."""
     calibration: tuple[LogitMap, ...]
-    """The correction of each label that was fitted to these scores; none by default."""
+    """Calibration of each label fitted to these scores."""
     lookups: dict[str, Lookups]
-    """Of each vocabulary that counts values."""
+    """Lookups in each vocabulary that counts values."""
     dense: dict[str, DenseDrift]
-    """Of each dense feature, against the first log."""
+    """Drift of each dense feature relative to the first log."""
     auc: AucDrift
-    """Against the periods before."""
+    """Drift of the AUC relative to earlier periods."""
 
 
 def paths(run: Path) -> list[Path]:
-    """The periods of a run, in order.
+    """Return the periods of a run, in order.
 
     Raises
     ------
     CheckpointError
-        Where one is missing among them, or is elsewhere.
+        If one is missing, or is a link.
     """
     if (run / PERIODS).is_symlink():
         raise CheckpointError(f"{run / PERIODS} is a link, expected a directory; {ADVICE}")
-    found = sorted(path for path in (run / PERIODS).glob("period-*") if _NAME.fullmatch(path.name))
-    for number, path in enumerate(found, start=1):
+    periods = sorted(path for path in (run / PERIODS).glob("period-*") if _NAME.fullmatch(path.name))
+    for number, path in enumerate(periods, start=1):
         if path != of_number(run, number) or path.is_symlink():
             raise CheckpointError(f"{run / PERIODS} has {path.name}, expected period {number}: one before is missing")
-    return found
+    return periods
 
 
 def of_number(run: Path, number: int) -> Path:
-    """Where a period lies."""
+    """Return the path of a period."""
     return run / PERIODS / f"period-{number:05d}"
 
 
 def read(path: Path) -> Period:
-    """What the period at `path` says of itself; `CheckpointError` where it is none."""
-    found = read_sealed(path / PERIOD, Period, ADVICE, CheckpointError)
-    if path.name != of_number(Path(), found.number).name:
-        raise CheckpointError(f"{path / PERIOD} is of period {found.number}; {ADVICE}")
-    return found
+    """Read ``period.json``; `CheckpointError` if `path` is not a period."""
+    period = read_sealed(path / PERIOD, Period, ADVICE, CheckpointError)
+    if path.name != of_number(Path(), period.number).name:
+        raise CheckpointError(f"{path / PERIOD} is of period {period.number}; {ADVICE}")
+    return period
 
 
 def check(path: Path, parent: Path | None = None) -> Period:
-    """A period whose data and checkpoint are there, found to be what it says, and to follow `parent`."""
-    found = read(path)
-    beside = [(path / DATA / MANIFEST, found.dataset), (only_checkpoint(path) / checkpoint.STATE, found.state)]
-    for file, expected in (*beside, *([] if parent is None else [(parent, found.parent)])):
+    """Read a period and check the hashes of its data, its checkpoint and its `parent`."""
+    period = read(path)
+    hashes = [(path / DATA / MANIFEST, period.dataset), (only_checkpoint(path) / checkpoint.STATE, period.state)]
+    for file, expected in (*hashes, *([] if parent is None else [(parent, period.parent)])):
         if not file.is_file() or file_hash(file) != expected:
             raise CheckpointError(f"{path / PERIOD} does not go with {file}: its hash does not match; {ADVICE}")
-    return found
+    return period
 
 
 def only_checkpoint(path: Path) -> Path:
-    """The checkpoint of a period."""
-    found = checkpoint.list_checkpoints(path / "checkpoints")
-    if len(found) != 1:
-        raise CheckpointError(f"{path} has {len(found)} checkpoints, expected one; {ADVICE}")
-    return found[0]
+    """Return the checkpoint of a period."""
+    checkpoints = checkpoint.list_checkpoints(path / "checkpoints")
+    if len(checkpoints) != 1:
+        raise CheckpointError(f"{path} has {len(checkpoints)} checkpoints, expected one; {ADVICE}")
+    return checkpoints[0]
 
 
 def latest(run: Path) -> Path | None:
-    """The last period of a run, None where there is none."""
-    found = paths(run)
-    return found[-1] if found else None
+    """Return the last period of a run; None if there is none."""
+    periods = paths(run)
+    return periods[-1] if periods else None
 
 
 def prune(run: Path) -> list[Path]:
-    """Remove data and checkpoints of earlier periods, and of all earlier periods if the last one forgets values.
+    """Remove data and checkpoints of old periods, and of all earlier periods if the last one forgets values.
 
     Returns those that remain because another process reads them; a later `prune` removes them.
     """
     every = paths(run)
-    kept = 1 if every and read(every[-1]).kind == "forget" else _KEPT
+    count = 1 if every and read(every[-1]).kind == "forget" else _KEPT
     remaining = []
-    for path in every[:-kept]:
-        for each in checkpoint.list_checkpoints(path / "checkpoints"):
-            checkpoint.remove(each)
+    for path in every[:-count]:
+        for old in checkpoint.list_checkpoints(path / "checkpoints"):
+            checkpoint.remove(old)
         remaining += checkpoint.list_checkpoints(path / "checkpoints")
         if (path / DATA).is_dir():
             with suppress(StorageError, OSError), directory_lock(path / DATA):

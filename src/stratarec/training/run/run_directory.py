@@ -1,15 +1,15 @@
-"""The directory of a run: claimed for it, held by one process, swapped for an earlier run; and what is written there.
+"""Claim the directory of a run, lock it, replace an earlier run; read and write its files.
 
-stratarec.json    says that this is a run
-recipe.json       what is trained
-plan.json         where its tables live, if they were placed
-checkpoints/      a directory each
+stratarec.json    marker of a run
+recipe.json       resolved recipe
+plan.json         placement of the tables, if there is one
+checkpoints/      one directory a checkpoint
 tensorboard/      curves
-result.json       of the final test, and report.html
-trace.json        what threads did in some steps, where that was asked for
-files.json        hashes of the report, the trace and the curves, once a session has come to its end
+result.json       result of the final test; report.html shows it
+trace.json        trace of some steps, if `train.trace` asks for it
+files.json        hashes of report, trace and curves, written at the end of a session
 
-Files are sealed, and read through a model of their fields: a run may come from somebody else.
+Files are sealed and their fields are checked when they are read, because a run may come from another user.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pydantic
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import CheckpointError, ConfigError, StorageError
-from stratarec.io.atomic import file_hash, remove_leftovers
+from stratarec.io.atomic import file_hash, remove_leftovers, remove_tree
 from stratarec.io.owned_directory import (
     DirectoryKind,
     claim,
@@ -61,19 +61,19 @@ RUN = DirectoryKind(
 
 @contextmanager
 def opened(directory: RunDirectory, mesh: Mesh, *, resume: bool, overwrite: bool) -> Iterator[Path | None]:
-    """`RunDirectory.opened` by the first rank, for all of them: they come in, and leave, together."""
+    """Open the directory on the first rank for all ranks, which enter and leave together."""
     with ExitStack() as stack:
 
         def enter() -> str | None:
-            found = stack.enter_context(directory.opened(resume=resume, overwrite=overwrite))
-            return None if found is None else str(found)
+            path = stack.enter_context(directory.opened(resume=resume, overwrite=overwrite))
+            return None if path is None else str(path)
 
         if mesh.ranks == 1:
             yield stack.enter_context(directory.opened(resume=resume, overwrite=overwrite))
             return
-        found = mesh.first(enter)
-        yield None if found is None else Path(found)
-        # The directory is given up when nobody works in it any more.
+        name = mesh.first(enter)
+        yield None if name is None else Path(name)
+        # All ranks have finished before the first one unlocks the directory.
         mesh.files.agree(None)
 
 
@@ -83,7 +83,7 @@ def recover_run(path: Path) -> None:
 
 
 class RunDirectory:
-    """Use `opened` once; `settle` when the run has something to go on from."""
+    """Directory of one run: use `opened` once, and `settle` after the first checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,21 +92,21 @@ class RunDirectory:
 
     @contextmanager
     def opened(self, *, resume: bool, overwrite: bool) -> Iterator[Path | None]:
-        """Gives the checkpoint to go on from, None for a new run.
+        """Claim and lock the directory; yield the checkpoint to resume from, None for a new run.
 
-        An earlier run that is to be overwritten waits aside until this one has a checkpoint of its own, and comes back
-        if it never has one.
+        With `overwrite` the earlier run is set aside until this one has a checkpoint, and restored if it never has one.
 
         Raises
         ------
         CheckpointError
-            When a run is there, and neither `resume` nor `overwrite` is set.
+            When there is a run, and neither `resume` nor `overwrite` is set.
         StorageError
-            When something else is there, or another process trains here.
+            When the directory is not a run, or another process trains in it.
         """
         if resume and overwrite:
-            raise ConfigError("--resume goes on with a run and --overwrite removes it: pass one of them")
+            raise ConfigError("--resume continues a run and --overwrite removes it: pass one of them")
         recover_run(self.path)
+        is_new = not self.path.exists()
         with ExitStack() as stack:
             earlier = directory_state(self.path, RUN) == "ours"
             for part in (self.checkpoints, self.path / "tensorboard"):
@@ -118,38 +118,42 @@ class RunDirectory:
                 move_aside(self.path, RUN)
                 self._replaced = True
             try:
-                found = self._found(resume)
+                last = self._last_checkpoint(resume)
                 claim(self.path, RUN)
                 if self._replaced or not earlier:
                     stack.enter_context(directory_lock(self.path))
                 remove_leftovers(self.path)
-                yield found
+                yield last
+            except BaseException:
+                if is_new and not (self.path / RECIPE).exists() and not self.checkpoints.exists():
+                    remove_tree(self.path)  # the run could not be built
+                raise
             finally:
                 if self._replaced:
                     restore_replaced(self.path, RUN)
 
-    def _found(self, resume: bool) -> Path | None:
+    def _last_checkpoint(self, resume: bool) -> Path | None:
         checkpoint.recover(self.checkpoints)
-        found = checkpoint.list_checkpoints(self.checkpoints)
+        checkpoints = checkpoint.list_checkpoints(self.checkpoints)
         if resume and (self.path / "periods").exists():
             raise CheckpointError(
-                f"{self.path} went on with other periods after it had ended, by `stratarec continue`: give that the "
-                "next file, train another train.run, or pass --overwrite to start anew"
+                f"{self.path} was continued by `stratarec continue` and cannot be resumed: pass the next file to that "
+                "command, choose another train.run, or pass --overwrite to start again"
             )
-        if found and not resume:
+        if checkpoints and not resume:
             raise CheckpointError(
-                f"{self.path} holds a run up to {found[-1].name}: pass --resume to go on, --overwrite to start anew, "
-                "or another train.run"
+                f"{self.path} holds a run up to {checkpoints[-1].name}: pass --resume to continue, --overwrite to "
+                "start again, or choose another train.run"
             )
-        if not found and (self.path / RESULT).exists():
+        if not checkpoints and (self.path / RESULT).exists():
             raise CheckpointError(
-                f"{self.path} holds the result of a run whose checkpoints are gone: pass --overwrite to start anew, or "
-                "another train.run"
+                f"{self.path} holds the result of a run without checkpoints: pass --overwrite to start again, or "
+                "choose another train.run"
             )
-        return found[-1] if found else None
+        return checkpoints[-1] if checkpoints else None
 
     def settle(self) -> None:
-        """The run can be gone on with: an earlier one that it replaces is removed."""
+        """Remove the earlier run that was set aside, because this run can be resumed now."""
         if self._replaced:
             self._replaced = False
             remove_directory(replaced_path(self.path))
@@ -170,7 +174,7 @@ class RunRecipe(Model):
 
 
 class RunPlan(Model):
-    """``plan.json``: where tables live, and the memory section that this was made for."""
+    """Content of ``plan.json``: placement of the tables, and the memory section that it was computed for."""
 
     format: Literal[2] = FORMAT
     memory: Json
@@ -178,127 +182,127 @@ class RunPlan(Model):
 
 
 class CacheFigures(Model):
-    """What batches asked of a table under a cache: means over the later half of a run's last session."""
+    """Mean lookups of a batch in a cached table over the later half of a run's last session."""
 
     table: str
     distinct: Amount
-    """Rows of a batch, each counted once."""
+    """Distinct rows of a batch."""
     missed: Amount
-    """Those of them that came in from their home."""
+    """Distinct rows that were not in the cache."""
 
 
 class RankFigures(Model):
-    """What one of several processes did in a run's last session."""
+    """Times and bytes of one of several processes in a run's last session."""
 
     exposed_seconds: Amount
-    """Time in which training waited for others: for rows, gradients, what is decided together, and ids."""
+    """Seconds that training waited for other ranks."""
     hidden_seconds: Amount
-    """Time in which only its other thread waited for others: for ids."""
+    """Seconds that only the thread of ids waited for other ranks."""
     step_seconds: Amount
-    """Time of steps in all, with exposed waits before them."""
+    """Seconds of all steps, with the exposed waits before them."""
     sent_bytes: Count
-    """To other ranks."""
+    """Bytes sent to other ranks."""
     table_bytes: Count
     peak_rss_bytes: Count
 
 
 class Result(Model):
-    """``result.json``: what the final test gave."""
+    """Content of ``result.json``: metrics of the final test, speed and memory."""
 
     format: Literal[2] = FORMAT
     checkpoint: Annotated[str, pydantic.Field(pattern=r"^step-\d{8,12}$")]
-    """Which was tested."""
+    """Name of the tested checkpoint."""
     steps: Count
-    """Of the run when it ended."""
+    """Steps of the run at its end."""
     samples_per_second: Amount
     table_bytes: Count
     output_bytes: Count
     memory: tuple[dict[str, str | int | float | bool | None], ...]
-    """What was planned and what is used, for each memory."""
+    """Planned and used bytes of each memory."""
     parts: dict[str, Count]
-    """Bytes by what they are for; see `LookupEngine.bytes_by_part`."""
+    """Bytes by purpose; see `LookupEngine.bytes_by_part`."""
     caches: tuple[CacheFigures, ...]
-    """Of each table that has one."""
+    """Cached tables."""
     network_bytes: Count
     peak_rss_bytes: Count
     test: Test | None = None
-    """Metrics, where there is a test split; of several labels also those of each, as ``labels``."""
+    """Metrics of the test split, if there is one; with several labels also those of each, as ``labels``."""
     valid: Test | None = None
-    """Likewise, where a correction was fitted to that split."""
+    """Metrics of the validation split, if a calibration was fitted on it."""
     uncalibrated: dict[str, Test] | None = None
-    """Split -> its metrics without the correction."""
+    """Split -> its metrics without the calibration."""
     calibration: tuple[LogitMap, ...] = ()
-    """The correction of each label; none by default."""
+    """Calibration of each label."""
     ranks: tuple[RankFigures, ...] = ()
-    """Of each process, where there were several."""
+    """Figures of each process, if there were several."""
     exchange: str = ""
-    """How they exchanged rows of a model with towers, and why."""
+    """Description of the exchange of rows of a model with towers."""
     sharing: str = ""
-    """How it shared the machine's cores; empty where it had them for itself."""
+    """How the run shared its cores with other processes; empty if it did not."""
 
 
 class RunFiles(Model):
-    """``files.json``: what people look at, which no other file has hashes of."""
+    """Content of ``files.json``: hashes of the files that no other file has hashes of."""
 
     format: Literal[2] = FORMAT
     hashes: dict[Annotated[str, pydantic.Field(pattern=r"^(report\.html|trace\.json|tensorboard/[^/]+)$")], Hash]
 
 
 def write_hashes(run: Path) -> None:
-    """Write down what the report, the trace and the curves are, now that a session ends."""
-    found = [path for path in (run / REPORT, run / TRACE, *sorted((run / "tensorboard").glob("*"))) if path.is_file()]
+    """Write the hashes of report, trace and curves at the end of a session."""
+    files = [path for path in (run / REPORT, run / TRACE, *sorted((run / "tensorboard").glob("*"))) if path.is_file()]
     write_sealed(
-        run / FILES, {"format": FORMAT, "hashes": {str(path.relative_to(run)): file_hash(path) for path in found}}
+        run / FILES, {"format": FORMAT, "hashes": {str(path.relative_to(run)): file_hash(path) for path in files}}
     )
 
 
 def check_hashes(run: Path) -> list[Path]:
-    """The files that ``files.json`` names, each found to be what was written; none where it is not there."""
+    """Check the hashes in ``files.json``; return the checked files, or nothing if it does not exist."""
     if not (run / FILES).exists():
         return []
-    advice = f"where that was meant, remove {run / FILES}"
-    found = read_sealed(run / FILES, RunFiles, advice, CheckpointError)
-    for name, expected in found.hashes.items():
+    advice = f"if that was intended, remove {run / FILES}"
+    content = read_sealed(run / FILES, RunFiles, advice, CheckpointError)
+    for name, expected in content.hashes.items():
         try:
             fits = file_hash(regular_file_below(run, name)) == expected
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{error}; {advice}") from error
         if not fits:
             raise CheckpointError(f"{run / name} was changed after it was written: its hash does not match; {advice}")
-    return [run / FILES, *(run / name for name in found.hashes)]
+    return [run / FILES, *(run / name for name in content.hashes)]
 
 
 def write_recipe(run: Path, recipe: Recipe) -> None:
-    """Write down what is trained."""
+    """Write the recipe of a run."""
     write_sealed(run / RECIPE, {"format": FORMAT, "recipe": recipe.to_dict()})
 
 
 def read_recipe(run: Path) -> Recipe:
-    """What a run trains; `DatasetError` or `ConfigError` where that is damaged."""
-    found = read_sealed(run / RECIPE, RunRecipe, "name another run, or train it anew", CheckpointError)
-    return Recipe.from_dict(found.recipe, str(run / RECIPE))
+    """Read the recipe of a run; `DatasetError` or `ConfigError` if it is damaged."""
+    content = read_sealed(run / RECIPE, RunRecipe, "name another run, or train it again", CheckpointError)
+    return Recipe.from_dict(content.recipe, str(run / RECIPE))
 
 
 def write_result(run: Path, result: dict[str, Any]) -> None:
-    """Write down the result of a run."""
+    """Write the result of a run."""
     write_sealed(run / RESULT, {"format": FORMAT, **result})
 
 
 def read_result(run: Path) -> Result | None:
-    """The result of a run; None where it has none yet."""
+    """Read the result of a run; None if it has none yet."""
     if not (run / RESULT).exists():
         return None
-    return read_sealed(run / RESULT, Result, "remove it: `stratarec train --resume` makes it anew", CheckpointError)
+    return read_sealed(run / RESULT, Result, "remove it: `stratarec train --resume` writes it again", CheckpointError)
 
 
 def write_plan(run: Path, recipe: Recipe, plan: Plan | None) -> None:
-    """Write the plan into the run, beside what it was made for."""
+    """Write the plan of a run, with the settings that it was computed for."""
     if plan is not None:
         write_sealed(run / PLAN, {"format": FORMAT, "memory": _asked(recipe), "plan": plan.to_dict()})
 
 
 def _asked(recipe: Recipe) -> Json:
-    """What a plan is made for."""
+    """Return the settings that a plan is computed for."""
     content = recipe.to_dict()
     hot = recipe.hot
     asked = {"hot": hot.budget, "copies": hot.copies}
@@ -306,12 +310,12 @@ def _asked(recipe: Recipe) -> Json:
 
 
 def read_plan(run: Path, recipe: Recipe, dataset: Dataset) -> Plan | None:
-    """The plan that a run was started with, if it still is what `recipe` asks for and of the tables of `dataset`."""
+    """Read the plan of a run; None if `recipe` asks for another plan or `dataset` has other tables."""
     path = run / PLAN
     if not path.exists():
         return None
-    found = read_sealed(path, RunPlan, "restore it, or start anew with --overwrite")
-    if found.memory != _asked(recipe):
+    content = read_sealed(path, RunPlan, "restore it, or start again with --overwrite")
+    if content.memory != _asked(recipe):
         return None
-    plan = Plan.from_dict(found.plan, str(path))
+    plan = Plan.from_dict(content.plan, str(path))
     return plan if {placed.table: placed.rows for placed in plan.tables} == dataset.table_rows() else None

@@ -37,7 +37,7 @@ from stratarec.models import CTRModel
 from stratarec.models.base import autocast
 from stratarec.models.layers import dropouts, seed_dropout
 from stratarec.models.request import Request
-from stratarec.progress import timed
+from stratarec.progress import timed, traced
 from stratarec.recipe.train_section import AverageConfig, TrainConfig
 from stratarec.training.steps.loss import Objective
 
@@ -45,7 +45,7 @@ Item = tuple[Batch, Request]
 
 
 class StepResult(NamedTuple):
-    """What a step was: its loss, and its samples in all processes."""
+    """Loss and global sample count of one training step."""
 
     loss: float
     samples: int
@@ -55,45 +55,43 @@ class Exchange(Protocol):
     """Sends the ids of a batch to the processes that hold their rows."""
 
     def features(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
-        """What this process's tables are asked for; `Stopped` where it waits for others and `stopped` is true."""
+        """Return the ids that are looked up in this process's tables; raises `Stopped` if `stopped` becomes true."""
 
 
 class Reduction(Protocol):
-    """Makes one of the gradients that several processes have of the same weights."""
+    """Combines the gradients of several processes."""
 
     def reduce(self, weights: Sequence[nn.Parameter]) -> None:
         """Replace the gradient of each weight; called between backward and update."""
 
     def norm(self, weights: Sequence[nn.Parameter]) -> Tensor:
-        """Of the gradients of all weights together, in all processes."""
+        """Return the norm of the gradients of all weights in all processes."""
 
 
 class SingleProcess:
-    """The `Exchange` and the `Reduction` of one process: every row, and every gradient, is its own."""
+    """`Exchange` and `Reduction` of a single process, which has all rows and gradients."""
 
     def features(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
-        """All ids of the batch."""
         return request.features
 
     def reduce(self, weights: Sequence[nn.Parameter]) -> None:
-        """Nothing is to be added."""
+        """Leave the gradients as they are."""
 
     def norm(self, weights: Sequence[nn.Parameter]) -> Tensor:
-        """See `Reduction.norm`."""
         return gradient_norm(weights)
 
 
 class Stages:
-    """The stages of a step, a method each.
+    """Stages of a training step, one method each.
 
     Parameters
     ----------
     model : CTRModel
     optimizer : torch.optim.Optimizer
-        Of the model's network; tables train themselves in backward.
+        Optimizer of the network; tables are updated in backward.
     config : TrainConfig
     schedule : Loader
-        What is trained next: its batches of an epoch, in its order.
+        Loader of the batches.
     exchange : Exchange
     reduction : Reduction
     """
@@ -118,29 +116,31 @@ class Stages:
         self._dropouts = dropouts(model.network)
         self._rate_factor, self._transfers = 1.0, model.embeddings.engine.transfers
         self.earlier = 0
-        """Steps that were trained before these, which schedules do not count: draws and averages go on from them."""
+        """Earlier steps that schedules do not count, but random numbers and averages do."""
         self._on_device = model.device.type != "cpu"
         self._holding = _holding(model) if config.clip_rows or self._on_device else None
 
     @property
     def epoch_steps(self) -> int:
-        """Steps of an epoch."""
+        """Steps in an epoch."""
         return len(self._schedule)
 
     def read(self, epoch: int, first: int) -> Iterator[Batch]:
-        """The batches of an epoch from its `first` on."""
+        """Yield the batches of an epoch from number `first` on."""
         return self._schedule.batches(epoch, first)
 
+    @traced("request")
     def request(self, batch: Batch) -> Request:
-        """The ids that the tables will be asked for."""
+        """Return the ids that a batch looks up."""
         return self.model.request(batch)
 
+    @traced("exchange")
     def exchange(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
-        """The ids that this process's tables are asked for."""
+        """Return the ids that are looked up in this process's tables."""
         return self._exchange.features(request, stopped)
 
     def prepare(self, items: Iterator[Item], *, depth: int, barrier: Callable[[int], bool]) -> Prefetcher[Item]:
-        """Bring the rows of what `exchange` gives for each item into level 0, `depth` items ahead; see `Prefetcher`."""
+        """Exchange the ids of each item and bring their rows into level 0, `depth` items ahead; see `Prefetcher`."""
         engine = self.model.embeddings.engine
 
         def features(item: Item, stopped: Callable[[], bool]) -> KeyedJagged:
@@ -150,7 +150,7 @@ class Stages:
 
     @property
     def rate_factor(self) -> float:
-        """What all learning rates are multiplied by, from the next step on."""
+        """Factor on all learning rates from the next step on."""
         return self._rate_factor
 
     @rate_factor.setter
@@ -158,21 +158,23 @@ class Stages:
         self._rate_factor = self.model.embeddings.engine.step_clock.rate_factor = factor
 
     def draw(self, step: int, rank: int = 0) -> None:
-        """Make the random numbers of the network those of a step, of the samples of one rank."""
+        """Seed the random numbers of the network for a step on one rank."""
         seed_dropout(self._dropouts, self._config.seed, self.earlier + step, rank)
 
+    @traced("forward")
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
-        """The loss of a batch, a scalar."""
+        """Return the loss of a batch, a scalar."""
         with autocast(self._config.precision, self.model.device):
             logits = self.model(batch, request, prepared)
         return self.loss(logits, batch)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """What `forward` gives for the logits of a batch."""
+        """Return the loss for the logits of a batch."""
         return self.objective.mean(logits, batch)
 
+    @traced("backward")
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the network, and one optimizer step of the rows, or their gradients where these are held."""
+        """Compute the gradients of the network, and update the rows unless their gradients are held."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
 
@@ -180,13 +182,14 @@ class Stages:
     def _weights(self) -> list[nn.Parameter]:
         return [weight for group in self.optimizer.param_groups for weight in group["params"]]
 
+    @traced("update")
     def update(self, step: int, norm: Tensor | None = None) -> float:
-        """One optimizer step of the network, at the learning rate of `step`; the factor of gradients that are held.
+        """Do one optimizer step of the network at the learning rate of `step`; return the factor for gradients of rows.
 
         Parameters
         ----------
         norm : Tensor
-            Of the network's gradients, where it is known.
+            Norm of the network's gradients, if it is known.
         """
         dense, groups, weights = self._config.dense, self.optimizer.param_groups, self._weights
         self._reduction.reduce(weights)
@@ -200,42 +203,42 @@ class Stages:
         return scale
 
     def _clip(self, weights: Sequence[nn.Parameter], limit: float, norm: Tensor) -> float:
-        """Scale the network's gradients, which have that norm, down to `limit`; the factor of those of rows."""
+        """Scale the network's gradients, of norm `norm`, down to `limit`; return the factor for gradients of rows."""
         if self._holding is None or not self._config.clip_rows:
             nn.utils.clip_grads_with_norm_(weights, limit, norm)
             return 1.0
         norm = torch.hypot(norm, torch.tensor(self._holding.gradient_norm(), dtype=norm.dtype))
         nn.utils.clip_grads_with_norm_(weights, limit, self._transfers.up(norm))
-        # By torch's own formula.
+        # The formula of torch.
         return min(limit / (norm.item() + 1e-6), 1.0)
 
     def figures(self) -> list[dict[str, float]]:
-        """What each of several processes did, as `records.RankFigures`; nothing where there is one."""
+        """Return the `RankFigures` of several processes; empty for one process."""
         return []
 
     def train(
         self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
     ) -> StepResult:
-        """Forward, backward and update; loss and samples.
+        """Train one batch: forward, backward and update.
 
         Raises
         ------
         TrainingError
-            When the loss is not a number, before anything is changed.
+            When the loss is not a number; nothing is changed then.
         """
         self.draw(step)
         with timed(self.seconds, "forward"):
             loss, norm = self.forward(batch, request, prepared), None
-            found = self._transfers.down(loss.detach())
-            value = 0.0 if self._on_device else _finite(found, step)
+            on_host = self._transfers.down(loss.detach())
+            value = 0.0 if self._on_device else _finite(on_host, step)
         with timed(self.seconds, "backward"):
             self.backward(loss)
             if self._on_device:
-                # Nothing has changed yet: gradients of rows are held. All that the host must know comes down together.
+                # Nothing has changed yet, because gradients of rows are held. One wait covers all copies to the host.
                 if self._config.clip_rows:
                     norm = self._transfers.down(self._reduction.norm(self._weights))
                 self._transfers.wait()
-                value = _finite(found, step)
+                value = _finite(on_host, step)
         with timed(self.seconds, "update network"):
             scale = self.update(step, norm)
         if self._holding is not None:
@@ -245,19 +248,19 @@ class Stages:
 
 
 def _holding(model: CTRModel) -> Engine:
-    """The engine of a model's tables, which from now on holds gradients until they are scaled."""
+    """Let the engine of a model hold the gradients of rows until they are scaled, and return it."""
     engine = model.embeddings.engine
     if not isinstance(engine, Engine):
         raise ConfigError(
-            "train.clip_rows needs the gradients of all rows in one process, and these tables are shared among ranks: "
-            "set it to false (train.clip_norm then clips the network alone), or train in one process"
+            "train.clip_rows needs the gradients of all rows in one process, but these tables are shared among ranks: "
+            "set it to false (train.clip_norm then only clips the network), or train in one process"
         )
     engine.hold_updates()
     return engine
 
 
 def gradient_norm(weights: Iterable[nn.Parameter]) -> Tensor:
-    """Of the gradients that there are."""
+    """Return the norm of the gradients of these weights."""
     return nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
 
 
@@ -269,36 +272,36 @@ def _finite(loss: Tensor, step: int) -> float:
 
 
 def refuse_loss(value: float, step: int) -> NoReturn:
-    """Say that training cannot go on by this loss."""
+    """Raise `TrainingError` for a loss that is not finite."""
     raise TrainingError(
         f"the loss is {value} at step {step}; lower train.dense.learning_rate or "
-        "train.embedding.learning_rate. The last checkpoint is as it was."
+        "train.embedding.learning_rate. The last checkpoint is unchanged."
     )
 
 
 class Pipeline:
-    """Runs the stages before `forward` ahead of it.
+    """Runs the stages before `forward` ahead of training.
 
     Parameters
     ----------
     stages : Stages
     ahead : int
-        Batches that are read and requested ahead.
+        Number of batches to read and request ahead.
     """
 
     def __init__(self, stages: Stages, ahead: int) -> None:
-        self._stages, self._ahead, self.seconds = stages, ahead, stages.seconds
+        self.stages, self._ahead = stages, ahead
         engine = stages.model.embeddings.engine
-        # Batches that are prepared ahead of the one that is trained.
+        # Number of batches prepared ahead of training.
         self.depth = 0 if engine.resident else engine.tiers.lookahead
         self.epoch_steps = stages.epoch_steps
 
     def items(self, epoch: int, first: int = 0) -> Iterator[Item]:
-        """Read and request: the batches of an epoch and what they ask for, made ahead on a thread."""
+        """Yield the batches of an epoch and their requests, read ahead on a thread."""
         return run_ahead(lambda: self._requested(epoch, first), self._ahead)
 
     def _requested(self, epoch: int, first: int) -> Iterator[Item]:
-        stages = self._stages
+        stages = self.stages
         batches = stages.read(epoch, first)
         while True:
             with timed(stages.seconds, "read"):
@@ -309,18 +312,18 @@ class Pipeline:
             yield item
 
     def prepared(self, epoch: int, first: int, barrier: Callable[[int], bool]) -> Prefetcher[Item]:
-        """Exchange and prepare the rest of an epoch, a context manager over ``(item, prepared)``.
+        """Exchange and prepare the rest of an epoch: a context manager that iterates over ``(item, prepared)``.
 
         Parameters
         ----------
         barrier : callable
-            Whether nothing is to be prepared beyond the i-th item until it is trained.
+            Whether the i-th item must be trained before later ones are prepared.
         """
-        return self._stages.prepare(self.items(epoch, first), depth=self.depth, barrier=barrier)
+        return self.stages.prepare(self.items(epoch, first), depth=self.depth, barrier=barrier)
 
 
 def loader_config(config: TrainConfig, slate: SlateKey | None) -> LoaderConfig:
-    """Return the options of the loader for training; `slate` is the key of the slates that stay whole."""
+    """Return the loader options for training; batches keep slates with key `slate` whole."""
     return LoaderConfig(
         batch_size=config.batch_size,
         seed=config.seed,
