@@ -45,7 +45,7 @@ from benchmarks.continual_days import BATCH, USERS, Days, cut, logs_of, make_log
 from benchmarks.continual_hours import hourly, into_a_log, to_scorer
 from benchmarks.registry import PeerMissing
 from benchmarks.sessions import recipe as shipped
-from stratarec.data.sources.clicks_config import ClicksConfig
+from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint

@@ -11,8 +11,7 @@ import polars as pl
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.sources.clicks import ClicksSource
-from stratarec.data.sources.clicks_config import ClicksConfig
+from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.splits import SplitConfig
 from stratarec.data.user_history import Events
 from stratarec.recipe import Recipe

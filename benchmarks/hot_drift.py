@@ -21,7 +21,7 @@ from benchmarks.continual_days import Days, cut, make_logs
 from benchmarks.sessions import recipe as shipped
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.sources.clicks_config import ClicksConfig
+from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.hot.calibrator import HotProfile, calibrate
 from stratarec.hot.hot_loader import classify
 from stratarec.hot.selection import RowRange, parts_of, row_bytes_of

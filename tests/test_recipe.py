@@ -15,7 +15,7 @@ import stratarec
 from errors import refuses
 from recipes import tiny
 from stratarec.data.prepare.config import PrepareConfig
-from stratarec.data.sources.clicks_config import ClicksConfig
+from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.errors import ConfigError

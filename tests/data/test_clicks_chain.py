@@ -14,8 +14,7 @@ from polars.testing import assert_frame_equal
 
 from errors import refuses
 from stratarec.data.click_memory import ClickMemory
-from stratarec.data.sources.clicks import ClicksSource
-from stratarec.data.sources.clicks_config import ClicksConfig
+from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.splits import SplitConfig
 from stratarec.errors import ConfigError, DataError
 

@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from errors import refuses
+from stratarec.data.columns.converter import OnBadRow
 from stratarec.data.schema import DenseFeature, LabelRule, Schema, SparseFeature
-from stratarec.data.sources.base import ChunkShare, OnBadRow
+from stratarec.data.sources.base import ChunkShare
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.errors import DataError

@@ -16,10 +16,9 @@ from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.executor import LEASE, Stage, grant, leased, revoke, revoke_leases
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.data.sources.clicks_config import ClicksConfig
-from stratarec.data.sources.csv import CsvConfig
+from stratarec.data.sources.clicks import ClicksConfig
+from stratarec.data.sources.csv import CriteoConfig, CsvConfig
 from stratarec.data.sources.parquet import ParquetConfig
-from stratarec.data.sources.presets import CriteoConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.errors import StorageError
 from stratarec.progress import Progress

@@ -21,8 +21,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from errors import missing, refuses
+from stratarec.data.columns.converter import OnBadRow
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
-from stratarec.data.sources.base import ChunkShare, OnBadRow
+from stratarec.data.sources.base import ChunkShare
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.errors import DataError, StrataError
 
@@ -62,10 +63,12 @@ def is_integer(kind: pa.DataType) -> bool:
     return pa.types.is_integer(inner) or pa.types.is_null(inner)
 
 
+def has_fractions(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
 def is_number(kind: pa.DataType) -> bool:
-    return (
-        is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    )  # fmt: skip
+    return is_integer(kind) or pa.types.is_boolean(kind) or has_fractions(kind)
 
 
 def label(kind: pa.DataType, cell: Any) -> Any:
@@ -85,7 +88,7 @@ def dense(kind: pa.DataType, cell: Any) -> Any:
 def category(kind: pa.DataType, cell: Any) -> Any:
     if is_text(kind):
         return cell
-    if pa.types.is_floating(kind):
+    if has_fractions(kind):
         return None if cell is None or math.isnan(cell) else whole(cell)
     if not (is_integer(kind) or pa.types.is_boolean(kind)):
         raise WrongType
@@ -122,11 +125,11 @@ def separated(kind: pa.DataType, cell: Any) -> Any:
 def moment(kind: pa.DataType, cell: Any) -> Any:
     if is_integer(kind):
         return cell if cell is not None and cell < 2**63 else BAD
-    if not (is_text(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+    if not (is_text(kind) or has_fractions(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         raise WrongType
     if cell is None or is_text(kind):  # none of the texts here is a time
         return BAD
-    if pa.types.is_floating(kind):
+    if has_fractions(kind):
         return BAD if math.isnan(cell) else whole(cell)
     if pa.types.is_date(kind):
         cell = dt.datetime.combine(cell, dt.time())

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from errors import refuses
+from stratarec.data.columns.frames import read_frame
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.csv import CsvConfig, CsvSource
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.data.vocabulary import Vocabulary
 from stratarec.errors import DataError
 from stratarec.serving.features import FeatureEncoder
-from stratarec.serving.frames import read_frame
 
 
 def in_every_form(texts: list[str], feature: SparseFeature, folder: Path) -> dict[str, list[Any]]:

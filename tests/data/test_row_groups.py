@@ -15,8 +15,7 @@ import pytest
 
 from errors import missing, refuses
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.data.sources.footer import footer_columns
-from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
+from stratarec.data.sources.parquet import ParquetConfig, ParquetSource, footer_columns
 from stratarec.errors import DataError
 
 ROWS = 100_000

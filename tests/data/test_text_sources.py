@@ -19,17 +19,18 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from errors import missing, refuses
-from stratarec.data.sources import blocks as text
-from stratarec.data.sources.base import ChunkShare, OnBadRow
-from stratarec.data.sources.csv import CsvSource
-from stratarec.data.sources.files import expand
-from stratarec.data.sources.presets import (
-    CATEGORIES,
+from stratarec.data.columns.converter import OnBadRow
+from stratarec.data.sources import text
+from stratarec.data.sources.base import ChunkShare
+from stratarec.data.sources.csv import (
+    AVAZU_CATEGORIES,
     AvazuConfig,
     AvazuSource,
     CriteoConfig,
     CriteoSource,
+    CsvSource,
 )
+from stratarec.data.sources.files import expand
 from stratarec.errors import DataError
 
 
@@ -85,11 +86,11 @@ def avazu(path: Path, on_bad_row: OnBadRow = "error", block_bytes: int = 1 << 20
     return AvazuSource(AvazuConfig(paths=(str(path),)), on_bad_row, block_bytes)
 
 
-AVAZU_HEADER = ",".join(["id", "click", "hour", *CATEGORIES]).encode()
+AVAZU_HEADER = ",".join(["id", "click", "hour", *AVAZU_CATEGORIES]).encode()
 
 
 def avazu_line(number: int = 0) -> bytes:
-    return ",".join([str(number), str(number % 2), f"141021{number % 24:02}", *["x"] * len(CATEGORIES)]).encode()
+    return ",".join([str(number), str(number % 2), f"141021{number % 24:02}", *["x"] * len(AVAZU_CATEGORIES)]).encode()
 
 
 @settings(deadline=None, max_examples=30)
@@ -226,11 +227,11 @@ def test_blocks_of_a_file_are_those_of_the_same_bytes_compressed(
     (folder / "log.gz").write_bytes(gzip.compress(content))
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "_SEARCHED", searched)
+        patch.setattr(text, "_SEARCH_BYTES", searched)
         for name in ("log", "log.gz"):
-            files = expand((str(folder / name),))
+            (file,) = expand((str(folder / name),))
             with contextlib.suppress(DataError):  # a quote that is not closed
-                found.append([(b.content, b.first_line, b.lines) for b in text.blocks(files, size, 1000, b'"')])
+                found.append([(b.content, b.first_line, b.lines) for b in text.read_blocks(file, size, 1000, b'"')])
     assert len(found) != 1
     for one, other in zip(*[iter(found)] * 2, strict=False):
         assert one == other

@@ -34,3 +34,21 @@ def test_what_python_writes_has_no_fault(rows: list[list[str]]) -> None:
     found = csv_records.split(np.frombuffer(text.getvalue().encode(), np.uint8), ord(","), ord('"'))
     assert found.fields.tolist() == [len(row) for row in rows]
     assert not found.faults.any()
+
+
+@settings(deadline=None, max_examples=250)
+@given(st.text(alphabet='07,"+- \t\n.a', max_size=12), st.booleans())
+@example("07", True)
+@example("-07", True)
+@example('"07",1\n', True)
+def test_leading_zeros_are_those_of_the_reference(text: str, quoted: bool) -> None:
+    quote = '"' if quoted else ""
+    expected = csv_records.reference_has_leading_zeros(text.encode(), b",", quote.encode())
+    assert csv_records.has_leading_zeros(text.encode(), ",", quote) == expected
+
+
+def test_a_leading_zero_is_found_anywhere_in_a_long_text() -> None:
+    text = bytearray(b"10,0.5,a0\n" * 2000)
+    assert not csv_records.has_leading_zeros(bytes(text), ",", '"')
+    for place in (10, 4090, 4100, 19990):
+        assert csv_records.has_leading_zeros(bytes(text[:place]) + b"07,1,a\n" + bytes(text[place:]), ",", '"')

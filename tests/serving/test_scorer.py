@@ -25,13 +25,13 @@ from errors import refuses
 from recipes import tiny
 from stratarec import Scorer
 from stratarec.batch.jagged import KeyedJagged
+from stratarec.data.columns.frames import read_frame
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.vocabulary import Vocabulary, VocabularyLimits
 from stratarec.errors import DataError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.serving.frames import read_frame
-from stratarec.serving.value_index import ValueIndex
+from stratarec.serving.features import ValueIndex
 from stratarec.training.export.export import export
 from stratarec.training.export.program import _program
 from stratarec.training.predict import predict

@@ -13,8 +13,7 @@ import pytest
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.sources.clicks import ClicksSource
-from stratarec.data.sources.clicks_config import ClicksConfig
+from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.splits import SplitConfig
 from stratarec.io.atomic import write_atomic
 from stratarec.recipe import Recipe

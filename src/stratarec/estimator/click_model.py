@@ -22,6 +22,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.cli.init.draft import content_of
+from stratarec.data.columns.frames import read_columns
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ConfigError, DataError, ExportError, StorageError
 from stratarec.estimator.frame_log import (
@@ -40,7 +41,6 @@ from stratarec.io.scratch import ScratchDirectory
 from stratarec.io.sealed import Model, read_sealed, write_sealed
 from stratarec.models.metrics import evaluate_logits
 from stratarec.recipe import Recipe, leaves, read_content, with_values
-from stratarec.serving.frames import read_columns
 from stratarec.serving.scorer import Scorer
 from stratarec.training.export.export import export
 from stratarec.training.resolve import choose_defaults

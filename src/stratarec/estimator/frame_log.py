@@ -11,11 +11,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.data.columns.converter import BadRows, Converter
+from stratarec.data.columns.frames import has_column_names, read_columns
 from stratarec.data.prepare.config import PrepareConfig
-from stratarec.data.sources.blocks import BadRows
-from stratarec.data.sources.typed import Converter
 from stratarec.errors import ConfigError, DataError
-from stratarec.serving.frames import has_names, read_columns
 
 # Validation samples where none are given, as a share; none of a class of fewer than so many.
 _VALID, _FEW = 0.1, 20
@@ -137,7 +136,7 @@ def _are_paths(frame: Any) -> bool:
 
 def is_array(frame: Any) -> bool:
     """Whether a frame's columns have no names of their own."""
-    return not has_names(frame)
+    return not has_column_names(frame)
 
 
 def _unused(name: str, columns: Mapping[str, Any]) -> str:

@@ -11,9 +11,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from stratarec.data.columns.converter import BadRows, Converter
 from stratarec.data.schema import Schema
-from stratarec.data.sources.blocks import BadRows
-from stratarec.data.sources.typed import Converter
 from stratarec.data.user_history import Events, read_events
 from stratarec.errors import DataError, DatasetError, ExportError
 from stratarec.io.atomic import file_hash

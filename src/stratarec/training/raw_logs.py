@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
+from stratarec.data.columns.converter import OnBadRow, check_present
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import UNKNOWN, Schema, ValueType
 from stratarec.data.sources import RowsConfig, SourceConfig, open_rows
-from stratarec.data.sources.base import Chunk, OnBadRow, View
-from stratarec.data.sources.clicks_config import ClicksConfig
-from stratarec.data.sources.columns import check_there
+from stratarec.data.sources.base import Chunk, View
+from stratarec.data.sources.clicks import ClicksConfig
 from stratarec.data.sources.csv import CsvSource
 from stratarec.data.sources.parquet import ParquetSource
 from stratarec.data.user_history import Events
@@ -118,9 +118,9 @@ class RawLogs:
         self.labelled = set(self.labels) <= set(names)
         if labelled:
             for name in filter(None, (*self.labels, self._schema.weight)):
-                check_there(names, name, path)
+                check_present(names, name, path)
         for name in keep:
-            check_there(names, name, path)
+            check_present(names, name, path)
         self._earlier, self._novelty = tuple(earlier), novelty
         self._carried = None if earlier else trained.events if events is None else events
         # Weights only matter for evaluation.
@@ -130,7 +130,7 @@ class RawLogs:
         schema, self._user = self._read_schema(), self._schema.user if self._schema.user in names else ""
         self.keep = tuple(dict.fromkeys(keep))
         columns = tuple(dict.fromkeys((*self.keep, *([self._user] if self._user else []))))
-        self._source = self._open(files, View(schema=schema, label=self.labelled, keep=columns))
+        self._source = self._open(files, View(schema=schema, label=self.labelled, pass_through=columns))
         self.total_bytes = self._source.total_bytes
 
     @property
@@ -250,8 +250,8 @@ class RawLogs:
         frame, path = chunk.frame, self._source.files[int(chunk.file)]
         dense, sparse = self._features(frame, path, encoder, events)
         assert chunk.rows is not None
-        assert chunk.kept is not None or not (self.keep or self._user)
-        passed = chunk.kept if chunk.kept is not None else pl.DataFrame()
+        assert chunk.passed_through is not None or not (self.keep or self._user)
+        passed = chunk.passed_through if chunk.passed_through is not None else pl.DataFrame()
         user = stable_hash(passed[self._user].cast(pl.String)).view(np.int64) if self._user else None
         return ScoredRows(
             file=path,

@@ -15,9 +15,9 @@ from stratarec.cli.init.sample import LogSample, amounts, growth
 from stratarec.cli.init.times import Times, as_times
 from stratarec.cli.init.words import AMOUNTS, BIRTHS, EARLIER, ITEMS, SESSIONS, TIMES, USERS, is_code, names_a, tokens
 from stratarec.data.column_names import check_name
+from stratarec.data.columns.text_values import lists_from_text
 from stratarec.data.data_quality import Leak, find_leak
 from stratarec.data.schema import LabelRule
-from stratarec.data.sources.parse import lists_from_text
 from stratarec.errors import ConfigError, DataError
 
 Role = Literal["label", "weight", "time", "user", "session", "dense", "sparse", "list", "ignored"]

@@ -21,13 +21,21 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stratarec.data.sources.blocks import CODECS, BadRows, blocks, check_utf8, estimate_rows, is_utf8
-from stratarec.data.sources.columns import ColumnTypes
-from stratarec.data.sources.delimited import Delimited, read_header
+from stratarec.data.columns.converter import BadRows
 from stratarec.data.sources.files import InputFile, expand, no_rows
-from stratarec.data.sources.json_lines import JsonLines, check_lines, first_values
-from stratarec.data.sources.parquet import count_rows, open_parquet, without_notes
-from stratarec.data.sources.parse import from_floats
+from stratarec.data.sources.parquet import ColumnTypes, count_rows, open_parquet, without_metadata
+from stratarec.data.sources.text import (
+    CODECS,
+    Delimited,
+    JsonLines,
+    check_json_lines,
+    check_utf8,
+    estimate_rows,
+    first_json_values,
+    read_blocks,
+    read_header,
+    utf8_fault,
+)
 from stratarec.errors import DataError
 from stratarec.io.names import shell_word
 
@@ -171,7 +179,7 @@ def _without_decimals(column: pl.Series) -> pl.Series:
     flat = column.explode() if is_list else column
     if not flat.dtype.is_decimal():
         return column
-    fits_integer = from_floats(flat).null_count() == flat.null_count()
+    fits_integer = integers_from_numbers(flat).null_count() == flat.null_count()
     if not fits_integer and (flat == flat.round()).all():
         return column
     kind = pl.Int64 if fits_integer else pl.Float64
@@ -184,7 +192,7 @@ def _first_rows(reader: pq.ParquetFile, group: int, file: InputFile) -> list[pl.
         batches = list(islice(reader.iter_batches(_ROWS, row_groups=[group]), 1))
         for batch in batches:
             batch.validate(full=True)  # Polars does not check that text is UTF-8
-        tables = [without_notes(pa.Table.from_batches([batch])) for batch in batches]
+        tables = [without_metadata(pa.Table.from_batches([batch])) for batch in batches]
         return [pl.DataFrame(table.rename_columns(_column_names(table.column_names))) for table in tables]
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file.path}, row group {group}: damaged ({error})") from error
@@ -205,7 +213,7 @@ def _parquet_names(file: InputFile) -> list[str]:
 
 def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     for file in (*files, files[0]):
-        block = next(blocks((file,), _HEAD_BYTES, _MAX_LINE_BYTES))
+        block = next(read_blocks(file, _HEAD_BYTES, _MAX_LINE_BYTES))
         head = block.content.removeprefix(_BOM)
         check_utf8(head, file.path)
         if b"\n" in head.strip():
@@ -213,7 +221,7 @@ def _text(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     files = (file, *(each for each in files if each is not file))
     is_complete = len(files) == 1 and block.bytes_done >= file.size
     if _bare(file).endswith(_JSON):
-        check_lines(head, file.path)
+        check_json_lines(head, file.path)
     if head.lstrip().startswith(b"{"):
         options = {} if _bare(file).endswith(_JSON) else {"format": "jsonl"}
         lacking = _incomplete(files, _json_names)
@@ -253,11 +261,11 @@ def _delimited(paths: tuple[str, ...], files: tuple[InputFile, ...], head: bytes
 
 
 def _json_names(file: InputFile) -> list[str]:
-    return list(first_values(next(blocks((file,), 1 << 20, _MAX_LINE_BYTES)).content.removeprefix(_BOM)))
+    return list(first_json_values(next(read_blocks(file, 1 << 20, _MAX_LINE_BYTES)).content.removeprefix(_BOM)))
 
 
 def _header(file: InputFile, mark: str) -> list[str]:
-    front = next(blocks((file,), _FRONT_BYTES, _MAX_LINE_BYTES)).content.removeprefix(_BOM)
+    front = next(read_blocks(file, _FRONT_BYTES, _MAX_LINE_BYTES)).content.removeprefix(_BOM)
     if not front.strip():
         return []
     return read_header(front, file.path, mark, '"')[0]
@@ -387,7 +395,7 @@ def _tail(file: InputFile) -> bytes:
         raw.seek(max(file.size - _TAIL_BYTES, 0))
         content = raw.read()
     content = content[content.find(b"\n") + 1 :]
-    return content if is_utf8(content) else b""
+    return b"" if utf8_fault(content) else content
 
 
 def growth(values: pl.Series, rows: int, total: int) -> int:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from stratarec.data.columns.text_values import parse_times, read_times
 from stratarec.data.durations import PER_SECOND
 from stratarec.data.schema import TimeUnit
-from stratarec.data.sources.parse import as_written, read_times
 from stratarec.data.splits import Span
 
 _UNITS: tuple[TimeUnit, ...] = ("s", "ms", "us", "ns")
@@ -127,7 +127,7 @@ def _text_forms() -> Iterator[str]:
 
 
 def _fits(text: pl.Series, form: str) -> bool:
-    times = as_written(text, form)
+    times = parse_times(text, form)
     return not times.null_count() and bool(times.dt.year().is_between(1990, 2099).all())
 
 
@@ -136,6 +136,6 @@ def _unlikely(column: pl.Series, form: str) -> tuple[float, int]:
 
     Most logs are in order of time. With day and month swapped, a month would span a year.
     """
-    epochs = as_written(column.cast(pl.String).str.strip_chars(), form).dt.epoch("s")
+    epochs = parse_times(column.cast(pl.String).str.strip_chars(), form).dt.epoch("s")
     falls = float((epochs.diff().drop_nulls() < 0).mean() or 0)  # type: ignore[arg-type]
     return round(falls, 1), int(epochs.max()) - int(epochs.min())  # type: ignore[arg-type]

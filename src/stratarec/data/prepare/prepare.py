@@ -110,7 +110,7 @@ class _Run:
         config.vocabulary.check(self.schema)
         self.base = BaseDataset.of(config, self.schema)
         if self.base is not None and isinstance(self.source, ClicksSource):
-            self.source.go_on(self.base.clicks())
+            self.source.resume(self.base.clicks())
         self.splitter = Splitter(config.split, self.schema, self.source.files)
 
     def run(self, overwrite: bool) -> Dataset:

@@ -40,7 +40,7 @@ from stratarec.data.hashing import stable_hash
 from stratarec.data.prepare.executor import LEASE, Executor, SerialExecutor
 from stratarec.data.schema import Schema
 from stratarec.data.sources import Source
-from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare
+from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare
 from stratarec.data.transforms import Moments
 from stratarec.errors import DataError, DatasetError
 from stratarec.io.atomic import make_directory, read_json, reporting_damage, write_atomic, write_json
@@ -355,7 +355,7 @@ def log_shares(source: Source, readers: int) -> tuple[ChunkShare, ...]:
     edges = [count * place // runs for place in range(runs + 1)]
     stripes = min(-(-readers // count), _MOST_STRIPES)
     return tuple(
-        replace(WHOLE, files=range(first, last), stripe=stripe, stripes=stripes)
+        replace(ALL_CHUNKS, files=range(first, last), stripe=stripe, stripes=stripes)
         for first, last in pairwise(edges)
         for stripe in range(stripes)
     )

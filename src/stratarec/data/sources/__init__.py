@@ -7,15 +7,22 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from stratarec.data.sources.base import Chunk, OnBadRow, Source, View
-from stratarec.data.sources.blocks import CODECS
-from stratarec.data.sources.clicks import ClicksSource
-from stratarec.data.sources.clicks_config import ClicksConfig
-from stratarec.data.sources.csv import CsvConfig, CsvSource
+from stratarec.data.columns.converter import OnBadRow
+from stratarec.data.sources.base import Chunk, Source, View
+from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
+from stratarec.data.sources.csv import (
+    CRITEO,
+    AvazuConfig,
+    AvazuSource,
+    CriteoConfig,
+    CriteoSource,
+    CsvConfig,
+    CsvSource,
+)
 from stratarec.data.sources.files import expand
 from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
-from stratarec.data.sources.presets import CRITEO, AvazuConfig, AvazuSource, CriteoConfig, CriteoSource
 from stratarec.data.sources.synthetic import SyntheticConfig, SyntheticSource
+from stratarec.data.sources.text import CODECS
 from stratarec.data.splits import SplitConfig
 
 SourceConfig: TypeAlias = Annotated[
@@ -26,12 +33,12 @@ RowsConfig: TypeAlias = AvazuConfig | CriteoConfig | CsvConfig | ParquetConfig
 
 __all__ = ["Chunk", "OnBadRow", "RowsConfig", "Source", "SourceConfig", "open_rows", "open_source"]
 
-# Beginning of a file that is read to know its format.
-_FRONT = 64
+# Bytes of a file by which its format is recognised.
+_FRONT_BYTES = 64
 
 
 def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfig) -> Source:
-    """The source that `config` describes; one that draws samples keeps the splits apart."""
+    """Open the source that `config` describes; a source that draws negatives draws them within a split."""
     match config:
         case ClicksConfig():
             return ClicksSource(config, on_bad_row, split)
@@ -42,9 +49,9 @@ def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfi
 
 
 def open_rows(config: RowsConfig, on_bad_row: OnBadRow, view: View | None = None) -> CsvSource | ParquetSource:
-    """Open a log whose samples are rows of files, by the format of its first file.
+    """Open a log whose samples are rows of files.
 
-    The format is a property of the file: ``kind: csv`` reads Parquet files, and ``kind: parquet`` reads text files.
+    The format of the first file decides, not the recipe: ``kind: csv`` reads Parquet files, ``kind: parquet`` text.
     """
     match config, _format(config.paths):
         case AvazuConfig(), _:
@@ -65,10 +72,10 @@ def open_rows(config: RowsConfig, on_bad_row: OnBadRow, view: View | None = None
 
 
 def _format(paths: Sequence[str]) -> str:
-    """Format of the first file: ``parquet``, ``text``, or empty where its beginning is neither."""
+    """Return the format of the first file: ``parquet``, ``text``, or empty if its beginning is neither."""
     first = expand(tuple(paths[:1]))[0]
     with first.open() as file:
-        front = file.read(_FRONT)
+        front = file.read(_FRONT_BYTES)
     if front.startswith(b"PAR1"):
         return "parquet"
     text = front.decode(errors="ignore")

@@ -1,8 +1,11 @@
-"""CSV, TSV and JSON lines with any columns, by a schema in the recipe.
+"""Logs in CSV, TSV and JSON lines: any columns by a schema in the recipe, and the public logs of Criteo and Avazu.
 
-Text knows no types, so the schema says them: the label, dense columns and times are numbers (or words and dates that
-stand for some), and a category is text, unless the schema calls it integer: what looks like a number in the first
-gigabyte may not be one in the last.
+Text has no types, so the schema gives them: the label, dense columns and times are numbers (or words and dates), and a
+category is text unless the schema calls it integer. What looks like a number in the first gigabyte may not be one in
+the last.
+
+Criteo display advertising logs (Kaggle and Terabyte) are tab-separated without a header: label, 13 integers, 26 hashed
+categories. Avazu click logs are CSV with a header, all columns categorical, the hour as YYMMDDHH.
 """
 
 from __future__ import annotations
@@ -12,37 +15,46 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import polars as pl
 
-from stratarec.data.schema import LabelRule, Schema
-from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare, OnBadRow, Size, View, chunk_index, set_size
-from stratarec.data.sources.blocks import BLOCK_BYTES, CODECS, BadRows, Block, blocks, estimate_rows
-from stratarec.data.sources.columns import check_there
-from stratarec.data.sources.delimited import Delimited, Parsed, read_header
+from stratarec.data.columns.converter import BadRows, Converter, OnBadRow, check_present
+from stratarec.data.columns.text_values import parse_times
+from stratarec.data.schema import DenseFeature, LabelRule, Schema, SparseFeature
+from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, Size, View, chunk_index, set_size
 from stratarec.data.sources.files import InputFile, expand, fingerprint, no_rows
-from stratarec.data.sources.json_lines import JsonLines, check_lines, first_values
-from stratarec.data.sources.typed import Converter, TextConverter
+from stratarec.data.sources.text import (
+    BLOCK_BYTES,
+    BOM,
+    CODECS,
+    Block,
+    Delimited,
+    JsonLines,
+    check_json_lines,
+    estimate_rows,
+    first_json_values,
+    read_blocks,
+    read_header,
+)
 from stratarec.errors import ConfigError, DataError
 
 Format = Literal["auto", "csv", "tsv", "jsonl"]
 
-_TABS, _JSON = (".tsv", ".tab"), (".jsonl", ".ndjson", ".json")
-# Delimiters that are tried where the recipe's gives none of the wanted names.
+_TSV_SUFFIXES, _JSON_SUFFIXES = (".tsv", ".tab"), (".jsonl", ".ndjson", ".json")
+# Delimiters that are tried where the recipe's gives none of the names of the schema.
 _DELIMITERS = "\t;|,"
-# Bytes that are looked at for the names of columns.
-_FRONT = 1 << 20
-_BOM = b"\xef\xbb\xbf"
-# Blocks that are parsed at a time, and ahead of what is asked for: memory holds so many.
+# Bytes that are searched for the names of columns.
+_FRONT_BYTES = 1 << 20
+# Blocks that are parsed at a time, and ahead of the reader: so many are in memory.
 _WORKERS, _AHEAD = 2, 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class CsvConfig:
-    """Where the log lies, how it is written, and what its columns are."""
+    """Paths, format and columns of a log in text files."""
 
     kind: Literal["csv"] = "csv"
     paths: tuple[str, ...] = ()
@@ -50,17 +62,17 @@ class CsvConfig:
     schema: Schema = field(default_factory=Schema)
     """The columns to use; others are not read."""
     format: Format = "auto"
-    """``auto`` goes by the name of each file: .tsv and .tab, .jsonl, .ndjson and .json, else csv."""
+    """``auto`` depends on the name of each file: .tsv and .tab, .jsonl, .ndjson and .json, else csv."""
     delimiter: str = ""
-    """Between fields; empty for a comma, and a tab in tsv."""
+    """Character between fields; empty for a comma, or a tab in tsv."""
     quote: str = '"'
-    """Around fields that hold a delimiter or a line end, doubled inside of them; empty where nothing is quoted."""
+    """Character around fields that contain a delimiter or a line end, doubled inside them; empty for none."""
     columns: tuple[str, ...] = ()
-    """Names of all fields in order, for files without a header; empty where the first line of each file has them."""
+    """Names of all fields in order, for files without a header; empty if the first line of each file has them."""
     nulls: tuple[str, ...] = ()
-    """What stands for a missing value, such as NA, besides an empty field."""
+    """Texts of a missing value, such as NA, in addition to an empty field."""
     encoding: str = "utf-8"
-    """Of the text, such as latin-1, cp1252 or utf-16."""
+    """Encoding of the text, such as latin-1, cp1252 or utf-16."""
     max_line_bytes: Annotated[int, Size("data.source.max_line_bytes")] = 16 << 20
     """Longest line: memory holds a line."""
 
@@ -71,7 +83,7 @@ class CsvConfig:
                 raise ConfigError(f"data.source.{name} is {text!r}, expected one ASCII character, or nothing")
         try:
             object.__setattr__(self, "encoding", codecs.lookup(self.encoding).name)
-            "".encode(self.encoding)  # others turn bytes into bytes
+            "".encode(self.encoding)  # refuses codecs from bytes to bytes
         except (LookupError, ValueError) as error:
             raise ConfigError(
                 f"data.source.encoding is {self.encoding!r}, expected one such as utf-8, latin-1, cp1252 or utf-16"
@@ -81,7 +93,7 @@ class CsvConfig:
 
 
 class CsvSource:
-    """Rows of text files in file order; a row is known by the line on which it begins."""
+    """Rows of text files in file order; the number of a row is the line on which it begins."""
 
     divisible = True
     kind = "csv"
@@ -96,22 +108,23 @@ class CsvSource:
         self.files = tuple(file.path for file in self._files)
         self.total_bytes = sum(file.size for file in self._files)
         self._names = self._view.names
-        self._kinds = dict(_kinds(self._view))
+        self._types = dict(_column_types(self._view))
+        self._integers = {f.name for f in self.schema.sparse if self._types.get(f.name) == pl.Int64}
 
     def column_names(self) -> list[str]:
         """Return the names of the columns of the first file that is not empty."""
         file, content = self._front()
         if _is_json(self._config, file):
-            return list(first_values(content))
+            return list(first_json_values(content))
         header = self._header(file, content)
         if self.kind == "csv" and not set(header.names) & set(self._names):
-            check_there(header.names, self._names[-1], file.path, self._advice())
+            check_present(header.names, self._names[-1], file.path, self._advice())
         return header.names
 
     def _front(self) -> tuple[InputFile, bytes]:
         """Return the first file that is not empty, and its beginning."""
         for file in self._files:
-            content = next(self._blocks(file, _FRONT)).content.removeprefix(_BOM)
+            content = next(self._blocks(file, _FRONT_BYTES)).content.removeprefix(BOM)
             if content.strip():
                 return file, content
         raise no_rows(self._files[0])
@@ -119,28 +132,27 @@ class CsvSource:
     def _header(self, file: InputFile, content: bytes) -> _Header:
         """Return the names of the fields of a file by its beginning.
 
-        A file may be written otherwise than the recipe says, such as a log to score: another delimiter is used where
-        the recipe's gives none of the names, and a header is read where the recipe says that there is none.
+        A log to score may have another format than the log of the recipe: another delimiter is used if the recipe's
+        gives none of the names, and a header is read even if the recipe says that there is none.
         """
-        config, wanted = self._config, set(self._names)
-        usual = _delimiter(config, file)
-        if usual == config.quote:
+        config, names = self._config, set(self._names)
+        default = _delimiter(config, file)
+        if default == config.quote:
             raise ConfigError(f"data.source.quote is {config.quote!r}, which divides the fields of {file.path}")
-        tried = dict.fromkeys([usual, *_DELIMITERS] if not config.columns or wanted <= set(config.columns) else [])
-        for delimiter in tried:
+        may_have_header = not config.columns or names <= set(config.columns)
+        for delimiter in dict.fromkeys([default, *_DELIMITERS] if may_have_header else []):
             with suppress(DataError):
                 header = _Header(delimiter, *read_header(content, file.path, delimiter, config.quote))
-                names = set(header.names)
-                if wanted <= names if config.columns else wanted & names:
+                if names <= set(header.names) if config.columns else names & set(header.names):
                     return header
         if config.columns:
-            return _Header(usual, list(config.columns), 0, 0)
-        return _Header(usual, *read_header(content, file.path, usual, config.quote))
+            return _Header(default, list(config.columns), 0, 0)
+        return _Header(default, *read_header(content, file.path, default, config.quote))
 
     def _blocks(self, file: InputFile, block_bytes: int) -> Iterator[Block]:
         config = self._config
         quote = b"" if _is_json(config, file) else config.quote.encode()
-        return blocks((file,), block_bytes, config.max_line_bytes, quote, config.encoding)
+        return read_blocks(file, block_bytes, config.max_line_bytes, quote, config.encoding)
 
     def estimate_rows(self) -> int:
         return estimate_rows(self._files, self._config.max_line_bytes, self._config.encoding)
@@ -148,67 +160,69 @@ class CsvSource:
     def fingerprint(self) -> dict[str, object]:
         return {"kind": self.kind, "files": fingerprint(self._files), "block_bytes": self._block_bytes}
 
-    def chunks(self, workspace: Path, share: ChunkShare = WHOLE) -> Iterator[Chunk]:
-        """A chunk a block; of files in the share, blocks that are not wanted are read but not parsed."""
+    def chunks(self, workspace: Path, share: ChunkShare = ALL_CHUNKS) -> Iterator[Chunk]:
+        """Yield a chunk per block; blocks that are not in the share are read but not parsed."""
         return in_order(self._tasks(share), self._chunk)
 
     def _tasks(self, share: ChunkShare) -> Iterator[_Task]:
-        before = 0
+        bytes_before = 0
         for number, file in enumerate(self._files):
             if share.has_file(number):
-                yield from self._tasks_of(share, number, file, before)
-            before += file.size
+                yield from self._file_tasks(share, number, file, bytes_before)
+            bytes_before += file.size
 
-    def _tasks_of(self, share: ChunkShare, number: int, file: InputFile, before: int) -> Iterator[_Task]:
-        """Blocks of a file, without its header."""
+    def _file_tasks(self, share: ChunkShare, number: int, file: InputFile, bytes_before: int) -> Iterator[_Task]:
+        """Yield the blocks of a file, without its header."""
         reader: Delimited | JsonLines | None = None
-        rows = False
+        has_rows = False
         for piece, block in enumerate(self._blocks(file, self._block_bytes)):
             content, numbers = block.content, range(block.first_line, block.first_line + block.lines)
             if reader is None:
-                content = content.removeprefix(_BOM)
+                content = content.removeprefix(BOM)
                 if not content.strip():
                     continue
-                reader, skipped, lines = self._reader(file, content)
-                content, numbers = content[skipped:], numbers[lines:]
-            rows = rows or not (content == b"" or content.isspace())
+                reader, header_bytes, header_lines = self._reader(file, content)
+                content, numbers = content[header_bytes:], numbers[header_lines:]
+            has_rows = has_rows or not (content == b"" or content.isspace())
             index = chunk_index(number, piece)
             if share.has(index, number, piece):
-                done = before + block.bytes_done
-                yield _Task(index=index, reader=reader, content=content, numbers=numbers, bytes_done=done)
-        if not rows and len(self._files) == 1:
+                bytes_done = bytes_before + block.bytes_done
+                yield _Task(index, number, reader, content, numbers, bytes_done)
+        if not has_rows and len(self._files) == 1:
             raise no_rows(file)
 
     def _reader(self, file: InputFile, content: bytes) -> tuple[Delimited | JsonLines, int, int]:
-        """How to read a file, by its beginning; and the bytes and lines of its header."""
+        """Return the reader of a file by its beginning, and the bytes and lines of its header."""
         config = self._config
         if _is_json(config, file):
-            check_lines(content, file.path)
-            values = first_values(content)
+            check_json_lines(content, file.path)
+            values = first_json_values(content)
             for name in self._names if values else ():
-                check_there(list(values), name, file.path)
+                check_present(list(values), name, file.path)
             # Lists may be text that is split, as in the text files that the schema was written for.
-            of_lists = [f for f in self.schema.sparse if f.traits.lists and not f.traits.derived]
+            features = [f for f in self.schema.sparse if f.traits.lists and not f.traits.derived]
             lists = frozenset(
                 name
-                for feature in of_lists
+                for feature in features
                 for name in (feature.name, feature.weights)
                 if name and (isinstance(values.get(name), list) or not feature.separator)
             )
             return JsonLines(path=file.path, lists=lists, nulls=config.nulls), 0, 0
         header = self._header(file, content)
-        none = not set(header.names) & set(self._names)
+        has_none = not set(header.names) & set(self._names)
         for name in self._names:
-            check_there(header.names, name, file.path, self._advice() if none else "")
-        names, delimiter = tuple(header.names), header.delimiter
-        return (
-            Delimited(path=file.path, names=names, delimiter=delimiter, quote=config.quote, nulls=config.nulls),
-            header.bytes,
-            header.lines,
+            check_present(header.names, name, file.path, self._advice() if has_none else "")
+        reader = Delimited(
+            path=file.path,
+            names=tuple(header.names),
+            delimiter=header.delimiter,
+            quote=config.quote,
+            nulls=config.nulls,
         )
+        return reader, header.bytes, header.lines
 
     def _advice(self) -> str:
-        """Return what to do about a header without any wanted column."""
+        """Return what to do about a header without any column of the schema."""
         if self.kind != "csv" or self._config.columns:
             return ""
         return (
@@ -217,66 +231,76 @@ class CsvSource:
         )
 
     def _chunk(self, task: _Task) -> Chunk:
-        bad = BadRows(self._on_bad_row)
-        frame, lines = self._parse(task, bad)
-        converter = TextConverter(task.reader.path, lines, bad)
-        typed = task.reader.with_lists(frame) if isinstance(task.reader, JsonLines) else frame
-        converted = converter.good(self._columns(typed, converter))
+        bad, reader = BadRows(self._on_bad_row), task.reader
+        if isinstance(reader, JsonLines):
+            frame, lines = reader.parse(task.content, task.numbers, self._names, bad)
+            values = reader.with_lists(frame)
+        else:
+            self._check_integers(reader, task.content)
+            frame, lines = reader.parse(task.content, task.numbers, dict(self._types), bad)
+            values = frame
+        converter = Converter(reader.path, lines, bad, from_text=True)
+        columns = converter.good_rows(pl.DataFrame(self._columns(values, converter)))
         if not bad.count:
-            self._learn(frame)
+            self._learn_types(frame)
         return Chunk(
-            index=task.index,
-            file=self.files.index(task.reader.path),
-            frame=converted,
+            index=task.chunk,
+            file=task.file,
+            frame=columns,
             rows=converter.rows,
             bytes_done=task.bytes_done,
             bad_rows=bad.count,
             bad_examples=tuple(bad.examples),
-            kept=converter.kept(frame, self._view.keep) if self._view.keep else None,
+            passed_through=converter.passed_through(frame, self._view.pass_through),
         )
 
     def _columns(self, frame: pl.DataFrame, converter: Converter) -> dict[str, pl.Series]:
-        """Columns as `Source` promises them, the bad rows among them."""
+        """Return typed columns, with the bad rows."""
         return converter.columns(frame, self.schema)
 
-    def _parse(self, task: _Task, bad: BadRows) -> Parsed:
-        if isinstance(task.reader, JsonLines):
-            return task.reader.parse(task.content, task.numbers, self._names, bad)
-        return task.reader.parse(task.content, task.numbers, dict(self._kinds), bad)
+    def _check_integers(self, reader: Delimited, content: bytes) -> None:
+        """Read integers as text from now on if a field has leading zeros: Polars would read 007 as 7.
 
-    def _learn(self, frame: pl.DataFrame) -> None:
-        """Columns that had to be read as text, and are fine as that, such as dates, are read as text from now on."""
-        for name, kind in list(self._kinds.items()):
+        The check takes 2 ms per block of 16 MiB, and reading a column of integers as text 7 ms.
+        """
+        if self._integers and reader.has_leading_zeros(content):
+            self._types.update(dict.fromkeys(self._integers, pl.String))
+            self._integers = set()
+
+    def _learn_types(self, frame: pl.DataFrame) -> None:
+        """Read as text from now on the columns that had to be read as text and are valid, such as dates."""
+        for name, type in list(self._types.items()):
             text = frame[name]
-            if text.dtype == pl.String and text.cast(kind, strict=False).null_count() > text.null_count():
-                self._kinds[name] = pl.String
+            if text.dtype == pl.String and text.cast(type, strict=False).null_count() > text.null_count():
+                self._types[name] = pl.String
 
 
 class _Header(NamedTuple):
-    """Names of the fields of a file, and what divides them."""
+    """Delimiter of a file, and the names of its fields."""
 
     delimiter: str
     names: list[str]
     bytes: int
-    """Size of the header; 0 where there is none."""
+    """Size of the header; 0 if there is none."""
     lines: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Task:
+class _Task(NamedTuple):
     """A block to be parsed."""
 
-    index: int
+    chunk: int
+    """Index of the chunk that it becomes."""
+    file: int
     reader: Delimited | JsonLines
     content: bytes
     """Whole lines."""
     numbers: range
-    """Of the lines in the file."""
+    """Numbers of the lines in the file."""
     bytes_done: int
 
 
 def in_order(tasks: Iterator[_Task], run: Callable[[_Task], Chunk]) -> Iterator[Chunk]:
-    """`run` of each task on threads, in the order of the tasks; a fault of theirs comes behind those before it."""
+    """Run tasks on threads, and yield the results in the order of the tasks; an error of `tasks` comes last."""
     fault: DataError | None = None
     with ThreadPoolExecutor(_WORKERS, "parse") as pool:
         pending: deque[Future[Chunk]] = deque()
@@ -297,43 +321,147 @@ def in_order(tasks: Iterator[_Task], run: Callable[[_Task], Chunk]) -> Iterator[
         raise fault
 
 
-def _kinds(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
-    """What each column is read as at first: text, where it stands in several places of the schema that differ."""
+def _column_types(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
+    """Yield the type with which each column is read first; text if its roles in the schema have different types."""
     schema = view.schema
-    # Whole numbers are parsed faster; others are read as text first.
+    # Integers are parsed faster than text.
     roles: list[tuple[str, type[pl.DataType]]] = [
-        (name, _label_kind(rule, many=bool(schema.labels)))
+        (name, _label_type(rule, has_several=bool(schema.labels)))
         for name, rule in zip(schema.label_columns, schema.label_rules, strict=True)
     ]
     roles += [(feature.name, pl.Float64) for feature in schema.dense]
     roles += [(schema.weight, pl.Float64)]
-    roles += [(feature.name, pl.String) for feature in schema.sparse]  # as integers 007 would be 7
+    roles += [(f.name, pl.Int64 if f.type == "integer" and not f.traits.lists else pl.String) for f in schema.sparse]
     roles += [(f.weights, pl.String) for f in schema.weighted]
-    kinds = dict(roles)
-    roles += [(name, kinds.get(name, pl.String)) for name in (schema.user, schema.session)]
+    types = dict(roles)
+    roles += [(name, types.get(name, pl.String)) for name in (schema.user, schema.session)]
     roles += [(schema.time, pl.String if schema.time_format else pl.Int64)]
-    roles += [(name, pl.String) for name in view.keep]
+    roles += [(name, pl.String) for name in view.pass_through]
     for name in view.names:
-        found = {kind for role, kind in roles if role == name}
-        yield name, found.pop() if len(found) == 1 else pl.String
+        role_types = {type for role, type in roles if role == name}
+        yield name, role_types.pop() if len(role_types) == 1 else pl.String
 
 
-def _label_kind(rule: str | LabelRule, *, many: bool) -> type[pl.DataType]:
+def _label_type(rule: str | LabelRule, *, has_several: bool) -> type[pl.DataType]:
     if isinstance(rule, LabelRule) and rule.equals:
         return pl.String
-    return pl.UInt8 if isinstance(rule, str) and not many else pl.Float64
+    return pl.UInt8 if isinstance(rule, str) and not has_several else pl.Float64
 
 
 def _is_json(config: CsvConfig, file: InputFile) -> bool:
-    return config.format == "jsonl" or (config.format == "auto" and _bare(file).endswith(_JSON))
+    return config.format == "jsonl" or (config.format == "auto" and _bare_name(file).endswith(_JSON_SUFFIXES))
 
 
 def _delimiter(config: CsvConfig, file: InputFile) -> str:
-    tabbed = config.format == "tsv" or (config.format == "auto" and _bare(file).endswith(_TABS))
-    return config.delimiter or ("\t" if tabbed else ",")
+    is_tsv = config.format == "tsv" or (config.format == "auto" and _bare_name(file).endswith(_TSV_SUFFIXES))
+    return config.delimiter or ("\t" if is_tsv else ",")
 
 
-def _bare(file: InputFile) -> str:
-    """The name without what says how it is compressed."""
+def _bare_name(file: InputFile) -> str:
+    """Return the name of a file in lower case, without the suffix of its compression."""
     name = file.path.lower()
     return next((name.removesuffix(ending) for ending in CODECS if name.endswith(ending)), name)
+
+
+CRITEO_DENSE = tuple(f"I{i}" for i in range(1, 14))
+CRITEO_SPARSE = tuple(f"C{i}" for i in range(1, 27))
+AVAZU_CATEGORIES = (
+    "C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category", "device_id",
+    "device_ip", "device_model", "device_type", "device_conn_type", "C14", "C15", "C16", "C17", "C18", "C19", "C20",
+    "C21",
+)  # fmt: skip
+
+CRITEO = Schema(
+    label="label",
+    dense=tuple(DenseFeature(name=name) for name in CRITEO_DENSE),
+    sparse=tuple(SparseFeature(name=name) for name in CRITEO_SPARSE),
+)
+AVAZU = Schema(
+    label="click",
+    sparse=tuple(SparseFeature(name=name) for name in (*AVAZU_CATEGORIES, "hour_of_day", "weekday")),
+    time="time",
+)
+# The columns of an Avazu log, before the hour becomes two features and the time.
+_AVAZU_COLUMNS = Schema(label="click", sparse=tuple(SparseFeature(name=name) for name in (*AVAZU_CATEGORIES, "hour")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PublicConfig:
+    kind: str
+    paths: tuple[str, ...] = ()
+    """Files, directories, globs or URLs; .gz, .zst and .bz2 are decompressed."""
+    max_line_bytes: Annotated[int, Size("data.source.max_line_bytes")] = 1 << 20
+    """Longest line: memory holds a line."""
+
+    def __post_init__(self) -> None:
+        set_size(self, "max_line_bytes", "data.source.max_line_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriteoConfig(_PublicConfig):
+    """Paths of a Criteo log."""
+
+    kind: Literal["criteo"] = "criteo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AvazuConfig(_PublicConfig):
+    """Paths of an Avazu log."""
+
+    kind: Literal["avazu"] = "avazu"
+
+
+class CriteoSource(CsvSource):
+    """Rows of a Criteo log in file order; it has no sessions, users or times."""
+
+    kind = "criteo"
+
+    def __init__(
+        self, config: CriteoConfig, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES, view: View | None = None
+    ) -> None:
+        csv_config = CsvConfig(
+            paths=config.paths,
+            schema=CRITEO,
+            format="tsv",
+            quote="",
+            columns=("label", *CRITEO_DENSE, *CRITEO_SPARSE),
+            max_line_bytes=config.max_line_bytes,
+        )
+        super().__init__(csv_config, on_bad_row, block_bytes, view)
+        # A log to score may have no label, and has no header either.
+        if view is not None:
+            fields = read_header(self._front()[1], self.files[0], "\t", "")[0]
+            if len(fields) == len(csv_config.columns) - 1:
+                self._config = replace(csv_config, columns=csv_config.columns[1:])
+
+
+class AvazuSource(CsvSource):
+    """Rows of an Avazu log in file order; the hour of the day and the weekday are features."""
+
+    kind = "avazu"
+
+    def __init__(
+        self, config: AvazuConfig, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES, view: View | None = None
+    ) -> None:
+        csv_config = CsvConfig(
+            paths=config.paths,
+            schema=_AVAZU_COLUMNS,
+            format="csv",
+            quote="",
+            max_line_bytes=config.max_line_bytes,
+        )
+        raw_view = None if view is None else replace(view, schema=_AVAZU_COLUMNS)
+        super().__init__(csv_config, on_bad_row, block_bytes, raw_view)
+        self.schema = AVAZU
+
+    def _columns(self, frame: pl.DataFrame, converter: Converter) -> dict[str, pl.Series]:
+        columns = converter.columns(frame, _AVAZU_COLUMNS)
+        text = columns.pop("hour")
+        hour = parse_times(text, "%y%m%d%H")
+        converter.require(text, hour.is_not_null(), "an hour as YYMMDDHH")
+        derived = {
+            "hour_of_day": hour.dt.hour().cast(pl.Int64),
+            "weekday": hour.dt.weekday().cast(pl.Int64),
+            "time": hour.dt.epoch("s"),
+        }
+        return {**columns, **derived}

@@ -1,7 +1,7 @@
-"""Input paths: globs, URLs of a few protocols, and what is wrong with them.
+"""Input files by paths, globs, directories and URLs, with clear errors.
 
-A recipe may come from somebody else, and what fsspec calls file systems also runs templates, opens archives and reads
-this process's memory: only `PROTOCOLS` are opened, never a chain of them.
+A recipe may be untrusted, and some file systems of fsspec run templates, open archives or read the memory of this
+process: only `PROTOCOLS` are opened, never a chain of them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ PROTOCOLS = {
     "file": "fsspec", "http": '"fsspec[http]"', "https": '"fsspec[http]"', "s3": "s3fs", "gs": "gcsfs", "az": "adlfs",
     "abfs": "adlfs", "hf": "huggingface_hub",
 }  # fmt: skip
-"""Of URLs that may be read, and the package that reads each."""
+"""Protocols of URLs that may be read, and the package that reads each."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-# Parts of paths that Spark and Hive do not count as data either.
+# Parts of paths that are no data for Spark and Hive either.
 _HIDDEN = re.compile(r"/[._]")
 
 
@@ -36,19 +36,19 @@ class InputFile:
     """One input file."""
 
     path: str
-    """Path or URL as the user would write it."""
+    """Path or URL in the form that users write."""
     size: int
     """Bytes, compressed where the file is."""
     stamp: str
-    """Modification time, or whatever the file system has instead."""
+    """Modification time, or a similar property of the file system."""
 
     def open(self) -> IO[bytes]:
-        """The file as stored, without decompression."""
-        with _reading(self.path):
-            # Not for fsspec, which would take marks in the name for a pattern and wait for the writer of a pipe.
+        """Open the file as it is stored, without decompression."""
+        with _as_data_error(self.path):
+            # Without fsspec, which would read some names as patterns, and wait for the writer of a pipe.
             if not _URL.match(self.path):
                 return open_regular(self.path)
-            system, path = _file_system(self.path)  # a listing may give names of any form
+            system, path = _file_system(self.path)  # a listing may have names of any form
             opened: IO[bytes] = system.open(path, "rb")
         return opened
 
@@ -56,33 +56,33 @@ class InputFile:
 def expand(paths: tuple[str, ...]) -> tuple[InputFile, ...]:
     """Expand globs, directories and URLs, each in sorted order.
 
-    A directory stands for all files in it and below, except those whose path has a part that begins with ``_`` or
-    ``.``, such as ``_SUCCESS``. Of a glob or directory, files of zero bytes are left out.
+    A directory means all files in it and below, except those whose path has a part that begins with ``_`` or ``.``,
+    such as ``_SUCCESS``. Empty files of a glob or directory are left out.
 
     Raises
     ------
     DataError
-        For no paths, a path, glob or directory that matches no file with content, a URL that nothing reads, or a file
-        that is named twice, even under another name: its rows would count twice.
+        If there are no paths, if a path, glob or directory matches no file with content, if the protocol of a URL is
+        not supported, or if a file is named twice, even under another name: its rows would count twice.
     """
     if not paths:
         raise DataError("the source has no paths; name at least one file, glob or URL in data.source.paths")
-    found: dict[object, InputFile] = {}
+    files: dict[object, InputFile] = {}
     for pattern in paths:
         for system, path, info in _matches(pattern):
-            file, key = _describe(system, path, info), _identity(system, path)
-            if key in found:
-                other = "" if found[key].path == file.path else f", which is {found[key].path}"
+            file, key = _input_file(system, path, info), _identity(system, path)
+            if key in files:
+                other = "" if files[key].path == file.path else f", which is {files[key].path}"
                 raise DataError(f"{file.path}{other}: named twice; let data.source.paths name each file once")
-            found[key] = file
-    return tuple(found.values())
+            files[key] = file
+    return tuple(files.values())
 
 
 def _matches(pattern: str) -> list[tuple[Any, str, dict[str, Any]]]:
     """Return the file system, path and properties of each file that `pattern` names."""
     if not pattern:
         raise DataError("'': an empty name; check data.source.paths")
-    with _reading(pattern):
+    with _as_data_error(pattern):
         system, path = _file_system(pattern)
         # A file may have brackets in its name.
         glob = any(mark in path for mark in "*?[") and not system.exists(path)
@@ -92,7 +92,7 @@ def _matches(pattern: str) -> list[tuple[Any, str, dict[str, Any]]]:
             matches |= _files_below(system, match) if info["type"] == "directory" else {match: info}
     if not matches:
         raise DataError(f"{pattern}: no file matches; check data.source.paths")
-    # Pipes and devices have no size, and are refused for what they are.
+    # Pipes and devices have no size, and get their own error later.
     filled = [match for match, info in matches.items() if info["size"] or info["type"] != "file"]
     if not filled or (path in matches and path not in filled):
         raise DataError(f"{next(iter(matches))}: the file is empty, expected at least one row")
@@ -110,28 +110,28 @@ def _files_below(system: Any, folder: str) -> dict[str, dict[str, Any]]:
 
 
 def _file_system(pattern: str) -> tuple[Any, str]:
-    """What reads a path or URL, and how that calls it."""
+    """Return the file system of a path or URL, and its path there."""
     url, chain = _URL.match(pattern), "::" in pattern and "://" in pattern
-    if url is None and not chain:  # not for fsspec to take apart
+    if url is None and not chain:  # fsspec would split some paths
         return LocalFileSystem(), LocalFileSystem._strip_protocol(pattern)
     if url is None or chain or url[1] not in PROTOCOLS:
-        what = "a chain of file systems" if url is None or chain else f"of the protocol {url[1]}"
+        form = "a chain of file systems" if url is None or chain else f"of the protocol {url[1]}"
         names = ", ".join(f"{name}://" for name in PROTOCOLS)
-        raise DataError(f"data.source.paths: {pattern!r} is {what}, expected a path of this machine or one of {names}")
+        raise DataError(f"data.source.paths: {pattern!r} is {form}, expected a path of this machine or one of {names}")
     return fsspec.core.url_to_fs(pattern)  # type: ignore[no-any-return]
 
 
 def _identity(system: Any, path: str) -> object:
-    """The same for two names of one file: links and relative paths on this machine, else the URL."""
+    """Return a key that is equal for two names of one file, such as a link or a relative path; for a URL, the URL."""
     if isinstance(system, LocalFileSystem):
-        known = os.stat(path)
-        return known.st_dev, known.st_ino
+        status = os.stat(path)
+        return status.st_dev, status.st_ino
     return system.unstrip_protocol(path)
 
 
 @contextmanager
-def _reading(pattern: str) -> Iterator[None]:
-    """What goes wrong with a path or URL, in one line. File systems of other libraries raise errors of any kind."""
+def _as_data_error(pattern: str) -> Iterator[None]:
+    """Turn errors of a path or URL into `DataError`. File systems of other libraries raise errors of any kind."""
     try:
         yield
     except DataError:
@@ -147,9 +147,9 @@ def _reading(pattern: str) -> Iterator[None]:
         raise DataError(f"{pattern!r}: cannot be read: {reason}; check data.source.paths") from error
 
 
-def _describe(system: Any, path: str, info: dict[str, Any]) -> InputFile:
+def _input_file(system: Any, path: str, info: dict[str, Any]) -> InputFile:
     if isinstance(system, LocalFileSystem):
-        with _reading(path):
+        with _as_data_error(path):
             open_regular(path).close()
     stamp = next((str(info[key]) for key in ("mtime", "LastModified", "etag", "created") if key in info), "")
     return InputFile(path=system.unstrip_protocol(path).removeprefix("file://"), size=info["size"], stamp=stamp)
@@ -161,9 +161,9 @@ def no_rows(file: InputFile) -> DataError:
 
 
 def hash_logs(paths: Sequence[str], advance: Callable[[int], object] = lambda done: None) -> dict[str, str]:
-    """Hash of each path that is a file of this machine, no URL; `advance` is told of the bytes of each.
+    """Return the hash of each path that is no URL; `advance` is called with the bytes of each.
 
-    Files that were hashed before and have not changed since are not read.
+    Files that were hashed earlier and have not changed are not read.
     """
     local = [path for path in paths if not _URL.match(path)]
     try:
@@ -173,9 +173,9 @@ def hash_logs(paths: Sequence[str], advance: Callable[[int], object] = lambda do
 
 
 def fingerprint(files: tuple[InputFile, ...]) -> list[list[object]]:
-    """JSON that changes when the content of a file does: its hash, or what the file system of a URL says instead.
+    """Return JSON that changes with the content of a file: its hash, or for a URL what its file system says.
 
-    Neither the folder nor the time of a local file is in it: a copy is the same log.
+    It has neither the folder nor the time of a local file: a copy is the same log.
     """
     hashes = hash_logs([file.path for file in files])
     return [[file.path.rpartition("/")[2], file.size, hashes.get(file.path, file.stamp)] for file in files]

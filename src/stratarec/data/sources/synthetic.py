@@ -1,4 +1,4 @@
-"""A log with the shape of Criteo's, made up: skewed tables, sessions, and a truth that a model can find.
+"""A generated log in the form of Criteo's: skewed tables, sessions, and a true model that can be learned.
 
 Every chunk is a function of (config, chunk). Row r of a table of R rows is drawn as ``floor(R * u ** a)`` with u
 uniform: the first q of its rows take ``q ** (1 / a)`` of the accesses at any R, and a is chosen so that 6.8 % of the
@@ -22,8 +22,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.config.validate import check_finite, check_seed
+from stratarec.data.columns.converter import OnBadRow
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.data.sources.base import WHOLE, Chunk, ChunkShare, OnBadRow
+from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare
 from stratarec.errors import ConfigError
 from stratarec.kernels.random import mix_array
 
@@ -35,8 +36,8 @@ HOT_ROWS, HOT_ACCESSES = 0.068, 0.76
 EXPONENT = math.log(HOT_ROWS) / math.log(HOT_ACCESSES)
 DENSE = 13
 _CHUNK = 1 << 17
-# Beside the number of a chunk: what the pilot sample and the dealing of features to blocks are drawn from.
-_PILOT_DRAWS, _DEAL = 1 << 40, 1 << 41
+# Seeds of the pilot sample and of the assignment of features to blocks; chunk numbers are smaller.
+_PILOT_SEED, _BLOCK_SEED = 1 << 40, 1 << 41
 _PILOT = 1 << 15
 _LATENT = 4
 # Features 0 to 15 belong to the user and the session; the rest change with every sample, as items do.
@@ -49,7 +50,7 @@ _MOST_BLOCKS = len(CRITEO_ROWS) // 2
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticConfig:
-    """What the made-up log looks like."""
+    """Size and distribution of the generated log."""
 
     kind: Literal["synthetic"] = "synthetic"
     samples: int = 1_000_000
@@ -69,9 +70,8 @@ class SyntheticConfig:
     missing: float = 0.1
     """Chance that a value is missing, in the columns that have missing values."""
     blocks: int = 0
-    """Features are dealt at random to so many blocks of equal size (within one), and click odds hold products of latent
-    factors of features of one block only; they weigh as much together as those of all pairs do otherwise. 0: any two
-    features interact."""
+    """Number of blocks of equal size (within one) to which features are assigned at random. Only features of one block
+    interact, and their interactions weigh as much as those of all pairs do with 0, where any two features interact."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -92,21 +92,21 @@ class SyntheticConfig:
         check_seed(self.seed, "data.source.seed")
 
     def table_rows(self) -> tuple[int, ...]:
-        """Rows of the 26 tables."""
+        """Return the rows of the 26 tables."""
         cap = self.max_rows or max(CRITEO_ROWS) * 100
         return tuple(min(max(int(rows * self.scale), min(rows, 3)), cap) for rows in CRITEO_ROWS)
 
     def feature_blocks(self) -> tuple[tuple[int, ...], ...]:
-        """Numbers of the features, 0 to 25, that interact with each other; one block of all where none is asked for."""
+        """Return the features, 0 to 25, of each block; one block of all if `blocks` is 0."""
         features = np.arange(len(CRITEO_ROWS))
         if not self.blocks:
             return (tuple(features.tolist()),)
-        order = np.random.default_rng([self.seed, _DEAL]).permutation(features)
+        order = np.random.default_rng([self.seed, _BLOCK_SEED]).permutation(features)
         return tuple(tuple(sorted(order[block :: self.blocks].tolist())) for block in range(self.blocks))
 
 
 class SyntheticSource:
-    """Rows of the made-up log in order of time."""
+    """Rows of the generated log in order of time."""
 
     divisible = False
 
@@ -130,7 +130,7 @@ class SyntheticSource:
     def fingerprint(self) -> dict[str, object]:
         return {"kind": "synthetic", "config": repr(self._config), "version": 1}
 
-    def chunks(self, workspace: Path, share: ChunkShare = WHOLE) -> Iterator[Chunk]:
+    def chunks(self, workspace: Path, share: ChunkShare = ALL_CHUNKS) -> Iterator[Chunk]:
         for index in range(-(-self._config.samples // _CHUNK)):
             if index in share.done:
                 continue
@@ -140,13 +140,14 @@ class SyntheticSource:
             yield Chunk(index=index, file=0, frame=frame, bytes_done=first + count)
 
     def truth(self, index: int, count: int) -> pl.DataFrame:
-        """A chunk with the true click probability, and the log-odds without interactions as `additive`."""
+        """Generate a chunk, with the true click `probability`, and the log-odds without interactions as `additive`."""
         draws = np.random.default_rng([self._config.seed, index])
         session = self._sessions(draws, count)
         rows = self._draw_rows(draws, session)
         dense = np.floor(np.exp(draws.normal(1.0, 1.2, (count, DENSE)))).astype(np.float32)
         additive, interaction = self._scores(rows, dense)
-        odds = self._bias + self._gain * (additive + interaction - self._center)
+        center, gain, bias = self._calibration
+        odds = bias + gain * (additive + interaction - center)
         probability = 1 / (1 + np.exp(-odds))
         label = (draws.random(count) < probability).astype(np.uint8)
         columns: dict[str, pl.Series] = {"label": pl.Series(label)}
@@ -166,33 +167,33 @@ class SyntheticSource:
         return pl.DataFrame(columns)
 
     def _sessions(self, draws: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """``[count]`` session of each sample: 0, 0, 1, ..."""
+        """Draw the ``[count]`` session of each sample: 0, 0, 1, ..."""
         starts = draws.random(count) < 1 / self._config.session_length
         return np.cumsum(starts).astype(np.int64)
 
     def _draw_rows(self, draws: np.random.Generator, session: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """One ``[count]`` array of popularity ranks a feature."""
+        """Draw a ``[count]`` array of popularity ranks for each feature."""
         count = len(session)
         first = np.diff(session, prepend=-1) != 0
         places = np.arange(count)
-        found = []
+        columns = []
         for i, rows in enumerate(self._rows):
             row = np.minimum(rows * draws.random(count) ** EXPONENT, rows - 1).astype(np.int64)
             if i < _CONTEXT_FEATURES:
                 changed = first | (draws.random(count) >= self._config.session_keep)
                 row = row[np.maximum.accumulate(np.where(changed, places, 0))]
-            found.append(row)
-        return found
+            columns.append(row)
+        return columns
 
     def _names(self, rows: NDArray[np.int64], feature: int) -> NDArray[np.int64]:
-        """Raw values: scrambled, so that nothing but counting finds the popular ones."""
+        """Return raw values: scrambled ranks, so that only counting finds the popular ones."""
         keys = rows.astype(np.uint64) + np.uint64((feature + 1) << 40)
         return mix_array(keys).astype(np.int64)
 
     def _scores(
         self, rows: list[NDArray[np.int64]], dense: NDArray[np.float32]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """First-order and second-order log-odds, before scaling."""
+        """Return first-order and second-order log-odds, before scaling."""
         count = len(rows[0])
         additive = (np.log1p(dense) - 1.3) @ np.linspace(-0.12, 0.12, DENSE)
         blocks = self._config.feature_blocks()
@@ -212,8 +213,8 @@ class SyntheticSource:
 
     @cached_property
     def _calibration(self) -> tuple[float, float, float]:
-        """Center, gain and bias that give the asked-for spread of log-odds and click rate, from a pilot sample."""
-        draws = np.random.default_rng([self._config.seed, _PILOT_DRAWS])
+        """Center, gain and bias with which a pilot sample has the configured spread of log-odds and click rate."""
+        draws = np.random.default_rng([self._config.seed, _PILOT_SEED])
         rows = self._draw_rows(draws, np.arange(_PILOT))
         dense = np.floor(np.exp(draws.normal(1.0, 1.2, (_PILOT, DENSE)))).astype(np.float32)
         score = np.add(*self._scores(rows, dense))
@@ -225,20 +226,8 @@ class SyntheticSource:
             low, high = (middle, high) if rate < self._config.click_rate else (low, middle)
         return center, gain, low
 
-    @property
-    def _center(self) -> float:
-        return self._calibration[0]
-
-    @property
-    def _gain(self) -> float:
-        return self._calibration[1]
-
-    @property
-    def _bias(self) -> float:
-        return self._calibration[2]
-
 
 def _noise(key: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Uniform in [-sqrt(3), sqrt(3)): mean 0, variance 1."""
+    """Return uniform numbers in [-sqrt(3), sqrt(3)): mean 0, variance 1."""
     unit = (mix_array(key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return (2 * unit - 1) * math.sqrt(3)

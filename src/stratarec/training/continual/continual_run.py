@@ -32,8 +32,7 @@ from stratarec.data.hashing import stable_hash
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.sources import open_source
-from stratarec.data.sources.clicks import ClicksSource
-from stratarec.data.sources.clicks_config import ClicksConfig
+from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.sources.files import hash_logs
 from stratarec.data.user_history import Events
 from stratarec.errors import CheckpointError, DataError, DatasetError
@@ -229,7 +228,7 @@ def score_clicks(
     assert isinstance(config.source, ClicksConfig)
     assert before is not None
     source = ClicksSource(config.source, config.on_bad_row, config.split)
-    source.go_on(before)
+    source.resume(before)
     progress.start("score", source.total_bytes, "B")
     with reading_directory() as workspace:
         paths, done = [], 0

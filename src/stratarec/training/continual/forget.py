@@ -14,11 +14,10 @@ import numpy as np
 import polars as pl
 
 from stratarec.data.click_memory import ITEM, ClickMemory, item_keys
+from stratarec.data.columns.converter import BadRows, Converter
+from stratarec.data.columns.text_values import integers_from_text
 from stratarec.data.dataset.writer import CarriedTables, write_without_samples
 from stratarec.data.schema import Schema
-from stratarec.data.sources.blocks import BadRows
-from stratarec.data.sources.parse import from_text
-from stratarec.data.sources.typed import Converter
 from stratarec.data.vocabulary import Vocabulary, buckets_of
 from stratarec.errors import DataError
 from stratarec.io.atomic import open_regular
@@ -112,14 +111,14 @@ def _read_values(file: str, schema: Schema, carried: CarriedTables) -> dict[str,
         stored = next((known.dtype for known in _known(name, vocabulary, carried, schema)), pl.String())
         raw = frame[name]
         if stored == pl.UInt64 and raw.dtype == pl.String:
-            whole = raw.cast(stored, strict=False).fill_null(from_text(raw).cast(stored, strict=False))
+            whole = raw.cast(stored, strict=False).fill_null(integers_from_text(raw).cast(stored, strict=False))
             converter.require(raw, raw.is_null() | whole.is_not_null(), "a whole number or nothing")
         else:
             read = converter.category(raw, "text" if stored == pl.String else "integer")
             whole = read.cast(stored, strict=False)
             converter.require(raw, read.is_null() | whole.is_not_null(), f"a value that {stored} holds")
         values[name] = whole.drop_nulls().unique(maintain_order=True)
-    bad.settle()
+    bad.raise_first()
     if not sum(map(len, values.values())):
         raise DataError(f"{file} contains no value; expected a column with the name of each vocabulary, and its values")
     return values

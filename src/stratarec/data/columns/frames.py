@@ -1,0 +1,375 @@
+"""Columns of DataFrames, tables, mappings and Python objects, for `Converter`; a few plain rows without Polars.
+
+Python objects get their type here and not in Polars, which takes time cubic in the depth of nested lists, reads 2.5 as
+2 in a list of integers, and ends with unexpected errors for some objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from decimal import Decimal
+from itertools import chain
+from numbers import Integral
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from stratarec.data.columns.converter import MAX_NUMBER, BadRows, Converter, check_present, naming_column
+from stratarec.data.columns.text_values import split_text
+from stratarec.data.schema import Schema, SparseFeature
+from stratarec.errors import DataError
+
+FRAME = "the frame"
+"""Name of a frame in messages."""
+MAX_PLAIN_ROWS = 32
+"""From about this number of rows on, conversion by column is faster than by cell."""
+_UNLIMITED = 1 << 62
+_POLARS_TYPES: Mapping[type, Any] = {float: pl.Float64, int: pl.Int64, str: pl.String}
+"""Python types whose columns Polars reads as they are."""
+_Family: TypeAlias = Literal["", "nothing", "text", "integer", "real", "list"]
+_NoneType = type(None)
+
+
+def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
+    """Return the column of every feature with the type that it has in a log; null where a value is missing.
+
+    Histories are columns of lists here, and are not cut to `max_length`.
+
+    Parameters
+    ----------
+    frame : DataFrame or mapping of columns
+        A DataFrame of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series. Columns that are no
+        feature are not read.
+
+    Raises
+    ------
+    DataError
+        Naming column and row, counted from 1.
+    """
+    sparse = tuple(
+        replace(f, kind="multi", of="", max_length=_UNLIMITED, separator="") if f.kind == "history" else f
+        for f in schema.sparse
+    )
+    features = replace(schema, sparse=sparse, weight="", time="", session="", user="")
+    names, columns = _column_names(frame), {}
+    for name in (*schema.names, *(feature.weights for feature in schema.weighted)):
+        check_present(names, name, FRAME)
+        with naming_column(FRAME, name):
+            columns[name] = read_column(name, frame[name])
+    rows = check_lengths(columns)
+    bad = BadRows(None)
+    converter = Converter(FRAME, 1 + np.arange(rows, dtype=np.int64), bad)
+    typed_columns = converter.columns(pl.DataFrame(columns), features)
+    bad.raise_first()
+    return typed_columns
+
+
+def read_columns(frame: Any) -> dict[str, pl.Series]:
+    """Return every column of a frame, or of a 2-d array, whose columns get the names x0, x1 and so on.
+
+    Raises
+    ------
+    DataError
+        Naming the column that cannot be read.
+    """
+    if hasattr(frame, "toarray"):
+        raise DataError("got a sparse matrix, and sparse input is not supported; give a DataFrame or a dense array")
+    if isinstance(frame, list) or (hasattr(frame, "__array__") and not has_column_names(frame)):
+        values = np.asarray(frame)
+        if values.ndim != 2:
+            raise DataError(
+                f"got an array of {values.ndim} dimensions, expected two: rows and columns. Reshape your data"
+            )
+        if values.dtype.kind == "c":
+            raise DataError("Complex data not supported: expected numbers, texts or truth values")
+        frame = {f"x{place}": np.ascontiguousarray(column) for place, column in enumerate(values.T)}
+    columns, names = {}, _column_names(frame)
+    for name in names:
+        check_present([str(other) for other in names], str(name), FRAME)
+        with naming_column(FRAME, str(name)):
+            columns[str(name)] = read_column(str(name), frame[name])
+    return columns
+
+
+def check_lengths(columns: Mapping[str, pl.Series]) -> int:
+    """Return the number of rows; `DataError` if columns differ in it."""
+    lengths = {len(column) for column in columns.values()}
+    if len(lengths) != 1:
+        sizes = ", ".join(f"{name!r} {len(column):,}" for name, column in list(columns.items())[-6:])
+        raise DataError(f"{FRAME}: columns of different lengths, expected as many values in each: {sizes}")
+    return lengths.pop()
+
+
+def has_column_names(frame: Any) -> bool:
+    """Whether the columns of a frame have names."""
+    return isinstance(frame, Mapping) or any(hasattr(frame, name) for name in ("columns", "column_names"))
+
+
+def _column_names(frame: Any) -> list[Any]:
+    names = frame if isinstance(frame, Mapping) else None
+    if names is None and not isinstance(frame, pl.LazyFrame):
+        names = getattr(frame, "column_names", None)
+        names = getattr(frame, "columns", None) if names is None else names
+    try:
+        return list(names)  # type: ignore[arg-type]
+    except TypeError:
+        raise DataError(f"got {type(frame).__name__}, expected a DataFrame or a mapping of columns") from None
+
+
+def read_column(name: str, column: Any) -> pl.Series:
+    """Return a column of any kind as a series; Python objects become text, integers, floats, or lists of these."""
+    if isinstance(column, pa.Array | pa.ChunkedArray):
+        column.validate(full=True)  # Polars does not notice bytes that are no text
+        inner = getattr(column.type, "value_type", None)
+        if inner is None or not pa.types.is_nested(inner):
+            return pl.Series(name, column)
+    elif isinstance(column, pl.Series):
+        return column.alias(name) if column.dtype != pl.Object else _from_cells(name, column.to_list())
+    elif type(column).__module__.split(".")[0] == "pandas" and hasattr(column, "dtype"):
+        return _from_cells(name, column.tolist()) if column.dtype == object else pl.Series(name, column)
+    elif isinstance(column, np.ndarray) or hasattr(column, "__array__"):
+        return _from_array(name, column if isinstance(column, np.ndarray) else np.asarray(column))
+    elif isinstance(column, Sequence) and not isinstance(column, str | bytes | bytearray | memoryview):
+        return _from_cells(name, list(column))
+    raise DataError(f"{FRAME}: column {name!r} is {_describe(column)}, expected a list, an array or a series")
+
+
+def _from_array(name: str, column: np.ndarray[Any, Any]) -> pl.Series:
+    kind = column.dtype
+    if column.ndim not in (1, 2) or kind.kind not in "biufUO":
+        raise DataError(
+            f"{FRAME}: column {name!r} is an array of {kind} of {column.ndim} dimensions, expected one of numbers or "
+            "text, and a second dimension where values are lists"
+        )
+    if kind.kind in "UO" or kind.itemsize > 8 or isinstance(column, np.ma.MaskedArray):
+        return _from_cells(name, column.tolist())
+    return pl.Series(name, column, nan_to_null=True)
+
+
+def _from_cells(name: str, cells: list[Any]) -> pl.Series:
+    """Return a column of Python objects: values, or lists of values; null where they are None or NaN."""
+    families = _families(cells)
+    if "list" not in families.values():
+        return _from_values(name, cells, range(len(cells)), families)
+    lists = [_list_or_none(name, row, cell) for row, cell in enumerate(cells)]
+    lengths = np.array([0 if items is None else len(items) for items in lists], dtype=np.int64)
+    flat = list(chain.from_iterable(items for items in lists if items is not None))
+    values = _from_values(name, flat, np.repeat(np.arange(len(lists)), lengths), _families(flat))
+    offsets = pa.array(np.concatenate([[0], lengths.cumsum()]))
+    missing = pa.array([items is None for items in lists], type=pa.bool_())
+    return pl.Series(name, pa.LargeListArray.from_arrays(offsets, values.to_arrow(), mask=missing))
+
+
+def _list_or_none(name: str, row: int, cell: Any) -> list[Any] | None:
+    if type(cell) is list or cell is None:
+        return cell
+    if _is_missing(cell):
+        return None
+    if isinstance(cell, np.ndarray) and (cell.ndim != 1 or cell.dtype.kind not in "biufUO"):
+        raise _cell_error(name, row, cell, "a list of numbers or text")
+    if _family(type(cell)) != "list":
+        raise _cell_error(name, row, cell, "a list, as in other rows")
+    return cell.to_list() if isinstance(cell, pl.Series) else cell.tolist() if hasattr(cell, "tolist") else list(cell)
+
+
+def _from_values(
+    name: str, cells: list[Any], rows: Sequence[int] | NDArray[np.int64], families: Mapping[type, _Family]
+) -> pl.Series:
+    """Return text, integers or floats; `rows` is the row of each cell, and `families` the family of each type."""
+    if any(issubclass(kind, Decimal) for kind in families):
+        cells = [_integer_or_cell(cell) for cell in cells]
+        families = _families(cells)
+    present = set(families.values()) - {"nothing"}
+    polars_type = _POLARS_TYPES.get(next(iter(families))) if len(families) == 1 else None
+    if polars_type is not None:
+        with suppress(TypeError, OverflowError):  # integers beyond 64 bits
+            return pl.Series(name, cells, dtype=polars_type, nan_to_null=True)
+    if not present:
+        return pl.Series(name, [None] * len(cells), dtype=pl.Null)
+    # pandas has NaN where text is missing.
+    if present == {"text", "real"} and all(families[type(cell)] == "text" or _is_missing(cell) for cell in cells):
+        present = {"text"}
+    if present == {"text"}:
+        return pl.Series(name, [None if _is_missing(cell) else cell for cell in cells], dtype=pl.String)
+    if not present <= {"integer", "real"}:
+        kinds = [families[type(cell)] for cell in cells]
+        allowed = {"nothing", next(kind for kind in kinds if kind != "nothing")} - {"", "list"}
+        place = next(place for place, kind in enumerate(kinds) if kind not in allowed)
+        raise _cell_error(name, int(rows[place]), cells[place], "text alone, or numbers alone")
+    if present == {"integer"}:
+        integers = [None if families[type(cell)] == "nothing" else int(cell) for cell in cells]
+        known = [value for value in integers if value is not None]
+        for kind, least, end in ((pl.Int64, -(1 << 63), 1 << 63), (pl.UInt64, 0, 1 << 64)):
+            if least <= min(known) and max(known) < end:
+                return pl.Series(name, integers, dtype=kind)
+    return pl.Series(
+        name, [None if families[type(cell)] == "nothing" else float(cell) for cell in cells], dtype=pl.Float64
+    ).fill_nan(None)
+
+
+def _integer_or_cell(cell: Any) -> Any:
+    """Return a decimal that is an integer of 64 bits as such, and any other cell unchanged."""
+    fits = isinstance(cell, Decimal) and cell.is_finite() and cell.adjusted() < 20
+    return int(cell) if fits and cell == cell.to_integral_value() else cell
+
+
+def _families(cells: list[Any]) -> dict[type, _Family]:
+    return {kind: _family(kind) for kind in set(map(type, cells))}
+
+
+def _family(kind: type) -> _Family:
+    """Return what cells of a type are; empty if the type is not supported."""
+    if issubclass(kind, str):
+        return "text"
+    if issubclass(kind, Integral | np.bool_):
+        return "integer"
+    if issubclass(kind, float | np.floating | Decimal):
+        return "real"
+    if issubclass(kind, list | tuple | np.ndarray | pl.Series):
+        return "list"
+    # The last two are types of pandas.
+    return "nothing" if kind is _NoneType or kind.__name__ in ("NAType", "NaTType") else ""
+
+
+def _is_missing(cell: Any) -> bool:
+    family = _family(type(cell))
+    return family == "nothing" or (family == "real" and cell != cell)
+
+
+def _cell_error(name: str, row: int, cell: Any, expected: str) -> DataError:
+    return DataError(f"{FRAME}, row {row + 1}: column {name!r}: got {_describe(cell)}, expected {expected}")
+
+
+def _describe(value: Any) -> str:
+    kind = type(value)
+    is_value = _family(kind) not in ("", "list")
+    return repr(value)[:80] if is_value else f"an object of type {kind.__name__[:80]}"
+
+
+class _NotPlain(Exception):
+    """A cell that `Converter` has to convert or refuse."""
+
+
+class PlainRowReader:
+    """Reader of a few rows, cell by cell, for which calls of a library would take longer than the work.
+
+    Polars took 30 ms for one row of 26 categories and 13 numbers. Only cells that need no conversion are read:
+    integers or text as the vocabulary has them, numbers, lists of these, and None.
+
+    Parameters
+    ----------
+    schema : Schema
+    types : mapping of str to DataType
+        Type of the values of each vocabulary.
+    """
+
+    def __init__(self, schema: Schema, types: Mapping[str, pl.DataType]) -> None:
+        self._names, self._dense = schema.names, len(schema.dense)
+        self._features = [(feature, types[feature.vocabulary]) for feature in schema.sparse]
+        # Columns that share their places lose values in each other; only whole columns are read for that.
+        self._is_supported = not any(feature.kind == "sequence" or feature.weights for feature in schema.sparse)
+
+    def read(self, frame: Any) -> tuple[NDArray[np.float64], list[list[list[Any]]]] | None:
+        """Return ``[F_dense, N]`` numbers, NaN where missing, and the values of each sparse feature and row.
+
+        None if a cell is not plain, or if there are more than `MAX_PLAIN_ROWS` rows.
+        """
+        if not self._is_supported:
+            return None
+        try:
+            columns = _plain_columns(frame, self._names)
+            if any(len(column) != len(columns[0]) for column in columns):
+                return None
+            numbers = _plain_numbers(columns[: self._dense], len(columns[0]))
+            sparse = zip(columns[self._dense :], self._features, strict=True)
+            return numbers, [_plain_values(column, feature, type) for column, (feature, type) in sparse]
+        except _NotPlain:
+            return None
+
+
+def _plain_columns(frame: Any, names: Sequence[str]) -> list[Sequence[Any]]:
+    """Return the columns of a few rows as Python values."""
+    try:
+        if isinstance(frame, Mapping):
+            columns = [_plain_list(frame[name]) for name in names]
+        elif isinstance(frame, pl.DataFrame) and frame.height <= MAX_PLAIN_ROWS:
+            columns = list(zip(*frame[list(names)].rows(), strict=True))
+        elif isinstance(frame, pa.Table | pa.RecordBatch) and frame.num_rows <= MAX_PLAIN_ROWS:
+            columns = [frame.column(name).to_pylist() for name in names]
+        else:
+            raise _NotPlain
+    except (LookupError, TypeError, ValueError, ArithmeticError, pl.exceptions.PolarsError, pa.ArrowException) as error:
+        raise _NotPlain from error
+    if not columns or not 0 < len(columns[0]) <= MAX_PLAIN_ROWS:
+        raise _NotPlain
+    return columns
+
+
+def _plain_list(column: Any) -> Sequence[Any]:
+    if isinstance(column, list | tuple):
+        return column
+    is_array = isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind in "iuf"
+    if (is_array or isinstance(column, pl.Series)) and len(column) <= MAX_PLAIN_ROWS:
+        cells: list[Any] = column.tolist() if is_array else column.to_list()
+        return cells
+    raise _NotPlain
+
+
+def _plain_numbers(columns: Sequence[Sequence[Any]], rows: int) -> NDArray[np.float64]:
+    for column in columns:
+        kind = _common_type(column)
+        if kind not in (float, int, _NoneType) or (kind is int and not _in_range(column, -(1 << 63), 1 << 63)):
+            raise _NotPlain
+    numbers = np.array(columns, dtype=np.float64).reshape(len(columns), rows)  # None becomes NaN
+    if (np.abs(numbers) > MAX_NUMBER).any():
+        raise _NotPlain
+    return numbers
+
+
+def _plain_values(column: Sequence[Any], feature: SparseFeature, type: pl.DataType) -> list[list[Any]]:
+    """Return the values of each row."""
+    if feature.kind == "single":
+        lists = [[] if cell is None else [cell] for cell in column]
+    else:
+        lists = [_plain_items(cell, feature) for cell in column]
+    cells = [cell for items in lists for cell in items]
+    is_text = type == pl.String
+    if cells:
+        # Integers that the schema reads as text, and text that it reads as integers, need conversion.
+        has_type = feature.type in ("auto", "text" if is_text else "integer")
+        if not has_type or _common_type(cells) is not (str if is_text else int):
+            raise _NotPlain
+    if not is_text and not _in_range(cells, *((0, 1 << 64) if type == pl.UInt64 else (-(1 << 63), 1 << 63))):
+        raise _NotPlain
+    return lists
+
+
+def _plain_items(cell: Any, feature: SparseFeature) -> list[Any]:
+    if type(cell) is str:
+        parts = split_text(cell, feature.separator)
+        if parts is None:
+            raise _NotPlain
+        return parts[: feature.max_length]
+    if cell is None:
+        return []
+    if type(cell) is not list or feature.separator:
+        raise _NotPlain
+    present = [item for item in cell if item is not None]
+    return present[-feature.max_length :] if feature.kind == "history" else present[: feature.max_length]
+
+
+def _common_type(cells: Sequence[Any]) -> type:
+    """Return the type of all cells that are not None."""
+    kinds = set(map(type, cells)) - {_NoneType}
+    if len(kinds) > 1:
+        raise _NotPlain
+    return kinds.pop() if kinds else _NoneType
+
+
+def _in_range(cells: Sequence[Any], least: int, end: int) -> bool:
+    return all(cell is None or least <= cell < end for cell in cells)

@@ -1,0 +1,263 @@
+"""Values read from text and numbers: integers, times and lists; and lists that share their places.
+
+A time column is refused, with the unit to set, if its timestamps are finer than the unit of the schema, or if its
+integers are dates between 1990 and 2100 only in another unit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stratarec.data.durations import PER_SECOND
+from stratarec.data.schema import TimeUnit
+from stratarec.data.splits import FIRST_DATE, LAST_DATE, too_coarse, unlikely_unit
+from stratarec.errors import ConfigError
+
+TEXT_TYPES = (pl.String, pl.Categorical, pl.Enum)
+# Integers below this are exact as floats.
+_EXACT = float(1 << 53)
+# A date, optionally with a time of day, a fraction and an offset.
+_ISO_TIME = r"^\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?)?$"
+_OFFSET = r"(Z|[+-]\d\d:?\d\d)$"
+# Number of digits of each part of a time format that consists of digits.
+_WIDTHS = {"%Y": 4, "%y": 2, "%m": 2, "%d": 2, "%H": 2, "%M": 2, "%S": 2}
+_LEADING_ZEROS = r"^\s*[+-]?0\d"
+# Lists as JSON, Python and NumPy write them. Polars and Python must agree on blanks, so they are listed.
+_BLANKS = " \t\r\n"
+_NOTHING = ("null", "None", "nan", "NaN")
+_QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
+_ITEM = rf"(?s:{_QUOTED}|[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[tT]rue|[fF]alse|{'|'.join(_NOTHING)})"
+_LIST = rf"^\s*\[\s*(?:{_ITEM}(?:(?:\s*,\s*|\s+){_ITEM})*\s*,?\s*)?\]\s*$"
+# Brackets around a whole text that is to be split would remain in its first and last part.
+_ENCLOSED = r"""(?s)^\s*(?:\[\s*["'\[({].*\]|\[[^\[\]]*\]|\([^()]*\)|\{[^{}]*\})\s*$"""
+_BRACKETS = ("[", "(", "{")
+_ESCAPE = re.compile(r"(?s)\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|U(00[0-9a-fA-F]{6})|(.))")
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", '"': '"', "'": "'", "\\": "\\", "/": "/"}
+
+
+def read_times(raw: pl.Series, unit: TimeUnit, form: str = "") -> tuple[pl.Series, str] | None:
+    """Return times as ``Int64`` in `unit`, null where a value is no time, and the error of the column or an empty text.
+
+    None for a column of a type that holds no times. `form` is the format of text and integers, as %d/%m/%Y; empty for
+    ISO 8601 and for numbers that count from 1970. `ConfigError` if it is no format.
+    """
+    if form and (raw.dtype in TEXT_TYPES or raw.dtype.is_integer()):
+        return _epochs(parse_times(raw.cast(pl.String).str.strip_chars(), form, _ticks(unit)), unit)
+    if raw.dtype in TEXT_TYPES:
+        text = raw.cast(pl.String).str.strip_chars()
+        integers = text.cast(pl.Int64, strict=False)
+        if integers.null_count() == text.null_count():
+            return integers, unlikely_unit(integers, unit)
+        numbers = text.cast(pl.Decimal(38, 9 if unit == "ns" else 6), strict=False)
+        counts, count_fault = _times_from_numbers(numbers, unit)
+        if numbers.null_count() == text.null_count():
+            return counts, count_fault
+        value, fault = _epochs(_iso_times(text, unit), unit)
+        return value.fill_null(counts).alias(raw.name), fault or count_fault
+    if raw.dtype.is_integer() or raw.dtype == pl.Null:
+        value = raw.cast(pl.Int64, strict=False)
+        return value, unlikely_unit(value, unit)
+    if raw.dtype.is_float() or raw.dtype.is_decimal():
+        return _times_from_numbers(raw, unit)
+    if raw.dtype == pl.Date:
+        return _epochs(raw.cast(pl.Datetime("us")), unit)
+    return _epochs(raw, unit) if raw.dtype.base_type() == pl.Datetime else None
+
+
+def _times_from_numbers(numbers: pl.Series, unit: TimeUnit) -> tuple[pl.Series, str]:
+    """Read times from numbers that may have fractions, as `read_times` does.
+
+    Integers count in `unit`. If the column has fractions, or is no dates in `unit`, numbers that are dates in seconds
+    or milliseconds are read as such.
+    """
+    integers = integers_from_numbers(numbers)
+    missing = numbers.fill_nan(None).null_count() if numbers.dtype.is_float() else numbers.null_count()
+    fault = unlikely_unit(integers, unit)
+    if integers.null_count() == missing and not fault:
+        return integers, ""
+    ticks = "us" if numbers.dtype.is_float() else _ticks(unit)  # a float of seconds has no nanoseconds
+    times: pl.Series = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(numbers))
+    for scale in (PER_SECOND["s"], PER_SECOND["ms"]):
+        is_date = numbers.is_between(FIRST_DATE * scale, LAST_DATE * scale, closed="left")
+        dates = numbers.set(~is_date.fill_null(False), None)
+        times = times.fill_null((dates * (PER_SECOND[ticks] // scale)).round().cast(pl.Int64))
+    value, coarse = _epochs(times.cast(pl.Datetime(ticks)), unit)
+    return value.fill_null(integers).alias(numbers.name), coarse or (fault if times.null_count() == len(times) else "")
+
+
+def _epochs(times: pl.Series, unit: TimeUnit) -> tuple[pl.Series, str]:
+    return times.dt.epoch(unit), too_coarse(times, unit)
+
+
+def _ticks(unit: TimeUnit) -> Literal["us", "ns"]:
+    """Return the unit to read text in: fine enough to notice what `unit` would lose, but for many years."""
+    return "ns" if unit == "ns" else "us"
+
+
+def parse_times(text: pl.Series, form: str, ticks: Literal["us", "ns"] = "us") -> pl.Series:
+    """Return ``Datetime`` of text in the format `form`, null where a value has another; `ConfigError` if it is none.
+
+    Polars alone would also read 2023111 as ``%Y%m%d``, and 23 as ``%Y``.
+    """
+    full, suffix = form, ""
+    if re.search("%[HI]", form) and not re.search("%[MTRrcXs+]", form):  # Polars requires minutes with hours
+        full, suffix = f"{form} %M", " 00"
+    try:
+        times = (text + suffix).str.to_datetime(full, strict=False, time_unit=ticks)
+    except pl.exceptions.PolarsError as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"schema.time_format is {form!r}, expected one such as %d/%m/%Y ({reason})") from error
+    digits = [_WIDTHS.get(part) for part in re.findall("%?.", form)]
+    fits = times.dt.year() > 999 if "%Y" in form else times.is_not_null()
+    if None not in digits:
+        fits &= text.str.len_bytes() == sum(filter(None, digits))
+    return times.set(~fits.fill_null(False), None)
+
+
+def _iso_times(text: pl.Series, unit: TimeUnit) -> pl.Series:
+    try:  # Arrow is the fastest, and reads columns in which all times have the same form
+        times = pl.from_arrow(pc.cast(text.to_arrow(), pa.timestamp(_ticks(unit))))
+    except pa.ArrowInvalid:
+        return _mixed_iso_times(text, unit)
+    assert isinstance(times, pl.Series)
+    return times
+
+
+def _mixed_iso_times(text: pl.Series, unit: TimeUnit) -> pl.Series:
+    """Read times of which some have offsets, or another form than others, or are no times."""
+    is_time = text.str.contains(_ISO_TIME).fill_null(False)
+    plain = text.set(~is_time, None).str.replace(" ", "T", literal=True).str.replace(r"Z$", "+00:00")
+    has_offset = plain.str.contains(_OFFSET).fill_null(False)
+    local = plain.set(has_offset, None)
+    is_day = (local.str.len_chars() == 10).fill_null(False)
+    local = local.zip_with(~is_day, local + "T00:00:00")
+    is_minute = (local.str.len_chars() == 16).fill_null(False)
+    local = local.zip_with(~is_minute, local + ":00")
+    zoned = plain.set(~has_offset, None).str.replace(r"T(\d\d:\d\d)([+-])", "T${1}:00${2}")
+    form, ticks = "%Y-%m-%dT%H:%M:%S%.f", _ticks(unit)
+    local_times = local.str.to_datetime(form, strict=False, time_unit=ticks)
+    return local_times.fill_null(
+        zoned.str.to_datetime(f"{form}%z", strict=False, time_unit=ticks).dt.replace_time_zone(None)
+    )
+
+
+def integers_from_numbers(raw: pl.Series) -> pl.Series:
+    """Return floats or decimals as ``Int64``; null for fractions, and for floats too large to be exact."""
+    if raw.dtype.is_decimal():
+        integers = raw.cast(pl.Int64, strict=False)
+        return integers.set((integers.cast(raw.dtype, strict=False) != raw).fill_null(True), None)
+    number = pl.col("")
+    is_integer = (number.round() == number) & (number.abs() < _EXACT)
+    integer = pl.when(is_integer).then(number).cast(pl.Int64, strict=False)
+    return raw.cast(pl.Float64).to_frame("").select(integer).to_series().alias(raw.name)
+
+
+def integers_from_text(raw: pl.Series) -> pl.Series:
+    """Return text such as 12 and 12.0 as ``Int64``; null for other text, such as 012, which is not the text 12."""
+    integers = raw.cast(pl.Int64, strict=False)
+    if integers.null_count() > raw.null_count():
+        bare = raw.str.strip_chars()
+        floats = integers_from_numbers(bare.cast(pl.Float64, strict=False))
+        integers = bare.cast(pl.Int64, strict=False).fill_null(floats)
+    elif (raw.str.len_bytes() == _digits(integers)).all():  # 6 times as fast as the pattern
+        return integers
+    has_zeros = raw.str.contains(_LEADING_ZEROS).fill_null(False)
+    return (integers.set(has_zeros, None) if has_zeros.any() else integers).alias(raw.name)
+
+
+def _digits(integers: pl.Series) -> pl.Series:
+    """Return the number of characters of each integer when it is written."""
+    present = integers.fill_null(0).to_numpy()
+    digits = 1 + (present < 0).astype(np.uint32)
+    largest = max(int(present.max(initial=0)), -int(present.min(initial=0)))
+    for power in (10**exponent for exponent in range(1, len(str(largest)))):
+        digits += (present >= power) | (present <= -power)
+    return pl.Series(digits).set(integers.is_null(), None)
+
+
+def cast_exactly(values: pl.Series, kind: pl.DataType) -> pl.Series:
+    """Cast values; raise `PolarsError` for text that is no number, or has leading zeros."""
+    if values.dtype == pl.String and kind.is_integer():
+        padded = values.filter(values.str.contains(_LEADING_ZEROS))
+        if len(padded):
+            raise pl.exceptions.InvalidOperationError(f"{padded[0]!r} has leading zeros")
+    return values.cast(kind)
+
+
+def lists_from_text(text: pl.Series, separator: str) -> tuple[pl.Series, pl.Series]:
+    """Return the list in each text, and whether the text is a list.
+
+    With a separator, blanks around parts are stripped, empty parts are null, and a text in brackets is no list.
+    Without one, a text must be a list such as ``[1, 2]``, ``["a", "b"]`` or ``['a', 'b']``. Blank text is null.
+    """
+    text = text.set((text.str.strip_chars(_BLANKS) == "").fill_null(False), None)
+    if separator:
+        is_enclosed = text.str.contains(r"^\s*[\[({]")
+        if is_enclosed.any():
+            has_separator = text.str.contains(separator, literal=True)
+            is_enclosed = text.str.contains(_LIST) | (text.str.contains(_ENCLOSED) & has_separator)
+        part = pl.element().str.strip_chars(_BLANKS)
+        return text.str.split(separator).list.eval(pl.when(part != "").then(part)), ~is_enclosed
+    fits = text.str.contains(_LIST)
+    item = pl.element()
+    inner = pl.when(item.str.contains("^[\"']")).then(item.str.slice(1, item.str.len_chars() - 2))
+    lists = text.set(~fits.fill_null(False), None).str.extract_all(_ITEM)
+    lists = lists.list.eval(inner.otherwise(pl.when(~item.is_in(_NOTHING)).then(item)))
+    if text.str.contains("\\", literal=True).any():
+        lists = map_values(lists, _unescaped)
+    return lists, fits
+
+
+def split_text(text: str, separator: str) -> list[str] | None:
+    """Return the parts of one text, without empty ones; None where `lists_from_text` must decide."""
+    if not separator or text.lstrip().startswith(_BRACKETS):
+        return None
+    return [stripped for part in text.split(separator) if (stripped := part.strip(_BLANKS))]
+
+
+def _unescaped(items: pl.Series) -> pl.Series:
+    escaped = items.filter(items.str.contains("\\", literal=True)).unique().to_list()
+    return items.replace(escaped, [_unescape(text) for text in escaped])
+
+
+def _unescape(text: str) -> str:
+    """Decode the escapes of JSON and Python; a backslash before another character stays."""
+    plain = _ESCAPE.sub(
+        lambda match: _ESCAPED.get(match[4], match[0]) if match[4] else chr(int(match[1] or match[2] or match[3], 16)),
+        text,
+    )
+    # JSON writes characters beyond 16 bits as two.
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def map_values(lists: pl.Series, read: Callable[[pl.Series], pl.Series]) -> pl.Series:
+    """Return the lists with `read` applied to their values.
+
+    `list.eval` would deadlock: its threads wait for the interpreter, which a thread that waits for them may hold.
+    """
+    lengths = lists.list.len().fill_null(0).to_numpy()
+    values = read(lists.drop_nulls().explode(empty_as_null=False))
+    offsets, missing = np.concatenate([[0], lengths.cumsum()]).astype(np.int64), lists.is_null()
+    return pl.Series(lists.name, pa.LargeListArray.from_arrays(offsets, values.to_arrow(), mask=missing.to_arrow()))
+
+
+def drop_incomplete(lists: Sequence[pl.Series]) -> list[pl.Series]:
+    """Remove the places at which one of the lists of a row has no value; lists of a row have the same length."""
+    flat = [column.drop_nulls().explode(empty_as_null=False) for column in lists]
+    is_complete = np.logical_and.reduce([column.is_not_null().to_numpy() for column in flat])
+    if is_complete.all():
+        return list(lists)
+    lengths = lists[0].list.len().fill_null(0).to_numpy()
+    rows = np.repeat(np.arange(len(lengths)), lengths)[is_complete]
+    offsets = np.concatenate([[0], np.bincount(rows, minlength=len(lengths)).cumsum()]).astype(np.int64)
+    return [
+        pl.Series(column.name, pa.LargeListArray.from_arrays(offsets, values.filter(pl.Series(is_complete)).to_arrow()))
+        for column, values in zip(lists, flat, strict=True)
+    ]

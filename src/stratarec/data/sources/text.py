@@ -1,0 +1,524 @@
+"""Text logs of any size: blocks of whole lines, and the records of delimited text and JSON lines in them.
+
+Delimited text is cut at line ends outside of quotes (after an even number of quotes), JSON lines at every line end.
+The longest line bounds memory, and does not change what is read. Lines are counted from 1. Damage to a file itself,
+such as a truncated gzip, always ends the run.
+Polars parses the blocks. A block with a value that does not fit the type of its column is read as text. What Polars
+accepts but should not, such as a record that ends early and is filled with nulls, is detected by counting fields, and
+the block is then split by record. A quote that is never closed ends the run even where bad rows are skipped: which rows
+it swallowed is unknown.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import IO, Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from stratarec.data.columns.converter import BadRows
+from stratarec.data.columns.text_values import lists_from_text
+from stratarec.data.sources.files import InputFile
+from stratarec.errors import DataError
+from stratarec.io.names import shell_word
+from stratarec.kernels import csv_records
+
+BLOCK_BYTES = 16 << 20
+CODECS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
+BOM = b"\xef\xbb\xbf"
+# Bytes that are compared at a time: the result stays in the processor's cache.
+_COMPARE_BYTES = 1 << 18
+# Bytes in which the last line end of a block is searched.
+_SEARCH_BYTES = 1 << 16
+_MAX_HEADER_BYTES = 1 << 20
+# Lines of JSON that are searched for the names of columns.
+_NAME_LINES = 1000
+# Byte order marks of wide characters; the longer ones first.
+_WIDE = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_FAULTS = {
+    csv_records.STRAY: "a quote in the middle of a field; if quotes are text in this log, write them doubled in a "
+    "quoted field, or set data.source.quote to ''",
+    csv_records.RETURN: "a carriage return inside the line",
+}
+_JSON_TYPES = {list: "a list", dict: "an object", str: "text", bool: "a truth value", type(None): "null"}
+
+ColumnTypes = Mapping[str, "pl.DataType | type[pl.DataType]"]
+Parsed = tuple[pl.DataFrame, NDArray[np.int64]]
+"""Columns, and the line of each row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Whole lines of one file."""
+
+    first_line: int
+    content: bytes
+    bytes_done: int
+    """Stored bytes of the file up to the end of the block."""
+    lines: int
+    """Line ends in `content`."""
+
+
+def read_blocks(
+    file: InputFile, block_bytes: int, max_line_bytes: int, quote: bytes = b"", encoding: str = "utf-8"
+) -> Iterator[Block]:
+    """Cut a file into one or more blocks that end at line ends outside of quotes, with their content in UTF-8.
+
+    Raises
+    ------
+    DataError
+        If the file is damaged or not in `encoding`, or if a line is too long, before more of it is in memory.
+    """
+    # Pieces of a line whose end has not come yet; joining each to the ones before would copy them again and again.
+    line, pending, pending_bytes, in_quotes = 1, [b""], 0, False
+    with file.open() as raw:
+        for data in _text(raw, file, block_bytes, encoding):
+            cut, in_quotes = _last_line_end(data, quote, in_quotes)
+            if cut:
+                is_whole = not pending_bytes and cut == len(data)
+                content = data if is_whole else b"".join([*pending, memoryview(data)[:cut]])
+                _check_line_lengths(content, file.path, line, max_line_bytes)
+                lines = _count_byte(content, "\n")
+                yield Block(first_line=line, content=content, bytes_done=min(raw.tell(), file.size), lines=lines)
+                line += lines
+                pending, pending_bytes = [], 0
+            pending.append(data[cut:])
+            pending_bytes += len(data) - cut
+            if pending_bytes > max_line_bytes:
+                if in_quotes:
+                    raise _unclosed_quote(file.path, line, b"".join(pending), quote.decode())
+                raise _line_too_long(file.path, line, max_line_bytes)
+    if pending_bytes or line == 1:
+        content = b"".join([*pending, b"\n"]) if pending_bytes else b""
+        yield Block(first_line=line, content=content, bytes_done=file.size, lines=_count_byte(content, "\n"))
+
+
+def _count_byte(content: bytes, mark: str) -> int:
+    """Count an ASCII character in `content`; `bytes.count` takes ten times as long for a frequent one."""
+    data, equal, count = np.frombuffer(content, dtype=np.uint8), np.empty(_COMPARE_BYTES, dtype=bool), 0
+    for first in range(0, len(data), _COMPARE_BYTES):
+        piece = data[first : first + _COMPARE_BYTES]
+        count += int(np.count_nonzero(np.equal(piece, ord(mark), out=equal[: len(piece)])))
+    return count
+
+
+def estimate_rows(files: tuple[InputFile, ...], max_line_bytes: int, encoding: str = "utf-8") -> int:
+    """Estimate the rows of all files from the first block; compressed text is assumed to shrink fourfold."""
+    fronts = (next(read_blocks(file, 1 << 20, max_line_bytes, encoding=encoding)) for file in files)
+    first = next((front for front in fronts if front.content), None)
+    if first is None:
+        return 1
+    bytes_a_row = len(first.content) / max(first.content.count(b"\n"), 1)
+    text_bytes = sum(file.size * (4 if file.path.endswith(tuple(CODECS)) else 1) for file in files)
+    return max(int(text_bytes / bytes_a_row), 1)
+
+
+def _last_line_end(data: bytes, quote: bytes, in_quotes: bool) -> tuple[int, bool]:
+    """Return the place behind the last line end outside of quotes, and whether `data` ends in quotes.
+
+    `in_quotes` is whether `data` begins in quotes.
+    """
+    end = data.rfind(b"\n") + 1
+    if not quote or not (in_quotes or quote in data):  # the search is ten times as fast as counting
+        return end, False
+    inside = (data.count(quote, 0, end) + in_quotes) % 2 == 1
+    ends_inside = inside ^ (data.count(quote, end) % 2 == 1)
+    while inside and end:
+        # No line end behind the last quote is outside of quotes either.
+        last = data.rfind(quote, 0, end)
+        before = data.rfind(b"\n", 0, max(last, 0)) + 1
+        inside ^= data.count(quote, before, end) % 2 == 1
+        end = before
+    return end, ends_inside
+
+
+def _check_line_lengths(content: bytes, path: str, first_line: int, max_bytes: int) -> None:
+    """Refuse a line of more than `max_bytes`; looks at few line ends."""
+    start = 0
+    while start < len(content):
+        end = content.rfind(b"\n", start, start + max_bytes + 1)
+        if end < 0:
+            raise _line_too_long(path, first_line + content.count(b"\n", 0, start), max_bytes)
+        start = end + 1
+
+
+def _unclosed_quote(path: str, line: int, content: bytes, quote: str) -> DataError:
+    """Return the error for a quote that is not closed in `content`, which begins at `line`."""
+    opening = line + content.count(b"\n", 0, _opening_quote(content, quote.encode()))
+    return DataError(
+        f"{path}, line {opening}: a quote is not closed in any line that follows; if {quote} is text in "
+        "this log, write it doubled in a quoted field, or set data.source.quote to ''"
+    )
+
+
+def _opening_quote(content: bytes, quote: bytes) -> int:
+    """Return the place of the unclosed quote: the first after whose closing quote a field continues, or the last."""
+    ends, opening, place = (quote, b"", *(bytes([mark]) for mark in b",;|\t\r\n")), 0, content.find(quote)
+    while place >= 0:
+        opening = opening if place and content[place - 1 : place] == quote else place
+        close = content.find(quote, place + 1)
+        if close < 0 or content[close + 1 : close + 2] not in ends:
+            break
+        place = content.find(quote, close + 1)
+    return opening
+
+
+def _line_too_long(path: str, line: int, max_bytes: int) -> DataError:
+    return DataError(
+        f"{path}, line {line}: longer than {max_bytes:,} bytes; if that is a line of this log, raise "
+        "data.source.max_line_bytes"
+    )
+
+
+def _text(raw: IO[bytes], file: InputFile, block_bytes: int, encoding: str) -> Iterator[bytes]:
+    """Decompress a file, and convert it to UTF-8."""
+    pieces = _decompressed(raw, file, block_bytes)
+    first = next(pieces, b"")
+    _check_front(first, file.path, encoding)
+    pieces = chain([first], pieces)
+    yield from pieces if encoding == "utf-8" else _transcoded(pieces, file.path, encoding)
+
+
+def _check_front(front: bytes, path: str, encoding: str) -> None:
+    """Refuse a file that does not begin as text with line feeds in `encoding` does."""
+    if front.startswith(b"PAR1"):
+        raise DataError(f"{path}: a Parquet file, expected text; write it as text")
+    if encoding != "utf-8":
+        return
+    wide = next((name for mark, name in _WIDE if front.startswith(mark)), "")
+    zero = front.find(b"\0", 0, _SEARCH_BYTES)
+    zeros = [front[parity:_SEARCH_BYTES:2].count(0) * 3 for parity in (0, 1)]
+    if not wide and min(zeros) < len(front[:_SEARCH_BYTES]) // 2 < max(zeros):
+        wide = "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
+    start = front.rfind(b"\n", 0, max(zero, 0)) + 1
+    place = f"line {front.count(10, 0, max(zero, 0)) + 1}, byte {max(zero, 0) - start + 1}"
+    if wide:
+        raise DataError(f"{path}, {place}: {wide.upper()} text, expected UTF-8; {_reencode(wide)}")
+    if zero >= 0:
+        raise DataError(f"{path}, {place}: a zero byte, expected text in UTF-8; write the log without")
+    if b"\r" in front and b"\n" not in front:
+        raise DataError(
+            f"{path}, line 1: lines end in a carriage return alone, expected a line feed; convert the log, as by "
+            f"tr '\\r' '\\n' < {shell_word(path)}"
+        )
+
+
+def _transcoded(pieces: Iterator[bytes], path: str, encoding: str) -> Iterator[bytes]:
+    decoder, line = codecs.getincrementaldecoder(encoding)(), 1
+    for piece in chain(pieces, [b""]):
+        try:
+            text = decoder.decode(piece, not piece)
+        except UnicodeError as error:
+            before = getattr(error, "object", b"")[: getattr(error, "start", 0)].decode(encoding, "ignore")
+            error_line = line + before.count("\n")
+            raise DataError(
+                f"{path}, line {error_line}: no {encoding} ({error}); check data.source.encoding"
+            ) from error
+        line += text.count("\n")
+        yield text.encode("utf-8", "replace")
+
+
+def utf8_fault(content: bytes) -> str:
+    """Return what is wrong with bytes that are no UTF-8, and how to convert them; empty if nothing is."""
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return _no_utf8(error)
+    return ""
+
+
+def _no_utf8(error: UnicodeDecodeError) -> str:
+    byte = error.object[error.start]
+    return f"byte {error.start + 1} is 0x{byte:02x}, which is not UTF-8; {_reencode('latin-1')}"
+
+
+def check_utf8(content: bytes, path: str) -> None:
+    """Refuse the beginning of a file that is no UTF-8, naming the line."""
+    for line, record in enumerate(content.split(b"\n") if utf8_fault(content) else [], 1):
+        if fault := utf8_fault(record):
+            raise DataError(f"{path}, line {line}: {fault}")
+
+
+def _reencode(encoding: str) -> str:
+    return f"set data.source.encoding, such as {encoding}, or convert the file (iconv -f {encoding} -t utf-8)"
+
+
+def _decompressed(raw: IO[bytes], file: InputFile, block_bytes: int) -> Iterator[bytes]:
+    codec = next((codec for ending, codec in CODECS.items() if file.path.endswith(ending)), None)
+    try:
+        if codec is None and "://" not in file.path:
+            yield from _read_lines(raw, block_bytes)
+            return
+        stream = raw if codec is None else pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec)
+        while data := stream.read(block_bytes):
+            yield data
+    except (OSError, pa.ArrowException, EOFError) as error:
+        fault = f"damaged or truncated {codec}" if codec else "unreadable"
+        raise DataError(f"{file.path}: {fault} ({error})") from error
+
+
+def _read_lines(raw: IO[bytes], block_bytes: int) -> Iterator[bytes]:
+    """Read a file in pieces that end at the last line end before each multiple of `block_bytes`.
+
+    Pieces of whole lines need no copy to cut them. A piece ends inside a line if the line is long.
+    """
+    place, goal = 0, block_bytes
+    while True:
+        raw.seek(max(place, goal - _SEARCH_BYTES))
+        start, tail = raw.tell(), raw.read(min(goal - place, _SEARCH_BYTES))
+        line_end = tail.rfind(b"\n") + 1
+        raw.seek(place)
+        data = raw.read((start + line_end if line_end else goal) - place)
+        if not data:
+            return
+        yield data
+        place, goal = place + len(data), goal + block_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delimited:
+    """Format of one file of delimited text."""
+
+    path: str
+    names: tuple[str, ...]
+    """Names of all fields of a record."""
+    delimiter: str
+    quote: str
+    """Empty where nothing is quoted."""
+    nulls: tuple[str, ...]
+    """Texts of a missing value, in addition to an empty field."""
+
+    def parse(self, content: bytes, numbers: range, types: ColumnTypes, bad: BadRows) -> Parsed:
+        """Return the columns of `types`, all of them as text if a value does not fit, and the line of each row.
+
+        `numbers` are the numbers of the lines in `content`. Malformed records become `bad` rows; empty lines are left
+        out.
+        """
+        if self._is_plain(content, len(numbers)):
+            frame = self._read(content, types)
+            if frame is not None and frame.height == len(numbers):
+                return frame, np.arange(numbers.start, numbers.stop, dtype=np.int64)
+        return self._parse_records(content, numbers.start, types, bad)
+
+    def has_leading_zeros(self, content: bytes) -> bool:
+        """Whether a field may begin as 007 does, which Polars would read as the integer 7."""
+        return csv_records.has_leading_zeros(content, self.delimiter, self.quote)
+
+    def _is_plain(self, content: bytes, lines: int) -> bool:
+        """Whether nothing is quoted, and the number of delimiters is right; Polars refuses records with too many."""
+        if len(self.names) == 1 or b"\r" in content or self._is_quoted(content):
+            return False
+        return _count_byte(content, self.delimiter) == lines * (len(self.names) - 1)
+
+    def _is_quoted(self, content: bytes) -> bool:
+        return bool(self.quote) and self.quote.encode() in content
+
+    def _parse_records(self, content: bytes, first_line: int, types: ColumnTypes, bad: BadRows) -> Parsed:
+        records = self._split(content)
+        lines = first_line + records.lines
+        has_all = records.fields == len(self.names)
+        is_good = (records.fields > 0) & has_all & (records.faults == csv_records.WHOLE)
+        for row in np.flatnonzero((records.fields > 0) & ~is_good):
+            count = int(records.fields[row])
+            problem = f"got {count} field{'s' * (count > 1)}, expected {len(self.names)}"
+            bad.add(self.path, int(lines[row]), _FAULTS.get(int(records.faults[row])) or problem)
+        end = int(records.ends[-1]) if len(lines) else 0
+        if end < len(content):
+            bad.raise_first()  # a stray quote in an earlier line may have opened this one
+            raise _unclosed_quote(self.path, first_line + content.count(b"\n", 0, end), content[end:], self.quote)
+        content, lines = _select_records(content, records.ends, is_good), lines[is_good]
+        as_text = dict.fromkeys(types, pl.String)
+        for column_types in (types, as_text):
+            frame = self._read(content, column_types)
+            if frame is not None and frame.height == len(lines):
+                return frame, lines
+        content, lines = self._decodable(content, lines, bad)
+        frame = self._read(content, as_text)
+        if frame is None or frame.height != len(lines):
+            raise DataError(f"{self.path}, line {first_line} and after: cannot be read as delimited text")
+        return frame, lines
+
+    def _split(self, content: bytes) -> csv_records.Records:
+        quote = ord(self.quote) if self.quote else -1
+        return csv_records.split(np.frombuffer(content, dtype=np.uint8), ord(self.delimiter), quote)
+
+    def _decodable(self, content: bytes, lines: NDArray[np.int64], bad: BadRows) -> tuple[bytes, NDArray[np.int64]]:
+        """Leave out records that are no UTF-8."""
+        ends = self._split(content).ends
+        is_good = np.ones(len(ends), dtype=bool)
+        for row, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+            if fault := utf8_fault(content[start:end]):
+                is_good[row] = False
+                bad.add(self.path, int(lines[row]), fault)
+        return _select_records(content, ends, is_good), lines[is_good]
+
+    def _read(self, content: bytes, types: ColumnTypes) -> pl.DataFrame | None:
+        """Read columns of well-formed records; None if Polars refuses them."""
+        if not content:
+            return pl.DataFrame(schema=dict(types))
+        is_quoted = self._is_quoted(content)
+        places = {name: f"column_{place}" for place, name in enumerate(self.names, 1)}
+        try:
+            frame = pl.read_csv(
+                content,
+                has_header=False,
+                schema={place: types.get(name, pl.String) for name, place in places.items()},
+                columns=[places[name] for name in types],
+                separator=self.delimiter,
+                quote_char=self.quote if is_quoted else None,
+                null_values=list(self.nulls) or None,
+            )
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+            return None
+        frame = frame.select(pl.col(places[name]).alias(name) for name in types)
+        if is_quoted:
+            # An empty field is missing, whether or not it is in quotes.
+            frame = frame.with_columns(
+                column.set(column == "", None) for column in frame.iter_columns() if column.dtype == pl.String
+            )
+        return frame
+
+
+def read_header(content: bytes, path: str, delimiter: str, quote: str) -> tuple[list[str], int, int]:
+    """Return the names in the first record, without spaces around them, and the bytes and lines of the record."""
+    front = content[:_MAX_HEADER_BYTES]
+    records = csv_records.split(np.frombuffer(front, dtype=np.uint8), ord(delimiter), ord(quote) if quote else -1)
+    if not len(records.ends):
+        raise DataError(f"{path}, line 1: no header ends in its first {_MAX_HEADER_BYTES:,} bytes; check the format")
+    end = int(records.ends[0])
+    try:
+        text = front[:end].decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}, line 1: {_no_utf8(error)}") from error
+    quoting = {"quotechar": quote} if quote else {"quoting": csv.QUOTE_NONE}
+    try:
+        names = next(csv.reader([text], delimiter=delimiter, **quoting), [])
+    except csv.Error as error:
+        raise DataError(f"{path}, line 1: no header ({error}); check the format") from error
+    return [name.strip() for name in names], end, front[:end].count(b"\n")
+
+
+def _select_records(content: bytes, ends: NDArray[np.int64], is_selected: NDArray[np.bool_]) -> bytes:
+    if is_selected.all():
+        return content[: int(ends[-1]) if len(ends) else 0]
+    starts = np.append(0, ends[:-1])[is_selected]
+    return b"".join(content[start:end] for start, end in zip(starts, ends[is_selected], strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonLines:
+    """Format of one file with a JSON object per line."""
+
+    path: str
+    lists: frozenset[str]
+    """Columns that may hold lists, which become text as JSON writes them."""
+    nulls: tuple[str, ...]
+    """Texts of a missing value, in addition to null and an empty text."""
+
+    def parse(self, content: bytes, numbers: range, names: tuple[str, ...], bad: BadRows) -> Parsed:
+        """Return the columns `names` as text, and the line of each row.
+
+        `numbers` are the numbers of the lines in `content`. A line is `bad` if it is no object, or has a list or an
+        object where one value is expected; empty lines are left out.
+        """
+        lines = np.arange(numbers.start, numbers.stop, dtype=np.int64)
+        frame = self._read(content, names)
+        if frame is None or frame.height != len(lines) or self._may_have_nested(frame):
+            content, lines = self._good_lines(content, lines, names, bad)
+            frame = self._read(content, names)
+        if frame is None or frame.height != len(lines):
+            raise DataError(f"{self.path}, line {numbers.start} and after: cannot be read as JSON lines")
+        return frame, lines
+
+    def with_lists(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return the frame with lists in place of their text: a separator of the schema is for files with text."""
+        for name in self.lists & set(frame.columns):
+            lists, is_list = lists_from_text(frame[name], "")
+            if is_list.fill_null(True).all():
+                frame = frame.with_columns(lists)
+        return frame
+
+    def _may_have_nested(self, frame: pl.DataFrame) -> bool:
+        """Whether a value may have been a list or an object, which Polars writes as text."""
+        return any(frame[name].str.contains(r"^[\[{]").any() for name in frame.columns if name not in self.lists)
+
+    def _good_lines(
+        self, content: bytes, lines: NDArray[np.int64], names: tuple[str, ...], bad: BadRows
+    ) -> tuple[bytes, NDArray[np.int64]]:
+        texts, numbers = [], []
+        for number, text in zip(lines.tolist(), content.split(b"\n"), strict=False):
+            if not text.strip():
+                continue
+            if problem := self._problem(text, names):
+                bad.add(self.path, number, problem)
+            else:
+                texts.append(text + b"\n")
+                numbers.append(number)
+        bad.raise_first()
+        return b"".join(texts), np.array(numbers, dtype=np.int64)
+
+    def _problem(self, text: bytes, names: tuple[str, ...]) -> str:
+        try:
+            row = json.loads(text, parse_constant=_refuse_constant)
+        except UnicodeDecodeError as error:
+            return _no_utf8(error)
+        except (ValueError, RecursionError) as error:
+            return f"no JSON ({error})"
+        if not isinstance(row, dict):
+            return f"got {_JSON_TYPES.get(type(row), 'a number')}, expected an object with names"
+        for name in names:
+            if isinstance(row.get(name), list | dict) and name not in self.lists:
+                return f"column {name!r}: got {_JSON_TYPES[type(row[name])]}, expected one value"
+        return ""
+
+    def _read(self, content: bytes, names: tuple[str, ...]) -> pl.DataFrame | None:
+        schema = dict.fromkeys(names, pl.String())
+        if not content.strip():
+            return pl.DataFrame(schema=schema)
+        try:
+            frame = pl.read_ndjson(io.BytesIO(content), schema=schema)
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+            return None
+        nulls = ("", *self.nulls)
+        return frame.select(column.set(column.is_in(nulls).fill_null(False), None) for column in frame.iter_columns())
+
+
+def check_json_lines(content: bytes, path: str) -> None:
+    """Refuse a file that begins as one JSON array."""
+    if content.lstrip().startswith(b"["):
+        raise DataError(
+            f"{path}, line 1: a JSON array, expected an object on each line; write it as JSON lines, as by "
+            f"jq -c '.[]' {shell_word(path)}"
+        )
+
+
+def first_json_values(content: bytes) -> dict[str, Any]:
+    """Return the names in the first lines, in order of appearance, and the first value of each that is not null."""
+    values: dict[str, Any] = {}
+    for text in content.split(b"\n", _NAME_LINES)[:_NAME_LINES]:
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        for name, value in row.items() if isinstance(row, dict) else ():
+            if values.get(name) is None:
+                values[name] = value
+    return values
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
