@@ -333,7 +333,7 @@ def test_threads_share_a_scorer(scorer: Scorer, log: pl.DataFrame) -> None:
 def whole_columns(scorer: Scorer, frame: Any) -> Any:
     """The same without the way that few rows take."""
     encoder = scorer._model.encoder
-    return _told(lambda: encoder.encode_columns(read_frame(frame, encoder._read), "the frame"))
+    return _told(lambda: encoder.encode_columns(read_frame(frame, encoder._schema), "the frame"))
 
 
 def _told(encode: Callable[[], tuple[torch.Tensor, KeyedJagged]]) -> Any:
@@ -363,7 +363,7 @@ def test_few_rows_are_read_as_whole_columns_are(scorer: Scorer, log: pl.DataFram
     frame = log[first : first + rows].to_dict(as_series=False)
     for name in data.draw(st.lists(st.sampled_from(sorted(CELLS)), max_size=3)):
         frame[name] = [data.draw(CELLS[name]) for _ in range(rows)]
-    found, expected = scorer._model.encoder._cells.encode(frame), whole_columns(scorer, frame)
+    found, expected = scorer._model.encoder._encode_plain_rows(frame), whole_columns(scorer, frame)
     if found is not None and not isinstance(expected, str):
         dense, sparse = found
         assert (dense.numpy().tobytes(), sparse.values.tolist(), sparse.bag_offsets().tolist()) == expected

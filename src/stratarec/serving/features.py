@@ -53,17 +53,20 @@ class FeatureEncoder:
         DataError
             If a column is missing or has a value that a log may not have.
         """
-        rows = self._plain_rows.read(frame)
-        if rows is not None:
-            try:
-                return self._encode_rows(*rows)
-            except UnicodeError:  # text that cannot be hashed; `read_frame` names its row
-                pass
-        return self.encode_columns(read_frame(frame, self._schema), FRAME)
+        encoded = self._encode_plain_rows(frame)
+        return encoded if encoded is not None else self.encode_columns(read_frame(frame, self._schema), FRAME)
 
-    def _encode_rows(self, numbers: NDArray[np.float64], values: list[list[list[Any]]]) -> tuple[Tensor, KeyedJagged]:
+    def _encode_plain_rows(self, frame: Any) -> tuple[Tensor, KeyedJagged] | None:
+        """Encode a few rows cell by cell; None if a value needs conversion."""
+        rows = self._plain_rows.read(frame)
+        if rows is None:
+            return None
+        numbers, values = rows
         id_of = [self._indexes[feature.vocabulary].id_of for feature in self._schema.sparse]
-        bags = [[id_of[place](cell) for cell in cells] for place, rows in enumerate(values) for cells in rows]
+        try:
+            bags = [[id_of[place](cell) for cell in cells] for place, lists in enumerate(values) for cells in lists]
+        except UnicodeError:  # a text that cannot be hashed
+            return None
         ids = np.array(list(chain.from_iterable(bags)), dtype=np.int32)
         offsets = np.array([0, *accumulate(map(len, bags))], dtype=np.int64)
         sparse = KeyedJagged(

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stratarec.data.columns.converter import BadRows
+from stratarec.data.columns.text_values import integers_from_numbers
 from stratarec.data.sources.files import InputFile, expand, no_rows
 from stratarec.data.sources.parquet import ColumnTypes, count_rows, open_parquet, without_metadata
 from stratarec.data.sources.text import (

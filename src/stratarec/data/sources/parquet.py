@@ -306,8 +306,8 @@ class RowGroups:
     def _too_large(self, run: range, size: int) -> DataError:
         return self.error(
             run,
-            f"takes {format_bytes(size)} in memory, more than {format_bytes(self._max_bytes)}; write the log with smaller row "
-            "groups, or raise data.source.max_row_group_bytes",
+            f"takes {format_bytes(size)} in memory, more than {format_bytes(self._max_bytes)}; write the log with "
+            "smaller row groups, or raise data.source.max_row_group_bytes",
         )
 
 
