@@ -48,11 +48,11 @@ BUDGETS = {
     "recipe": 450,
     "planning": 2_330,
     "distributed": 2_250,
-    "serving": 1_200,
+    "serving": 900,
     "reporting": 2_100,
     "models": 2_350,
     "hot": 850,
-    "data": 7_350,
+    "data": 7_500,
     "embedding": 4_200,
     "batch": 350,
     "kernels": 6_800,
@@ -190,7 +190,7 @@ HOST = {
     "embedding": "rows, ids and slots of the host, which its kernels are for (`Slots` is the seam)",
     "distributed": "what travels, which gloo takes from the host",
     "hot": "reads batches of the loader",
-    "serving.mapped_tables": "features of raw columns, tables in mapped files",
+    "serving.exported_model": "features of raw columns, tables in mapped files",
 }
 
 

@@ -45,7 +45,7 @@ def take(
     )
     source = ClicksSource(config, "error", SplitConfig(by="fraction", valid=0.0, test=0.0))
     if before is not None:
-        source.go_on(before)
+        source.resume(before)
     (root / "work").mkdir()
     found = pl.concat([chunk.frame for chunk in source.chunks(root / "work")])
     return found, source.memory(root / "work")
@@ -100,4 +100,4 @@ def test_what_does_not_follow_is_refused(tmp_path: Path) -> None:
         take(soon, tmp_path / "short", ClickMemory(**(before.frames | {"waiting": before.waiting.clear()}), clicks=1))
     source = ClicksSource(ClicksConfig(paths=(str(tmp_path / "first" / "log.parquet"),)), "error", SplitConfig())
     with refuses(ConfigError, "data.source device data.vocabulary.base"):
-        source.go_on(before)
+        source.resume(before)

@@ -21,7 +21,7 @@ from stratarec.cli import main
 from stratarec.errors import ExportError
 from stratarec.io.atomic import file_hash
 from stratarec.io.sealed import read_unvalidated, write_sealed
-from stratarec.serving.delta import CHANGED, DELTA, DELTA_ROWS, FORMAT
+from stratarec.serving.export_manifest import CHANGED, DELTA, DELTA_FORMAT, DELTA_ROWS
 from stratarec.serving.exported_model import ExportedModel
 from stratarec.training.export import write_delta
 
@@ -125,7 +125,7 @@ def resealed(change: Callable[[dict[str, np.ndarray[Any, Any]]], None]) -> Calla
         tensors = load_file(delta / DELTA_ROWS)
         change(tensors)
         save_file(tensors, delta / DELTA_ROWS)
-        content = read_unvalidated(delta / DELTA, FORMAT, "")
+        content = read_unvalidated(delta / DELTA, DELTA_FORMAT, "")
         content["files"][DELTA_ROWS] = {
             "bytes": (delta / DELTA_ROWS).stat().st_size, "hash": file_hash(delta / DELTA_ROWS)
         }  # fmt: skip
@@ -136,7 +136,7 @@ def resealed(change: Callable[[dict[str, np.ndarray[Any, Any]]], None]) -> Calla
 
 def field(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     def craft(delta: Path) -> None:
-        content = read_unvalidated(delta / DELTA, FORMAT, "")
+        content = read_unvalidated(delta / DELTA, DELTA_FORMAT, "")
         change(content)
         write_sealed(delta / DELTA, content)
 

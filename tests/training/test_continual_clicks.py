@@ -91,7 +91,7 @@ def test_periods_in_one_command_and_in_several_are_the_same_and_leave_no_click_o
     )  # fmt: skip
     before = base.clicks()
     assert before is not None
-    source.go_on(before)
+    source.resume(before)
     (tmp_path / "work").mkdir()
     frame = pl.concat([chunk.frame for chunk in source.chunks(tmp_path / "work")])
     assert sum(period.scores["all"]["samples"] for period in told[0]) == frame["label"].count()

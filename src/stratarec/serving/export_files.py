@@ -1,7 +1,7 @@
-"""Files that a manifest names, opened once: what was hashed is what is read.
+"""Files of an export, each opened once, so that the bytes that are hashed are the bytes that are read.
 
-A file is opened without following links. Whoever can write it can still change it afterwards, and with it the scores,
-or end the process by cutting it short: an export that others may write while it is open is not for use.
+A file is opened without following links. A process that can write the file can still change it later, and with it the
+scores, or end this process by truncating it: do not use an export that others can write while it is open.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from stratarec.io.tensors import Spec, header
 from stratarec.serving.export_manifest import ADVICE, ExportedFile
 
 # Bytes that are hashed at a time.
-_PIECE = 1 << 22
-# What the safetensors library takes for a header.
-_MOST_HEADER = 100_000_000
-# Characters of a name that a message repeats.
-_LONGEST = 80
+_HASH_BYTES = 1 << 22
+# Largest header that the safetensors library accepts.
+_MAX_HEADER = 100_000_000
+# Characters of a name that a message shows.
+_MAX_NAME = 80
 
 _TYPES = {torch.float32: np.float32, torch.int64: np.int64, torch.uint8: np.uint8}
 
@@ -37,12 +37,12 @@ Floats = NDArray[np.float32]
 
 
 def map_file(folder: Path, name: str, expected: ExportedFile) -> mmap.mmap:
-    """The bytes of a file of an export, which may be more than memory holds: pages are read when they are used.
+    """Map a file of an export, which may exceed memory: pages are read when they are used.
 
     Raises
     ------
     ExportError
-        Where they are not those that were written.
+        If the size or hash is not the expected one.
     """
     content = _map(folder, name, expected)
     _check_hash(folder / name, content, expected)
@@ -51,20 +51,20 @@ def map_file(folder: Path, name: str, expected: ExportedFile) -> mmap.mmap:
 
 @dataclass(frozen=True, kw_only=True)
 class MappedTensors:
-    """Tensors of a safetensors file, where they lie in it."""
+    """Tensors in a mapped safetensors file."""
 
     content: mmap.mmap
     places: Mapping[str, int]
     specs: Mapping[str, Spec]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """A tensor, flat."""
+        """Return a tensor, flat."""
         spec = self.specs[name]
         kind = _TYPES[spec.dtype]
         return np.frombuffer(self.content, kind, spec.nbytes // spec.dtype.itemsize, self.places[name])
 
     def all_floats(self) -> tuple[Floats, dict[str, int]]:
-        """All float32 tensors as one array, and where each begins in it: they lie side by side."""
+        """Return all float32 tensors, which are adjacent, as one array, and the first element of each in it."""
         names = [name for name, spec in self.specs.items() if spec.dtype == torch.float32]
         if not names:
             return np.zeros(0, dtype=np.float32), {}
@@ -75,29 +75,29 @@ class MappedTensors:
 
 
 def map_tensors(folder: Path, name: str, expected: ExportedFile, specs: Mapping[str, Spec]) -> MappedTensors:
-    """The tensors of a safetensors file of an export, mapped.
+    """Map the tensors of a safetensors file of an export.
 
-    The header is compared with the one that tensors of these names, types and shapes have, and never relied on.
+    The header must equal the header of tensors with the names, types and shapes of `specs`, so it need not be trusted.
 
     Raises
     ------
     ExportError
-        Where the file is not what was written, has other tensors, or a float32 number in it is not finite.
+        If the file is damaged, has other tensors, or has a float32 number that is not finite.
     """
     content, path = _map(folder, name, expected), folder / name
     front, places = header(specs)
     if content[: len(front)] != front or len(content) != len(front) + sum(spec.nbytes for spec in specs.values()):
         raise ExportError(f"{path}: {_difference(content, specs)}; {ADVICE}")
     _check_hash(path, content, expected)
-    found = MappedTensors(content=content, places=places, specs=specs)
+    tensors = MappedTensors(content=content, places=places, specs=specs)
     for key, spec in specs.items():
-        if spec.dtype == torch.float32 and not _finite(found[key]):
+        if spec.dtype == torch.float32 and not _is_finite(tensors[key]):
             raise ExportError(f"{path}: {key!r} has a number that is not finite; {ADVICE}")
-    return found
+    return tensors
 
 
 def check_files(folder: Path, files: Mapping[str, ExportedFile]) -> None:
-    """Read every file that a manifest names, those too that scoring never opens; `ExportError` for the first fault."""
+    """Read and check every file of a manifest, also those that scoring never opens."""
     for name, expected in files.items():
         map_file(folder, name, expected).close()
 
@@ -105,7 +105,7 @@ def check_files(folder: Path, files: Mapping[str, ExportedFile]) -> None:
 def _map(folder: Path, name: str, expected: ExportedFile) -> mmap.mmap:
     try:
         path = regular_file_below(folder, name)
-        # A pipe that takes the file's place in between would wait for its writer.
+        # Without O_NONBLOCK, a pipe that replaces the file would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             size = os.fstat(descriptor).st_size
@@ -123,41 +123,41 @@ def _map(folder: Path, name: str, expected: ExportedFile) -> mmap.mmap:
 def _check_hash(path: Path, content: mmap.mmap, expected: ExportedFile) -> None:
     digest = xxhash.xxh3_128()
     with memoryview(content) as view:
-        for first in range(0, len(view), _PIECE):
-            digest.update(view[first : first + _PIECE])
+        for first in range(0, len(view), _HASH_BYTES):
+            digest.update(view[first : first + _HASH_BYTES])
     if digest.hexdigest() != expected.hash:
-        raise ExportError(f"{path} is damaged, or of another export: its hash does not match; {ADVICE}")
+        raise ExportError(f"{path} is damaged, or of another export, as its hash differs; {ADVICE}")
 
 
-def _finite(values: Floats) -> bool:
-    step = _PIECE // 4
+def _is_finite(values: Floats) -> bool:
+    step = _HASH_BYTES // 4
     return all(np.isfinite(values[first : first + step]).all() for first in range(0, len(values), step))
 
 
 def _difference(content: mmap.mmap, specs: Mapping[str, Spec]) -> str:
-    """Why a file does not begin as one of such tensors does, in words."""
-    found = _entries(content)
-    if found is None:
+    """Return how the header of a file differs from that of the expected tensors."""
+    entries = _header_entries(content)
+    if entries is None:
         return "it is no safetensors file"
-    for name in sorted({*specs, *found}):
-        want = None if name not in specs else _words(json.loads(header({name: specs[name]})[0][8:])[name])
-        have = None if name not in found else _words(found[name])
-        if want != have:
-            return f"{name[:_LONGEST]!r} is {have or 'missing'}, expected {want or 'no such tensor'}"
-    return "its tensors lie otherwise than they are written"
+    for name in sorted({*specs, *entries}):
+        expected = None if name not in specs else _describe(json.loads(header({name: specs[name]})[0][8:])[name])
+        actual = None if name not in entries else _describe(entries[name])
+        if expected != actual:
+            return f"{name[:_MAX_NAME]!r} is {actual or 'missing'}, expected {expected or 'no such tensor'}"
+    return "its tensors are in another order"
 
 
-def _entries(content: mmap.mmap) -> dict[str, Any] | None:
+def _header_entries(content: mmap.mmap) -> dict[str, Any] | None:
     size = int.from_bytes(content[:8], "little")
-    if size > min(len(content), _MOST_HEADER):
+    if size > min(len(content), _MAX_HEADER):
         return None
     try:
-        found = json.loads(content[8 : 8 + size])
+        entries = json.loads(content[8 : 8 + size])
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return entries if isinstance(entries, dict) else None
 
 
-def _words(entry: Any) -> str:
+def _describe(entry: Any) -> str:
     kind, shape = (entry.get(key) if isinstance(entry, dict) else None for key in ("dtype", "shape"))
-    return f"{kind} {shape}"[:_LONGEST]
+    return f"{kind} {shape}"[:_MAX_NAME]

@@ -1,21 +1,34 @@
-"""What an export is: ``manifest.json`` says how the model is built and which files hold its numbers.
+"""Manifests of an export and of a delta, which say how the model is built and which files have its numbers.
+
+An export is a directory:
 
     manifest.json              configuration, features, tables, vocabularies; bytes and hash of every other file
     network.safetensors        weights of the network
     tables.safetensors         <table>: [rows, D] float32, or [rows, record bytes] uint8 with
-                               @rows/<table>: [K] int64 and @float32/<table>: [K, D], rows that are float32 as well
-    vocabulary/0000-x.parquet  value, id and count of a vocabulary; the manifest says which one
-    README.txt                 this, for people
+                               @rows/<table>: [K] int64 and @float32/<table>: [K, D], rows that are also in float32
+    vocabulary/0000-x.parquet  value, id and count of a vocabulary; the manifest has its name
+    README.txt                 this description
     program.pt2, network.onnx  only on request: the network as torch.export wrote it, or as ONNX
 
-All of it but the program is data. An export may come from somebody else, so nothing of it is used before it was
-checked, and those two are never opened by `Scorer`: torch unpickles parts of a program, and a pickle runs whatever its
-writer put in.
+A delta has the changes from one export, its parent, to a later one:
+
+    delta.json                 the parent's fingerprint, the later export's manifest; bytes and hash of every other file
+    network.safetensors        all weights of the network
+    rows.safetensors           @changed/<table>: [K] int64, changed and new rows, and <table>: [K, ...] their values;
+                               all float32 rows of encoded tables; @gone/<vocabulary>: [K] int64, ids of the parent
+                               whose values were removed
+    vocabulary/0000-x.parquet  values that follow the values of the parent
+
+Deltas are applied in order without a gap: each names its parent by a hash of the parent's manifest and files.
+Except for the program, all files are data. An export or delta may be untrusted, so nothing in it is used before it is
+checked, and `Scorer` never opens program.pt2 and network.onnx: torch unpickles parts of a program, and a pickle can run
+any code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
@@ -35,30 +48,33 @@ from stratarec.models.base import build_tables
 from stratarec.models.calibration import LogitMap
 
 FORMAT: Literal[4] = 4
+DELTA_FORMAT: Literal[2] = 2
 MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX = (
     "manifest.json", "network.safetensors", "tables.safetensors", "README.txt", "program.pt2", "network.onnx",
 )  # fmt: skip
+DELTA, DELTA_ROWS = "delta.json", "rows.safetensors"
 ADVICE = "export the model again"
-# Of each kind; a number of nine digits would otherwise be built before any weight is missed.
-_MOST_LAYERS = 1 << 10
+DELTA_ADVICE = "export the delta again, or open the full export"
+# Layers of each kind: the layers of a huge number would be built before a missing weight is noticed.
+_MAX_LAYERS = 1 << 10
 # Ids are int32.
-_MOST_ROWS = 1 << 31
-_Rows = Annotated[int, pydantic.Field(ge=0, le=_MOST_ROWS)]
+_MAX_ROWS = 1 << 31
+_Rows = Annotated[int, pydantic.Field(ge=0, le=_MAX_ROWS)]
 _Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 _Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
-# No vocabulary has a name that begins so.
-ROWS, FLOATS = "@rows/", "@float32/"
+# Prefixes of tensor names; no vocabulary has a name that begins with @.
+ROWS, FLOATS, CHANGED, GONE = "@rows/", "@float32/", "@changed/", "@gone/"
 
 
 class ExportedFile(Model):
-    """What a file must be."""
+    """Size and hash of a file."""
 
     bytes: Count
     hash: Hash
 
 
 class ExportedMoments(Model):
-    """Of a dense column over the training split, after its transform: less `mean`, over `deviation`."""
+    """Moments by which a dense column is standardised, after its transform: less `mean`, over `deviation`."""
 
     mean: _Finite
     deviation: _Positive
@@ -67,14 +83,14 @@ class ExportedMoments(Model):
 class ExportedTable(Model):
     """One table of ``tables.safetensors``."""
 
-    rows: Annotated[int, pydantic.Field(ge=1, le=_MOST_ROWS)]
+    rows: Annotated[int, pydantic.Field(ge=1, le=_MAX_ROWS)]
     width: Annotated[int, pydantic.Field(ge=1, lt=1 << 31)]
     codec: CodecKind
-    """Of its rows, as they were at home while they were trained."""
+    """Codec of the rows, the same as in training."""
     parameters: Literal["fp16", "fp32"]
-    """Storage of the scale and the offset of an int8 or int4 row."""
+    """Type of the scale and the offset of an int8 or int4 row."""
     float32_rows: _Rows
-    """Of another codec than fp32, how many rows are there as float32, too, which is what they are."""
+    """Number of encoded rows that are also in float32, which is their exact value; 0 for fp32."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> ExportedTable:
@@ -84,19 +100,19 @@ class ExportedTable(Model):
 
     @property
     def record(self) -> RecordCodec:
-        """The codec of its rows: without optimizer state, and to nearest where a row has to be encoded."""
+        """Codec of the rows, without optimizer state and rounding to nearest."""
         config = CodecConfig(kind=self.codec, rounding="nearest", parameters=self.parameters)
         return RecordCodec(config, width=self.width, row_state=False, full_state=0)
 
     def tensors(self, name: str) -> dict[str, Spec]:
-        """What there is of it in the file."""
+        """Return the tensors of the table in the file."""
         if self.codec == "fp32":
             return {name: Spec(torch.float32, (self.rows, self.width))}
-        kept = {
+        exact = {
             ROWS + name: Spec(torch.int64, (self.float32_rows,)),
             FLOATS + name: Spec(torch.float32, (self.float32_rows, self.width)),
         }
-        return {name: Spec(torch.uint8, (self.rows, self.record.record_bytes)), **(kept if self.float32_rows else {})}
+        return {name: Spec(torch.uint8, (self.rows, self.record.record_bytes)), **(exact if self.float32_rows else {})}
 
 
 class ExportedVocabulary(Ids):
@@ -106,7 +122,7 @@ class ExportedVocabulary(Ids):
 
 
 class PooledInput(Model):
-    """A feature whose rows become one vector."""
+    """A feature whose rows are pooled into one vector."""
 
     feature: str
     table: str
@@ -114,14 +130,14 @@ class PooledInput(Model):
 
 
 class SequenceInput(Model):
-    """A history, or a column of a sequence, that the network is given row by row."""
+    """A history, or a column of a sequence, whose rows the network gets one by one."""
 
     feature: str
     table: str
 
 
 class ExportManifest(Model):
-    """All of ``manifest.json`` but its seal."""
+    """Content of ``manifest.json``, without its seal."""
 
     model_config = pydantic.ConfigDict(populate_by_name=True)
 
@@ -129,20 +145,20 @@ class ExportManifest(Model):
     model: ModelConfig
     """The recipe's section."""
     precision: Literal["float32", "bf16"]
-    """In which the network runs."""
+    """Precision of the network."""
     columns: Annotated[Schema, pydantic.Field(alias="schema")]
     moments: dict[str, ExportedMoments]
-    """Of each dense column, after its transform."""
+    """Moments of each dense column, after its transform."""
     pooled: tuple[PooledInput, ...]
-    """What lies side by side in the network's second input, in this order."""
+    """Features in the columns of the network's second input, in order."""
     sequences: tuple[SequenceInput, ...]
-    """What follows: rows and mask of each."""
+    """Features of the next inputs: rows and mask of each."""
     tables: dict[str, ExportedTable]
     vocabularies: dict[str, ExportedVocabulary]
     calibration: tuple[LogitMap, ...] = ()
-    """What becomes of each label's logit; none where no correction was fitted."""
+    """Correction of each label's logit; empty if none was fitted."""
     files: dict[str, ExportedFile]
-    """All but this one, by path."""
+    """All other files, by path."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> ExportManifest:
@@ -156,22 +172,22 @@ class ExportManifest(Model):
         lists = [value for value in vars(config).values() if isinstance(value, tuple)]
         lists += [config.history.attention_mlp, config.heads.tower_mlp, config.heads.expert_mlp]
         layers += [config.history.layers, config.heads.experts, *map(len, (*lists, self.columns.labels))]
-        if max(layers) > _MOST_LAYERS:
-            yield f"model: {max(layers)} layers, expected at most {_MOST_LAYERS}"
+        if max(layers) > _MAX_LAYERS:
+            yield f"model: {max(layers)} layers, expected at most {_MAX_LAYERS}"
         for feature in self.columns.sparse:
-            if feature.max_length >= _MOST_ROWS:
+            if feature.max_length >= _MAX_ROWS:
                 yield f"schema: {feature.name!r} has a max_length of {feature.max_length}, expected less than 2^31"
 
     def _names(self) -> Iterator[str]:
-        known = set(self.columns.vocabularies())
+        vocabularies = set(self.columns.vocabularies())
         expected = {
             "moments": (set(self.moments), {feature.name for feature in self.columns.dense}),
-            "vocabularies": (set(self.vocabularies), known),
-            "tables": (set(self.tables), known),
+            "vocabularies": (set(self.vocabularies), vocabularies),
+            "tables": (set(self.tables), vocabularies),
         }
-        for what, (found, names) in expected.items():
-            if found != names:
-                yield f"{what}: of {sorted(found)}, expected of {sorted(names)}"
+        for field, (keys, names) in expected.items():
+            if keys != names:
+                yield f"{field}: of {sorted(keys)}, expected of {sorted(names)}"
                 return
         for name, table in self.tables.items():
             vocabulary = self.vocabularies[name]
@@ -194,35 +210,37 @@ class ExportManifest(Model):
             yield f"files: {sorted(self.files)}, expected {sorted(needed)}, and {PROGRAM} and {ONNX} at most"
 
     def configs(self) -> list[EmbeddingBagConfig]:
-        """The tables as a collection takes them."""
+        """Return the configurations of the tables."""
         return build_tables(self.model, self.columns, {name: table.rows for name, table in self.tables.items()})
 
     def tensors(self) -> dict[str, Spec]:
-        """What ``tables.safetensors`` holds."""
+        """Return the tensors of ``tables.safetensors``."""
         return {key: spec for name, table in self.tables.items() for key, spec in table.tensors(name).items()}
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what the export holds, however it was made."""
+        """Hash of the content of the export."""
         return content_hash(self.to_dict())
 
     @classmethod
     def read(cls, folder: Path) -> ExportManifest:
-        """The manifest of the export in `folder`; `ExportError` names what is wrong with it."""
+        """Read the manifest of the export in `folder`; `ExportError` names what is wrong with it."""
         if not (folder / MANIFEST).exists():
-            what = f"it has no {MANIFEST}" if folder.exists() else "it does not exist"
-            raise ExportError(f"{folder} is no exported model: {what}; name a directory that `stratarec export` wrote")
+            reason = f"it has no {MANIFEST}" if folder.exists() else "it does not exist"
+            raise ExportError(
+                f"{folder} is no exported model: {reason}; name a directory that `stratarec export` wrote"
+            )
         return read_sealed(folder / MANIFEST, cls, ADVICE, ExportError)
 
     def write(self, folder: Path) -> None:
-        """Write ``manifest.json``, last of all."""
+        """Write ``manifest.json``; the other files must be complete."""
         write_sealed(folder / MANIFEST, self.to_dict())
 
 
 def inputs(
     configs: Sequence[EmbeddingBagConfig], schema: Schema
 ) -> tuple[tuple[PooledInput, ...], tuple[SequenceInput, ...]]:
-    """What the network is given of some tables, in order."""
+    """Return the inputs of the network from some tables, in order."""
     pooled = tuple(
         PooledInput(feature=name, table=table.name, pooling=table.pooling)
         for table in configs
@@ -231,3 +249,85 @@ def inputs(
     unpooled = {name: table.name for table in configs for name in table.sequence_features}
     behaviours = [feature.name for columns in schema.behaviours.values() for feature in columns]
     return pooled, tuple(SequenceInput(feature=name, table=unpooled[name]) for name in behaviours if name in unpooled)
+
+
+class DeltaManifest(Model):
+    """Content of ``delta.json``, without its seal."""
+
+    format: Literal[2] = DELTA_FORMAT
+    parent: Hash
+    """`ExportManifest.fingerprint` of the export that the delta changes."""
+    manifest: ExportManifest
+    """Manifest of the export that the delta leads to."""
+    changed: dict[str, Count]
+    """Table -> number of changed and new rows."""
+    appended: dict[str, ExportedVocabulary]
+    """Vocabulary -> file with the values that follow."""
+    gone: dict[str, Count]
+    """Vocabulary -> number of values that were evicted or forgotten; only where there are some."""
+    files: dict[str, ExportedFile]
+    """All other files, by path."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> DeltaManifest:
+        for fault in self._faults():
+            raise ValueError(fault)
+        return self
+
+    def _faults(self) -> Iterator[str]:
+        if set(self.changed) != set(self.manifest.tables):
+            yield f"changed: of {sorted(self.changed)}, expected of {sorted(self.manifest.tables)}"
+            return
+        for name, rows in self.changed.items():
+            if rows > self.manifest.tables[name].rows:
+                yield f"changed.{name}: {rows} of {self.manifest.tables[name].rows} rows"
+        for name, ids in self.gone.items():
+            if name not in self.manifest.vocabularies or not 0 < ids <= self.manifest.vocabularies[name].holes:
+                yield f"gone: {ids} of {name!r}, which does not have that many holes"
+        paths = [entry.path for entry in self.appended.values()]
+        if len(set(paths)) != len(paths) or set(self.files) != {NETWORK, DELTA_ROWS, *paths}:
+            yield f"files: {sorted(self.files)}, expected {sorted({NETWORK, DELTA_ROWS, *paths})}"
+
+    def tensors(self) -> dict[str, Spec]:
+        """Return the tensors of ``rows.safetensors``."""
+        tensors = {GONE + name: Spec(torch.int64, (ids,)) for name, ids in self.gone.items()}
+        for name, table in self.manifest.tables.items():
+            specs, rows = table.tensors(name), self.changed[name]
+            if rows:
+                tensors[CHANGED + name] = Spec(torch.int64, (rows,))
+                tensors[name] = Spec(specs[name].dtype, (rows, *specs[name].shape[1:]))
+            tensors |= {key: spec for key, spec in specs.items() if key in (ROWS + name, FLOATS + name)}
+        return tensors
+
+    @classmethod
+    def read(cls, folder: Path) -> DeltaManifest:
+        """Read the manifest of the delta in `folder`; `ExportError` names what is wrong with it."""
+        if not (folder / DELTA).exists():
+            reason = f"it has no {DELTA}" if folder.exists() else "it does not exist"
+            raise ExportError(f"{folder} is no delta: {reason}; name a directory of `stratarec export --since`")
+        return read_sealed(folder / DELTA, cls, DELTA_ADVICE, ExportError)
+
+
+def _untyped(schema: Schema) -> Schema:
+    """Return a schema without the types of values, which depend on the format of the log; vocabularies have types."""
+    return replace(schema, sparse=tuple(replace(feature, type="auto") for feature in schema.sparse))
+
+
+def delta_fault(before: ExportManifest, after: ExportManifest) -> str:
+    """Return why no delta can lead from one export to another; empty if one can."""
+    for part, old, new in (
+        ("model", before.model, after.model),
+        ("schema", _untyped(before.columns), _untyped(after.columns)),
+        ("precision", before.precision, after.precision),
+    ):
+        if old != new:
+            return f"{part} differs"
+    for name, table in after.tables.items():
+        old_table, ids, old_ids = before.tables[name], after.vocabularies[name], before.vocabularies[name]
+        if (old_table.codec, old_table.parameters) != (table.codec, table.parameters):
+            return f"table {name!r} is {table.codec} and was {old_table.codec}"
+        if (ids.kind, ids.type, ids.tail_buckets) != (old_ids.kind, old_ids.type, old_ids.tail_buckets):
+            return f"vocabulary {name!r} has other tail buckets, or values of another type"
+        if ids.values < old_ids.values:
+            return f"vocabulary {name!r} has {ids.values:,} values and had {old_ids.values:,}"
+    return ""

@@ -1,8 +1,11 @@
-"""An export, opened: its files checked, its tables where they lie in their file, or, after a delta, in memory."""
+"""An opened export: its files checked, its tables in their mapped files, or in memory after a delta.
+
+Tables are only read: the kernels of training look up rows in the mapped file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,35 +15,55 @@ import polars as pl
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.vocabulary import Vocabulary, read_vocabulary
+from stratarec.embedding import EmbeddingBagConfig
+from stratarec.embedding.codecs import FloatRows
+from stratarec.embedding.tables.base import features_of, group_layout
 from stratarec.errors import ConfigError, DatasetError, ExportError
 from stratarec.io.tensors import Spec
+from stratarec.kernels.bags import BagBatch, GroupLayout
+from stratarec.kernels.codec import decode
+from stratarec.kernels.codec.layout import RecordLayout
+from stratarec.kernels.pooling import gather, pool
 from stratarec.models import build_network
 from stratarec.models.base import Network
 from stratarec.models.calibration import Calibration
-from stratarec.serving.delta import CHANGED, DELTA_ADVICE, DELTA_ROWS, GONE, DeltaManifest, difference
+from stratarec.models.history import History, HistoryWindows
 from stratarec.serving.export_files import map_file, map_tensors
 from stratarec.serving.export_manifest import (
     ADVICE,
+    CHANGED,
+    DELTA_ADVICE,
+    DELTA_ROWS,
     FLOATS,
+    GONE,
     NETWORK,
     ROWS,
     TABLES,
+    DeltaManifest,
     ExportedFile,
     ExportedTable,
     ExportedVocabulary,
     ExportManifest,
+    delta_fault,
 )
 from stratarec.serving.features import FeatureEncoder
-from stratarec.serving.mapped_tables import EncodedTable, FloatTables, ReadOnlyTables
 
 Arrays = Mapping[str, NDArray[Any]]
+Floats = NDArray[np.float32]
+
+# Rows in memory of a table whose rows were decoded for a batch.
+_ANY_ROWS = 1 << 31
+# Bytes of a table that are decoded at a time to check them.
+_CHECK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedModel:
-    """All that scores; see `Scorer`."""
+    """Network, tables and vocabularies of an export, with the encoder of raw values."""
 
     manifest: ExportManifest
     vocabularies: Mapping[str, Vocabulary]
@@ -52,7 +75,7 @@ class ExportedModel:
 
     @classmethod
     def open(cls, folder: Path) -> ExportedModel:
-        """See `Scorer.open`."""
+        """Read and check the export in a directory."""
         manifest = ExportManifest.read(folder)
         network = _network(folder, manifest)
         vocabularies = {
@@ -60,28 +83,26 @@ class ExportedModel:
             for name, entry in manifest.vocabularies.items()
         }
         specs = manifest.tensors()
-        found = map_tensors(folder, TABLES, manifest.files[TABLES], specs)
-        flat, places = found.all_floats()
-        return _assembled(
-            manifest, vocabularies, network, {name: found[name] for name in specs}, (flat, places), folder
-        )
+        tensors = map_tensors(folder, TABLES, manifest.files[TABLES], specs)
+        arrays = {name: tensors[name] for name in specs}
+        return _assemble(manifest, vocabularies, network, arrays, tensors.all_floats(), folder)
 
     def updated(self, folder: Path) -> ExportedModel:
-        """With the changes of a delta; this one stays as it is."""
+        """Return a model with the changes of a delta; this model stays as it is."""
         delta = DeltaManifest.read(folder)
         manifest = delta.manifest
         if delta.parent != self.manifest.fingerprint:
             raise ExportError(
-                f"{folder} is a delta of another model than this one: take all deltas in their order, none twice, or "
-                "open the full export"
+                f"{folder} is a delta of another model than this one: apply all deltas in order, none twice, or open "
+                "the full export"
             )
-        if fault := difference(self.manifest, manifest):
+        if fault := delta_fault(self.manifest, manifest):
             raise ExportError(f"{folder}: {fault}; {DELTA_ADVICE}")
         network = _network(folder, manifest)
-        found = map_tensors(folder, DELTA_ROWS, delta.files[DELTA_ROWS], delta.tensors())
+        changes = map_tensors(folder, DELTA_ROWS, delta.files[DELTA_ROWS], delta.tensors())
         none = np.zeros(0, dtype=np.int64)
         vocabularies = {
-            name: _later(folder, delta, name, old, found[GONE + name] if name in delta.gone else none)
+            name: _updated_vocabulary(folder, delta, name, old, changes[GONE + name] if name in delta.gone else none)
             for name, old in self.vocabularies.items()
         }
         plain = [name for name, table in manifest.tables.items() if table.codec == "fp32"]
@@ -93,34 +114,33 @@ class ExportedModel:
             name: flat[at : at + n] for (name, at), n in zip(places.items(), sizes, strict=True)
         }
         for name, table in manifest.tables.items():
-            rows = found[CHANGED + name] if delta.changed[name] else none
-            if fault := _fault(rows, self.manifest.tables[name].rows, table.rows):
+            rows = changes[CHANGED + name] if delta.changed[name] else none
+            if fault := _row_fault(rows, self.manifest.tables[name].rows, table.rows):
                 raise ExportError(f"{folder / DELTA_ROWS}: {name!r} has {fault}; {DELTA_ADVICE}")
             if name not in places and not len(rows):
                 arrays[name] = self.arrays[name]
             else:
+                spec = table.tensors(name)[name]
                 if name not in places:
-                    arrays[name] = np.empty(table.tensors(name)[name].nbytes, dtype=np.uint8)
-                now, before = (
-                    each[name].reshape(-1, table.tensors(name)[name].shape[1]) for each in (arrays, self.arrays)
-                )
-                now[: len(before)] = before
+                    arrays[name] = np.empty(spec.nbytes, dtype=np.uint8)
+                new, old_rows = (all_rows[name].reshape(-1, spec.shape[1]) for all_rows in (arrays, self.arrays))
+                new[: len(old_rows)] = old_rows
                 if len(rows):
-                    now[rows] = found[name].reshape(len(rows), -1)
+                    new[rows] = changes[name].reshape(len(rows), -1)
             if table.float32_rows:
-                arrays |= {key + name: found[key + name] for key in (ROWS, FLOATS)}
-        return _assembled(manifest, vocabularies, network, arrays, (flat, places), folder)
+                arrays |= {key + name: changes[key + name] for key in (ROWS, FLOATS)}
+        return _assemble(manifest, vocabularies, network, arrays, (flat, places), folder)
 
 
-def _fault(rows: NDArray[np.int64], before: int, after: int) -> str:
-    """What is wrong with changed rows of a table that had so many; empty if nothing is."""
+def _row_fault(rows: NDArray[np.int64], before: int, after: int) -> str:
+    """Return what is wrong with the changed rows of a table that had `before` rows; empty if nothing is."""
     if (np.diff(rows) <= 0).any() or (rows < 0).any() or (rows >= after).any():
         return f"changed rows that do not rise from 0 to {after}"
     missing = after - before - int((rows >= before).sum())
-    return f"{missing} new rows that are not there" if missing else ""
+    return f"{missing} new rows without values" if missing else ""
 
 
-def _assembled(
+def _assemble(
     manifest: ExportManifest, vocabularies: Mapping[str, Vocabulary], network: Network, arrays: Arrays,
     floats: tuple[NDArray[np.float32], Mapping[str, int]], folder: Path,
 ) -> ExportedModel:  # fmt: skip
@@ -142,7 +162,7 @@ def _assembled(
 
 
 def _network(folder: Path, manifest: ExportManifest) -> Network:
-    """The network with its weights; nothing is allocated before the file is known to hold them."""
+    """Build the network with its weights; no memory is allocated before the file is known to have them."""
     pooled_keys = tuple(entry.feature for entry in manifest.pooled)
     try:
         with torch.device("meta"):
@@ -152,20 +172,20 @@ def _network(folder: Path, manifest: ExportManifest) -> Network:
         reason = " ".join(str(error).split())[:200]
         raise ExportError(f"{folder}: its manifest describes no network ({reason}); {ADVICE}") from error
     weights = map_tensors(folder, NETWORK, manifest.files[NETWORK], specs)
-    # Copies: what lies in a file is aligned otherwise, and may not be written.
+    # Copies: the tensors in the file are not aligned, and are read-only.
     state = {name: torch.from_numpy(weights[name].copy()).view(spec.shape) for name, spec in specs.items()}
     network.load_state_dict(state, assign=True)
     network.calibration = Calibration(manifest.calibration) if manifest.calibration else None
     return network.eval().requires_grad_(False)
 
 
-def _encoded(table: ExportedTable, name: str, found: Arrays) -> EncodedTable:
-    few = bool(table.float32_rows)
+def _encoded(table: ExportedTable, name: str, arrays: Arrays) -> EncodedTable:
+    has_floats = bool(table.float32_rows)
     return EncodedTable(
         layout=table.record.layout,
-        records=found[name].reshape(table.rows, -1),
-        kept=found[ROWS + name] if few else np.zeros(0, dtype=np.int64),
-        floats=(found[FLOATS + name] if few else np.zeros(0, dtype=np.float32)).reshape(-1, table.width),
+        records=arrays[name].reshape(table.rows, -1),
+        float_rows=arrays[ROWS + name] if has_floats else np.zeros(0, dtype=np.int64),
+        floats=(arrays[FLOATS + name] if has_floats else np.zeros(0, dtype=np.float32)).reshape(-1, table.width),
     )
 
 
@@ -177,24 +197,175 @@ def _vocabulary(folder: Path, entry: ExportedVocabulary, expected: ExportedFile)
         raise ExportError(f"{error}; {ADVICE}") from error
 
 
-def _later(folder: Path, delta: DeltaManifest, name: str, old: Vocabulary, gone: NDArray[np.int64]) -> Vocabulary:
-    """Return a copy of a vocabulary without the values that a delta removes, and with those that it appends."""
+def _updated_vocabulary(
+    folder: Path, delta: DeltaManifest, name: str, old: Vocabulary, removed: NDArray[np.int64]
+) -> Vocabulary:
+    """Return a vocabulary without the `removed` ids of a delta, and with the values that the delta appends."""
     entry, values = delta.appended.get(name), old.values
-    if len(gone):
-        places = gone - old.tail_buckets
+    if len(removed):
+        places = removed - old.tail_buckets
         if (np.diff(places) <= 0).any() or places[0] < 0 or places[-1] >= len(values):
             raise ExportError(
                 f"{folder / DELTA_ROWS}: removes ids of {name!r} that the earlier export does not contain; "
                 f"{DELTA_ADVICE}"
             )
-        values = old.values_without(gone)
+        values = old.values_without(removed)
     if entry is not None:
-        more = _vocabulary(folder, entry, delta.files[entry.path]).values
-        if more.drop_nulls().is_in(values.implode()).any():
+        appended = _vocabulary(folder, entry, delta.files[entry.path]).values
+        if appended.drop_nulls().is_in(values.implode()).any():
             raise ExportError(f"{folder / entry.path} has a value that is there already; {DELTA_ADVICE}")
-        values = pl.concat([values, more])
-    # Counts are of no use to who scores.
-    found = replace(old, values=values, counts=np.zeros(len(values) + old.tail_buckets, dtype=np.int64))
-    if found.digest != delta.manifest.vocabularies[name].digest:
+        values = pl.concat([values, appended])
+    # Scoring needs no counts.
+    vocabulary = replace(old, values=values, counts=np.zeros(len(values) + old.tail_buckets, dtype=np.int64))
+    if vocabulary.digest != delta.manifest.vocabularies[name].digest:
         raise ExportError(f"{folder}: the values of {name!r} are not those that it leads to; {DELTA_ADVICE}")
-    return found
+    return vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloatTables:
+    """Float32 tables in one array."""
+
+    weights: Floats
+    """``[R * D]``, possibly a mapped file; never written."""
+    place: Mapping[str, int]
+    """First element of each table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedTable:
+    """A table of encoded records, with the exact float32 values of some rows."""
+
+    layout: RecordLayout
+    records: NDArray[np.uint8]
+    """``[rows, record_bytes]``."""
+    float_rows: NDArray[np.int64]
+    """``[K]`` rows that are in float32, rising."""
+    floats: Floats
+    """``[K, D]``."""
+
+    def fault(self) -> str:
+        """Return what is wrong with the rows, which are not trusted; empty if nothing is."""
+        if len(self.float_rows) and not (self.float_rows[0] >= 0 and self.float_rows[-1] < len(self.records)):
+            return "rows outside of the table"
+        if (np.diff(self.float_rows) <= 0).any():
+            return "rows that do not rise"
+        width = self.layout.width
+        step = max(_CHECK_BYTES // (4 * width), 1)
+        out = np.empty((min(step, len(self.records)), width), dtype=np.float32)
+        for first in range(0, len(self.records), step):
+            part = self.records[first : first + step]
+            _decode(self.layout, part, np.arange(len(part), dtype=np.int64), out)
+            if not np.isfinite(out[: len(part)]).all():
+                return "a number that is not finite"
+        return ""
+
+    def decode(self, ids: NDArray[np.int32], out: Floats) -> None:
+        """Decode rows into `out` ``[len(ids), D]``."""
+        _decode(self.layout, self.records, ids.astype(np.int64), out)
+        if len(self.float_rows):
+            place = np.minimum(np.searchsorted(self.float_rows, ids), len(self.float_rows) - 1)
+            is_float = np.flatnonzero(self.float_rows[place] == ids)
+            out[is_float] = self.floats[place[is_float]]
+
+
+class ReadOnlyTables:
+    """Pools and looks up rows of tables.
+
+    Parameters
+    ----------
+    configs : sequence of EmbeddingBagConfig
+    floats : FloatTables
+        The tables in float32.
+    encoded : mapping of str to EncodedTable
+        The other tables; the rows of a batch are decoded.
+    histories : sequence of str
+        Unpooled features, in the order of the network's inputs.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[EmbeddingBagConfig],
+        floats: FloatTables,
+        encoded: Mapping[str, EncodedTable],
+        histories: Sequence[str],
+    ) -> None:
+        self._histories, self._encoded = tuple(histories), encoded
+        widths = {table.embedding_dim for table in configs}
+        features = [(name, table.embedding_dim) for table in configs for name in table.feature_names]
+        ends = np.cumsum([0, *(width for _, width in features)]).tolist()
+        self.columns = ends[-1]
+        columns = {name: end for (name, _), end in zip(features, ends, strict=False)}
+        in_floats = [table for table in configs if table.name not in encoded]
+        in_records = [table for table in configs if table.name in encoded]
+        # Tables of one width are looked up together.
+        self._float_groups = [_float_group(group, floats, columns) for group in _groups(in_floats, len(widths))]
+        self._encoded_groups = [
+            (features_of(group), group_layout(group, columns, [0] * len(group), [_ANY_ROWS] * len(group)))
+            for group in _groups(in_records, len(widths))
+        ]
+
+    def look_up(self, features: KeyedJagged) -> tuple[Tensor, list[History]]:
+        """Return pooled rows ``[B, columns]``, and the rows of each history; ids must be within their tables."""
+        pooled = torch.empty(features.batch_size, self.columns)
+        rows: dict[str, Tensor] = {}
+        for keys, layout, weights in self._float_groups:
+            bags = _bags(features, features.values.numpy(), keys)
+            rows |= _pool(weights, layout, bags, keys, pooled)
+        for keys, layout in self._encoded_groups:
+            bags = _bags(features, np.arange(len(features.values), dtype=np.int32), keys)
+            rows |= _pool(self._decoded(features, bags, keys, layout.width), layout, bags, keys, pooled)
+        return pooled, [_history(rows[name], features, name) for name in self._histories]
+
+    def _decoded(
+        self, features: KeyedJagged, bags: BagBatch, keys: Sequence[tuple[EmbeddingBagConfig, str]], width: int
+    ) -> Floats:
+        """Return ``[N * D]`` the rows of the ids of encoded tables; the rows of other ids are not initialised."""
+        ids, out = features.values.numpy(), np.empty((len(features.values), width), dtype=np.float32)
+        for place, (table, _) in enumerate(keys):
+            first, last = bags.span(place)
+            self._encoded[table.name].decode(ids[first:last], out[first:last])
+        return out.reshape(-1)
+
+
+def _groups(configs: Sequence[EmbeddingBagConfig], widths: int) -> list[list[EmbeddingBagConfig]]:
+    return [[table] for table in configs] if widths > 1 else [list(configs)] if configs else []
+
+
+def _float_group(
+    configs: Sequence[EmbeddingBagConfig], floats: FloatTables, columns: Mapping[str, int]
+) -> tuple[list[tuple[EmbeddingBagConfig, str]], GroupLayout, Floats]:
+    width, start = configs[0].embedding_dim, min(floats.place[table.name] for table in configs)
+    first = [(floats.place[table.name] - start) // width for table in configs]
+    layout = group_layout(configs, columns, first, [table.num_embeddings for table in configs])
+    return features_of(configs), layout, floats.weights[start:]
+
+
+def _decode(layout: RecordLayout, records: NDArray[np.uint8], places: NDArray[np.int64], out: Floats) -> None:
+    slots = np.arange(len(places), dtype=np.int64)
+    decode(layout, records, places, FloatRows.without_state(out.reshape(-1), layout.width).parts, slots)
+
+
+def _bags(features: KeyedJagged, values: NDArray[np.int32], keys: Sequence[tuple[object, str]]) -> BagBatch:
+    key = np.array([features.keys.index(name) for _, name in keys], dtype=np.int64)
+    offsets = features.bag_offsets().numpy()
+    weights = None if features.weights is None else features.weights.numpy()
+    return BagBatch(values=values, offsets=offsets, weights=weights, batch=features.batch_size, key=key)
+
+
+def _pool(
+    weights: Floats, layout: GroupLayout, bags: BagBatch, keys: Sequence[tuple[object, str]], pooled: Tensor
+) -> dict[str, Tensor]:
+    """Pool into `pooled`, and return the rows of features that are not pooled."""
+    faults, rows = [pool(weights, layout, bags, pooled)], {}
+    for place in np.flatnonzero(layout.sequence).tolist():
+        first, last = bags.span(place)
+        feature_rows = rows[keys[place][1]] = torch.empty(last - first, layout.width)
+        faults.append(gather(weights, layout, bags, place, feature_rows))
+    assert max(faults) < 0, "an id outside its table"
+    return rows
+
+
+def _history(rows: Tensor, features: KeyedJagged, name: str) -> History:
+    bags = features[name]
+    return History(rows=rows, windows=HistoryWindows(start=bags.offsets[:-1], length=bags.lengths()))

@@ -1,8 +1,8 @@
-"""Scores of raw samples from an exported model: files that are data alone, every one of them checked.
+"""Scores of raw samples from an exported model, whose files are only data and are checked.
 
-They are those of `predict` for the same samples up to rounding: to the bit where batches hold the same samples and
-nothing is deduplicated, in bf16 within 0.004, since products round otherwise in batches of other sizes. A seal is no
-signature: what is not checked is whether the writer of an export means well.
+The scores equal those of `predict` for the same samples up to rounding: exactly if batches have the same samples and
+nothing is deduplicated, within 0.004 in bf16, where products round differently in batches of other sizes. A seal is no
+signature: it does not show who wrote the export.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from stratarec.models.request import averaged
 from stratarec.serving.export_manifest import ExportManifest
 from stratarec.serving.exported_model import ExportedModel
 
-# Samples that are scored at once: bounds memory.
+# Samples that are scored at a time; bounds memory.
 _BATCH = 8192
 
 
 class Scorer:
-    """An exported model: raw columns of a log -> probabilities of a click. Use `Scorer.open`.
+    """An exported model that turns raw columns of a log into click probabilities; open one by `Scorer.open`.
 
     Notes
     -----
-    Threads may share a scorer. Where they do, or where rows come one at a time, `torch.set_num_threads(1)` is fastest:
-    threads of torch that wait for each other take longer than the network of a row. Tables stay in their file, which
-    must not change while the scorer is in use.
+    Threads may share a scorer. If they do, or if rows come one at a time, `torch.set_num_threads(1)` is fastest:
+    synchronising torch's threads takes longer than the network of a row. Tables stay in their file, which must not
+    change while the scorer is in use.
     """
 
     def __init__(self, model: ExportedModel) -> None:
@@ -45,68 +45,68 @@ class Scorer:
 
     @property
     def manifest(self) -> ExportManifest:
-        """What the model is."""
+        """Manifest of the export."""
         return self._model.manifest
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What scores are of, by the columns of the log that it was in."""
+        """Labels that are predicted, by their columns in the log."""
         return self.manifest.columns.label_columns
 
     @classmethod
     def open(cls, folder: str | Path) -> Scorer:
-        """The model in a directory that ``stratarec export`` wrote.
+        """Open a directory that ``stratarec export`` wrote.
 
-        Nothing in it is run: configuration, weights, tables and vocabularies are read and checked. Every byte that is
-        used is read once, those of the tables too.
+        No code in the directory is run: configuration, weights, tables and vocabularies are read and checked. Every
+        byte that is used is read once, including the tables.
 
         Raises
         ------
         ExportError
-            Where a file is missing, a link, damaged, of another export, or not what the manifest says.
+            If a file is missing, a link, damaged, of another export, or not as the manifest describes it.
         """
         return cls(ExportedModel.open(Path(folder)))
 
     def update(self, delta: str | Path) -> None:
-        """Go on to the later model that a directory of ``stratarec export --since`` leads to: its scores to the bit.
+        """Apply a directory of ``stratarec export --since``; scores are then exactly those of the later model.
 
-        Threads that score meanwhile do so by all of one model or all of the other. From then on tables lie in memory,
-        and while this runs those of both models do.
+        Threads that score meanwhile use either the old or the new model. The tables of the new model are in memory;
+        during the update those of both models are.
 
         Raises
         ------
         ExportError
-            Where it is of another model than this one, as when a delta was left out or is taken twice, or its files
-            are damaged. The scorer is then as it was.
+            If the delta is of another model than this one, as when a delta was skipped or is applied twice, or if its
+            files are damaged. The scorer does not change then.
         """
         with self._updating:
             self._model = self._model.updated(Path(delta))
 
     def _repr_html_(self) -> str:
         columns = self.manifest.columns
-        features = ", ".join([each.name for each in columns.dense] + [each.name for each in columns.sparse])
+        features = ", ".join(columns.names)
         rows = [("model", self.manifest.model.kind), ("scores of", ", ".join(self.labels)), ("features", features)]
         return as_html("Scorer", rows)
 
     def score(self, frame: Any) -> NDArray[np.float32]:
-        """``[N]`` probabilities, those that ``stratarec predict`` gives for the same samples up to rounding; ``[N, T]``
-        of the T `labels` where there are several.
+        """Return ``[N]`` probabilities, equal to those of ``stratarec predict`` up to rounding; ``[N, T]`` for several
+        `labels`.
 
         Parameters
         ----------
         frame : DataFrame or mapping of columns
-            Of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series: the values of a log, by the
-            names of the schema's features. A history is a list of the values that came before, oldest first. Label,
-            time and other columns are not read.
+            A DataFrame of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series, with the values
+            of a log by the names of the schema's features. A history is a list of the earlier values, oldest first.
+            Other columns, such as label and time, are not read.
 
         Raises
         ------
         DataError
-            Naming the column, and the row where it is one.
+            If a column or value cannot be used; names the column, and the row.
         ExportError
-            When a score is no number.
+            If a score is no number.
         """
-        model = self._model  # which another thread may exchange
+        model = self._model  # once: another thread may replace it
         dense, sparse = model.encoder.encode(frame)
         parts = [_logits(model, *batch) for batch in _batches(dense, sparse)]
         empty = (0, len(self.labels)) if len(self.labels) > 1 else 0

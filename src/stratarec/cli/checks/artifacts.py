@@ -23,8 +23,8 @@ from stratarec.io.owned_directory import LOCK_OWNER, MARKER, check_marker, kind_
 from stratarec.io.sealed import read_sealed
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
-from stratarec.serving.delta import DELTA, DELTA_ROWS, DeltaManifest
 from stratarec.serving.export_files import check_files, map_tensors
+from stratarec.serving.export_manifest import DELTA, DELTA_ROWS, DeltaManifest
 from stratarec.serving.export_manifest import MANIFEST as EXPORT
 from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint

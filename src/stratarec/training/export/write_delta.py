@@ -1,4 +1,4 @@
-"""Write the changes since an earlier export; `serving.delta` describes the format. Encoded rows are compared."""
+"""Write the changes since an earlier export (`serving.export_manifest` has the format). Encoded rows are compared."""
 
 from __future__ import annotations
 
@@ -17,8 +17,18 @@ from stratarec.errors import ExportError
 from stratarec.io.names import file_name
 from stratarec.io.sealed import write_sealed
 from stratarec.io.tensors import write_tensors
-from stratarec.serving.delta import CHANGED, DELTA, DELTA_ROWS, GONE, DeltaManifest, difference
-from stratarec.serving.export_manifest import FLOATS, NETWORK, ROWS, ExportedVocabulary
+from stratarec.serving.export_manifest import (
+    CHANGED,
+    DELTA,
+    DELTA_ROWS,
+    FLOATS,
+    GONE,
+    NETWORK,
+    ROWS,
+    DeltaManifest,
+    ExportedVocabulary,
+    delta_fault,
+)
 from stratarec.serving.exported_model import ExportedModel
 from stratarec.training.export.export import files_of, new_directory
 
@@ -41,7 +51,7 @@ def write_delta(before: ExportedModel, export: Path, folder: Path) -> float | No
         When it cannot be written; nothing of it is left then.
     """
     after = ExportedModel.open(export)
-    fault = difference(before.manifest, after.manifest)
+    fault = delta_fault(before.manifest, after.manifest)
     gone: dict[str, NDArray[np.int64]] = {}
     for name, old in () if fault else before.vocabularies.items():
         now = after.vocabularies[name].values[: len(old.values)]
