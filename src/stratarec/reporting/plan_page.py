@@ -145,7 +145,7 @@ def _fold(tables: Sequence[Content]) -> tuple[str, ...]:
     precisions = {table["codec"]["kind"] for table in tables}
     return (
         f"{len(tables)} small tables", f"{sum(table['rows'] for table in tables):,}", "/".join(sorted(kinds)),
-        "/".join(sorted(precisions)), "", "", *_rates(tables), *_sizes(tables),
+        "/".join(sorted(precisions)), "", *_rates(tables), *_sizes(tables),
     )  # fmt: skip
 
 
