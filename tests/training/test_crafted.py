@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from errors import refuses
 from recipes import last, table_values
-from stratarec.cli.check_artifacts import check
+from stratarec.cli.checks.artifacts import check
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.embedding.optimizers import RowOptimizerConfig
@@ -208,9 +208,9 @@ STATES = [
     (_at(tables={"earlier": 1 << 61}), "6 2305843009213693952"),
     (_at(tables={"batches": 5, "origin": 0}), "6 0 5"),
     (_at(tables={"changes": [[7, 0.5]]}), "7 step 6"),
-    (_at(position={"epoch": 1 << 61}), "2305843009213693952 step 6"),
-    (_at(position={"losses": [[7, 0.5]]}), "7 step 6"),
-    (_at(position={"trained_samples": 5}), "samples 5"),
+    (_at(training={"epoch": 1 << 61}), "2305843009213693952 step 6"),
+    (_at(training={"losses": [[7, 0.5]]}), "7 step 6"),
+    (_at(training={"trained_samples": 5}), "samples 5"),
 ]
 
 

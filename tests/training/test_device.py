@@ -111,7 +111,7 @@ def test_a_doctor_finds_a_device_that_computes_something_else(tmp_path: Path) ->
 def test_a_device_that_is_not_there_is_one_line(before: str, name: str, said: str, tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n{before}\n"
-        "from stratarec.training.run.device import device_of\nfrom stratarec.errors import ConfigError\n"
+        "from stratarec.training.torch_setup import device_of\nfrom stratarec.errors import ConfigError\n"
         f"try: device_of({name!r})\nexcept ConfigError as error: print(error)"
     )
     done = forked.python(code, environment={"XDG_CACHE_HOME": str(tmp_path)})

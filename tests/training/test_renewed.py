@@ -25,7 +25,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.io.atomic import is_leftover, temporary_name
 from stratarec.training.build import new_plan
-from stratarec.training.continual import renew
+from stratarec.training.continual import rebase
 from stratarec.training.export import write_delta
 from stratarec.training.run import periods
 from stratarec.training.run.open_run import open_run
@@ -173,15 +173,15 @@ def test_scores_that_would_change_stop_a_rebase(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of(home, tmp_path)
-    take = renew._take
-    monkeypatch.setattr(renew, "_take", lambda group, ids, rows: take(group, ids, rows[::-1].copy()))
+    take = rebase._take
+    monkeypatch.setattr(rebase, "_take", lambda group, ids, rows: take(group, ids, rows[::-1].copy()))
     before = files_of(run)
     assert main(["rebase", "-q", str(run)]) == 2
     assert "scores would not be the same" in capsys.readouterr().err
     assert files_of(run) == before
 
 
-STAGES = ["renew.checkpoint.load", "renew.checkpoint.save", "renew.write_sealed", "chain.sync_tree"]
+STAGES = ["rebase.checkpoint.load", "rebase.checkpoint.save", "rebase.write_sealed", "chain.sync_tree"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
