@@ -83,3 +83,25 @@ def test_the_map_of_the_house_names_files_that_stand() -> None:
     lines = text.splitlines()
     assert len(lines) <= 250
     assert max(map(len, lines)) <= 100
+
+
+def test_drafting_a_recipe_does_not_load_torch(tmp_path: Path) -> None:
+    """Loading torch takes longer than all of `init`."""
+    (tmp_path / "log.csv").write_text("user,item,click\n" + "1,a,0\n2,b,1\n3,a,1\n" * 40)
+    code = "import sys; from stratarec.cli import main; print(main(['init', 'log.csv']), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "0 False"
+
+
+def test_ctrl_c_while_commands_load_is_one_line() -> None:
+    code = (
+        "import sys; from stratarec.cli import main\n"
+        "class Loader:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'stratarec.cli.run_command':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Loader())\n"
+        "sys.exit(main(['compare', 'x']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "stratarec: interrupted\n")

@@ -94,33 +94,38 @@ def _cases() -> Mapping[str, tuple[Operation, Sequence[Tensor]]]:
         "interaction": (dot_interaction, [some(40, 8), some(40, 4, 8)]),
         "interaction of runs": (
             # Gradients of rows behind the runs are left as they were: only those of the two parts mean anything.
-            lambda dense, own, common: _of_runs(dense, _side_by_side(own, common), runs),
+            lambda dense, rows_own, common: _of_runs(dense, _side_by_side(rows_own, common), runs),
             [some(40, 8), some(40, 16), some(5, 16)],
         ),
         "layer of runs": (
-            lambda own, common, weight, bias: run_linear(own, common, weight, bias, columns, starts, relu=True),
+            lambda rows_own, common, weight, bias: run_linear(
+                rows_own, common, weight, bias, columns, starts, relu=True
+            ),
             [some(40, 10), some(5, 6), some(12, 16), some(12)],
         ),
-        "vectors of runs": (lambda own, common: runs.expand(_side_by_side(own, common)), [some(40, 16), some(5, 16)]),
+        "vectors of runs": (
+            lambda rows_own, common: runs.expand(_side_by_side(rows_own, common)),
+            [some(40, 16), some(5, 16)],
+        ),
         "windows": (lambda rows: History(rows=rows, windows=windows).padded()[0], [some(30, 8)]),
         "samples of windows": (lambda rows: History(rows=rows, windows=windows).expand(rows), [some(40, 8)]),
-        "sums of pairs": (lambda left, rows: pair_sums(left, rows, pairs), [some(40, 8), some(30, 8)]),
-        "products of pairs": (lambda left, rows: pair_products(left, rows, pairs), [some(40, 8), some(30, 8)]),
+        "sums of pairs": (lambda first, rows: pair_sums(first, rows, pairs), [some(40, 8), some(30, 8)]),
+        "products of pairs": (lambda first, rows: pair_products(first, rows, pairs), [some(40, 8), some(30, 8)]),
         "pooled pairs": (lambda weights, rows: pair_pool(weights, rows, pairs), [some(len(pairs)), some(30, 8)]),
     }
 
 
-def _side_by_side(own: Tensor, common: Tensor) -> Tensor:
+def _side_by_side(rows_own: Tensor, common: Tensor) -> Tensor:
     """``[B, 4, D]``, in the middle ``[R, 2, D]`` of runs, behind which nothing means anything."""
-    shared = functional.pad(common.view(-1, 2, 8), (0, 0, 0, 0, 0, len(own) - len(common)))
-    mine = own.view(-1, 2, 8)
+    shared = functional.pad(common.view(-1, 2, 8), (0, 0, 0, 0, 0, len(rows_own) - len(common)))
+    mine = rows_own.view(-1, 2, 8)
     return torch.cat([mine[:, :1], shared, mine[:, 1:]], dim=1)
 
 
 def _of_runs(dense: Tensor, pooled: Tensor, runs: Runs) -> tuple[Tensor, ...]:
-    own, common = run_interaction(dense, pooled, runs.shared, runs.starts)
+    rows_own, common = run_interaction(dense, pooled, runs.shared, runs.starts)
     # Zeros behind the products, which the CPU has for its own sake.
-    return own[:, :21], common[:, :1]
+    return rows_own[:, :21], common[:, :1]
 
 
 def _difference(operate: Operation, inputs: Sequence[Tensor], device: torch.device) -> float:
@@ -152,12 +157,14 @@ def _trainings(config: Any, precision: Any, device: torch.device, sizes: Sizes) 
     limit, drift_limit = (_EXACT, _DRIFT) if precision == "float32" else (_ROUNDED, _ROUNDED)
     # The second loss of a model shows its first update.
     single = max(
-        abs(left - right)
+        abs(first - right)
         for seed in range(_FRESH_MODELS)
-        for left, right in zip(*(_losses(config, train, where, sizes, 2, seed) for where in (CPU, device)), strict=True)
+        for first, right in zip(
+            *(_losses(config, train, where, sizes, 2, seed) for where in (CPU, device)), strict=True
+        )
     )
     expected, one, other = (_losses(config, train, where, sizes, sizes.steps) for where in (CPU, device, device))
-    drift = sum(abs(left - right) for left, right in zip(expected, one, strict=True)) / len(one)
+    drift = sum(abs(first - right) for first, right in zip(expected, one, strict=True)) / len(one)
     description = (
         f"difference from the CPU at most {single:.1e} in single steps, {drift:.1e} on average over {sizes.steps} "
         f"steps; a second run is {'identical' if one == other else 'different'}"

@@ -10,16 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import yaml
 
 from stratarec.cli.init.guess import Guess, Guesses, Role, guess
 from stratarec.cli.init.sample import CODEC_NAMES, LogSample, read_sample
 from stratarec.config.units import format_bytes
+from stratarec.config.validate import first_mistake
+from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.schema import LabelRule
 from stratarec.data.sources.files import expand
+from stratarec.errors import ConfigError
 from stratarec.io.atomic import check_absent, write_text
 from stratarec.io.names import shell_word, visible
-from stratarec.recipe import Recipe
 
 _DAY, _MAX_NAME = 86_400, 100
 # Floats of optimizer state per row, and the share of memory that tables may take.
@@ -45,9 +48,20 @@ def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple
     sample = read_sample(paths)
     guesses = _for_model(guess(sample, label), sample)
     text = _text(name, path, sample, guesses)
-    Recipe.from_dict(yaml.safe_load(text), str(path))
+    _check_data(yaml.safe_load(text)["data"], path)
     write_text(path, text)
     return path, sample, guesses
+
+
+def _check_data(content: dict[str, Any], path: Path) -> None:
+    """Refuse a data section that `prepare` would refuse.
+
+    The other sections have fixed fields. Reading them as a `Recipe` would import torch, which takes seconds.
+    """
+    try:
+        pydantic.TypeAdapter(PrepareConfig).validate_python(content)
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{path}: data.{first_mistake(error, content, PrepareConfig)}") from error
 
 
 def content_of(paths: tuple[str, ...], label: str = "") -> dict[str, Any]:
@@ -63,10 +77,10 @@ def _for_model(guesses: Guesses, sample: LogSample) -> Guesses:
     if not _is_small(sample, guesses):
         return guesses
     columns = (
-        replace(each, role="dense", reason=f"{each.reason}, in order")
-        if each.ordered and each.role == "sparse"
-        else each
-        for each in guesses.columns
+        replace(column, role="dense", reason=f"{column.reason}, in order")
+        if column.ordered and column.role == "sparse"
+        else column
+        for column in guesses.columns
     )
     return replace(guesses, columns=tuple(columns))
 
@@ -77,7 +91,7 @@ def _is_small(sample: LogSample, guesses: Guesses) -> bool:
 
 def _values(guesses: Guesses) -> int:
     """Return the approximate number of rows of all tables."""
-    return sum(each.values for each in (*guesses.of("sparse"), *guesses.of("list"), *guesses.of("user")))
+    return sum(column.values for column in (*guesses.of("sparse"), *guesses.of("list"), *guesses.of("user")))
 
 
 def _name(path: str) -> str:
@@ -106,7 +120,7 @@ def _recipe(name: str, path: Path, sample: LogSample, guesses: Guesses) -> Itera
     yield f"    paths: {_yaml(list(sample.paths))}"
     for key, value in sample.options.items():
         yield f"    {key}: {_yaml(value)}"
-    nulls = sorted({word for each in guesses.columns for word in sample.missing.get(each.name, ())})
+    nulls = sorted({word for column in guesses.columns for word in sample.missing.get(column.name, ())})
     if nulls:
         yield f"    nulls: {_yaml(nulls)}  # mean a missing value, in every column"
     yield "    schema:"
@@ -121,73 +135,73 @@ def _recipe(name: str, path: Path, sample: LogSample, guesses: Guesses) -> Itera
 
 
 def _schema(guesses: Guesses) -> Iterator[str]:
-    reasons = {each.name: each.reason for each in guesses.columns}
+    reasons = {column.name: column.reason for column in guesses.columns}
     rule = guesses.label
     if isinstance(rule, LabelRule):
         test = f"at_least: {_yaml(rule.at_least)}" if rule.at_least is not None else f"equals: {_yaml(rule.equals)}"
         yield f"      label: {{column: {_yaml(rule.column)}, {test}}}  # {reasons[rule.column]}"
     else:
         yield f"      label: {_yaml(rule)}  # {reasons[rule]}"
-    for each in guesses.of("weight"):
+    for column in guesses.of("weight"):
         yield "      # Weights apply to the loss, metrics and calibration: scores are rates of the log before negatives"
         yield "      # were sampled. Without the next line, scores are rates of the rows in this log."
-        yield f"      weight: {_yaml(each.name)}  # {each.reason}"
-    for each in guesses.of("time"):
+        yield f"      weight: {_yaml(column.name)}  # {column.reason}"
+    for column in guesses.of("time"):
         assert guesses.time is not None
-        yield f"      time: {_yaml(each.name)}  # {each.reason}"
+        yield f"      time: {_yaml(column.name)}  # {column.reason}"
         yield f"      time_unit: {guesses.time.unit}"
         if guesses.time.form:
             yield f"      time_format: {_yaml(guesses.time.form)}"
     keys: tuple[Role, ...] = ("user", "session")
     for role in keys:
-        for each in guesses.of(role):
-            yield f"      {role}: {_yaml(each.name)}  # {each.reason}"
+        for column in guesses.of(role):
+            yield f"      {role}: {_yaml(column.name)}  # {column.reason}"
     dense = guesses.of("dense")
     if dense:
         yield "      dense:"
-        yield from (f"        - {{name: {_yaml(each.name)}}}  # {each.reason}" for each in dense)
+        yield from (f"        - {{name: {_yaml(column.name)}}}  # {column.reason}" for column in dense)
     sparse = list(_sparse(guesses))
     yield from ["      sparse:", *sparse] if sparse else []
-    ignored = [each for each in guesses.of("ignored") if each.leak is None]
+    ignored = [column for column in guesses.of("ignored") if column.leak is None]
     if ignored:
         yield "      # Ignored:"
-        yield from (f"      #   {_yaml(each.name)}: {each.reason}" for each in ignored)
-    leaks = [each for each in guesses.columns if each.leak is not None]
+        yield from (f"      #   {_yaml(column.name)}: {column.reason}" for column in ignored)
+    leaks = [column for column in guesses.columns if column.leak is not None]
     if leaks:
         yield "      # Ignored because they seem to reveal the label; to use one, add its braces to the list it names:"
-    for each in leaks:
-        assert each.leak is not None
-        where = "dense" if each.leak.role == "dense" else "sparse"
-        yield f"      #   {where}: - {{{_feature(each.leak)}}}  # {each.reason}"
+    for column in leaks:
+        assert column.leak is not None
+        where = "dense" if column.leak.role == "dense" else "sparse"
+        yield f"      #   {where}: - {{{_feature(column.leak)}}}  # {column.reason}"
 
 
 def _sparse(guesses: Guesses) -> Iterator[str]:
     features = [*guesses.of("sparse"), *guesses.of("list")]
-    for each in features:
-        yield f"        - {{{_feature(each)}}}  # {each.reason}"
+    for column in features:
+        yield f"        - {{{_feature(column)}}}  # {column.reason}"
     item, user = guesses.item, guesses.of("user")
     if item is not None and user and guesses.of("time"):
         name = f"{item.name}_history"
-        if name not in {each.name for each in guesses.columns}:
+        if name not in {column.name for column in guesses.columns}:
             yield (
                 f"        - {{name: {_yaml(name)}, kind: history, of: {_yaml(item.name)}, max_length: 50}}"
                 "  # earlier choices of the user"
             )
     # A split by time tests users seen in training; a split by fraction tests new users, whose ids say nothing.
-    for each in user if guesses.split_seconds else ():
-        yield f"        - {{name: {_yaml(each.name)}}}  # learns the taste of each user"
+    for column in user if guesses.split_seconds else ():
+        yield f"        - {{name: {_yaml(column.name)}}}  # learns the taste of each user"
 
 
 _MULTI = ["kind: multi", "max_length: 20"]
 
 
-def _feature(each: Guess) -> str:
-    parts = [f"name: {_yaml(each.name)}"]
-    if each.role == "list":
-        parts += ["kind: sequence", f"of: {_yaml(each.of)}", "max_length: 50"] if each.of else _MULTI
-    if each.separator:
-        parts.append(f"separator: {_yaml(each.separator)}")
-    if each.integer:
+def _feature(column: Guess) -> str:
+    parts = [f"name: {_yaml(column.name)}"]
+    if column.role == "list":
+        parts += ["kind: sequence", f"of: {_yaml(column.of)}", "max_length: 50"] if column.of else _MULTI
+    if column.separator:
+        parts.append(f"separator: {_yaml(column.separator)}")
+    if column.integer:
         parts.append("type: integer")
     return ", ".join(parts)
 

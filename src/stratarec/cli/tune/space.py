@@ -90,11 +90,11 @@ class Space:
     def own(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Return the recipe's own values of the fields for which they are in the space; choices as JSON."""
         plain = Recipe.from_dict(dict(content)).to_dict()
-        found = {
+        result = {
             field: json.dumps(_at(plain, field)) if isinstance(dimension, Choice) else _at(plain, field)
             for field, dimension in self.dimensions.items()
         }
-        return {field: value for field, value in found.items() if self.dimensions[field].holds(value)}
+        return {field: value for field, value in result.items() if self.dimensions[field].holds(value)}
 
     def values(self, params: Values) -> Values:
         """Return the value of each field; choices in `params` are JSON."""

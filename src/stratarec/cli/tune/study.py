@@ -114,13 +114,15 @@ class Study:
                 f"{str(difference.want)[:80]}: {ADVICE}"
             )
         dimensions = self._space.dimensions
-        for number, each in enumerate(record.trials):
-            if each.params.keys() != dimensions.keys():
+        for number, trial_record in enumerate(record.trials):
+            if trial_record.params.keys() != dimensions.keys():
                 raise ConfigError(f"{inner / FILE}: trial {number} has values of other fields than --space; {ADVICE}")
-            for field, value in each.params.items():
+            for field, value in trial_record.params.items():
                 if not dimensions[field].holds(value):
-                    said = f"{field} {str(value)[:80]}"
-                    raise ConfigError(f"{inner / FILE}: trial {number} has {said}, which is not in --space; {ADVICE}")
+                    summary = f"{field} {str(value)[:80]}"
+                    raise ConfigError(
+                        f"{inner / FILE}: trial {number} has {summary}, which is not in --space; {ADVICE}"
+                    )
         self._trials = list(record.trials)
         self._keep_best()
 
@@ -131,14 +133,14 @@ class Study:
 
     def ended(self) -> list[TrialRecord]:
         """Return the trials that have ended, including failed ones."""
-        return [each for each in self._trials if each.state != "running"]
+        return [trial_record for trial_record in self._trials if trial_record.state != "running"]
 
     def report(self, name: str) -> None:
         """Write the report of the trials that have ended."""
         # Imported here because matplotlib loads slowly.
         from stratarec.reporting.study_page import write_study
 
-        trials = [{**vars(each), "run": run_name(number)} for number, each in enumerate(self.ended())]
+        trials = [{**vars(trial_record), "run": run_name(number)} for number, trial_record in enumerate(self.ended())]
         if trials:
             write_study(self._folder / "report.html", name, self._metric, self._space.text, trials)
 
@@ -146,10 +148,10 @@ class Study:
         """Run a new trial, or resume the one that was stopped; return a line with its result."""
         asked = self._ask()
         number = len(self._trials) - 1
-        trial, told = self._trial(number), list[float]()
+        trial, evaluations = self._trial(number), list[float]()
 
         def watch(step: int, value: float) -> None:
-            told.append(value)
+            evaluations.append(value)
             asked.report(value, step)
             if asked.should_prune():
                 raise Pruned
@@ -158,19 +160,19 @@ class Study:
         state, reason = "complete", ""
         try:
             value = trial.train(self._dataset, watch)
-            said = f"{METRICS[self._metric].label} {value:.5f}"
+            summary = f"{METRICS[self._metric].label} {value:.5f}"
         except Pruned:
-            state, said = "pruned", "ended early"
+            state, summary = "pruned", "ended early"
         # Errors of the disk or the data are not caused by the values, and end the command.
         except (ConfigError, TrainingError, MemoryError) as error:
             state, reason = "failed", str(error)
-            said = f"failed: {reason}"
-        ended = {"state": state, "evaluations": tuple(told), "value": value, "reason": reason}
+            summary = f"failed: {reason}"
+        ended = {"state": state, "evaluations": tuple(evaluations), "value": value, "reason": reason}
         self._trials[number] = self._trials[number].model_copy(update=ended)
         self._write()
         self._keep_best()
-        values = ", ".join(f"{field} {_said(one)}" for field, one in trial.values.items())
-        return f"trial {number}: {values}: {said}"
+        values = ", ".join(f"{field} {_format_value(one)}" for field, one in trial.values.items())
+        return f"trial {number}: {values}: {summary}"
 
     def _ask(self) -> optuna.Trial:
         """Return the trial that was stopped, or a new one with the values that Optuna suggests."""
@@ -182,15 +184,15 @@ class Study:
             sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=_DRAWN),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=_BEFORE_PRUNING),
         )
-        distributions = {field: _distribution(each) for field, each in self._space.dimensions.items()}
-        for each in ended:
+        distributions = {field: _distribution(trial_record) for field, trial_record in self._space.dimensions.items()}
+        for trial_record in ended:
             study.add_trial(
                 optuna.trial.create_trial(
-                    state=_STATES[each.state],
-                    value=each.value,
-                    params=dict(each.params),
+                    state=_STATES[trial_record.state],
+                    value=trial_record.value,
+                    params=dict(trial_record.params),
                     distributions=distributions,
-                    intermediate_values=dict(enumerate(each.evaluations, 1)),
+                    intermediate_values=dict(enumerate(trial_record.evaluations, 1)),
                 )
             )
         is_resumed = len(ended) < len(self._trials)
@@ -215,8 +217,8 @@ class Study:
     def _keep_best(self) -> None:
         """Delete the checkpoints of all trials but the best, and write the best recipe."""
         found = self.best()
-        for number, each in enumerate(self._trials):
-            if each.state != "running" and (found is None or self._run(number) != found.run):
+        for number, trial_record in enumerate(self._trials):
+            if trial_record.state != "running" and (found is None or self._run(number) != found.run):
                 self._trial(number).remove_checkpoints()
         if found is not None:
             overrides = Trial(content=self._content, values=found.values, run=found.run).overrides
@@ -225,10 +227,14 @@ class Study:
 
     def best(self) -> Best | None:
         """Return the best completed trial, the first of equal ones."""
-        whole = [(each.value, -number) for number, each in enumerate(self._trials) if each.value is not None]
+        whole = [
+            (trial_record.value, -number)
+            for number, trial_record in enumerate(self._trials)
+            if trial_record.value is not None
+        ]
         if not whole:
             return None
-        value, place = max(whole, key=lambda each: (goodness(self._metric, each[0]), each[1]))
+        value, place = max(whole, key=lambda trial_record: (goodness(self._metric, trial_record[0]), trial_record[1]))
         trial, recipe = self._trial(-place), self._folder / "best.yaml"
         return Best(values=trial.values, metric=self._metric, value=value, run=trial.run, recipe=recipe)
 
@@ -270,8 +276,8 @@ def tune(
         progress.start("tune", trials, "trials", min(len(study.ended()), trials))
         try:
             while len(study.ended()) < trials:
-                said = study.run_one()
-                progress.say(said)
+                summary = study.run_one()
+                progress.say(summary)
                 progress.advance(1)
         except Interrupted as error:
             raise Interrupted(
@@ -282,7 +288,7 @@ def tune(
             study.report(recipe.name)
         found = study.best()
         if found is None:
-            reasons = [each.reason for each in study.ended() if each.reason]
+            reasons = [trial_record.reason for trial_record in study.ended() if trial_record.reason]
             why = f"; the last: {reasons[-1]}" if reasons else ""
             raise TrainingError(f"none of {trials} trials was completed{why}: change --space, or the recipe")
         return found
@@ -305,7 +311,7 @@ def _distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution
     return optuna.distributions.FloatDistribution(dimension.low, dimension.high, log=dimension.log)
 
 
-def _said(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
 
 

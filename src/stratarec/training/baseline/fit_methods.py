@@ -63,27 +63,27 @@ def fit_methods(
                     f"{dataset.path}: of its {split} split {len(part.label)} samples of one class came up"
                 )
         tables = dataset.table_rows()
-        settings = Settings({each.name: tables[each.vocabulary] for each in dataset.schema.sparse}, seed, threads)
+        settings = Settings({item.name: tables[item.vocabulary] for item in dataset.schema.sparse}, seed, threads)
         fitted: dict[str, tuple[Predict, float]] = {}
         for name, fit in METHODS.items():
             progress.say(f"fitting {name} to {len(train.label):,} of {dataset.samples('train'):,} training samples")
             began = time.perf_counter()
             fitted[name] = fit(train, valid, settings), time.perf_counter() - began
-        found = {split: _tested(dataset, split, fitted, progress) for split in ("valid", "test")}
-        made = Baselines(
+        result = {split: _tested(dataset, split, fitted, progress) for split in ("valid", "test")}
+        baselines = Baselines(
             dataset=dataset.fingerprint,
             fitted=len(train.label),
             methods=tuple(
                 Method(
                     name=name,
                     seconds=round(seconds, 2),
-                    splits={split: each[name] for split, each in found.items() if each},  # type: ignore[misc]
+                    splits={split: item[name] for split, item in result.items() if item},  # type: ignore[misc]
                 )
                 for name, (_, seconds) in fitted.items()
             ),
         )
-        write_baselines(dataset, made)
-    return made
+        write_baselines(dataset, baselines)
+    return baselines
 
 
 def check_installed() -> None:
@@ -133,13 +133,13 @@ def _tested(
         for name, (predict, _) in fitted.items():
             logits[name].append(_logits(predict, part))
     label, weight = np.concatenate(labels), np.concatenate(weights) if weights else None
-    return {name: _figures(label, np.concatenate(each), weight) for name, each in logits.items()}
+    return {name: _figures(label, np.concatenate(item), weight) for name, item in logits.items()}
 
 
 def _logits(predict: Predict, samples: Arrays) -> NDArray[np.float64]:
     probability = np.clip(predict(samples), 1e-7, 1 - 1e-7)
-    found: NDArray[np.float64] = np.log(probability) - np.log1p(-probability)
-    return found
+    result: NDArray[np.float64] = np.log(probability) - np.log1p(-probability)
+    return result
 
 
 def _figures(
@@ -208,8 +208,8 @@ def regression(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
     def predict(samples: Arrays) -> Doubles:
         weights, bias = best
         logit = _one_hot(samples, columns) @ weights + bias
-        found: Doubles = 1 / (1 + np.exp(-np.clip(logit, -80, 80)))
-        return found
+        result: Doubles = 1 / (1 + np.exp(-np.clip(logit, -80, 80)))
+        return result
 
     return predict
 
@@ -301,9 +301,9 @@ def _one_hot(samples: Arrays, columns: Mapping[str, int]) -> Any:
 
 
 def _log_loss(probability: Doubles, samples: Arrays) -> float:
-    found = np.clip(probability, 1e-7, 1 - 1e-7)
-    each = -np.where(samples.label > 0.5, np.log(found), np.log1p(-found))
-    return float(np.average(each, weights=samples.weight))
+    result = np.clip(probability, 1e-7, 1 - 1e-7)
+    item = -np.where(samples.label > 0.5, np.log(result), np.log1p(-result))
+    return float(np.average(item, weights=samples.weight))
 
 
 _BATCH = 1 << 16

@@ -99,7 +99,7 @@ class _Step:
 
     def earlier(self) -> Period | None:
         """Return the period that was made of the same file, if there is one."""
-        return next((each for each in map(periods.read, periods.paths(self._run)) if each.log == self._log), None)
+        return next((item for item in map(periods.read, periods.paths(self._run)) if item.log == self._log), None)
 
     def run(self) -> Period:
         """Score, train and commit the period."""
@@ -131,16 +131,16 @@ class _Step:
                 "steps": position.step,
                 "rate_factor": before.rate_factor,
                 "scores": scored.scores,
-                "calibration": [each.to_dict() for each in scored.calibration],
+                "calibration": [item.to_dict() for item in scored.calibration],
                 "lookups": _admitted(scored, dataset),
                 "dense": dense_drift(dataset),
                 "auc": auc_drift(scored.scores["all"], self._earlier_aucs()),
             }
-            found = validate(Period, content, self._file, periods.ADVICE, CheckpointError)
-            write_sealed(work / periods.PERIOD, found.to_dict())
+            result = validate(Period, content, self._file, periods.ADVICE, CheckpointError)
+            write_sealed(work / periods.PERIOD, result.to_dict())
             self._chain.commit(work, final)
         periods.prune(self._run)
-        return found
+        return result
 
     def _hash(self) -> str:
         """Return the hash of the file, which must be one local file."""
@@ -159,8 +159,8 @@ class _Step:
         return digest
 
     def _earlier_aucs(self) -> list[Any]:
-        found = (periods.read(path) for path in periods.paths(self._run))
-        return [period.scores["all"]["auc"] for period in found if period.kind == "log"]
+        result = (periods.read(path) for path in periods.paths(self._run))
+        return [period.scores["all"]["auc"] for period in result if period.kind == "log"]
 
     def _prepare(self, recipe: Recipe, before: Dataset) -> Dataset:
         """Prepare the log as a training split that continues the data set before."""
@@ -179,9 +179,9 @@ class _Step:
         novelty = Novelty(trained.dataset)
         parts, kinds = zip(*self._samples(trained, recipe, novelty), strict=True)
         raw = ScoredSamples.joined(parts)
-        found = corrected_by(maps, raw) if maps else raw
+        result = corrected_by(maps, raw) if maps else raw
         return _Scores(
-            scores=_slices(trained.dataset, found, kinds),
+            scores=_slices(trained.dataset, result, kinds),
             calibration=() if kind == "none" else fit(kind, raw),
             lookups=novelty.lookups,
             holes={name: info.holes for name, info in trained.dataset.vocabularies.items()},
@@ -199,25 +199,25 @@ class _Step:
             yield part.samples, part.novelty
 
 
-def _slices(dataset: Dataset, found: ScoredSamples, kinds: Sequence[NDArray[np.int8]]) -> dict[str, Any]:
+def _slices(dataset: Dataset, result: ScoredSamples, kinds: Sequence[NDArray[np.int8]]) -> dict[str, Any]:
     """Return metrics of all samples, and of the samples of each kind."""
     labels, kind = dataset.schema.label_columns, kinds_of(np.concatenate(kinds))
     chosen = {name: np.flatnonzero(kind == place) for place, name in enumerate(KINDS)}
-    scores = {"all": figures(measured(labels, found))}
+    scores = {"all": figures(measured(labels, result))}
     for name, rows in chosen.items():
         if len(rows):
-            scores[name] = figures(measured(labels, found.of(rows)))
+            scores[name] = figures(measured(labels, result.of(rows)))
     return scores
 
 
 def _admitted(scored: _Scores, dataset: Dataset) -> dict[str, dict[str, int]]:
-    found = {}
+    result = {}
     for name, counts in scored.lookups.items():
         info = dataset.vocabularies[name]
         kinds = {kind: counts[kind] for kind in KINDS}
         changes = {"admitted": info.values - info.inherited, "evicted": info.holes - scored.holes[name]}
-        found[name] = {**kinds, **changes, "rows": info.rows}
-    return found
+        result[name] = {**kinds, **changes, "rows": info.rows}
+    return result
 
 
 def score_clicks(

@@ -108,23 +108,23 @@ def _read_values(file: str, schema: Schema, carried: CarriedTables) -> dict[str,
                 f"{file}: column {name!r} is not a vocabulary with one row per value; expected "
                 f"{', '.join(dict.fromkeys([*carried.counts, *([schema.user] if schema.user else [])]))}"
             )
-        stored = next((known.dtype for known in _known(name, vocabulary, carried, schema)), pl.String())
+        stored = next((known.dtype for known in _stored_values(name, vocabulary, carried, schema)), pl.String())
         raw = frame[name]
         if stored == pl.UInt64 and raw.dtype == pl.String:
-            whole = raw.cast(stored, strict=False).fill_null(integers_from_text(raw).cast(stored, strict=False))
-            converter.require(raw, raw.is_null() | whole.is_not_null(), "a whole number or nothing")
+            converted = raw.cast(stored, strict=False).fill_null(integers_from_text(raw).cast(stored, strict=False))
+            converter.require(raw, raw.is_null() | converted.is_not_null(), "a whole number or nothing")
         else:
             read = converter.category(raw, "text" if stored == pl.String else "integer")
-            whole = read.cast(stored, strict=False)
-            converter.require(raw, read.is_null() | whole.is_not_null(), f"a value that {stored} holds")
-        values[name] = whole.drop_nulls().unique(maintain_order=True)
+            converted = read.cast(stored, strict=False)
+            converter.require(raw, read.is_null() | converted.is_not_null(), f"a value that {stored} holds")
+        values[name] = converted.drop_nulls().unique(maintain_order=True)
     bad.raise_first()
     if not sum(map(len, values.values())):
         raise DataError(f"{file} contains no value; expected a column with the name of each vocabulary, and its values")
     return values
 
 
-def _known(column: str, vocabulary: str, carried: CarriedTables, schema: Schema) -> Iterator[pl.Series]:
+def _stored_values(column: str, vocabulary: str, carried: CarriedTables, schema: Schema) -> Iterator[pl.Series]:
     """Yield all values that a run stores of a column: with and without rows, in events and in clicks."""
     if vocabulary in carried.counts:
         yield carried.vocabularies[vocabulary].values
@@ -156,10 +156,10 @@ def _without(
     for column, values in named.items():
         name = of_feature.get(column, column)
         unknown[column] = values
-        for known in _known(column, name, carried, schema):
+        for known in _stored_values(column, name, carried, schema):
             unknown[column] = unknown[column].filter(~unknown[column].is_in(_cast(known, values.dtype).implode()))
         if name in counts:
-            vocabularies[name], counts[name], ids = _taken(vocabularies[name], counts[name], values)
+            vocabularies[name], counts[name], ids = _remove_values(vocabularies[name], counts[name], values)
             rows[name] = np.union1d(rows.get(name, np.zeros(0, dtype=np.int64)), ids)
         if events is not None and column == schema.user:
             events = events.filter(~events[column].is_in(_cast(values, events[column].dtype).implode()))
@@ -175,14 +175,14 @@ def _clicks_without(clicks: ClickMemory, name: str, values: pl.Series, schema: S
     """Without the clicks of users or of items; where values are contexts, clicks are without these."""
     if name not in clicks.recent.columns:
         return clicks
-    wanted, item = _cast(values, clicks.recent[name].dtype), name == schema.sparse[0].name
-    theirs = pl.col(name).is_in(wanted.implode())
+    targets, item = _cast(values, clicks.recent[name].dtype), name == schema.sparse[0].name
+    theirs = pl.col(name).is_in(targets.implode())
     if item or name == schema.user:
         parts = {part: clicks.frames[part].filter(~theirs) for part in ("recent", "waiting")}
     else:
-        gone = pl.when(theirs).then(None).otherwise(pl.col(name)).alias(name)
-        parts = {part: clicks.frames[part].with_columns(gone) for part in ("recent", "waiting")}
-    first = clicks.first.filter(~clicks.first[ITEM].is_in(item_keys(wanted).implode())) if item else clicks.first
+        cleared = pl.when(theirs).then(None).otherwise(pl.col(name)).alias(name)
+        parts = {part: clicks.frames[part].with_columns(cleared) for part in ("recent", "waiting")}
+    first = clicks.first.filter(~clicks.first[ITEM].is_in(item_keys(targets).implode())) if item else clicks.first
     return replace(clicks, recent=parts["recent"], waiting=parts["waiting"], first=first)
 
 
@@ -195,21 +195,23 @@ def _events_without(
     return events.filter(pl.any_horizontal(events[feature.of].is_not_null() for feature in schema.histories))
 
 
-def _taken(vocabulary: Vocabulary, counted: pl.DataFrame, values: pl.Series) -> tuple[Vocabulary, pl.DataFrame, Ids]:
+def _remove_values(
+    vocabulary: Vocabulary, counted: pl.DataFrame, values: pl.Series
+) -> tuple[Vocabulary, pl.DataFrame, Ids]:
     """Return a vocabulary and its counts without `values`, and the ids that these had."""
-    wanted = _cast(values, vocabulary.values.dtype).implode()
-    places = np.flatnonzero(vocabulary.values.is_in(wanted).fill_null(False).to_numpy())
-    theirs = counted["value"].is_in(wanted)
-    own = vocabulary.values.gather(places)
-    rare = counted.filter(theirs & ~counted["value"].is_in(own.implode()))
+    targets = _cast(values, vocabulary.values.dtype).implode()
+    places = np.flatnonzero(vocabulary.values.is_in(targets).fill_null(False).to_numpy())
+    theirs = counted["value"].is_in(targets)
+    removed_values = vocabulary.values.gather(places)
+    rare = counted.filter(theirs & ~counted["value"].is_in(removed_values.implode()))
     counts = vocabulary.counts.copy()
     np.subtract.at(counts, buckets_of(rare["value"], vocabulary.tail_buckets), rare["count"].to_numpy())
     np.maximum(counts, 0, out=counts)  # what a limit on memory forgot was taken from nowhere
     ids = places + vocabulary.tail_buckets
     counts[ids] = 0
     without = vocabulary.values_without(ids)
-    kept = replace(vocabulary, values=without, counts=counts, inherited=len(without))
-    return kept, counted.filter(~theirs), ids
+    remaining_vocabulary = replace(vocabulary, values=without, counts=counts, inherited=len(without))
+    return remaining_vocabulary, counted.filter(~theirs), ids
 
 
 def _cast(values: pl.Series, kind: pl.DataType) -> pl.Series:

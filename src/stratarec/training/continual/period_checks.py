@@ -113,7 +113,7 @@ class Novelty:
 
     def of(self, frame: pl.DataFrame) -> NDArray[np.int8]:
         """Return the index in `KINDS` of each value, ``[N, F]``."""
-        found = np.zeros((len(frame), len(self._features)), dtype=np.int8)
+        result = np.zeros((len(frame), len(self._features)), dtype=np.int8)
         for place, (feature, name) in enumerate(self._features.items()):
             known, column = self._kinds[name], frame[feature]
             values = column.cast(known["value"].dtype, strict=False).to_frame("value")
@@ -121,8 +121,8 @@ class Novelty:
             there = column.is_not_null().to_numpy()
             kinds = kind.to_numpy()[there]
             self.lookups[name].update(dict(zip(KINDS, np.bincount(kinds, minlength=len(KINDS)).tolist(), strict=True)))
-            found[there, place] = kinds
-        return found
+            result[there, place] = kinds
+        return result
 
 
 def kinds_of(values: NDArray[np.int8]) -> NDArray[np.int8]:
@@ -157,15 +157,15 @@ def dense_drift(dataset: Dataset) -> dict[str, dict[str, float]]:
     Returns the shift of the mean in standard deviations, the ratio of standard deviations, and the share of samples
     that have a value.
     """
-    samples, found = dataset.samples("train"), {}
+    samples, result = dataset.samples("train"), {}
     for name, first in dataset.about.moments.items():
         now = dataset.about.observed[name]
-        found[name] = {
+        result[name] = {
             "shift": (now.mean - first.mean) / first.deviation if now.count else 0.0,
             "spread": now.deviation / first.deviation,
             "known": now.count / max(samples, 1),
         }
-    return found
+    return result
 
 
 def auc_drift(scores: Mapping[str, Any], earlier: Sequence[float | None]) -> dict[str, float | None]:
@@ -186,17 +186,17 @@ def auc_drift(scores: Mapping[str, Any], earlier: Sequence[float | None]) -> dic
 
 def alarms(period: Mapping[str, Any]) -> list[str]:
     """Return messages if the AUC is significantly below that of the periods before, or a mean has moved."""
-    auc, found = period["auc"], []
+    auc, result = period["auc"], []
     if auc["before"] is not None and auc["high"] is not None and auc["high"] < auc["before"]:
         area = period["scores"]["all"]["auc"]
-        found.append(
+        result.append(
             f"AUC {area:.5f} is below {auc['before']:.5f}, the mean of earlier periods; its 95 % interval is "
             f"{auc['low']:.5f} to {auc['high']:.5f}"
         )
     for name, drift in period["dense"].items():
         if abs(drift["shift"]) > _MOVED:
-            found.append(
+            result.append(
                 f"{name}: its mean has moved by {drift['shift']:+.1f} standard deviations since the first log of the "
                 "run"
             )
-    return found
+    return result

@@ -185,12 +185,12 @@ def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, write: i
         # Tail buckets that nothing trained begin as they did: their numbers are what they were.
         rest = (new >= 0) & ~moved & (hot | cached | home | (new != old))
         theirs, before = new[rest] + mine.first_row[name], old[rest] + group.first_row[name]
-        found, places = group.read_rows(before), np.arange(len(before), dtype=np.int64)
-        found.clock[:] = 0
-        mine.write_rows(theirs, found, places, write)
+        rows_found, places = group.read_rows(before), np.arange(len(before), dtype=np.int64)
+        rows_found.clock[:] = 0
+        mine.write_rows(theirs, rows_found, places, write)
         if group.codec.config.kind != "fp32":
-            found, places = mine.read_rows(theirs), np.flatnonzero(~hot[rest])
-            group.write_rows(before[places], found, places, write)
+            rows_found, places = mine.read_rows(theirs), np.flatnonzero(~hot[rest])
+            group.write_rows(before[places], rows_found, places, write)
             rounded += int(cached[rest & ~hot].sum())
     return rounded
 

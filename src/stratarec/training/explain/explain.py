@@ -39,16 +39,16 @@ def explain_columns(
     probe: Probe, names: Sequence[str], *, repeats: int, seed: int, progress: Progress, check: Callable[[], None]
 ) -> Json:
     """Return the importance of all features, or of those named, as JSON data."""
-    found = importance(
+    result = importance(
         probe, columns_of(probe.dataset.schema, names), repeats=repeats, seed=seed, progress=progress, check=check
     )
-    return {"repeats": repeats, "seed": seed, "samples": probe.batch.size, "labels": _plain(_of_labels(found))}
+    return {"repeats": repeats, "seed": seed, "samples": probe.batch.size, "labels": _plain(_of_labels(result))}
 
 
-def with_curves(found: Json, probe: Probe, names: Sequence[str], progress: Progress) -> Json:
+def with_curves(result: Json, probe: Probe, names: Sequence[str], progress: Progress) -> Json:
     """Add the partial dependence curves of the dense features to an explanation."""
     curves = dependence(probe, columns_of(probe.dataset.schema, names), progress)
-    return {**found, "numbers": [_plain(asdict(curve)) for curve in curves]}
+    return {**result, "numbers": [_plain(asdict(curve)) for curve in curves]}
 
 
 def explain_row(probe: Probe, names: Sequence[str]) -> Json:
@@ -56,10 +56,10 @@ def explain_row(probe: Probe, names: Sequence[str]) -> Json:
     columns = columns_of(probe.dataset.schema, names)
     labels = probe.batch.label.reshape(-1).tolist()
     parts = _of_labels(contributions(probe, columns))
-    for (_, each), label in zip(parts.items(), labels, strict=True):
-        each["label"] = label
-    found: Json = _plain({"values": values_of(probe, columns), "labels": parts})
-    return found
+    for (_, item), label in zip(parts.items(), labels, strict=True):
+        item["label"] = label
+    result: Json = _plain({"values": values_of(probe, columns), "labels": parts})
+    return result
 
 
 def for_report(model: CTRModel, dataset: Dataset, split: str, precision: str, check: Callable[[], None]) -> Json | str:
@@ -69,8 +69,8 @@ def for_report(model: CTRModel, dataset: Dataset, split: str, precision: str, ch
     seconds = min(_seconds(probe, columns[-1]) for _ in range(2)) * len(columns) * _FEW_REPEATS
     if seconds > _MOST_SECONDS:
         return f"it takes about {seconds:,.0f} s"
-    found = explain_columns(probe, (), repeats=_FEW_REPEATS, seed=0, progress=SilentProgress(), check=check)
-    return {"split": split, **found}
+    result = explain_columns(probe, (), repeats=_FEW_REPEATS, seed=0, progress=SilentProgress(), check=check)
+    return {"split": split, **result}
 
 
 def _seconds(probe: Probe, column: Column) -> float:
@@ -80,16 +80,16 @@ def _seconds(probe: Probe, column: Column) -> float:
     return time.perf_counter() - began
 
 
-def _of_labels(found: dict[str, Any]) -> dict[str, Json]:
-    return {name: asdict(each) for name, each in found.items()}
+def _of_labels(result: dict[str, Any]) -> dict[str, Json]:
+    return {name: asdict(item) for name, item in result.items()}
 
 
 def _plain(value: Any) -> Any:
     """Return JSON data, with None for numbers that are not finite."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -114,39 +114,39 @@ def contributions(probe: Probe, columns: Sequence[Column]) -> dict[str, Contribu
     """Return the contributions to the score of the probe's only sample, by label."""
     logit, base = probe.scores()[0], probe.scores(probe.without(columns))[0]
     without = np.stack([probe.scores(probe.without([column]))[0] for column in columns])
-    found = {}
+    result = {}
     for place, name in enumerate(probe.dataset.schema.label_columns):
         parts = {column.name: float(logit[place] - row[place]) for column, row in zip(columns, without, strict=True)}
-        found[name] = Contributions(
+        result[name] = Contributions(
             logit=float(logit[place]),
             base=float(base[place]),
             parts=dict(sorted(parts.items(), key=lambda part: -abs(part[1]))),
             together=float(logit[place] - base[place]) - sum(parts.values()),
         )
-    return found
+    return result
 
 
 def values_of(probe: Probe, columns: Sequence[Column]) -> dict[str, str]:
     """Return the values of the probe's only sample as text."""
     dataset, batch = probe.dataset, probe.batch
     known: dict[str, Vocabulary] = {}
-    found = {}
+    result = {}
     for column in columns:
         if column.dense is not None:
-            found[column.name] = f"{raw_number(dataset, column.dense, float(batch.dense[0, column.dense])):.6g}"
+            result[column.name] = f"{raw_number(dataset, column.dense, float(batch.dense[0, column.dense])):.6g}"
             continue
         name = column.sparse[0]
-        vocabulary = next(each.vocabulary for each in dataset.schema.sparse if each.name == name)
+        vocabulary = next(item.vocabulary for item in dataset.schema.sparse if item.name == name)
         if vocabulary not in known:
             known[vocabulary] = dataset.vocabulary(vocabulary)
         ids = batch.sparse[name].values.tolist()
         # The newest events of a history are last.
         shown = ids[-_SHOWN:] if name in dataset.schema.behaviours else ids[:_SHOWN]
         names, tail = known[vocabulary].values, known[vocabulary].tail_buckets
-        words = [str(names[each - tail]) if each >= tail else "(rare)" for each in shown]
+        words = [str(names[item - tail]) if item >= tail else "(rare)" for item in shown]
         more = f" and {len(ids) - len(shown)} more" if len(ids) > len(shown) else ""
-        found[column.name] = ", ".join(words) + more if ids else "(nothing)"
-    return found
+        result[column.name] = ", ".join(words) + more if ids else "(nothing)"
+    return result
 
 
 def raw_number(dataset: Dataset, place: int, value: float) -> float:
@@ -189,11 +189,11 @@ def dependence(probe: Probe, columns: Sequence[Column], progress: Progress) -> t
     probe = probe.of(few)
     progress.start("partial dependence", len(numbers), "features")
     try:
-        found = []
+        result = []
         for column in numbers:
-            found.append(_curve(probe, column))
+            result.append(_curve(probe, column))
             progress.advance(1)
-        return tuple(found)
+        return tuple(result)
     finally:
         progress.finish()
 
@@ -222,5 +222,5 @@ def _mean(probe: Probe, logits: NDArray[np.float32]) -> NDArray[np.float64]:
     weight = None if probe.batch.weight is None else probe.batch.weight.cpu().numpy()
     if weight is not None and not weight.any():
         weight = None
-    found: NDArray[np.float64] = np.average(probabilities(logits).astype(np.float64), axis=0, weights=weight)
-    return found
+    result: NDArray[np.float64] = np.average(probabilities(logits).astype(np.float64), axis=0, weights=weight)
+    return result

@@ -80,18 +80,18 @@ class _Truth:
         """Return the share of the other class that each sample is ranked correctly against, ``[N]``; the mean is the "
         "AUC."""
         _, tie = np.unique(logit, return_inverse=True)
-        found = np.zeros(len(logit))
+        importances = np.zeros(len(logit))
         for mine in (True, False):
             other = np.bincount(tie, self.weight * (self.label != mine), minlength=int(tie.max(initial=-1)) + 1)
             below = other.cumsum() - other / 2
             total = other.sum() or math.nan
             chosen = self.label == mine
-            found[chosen] = (below if mine else total - below)[tie[chosen]] / total
-        return found
+            importances[chosen] = (below if mine else total - below)[tie[chosen]] / total
+        return importances
 
     def split(self, values: Doubles) -> list[tuple[Doubles, Doubles]]:
         """Return values and weights of each class; empty for a single class."""
-        parts = [(values[self.label == each], self.weight[self.label == each]) for each in (True, False)]
+        parts = [(values[self.label == item], self.weight[self.label == item]) for item in (True, False)]
         return parts if all(len(part) for part, _ in parts) else []
 
 
@@ -113,7 +113,7 @@ def importance(
     weight = None if batch.weight is None else batch.weight.cpu().numpy()
     truths = [_Truth(label, weight) for label in labels]
     before = _figures(truths, probe.scores())
-    found: list[list[Importance]] = [[] for _ in names]
+    importances: list[list[Importance]] = [[] for _ in names]
     progress.start("permute", len(columns) * repeats, "times")
     try:
         for place, column in enumerate(columns):
@@ -127,7 +127,7 @@ def importance(
                     for sums, values in zip(total, after, strict=True):
                         sums += values / repeats
                 progress.advance(1)
-            for truth, own, (losses, sides), (more, fewer) in zip(truths, found, before, totals, strict=True):
+            for truth, own, (losses, sides), (more, fewer) in zip(truths, importances, before, totals, strict=True):
                 own.append(
                     Importance(
                         feature=column.name,
@@ -144,16 +144,16 @@ def importance(
             log_loss=Change.of([(losses, truth.weight)]).value,
             columns=tuple(sorted(own, key=_worth)),
         )
-        for name, truth, (losses, sides), own in zip(names, truths, before, found, strict=True)
+        for name, truth, (losses, sides), own in zip(names, truths, before, importances, strict=True)
     }
 
 
-def _worth(each: Importance) -> tuple[float, str]:
-    value = each.log_loss_rise.value if math.isnan(each.auc_drop.value) else each.auc_drop.value
-    return -value, each.feature
+def _worth(item: Importance) -> tuple[float, str]:
+    value = item.log_loss_rise.value if math.isnan(item.auc_drop.value) else item.auc_drop.value
+    return -value, item.feature
 
 
 def _figures(truths: Sequence[_Truth], logits: NDArray[np.float32]) -> list[tuple[Doubles, Doubles]]:
     """Return losses and AUC parts of the samples of each label."""
-    each = [logits[truth.rows, place].astype(np.float64) for place, truth in enumerate(truths)]
-    return [(truth.losses(logit), truth.sides(logit)) for truth, logit in zip(truths, each, strict=True)]
+    item = [logits[truth.rows, place].astype(np.float64) for place, truth in enumerate(truths)]
+    return [(truth.losses(logit), truth.sides(logit)) for truth, logit in zip(truths, item, strict=True)]

@@ -129,16 +129,16 @@ class Probe:
         dense, names = self.batch.dense.clone(), [name for column in columns for name in column.sparse]
         for place in (column.dense for column in columns if column.dense is not None):
             dense[:, place] = self._means[place]
-        found = self.batch.replace(dense=dense)
+        batch = self.batch.replace(dense=dense)
         if not names:
-            return found
+            return batch
         sparse, size = self.batch.sparse, self.batch.size
         weights = None if sparse.weights is None else sparse.weights[:0]
         offsets = torch.zeros(len(names) * size + 1, dtype=torch.int64)
         nothing = KeyedJagged(
             keys=tuple(names), values=sparse.values[:0], offsets=offsets, batch_size=size, weights=weights
         )
-        return found.replace(sparse=self._with(nothing).sparse)
+        return batch.replace(sparse=self._with(nothing).sparse)
 
     def _with(self, features: KeyedJagged) -> Batch:
         """Return the batch with other bags of some features."""
@@ -179,18 +179,18 @@ def row_of_split(dataset: Dataset, split: str, file: str, row: int) -> Batch:
     if file and not chosen:
         raise ConfigError(f"--row {file}:{row}: no such file; {_some(files) if files else 'rows are of no file'}")
     of_file, of_row = split_rows(np.concatenate([np.zeros(0, dtype=np.int64), *dataset.row_numbers(split)]))
-    found = np.flatnonzero((of_row == row) & (np.isin(of_file, chosen) if files else True))
-    if not len(found):
+    matches = np.flatnonzero((of_row == row) & (np.isin(of_file, chosen) if files else True))
+    if not len(matches):
         raise ConfigError(
             f"--row {f'{file}:' if file else ''}{row}: no sample of the split {split} comes from that row; `stratarec "
             "predict` writes the row numbers"
         )
-    if len(found) > 1:
+    if len(matches) > 1:
         raise ConfigError(
-            f"--row {row}: {len(found)} files have such a row in the split {split}; name one, as in --row "
-            f"{files[int(of_file[found[0]])]}:{row}"
+            f"--row {row}: {len(matches)} files have such a row in the split {split}; name one, as in --row "
+            f"{files[int(of_file[matches[0]])]}:{row}"
         )
-    place = int(found[0])
+    place = int(matches[0])
     config = LoaderConfig(batch_size=_NEAR, shuffle=False, expand=True, prefetch_batches=1)
     with closing(Loader(dataset, split, config).batches(0, place // _NEAR)) as batches:  # type: ignore[type-var]
         return rows_of(next(batches), torch.tensor([place % _NEAR]))

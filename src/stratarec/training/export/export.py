@@ -118,7 +118,7 @@ def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) ->
         weights[name] = weights[name] + correction if correction else weights[name]
     write_tensors(folder / NETWORK, {key: finite(value, key) for key, value in weights.items()})
     writers = {table.name: TableWriter(trained, table) for table in collection.tables}
-    write_tensors(folder / TABLES, {name: each for table in writers.values() for name, each in table.tensors().items()})
+    write_tensors(folder / TABLES, {name: item for table in writers.values() for name, item in table.tensors().items()})
     vocabularies = _copy_vocabularies(trained.dataset, folder)
     if program:
         (folder / PROGRAM).write_bytes(program_bytes(trained))
@@ -160,18 +160,18 @@ def _describe(trained: TrainedModel) -> dict[str, Any]:
         "precision": recipe.train.precision,
         "columns": dataset.schema,
         "moments": {
-            name: ExportedMoments(mean=each.mean, deviation=each.deviation)
-            for name, each in dataset.about.moments.items()
+            name: ExportedMoments(mean=item.mean, deviation=item.deviation)
+            for name, item in dataset.about.moments.items()
         },
         "pooled": pooled,
         "sequences": sequences,
-        "calibration": () if (found := trained.model.network.calibration) is None else found.maps,
+        "calibration": () if (result := trained.model.network.calibration) is None else result.maps,
     }
 
 
 def _copy_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVocabulary]:
     """Copy the vocabularies of the data set, and verify their hashes."""
-    found = {}
+    result = {}
     (folder / "vocabulary").mkdir()
     for number, (name, info) in enumerate(dataset.vocabularies.items()):
         path = f"vocabulary/{file_name(name, number)}.parquet"
@@ -183,8 +183,8 @@ def _copy_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVoca
         if file_hash(folder / path) != info.hash:
             raise DatasetError(f"{source} is damaged: its hash does not match; prepare the data again")
         ids = read_vocabulary(folder / path, info, str(source)).ids
-        found[name] = ExportedVocabulary(**vars(ids), path=path)
-    return found
+        result[name] = ExportedVocabulary(**vars(ids), path=path)
+    return result
 
 
 # Bytes of a table that are processed at a time.
@@ -200,8 +200,8 @@ class TableWriter:
         config_at_home = tables.codec.config if isinstance(tables, CachedTables) else CodecConfig()
         self._cached = tables if isinstance(tables, CachedTables) and config_at_home.kind != "fp32" else None
         self._step = max(_PIECE_BYTES // (4 * config.embedding_dim), 1)
-        found = [self._cached.rows_in_slots(config.name, *span) for span in self._spans()] if self._cached else []
-        self._in_slots = np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+        result = [self._cached.rows_in_slots(config.name, *span) for span in self._spans()] if self._cached else []
+        self._in_slots = np.concatenate(result) if result else np.zeros(0, dtype=np.int64)
         self.about = ExportedTable(
             rows=config.num_embeddings,
             width=config.embedding_dim,

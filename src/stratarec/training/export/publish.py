@@ -41,8 +41,8 @@ def check_publish(run: Path, folder: Path) -> None:
     if not folder.exists():
         return
     published, number = _published(folder), len(periods.paths(run))
-    for each in published:
-        _check_earlier(each, run, number)
+    for item in published:
+        _check_earlier(item, run, number)
     if published:
         _opened(published)
 
@@ -71,34 +71,34 @@ def publish(run: Path, folder: Path) -> str:
         if there:
             _check_earlier(there[-1], run, number)
         with ScratchDirectory(folder, ".publishing-") as scratch:
-            made = export(trained, scratch / "export")
+            new_export = export(trained, scratch / "export")
             if there and there[-1][0] == number:
-                if _opened(there).manifest.fingerprint != ExportManifest.read(made).fingerprint:
+                if _opened(there).manifest.fingerprint != ExportManifest.read(new_export).fingerprint:
                     raise ExportError(f"{there[-1][1]} is not the model of {run}: name another folder")
                 return f"{there[-1][1]} is up to date"
             share, why = None, "the first one"
             if there:
                 delta, why = folder / f"{number:05d}.delta", "more than a quarter of the rows differ"
                 try:
-                    share = write_delta(_opened(there), made, delta)
+                    share = write_delta(_opened(there), new_export, delta)
                 except ExportError as error:
-                    why = str(error).removeprefix(f"{made} does not go on from the earlier export: ")
+                    why = str(error).removeprefix(f"{new_export} does not go on from the earlier export: ")
             if share is not None:
                 return f"{delta}, {share:.1%} of the rows"
             final = folder / f"{number:05d}"
-            os.rename(made, final)
+            os.rename(new_export, final)
             sync(folder)
     return f"{final}, a full export: {why.removesuffix('; use the full export')}"
 
 
 def _published(folder: Path) -> list[tuple[int, Path]]:
     """Return the last full export and the deltas after it, with their periods."""
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    found.sort(key=lambda each: (each[0], each[1].name))
-    full = [place for place, (_, path) in enumerate(found) if path.suffix != ".delta"]
-    if found and not full:
+    exports = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    exports.sort(key=lambda item: (item[0], item[1].name))
+    full = [place for place, (_, path) in enumerate(exports) if path.suffix != ".delta"]
+    if exports and not full:
         raise ExportError(f"{folder} has deltas without the full export before them: name another folder")
-    return found[full[-1] :] if full else []
+    return exports[full[-1] :] if full else []
 
 
 def _opened(there: list[tuple[int, Path]]) -> ExportedModel:

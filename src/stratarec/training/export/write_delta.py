@@ -52,15 +52,15 @@ def write_delta(before: ExportedModel, export: Path, folder: Path) -> float | No
     """
     after = ExportedModel.open(export)
     fault = delta_fault(before.manifest, after.manifest)
-    gone: dict[str, NDArray[np.int64]] = {}
+    removed: dict[str, NDArray[np.int64]] = {}
     for name, old in () if fault else before.vocabularies.items():
         now = after.vocabularies[name].values[: len(old.values)]
-        here, there = (each.is_not_null().to_numpy() for each in (now, old.values))
+        here, there = (item.is_not_null().to_numpy() for item in (now, old.values))
         if (here & ~there).any() or not (now == old.values).drop_nulls().all():
             fault = f"vocabulary {name!r} does not begin with the values that it had"
             break
         if (there & ~here).any():
-            gone[name] = np.flatnonzero(there & ~here) + old.tail_buckets
+            removed[name] = np.flatnonzero(there & ~here) + old.tail_buckets
     if fault:
         raise ExportError(f"{export} does not go on from the earlier export: {fault}; use the full export")
     shapes = {name: table.tensors(name)[name].shape for name, table in after.manifest.tables.items()}
@@ -74,14 +74,14 @@ def write_delta(before: ExportedModel, export: Path, folder: Path) -> float | No
         return None
     with new_directory(folder, {DELTA, DELTA_ROWS, NETWORK, "vocabulary"}) as made:
         shutil.copyfile(export / NETWORK, made / NETWORK)
-        write_tensors(made / DELTA_ROWS, _tensors(after, changed, gone))
+        write_tensors(made / DELTA_ROWS, _tensors(after, changed, removed))
         appended = _append(made, before.vocabularies, after.vocabularies)
         manifest = DeltaManifest(
             parent=before.manifest.fingerprint,
             manifest=after.manifest,
             changed={name: len(rows) for name, rows in changed.items()},
             appended=appended,
-            gone={name: len(ids) for name, ids in gone.items()},
+            gone={name: len(ids) for name, ids in removed.items()},
             files=files_of(made),
         )
         write_sealed(made / DELTA, manifest.to_dict())
@@ -90,33 +90,33 @@ def write_delta(before: ExportedModel, export: Path, folder: Path) -> float | No
 
 def _changed(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.int64]:
     """Rows that differ, by their bits, and those that are new."""
-    found = [np.arange(len(before), len(after), dtype=np.int64)]
+    result = [np.arange(len(before), len(after), dtype=np.int64)]
     for first in range(0, len(before), _PIECE):
-        old, new = (each[first : min(first + _PIECE, len(before))].view(np.uint8) for each in (before, after))
-        found.append(first + np.flatnonzero((old != new).any(axis=1)))
-    return np.sort(np.concatenate(found))
+        old, new = (item[first : min(first + _PIECE, len(before))].view(np.uint8) for item in (before, after))
+        result.append(first + np.flatnonzero((old != new).any(axis=1)))
+    return np.sort(np.concatenate(result))
 
 
 def _tensors(
-    after: ExportedModel, changed: Mapping[str, NDArray[np.int64]], gone: Mapping[str, NDArray[np.int64]]
+    after: ExportedModel, changed: Mapping[str, NDArray[np.int64]], removed: Mapping[str, NDArray[np.int64]]
 ) -> dict[str, Tensor]:
-    found = {GONE + name: ids for name, ids in gone.items()}
+    result = {GONE + name: ids for name, ids in removed.items()}
     for name, table in after.manifest.tables.items():
         rows, specs = changed[name], table.tensors(name)
         if len(rows):
-            found[CHANGED + name] = rows
-            found[name] = after.arrays[name].reshape(specs[name].shape)[rows]
-        found |= {
+            result[CHANGED + name] = rows
+            result[name] = after.arrays[name].reshape(specs[name].shape)[rows]
+        result |= {
             key: after.arrays[key].reshape(specs[key].shape) for key in (ROWS + name, FLOATS + name) if key in specs
         }
     # Copies of what lies in a file that is only read: torch would warn of it.
-    return {name: torch.from_numpy(np.array(array)) for name, array in found.items()}
+    return {name: torch.from_numpy(np.array(array)) for name, array in result.items()}
 
 
 def _append(
     folder: Path, before: Mapping[str, Vocabulary], after: Mapping[str, Vocabulary]
 ) -> dict[str, ExportedVocabulary]:  # fmt: skip
-    found = {}
+    result = {}
     (folder / "vocabulary").mkdir()
     for number, (name, now) in enumerate(after.items()):
         values = now.values[len(before[name].values) :]
@@ -125,5 +125,5 @@ def _append(
             more = Vocabulary(values=values, counts=counts, tail_buckets=now.tail_buckets)
             path = f"vocabulary/{file_name(name, number)}.parquet"
             more.frame().write_parquet(folder / path)
-            found[name] = ExportedVocabulary(**vars(more.ids), path=path)
-    return found
+            result[name] = ExportedVocabulary(**vars(more.ids), path=path)
+    return result
