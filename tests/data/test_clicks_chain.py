@@ -12,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from errors import refuses
 from stratarec.data.click_memory import ClickMemory
 from stratarec.data.sources.clicks import ClicksConfig, ClicksSource
 from stratarec.data.splits import SplitConfig
-from stratarec.errors import ConfigError, DataError
 
 HOUR, FIRST = 3600, 1_600_000_000
 
@@ -85,19 +83,3 @@ def test_negatives_come_from_across_the_edge_of_files_and_none_twice(tmp_path: P
     assert len(before.waiting) == waited["label"].eq(1).sum() + waited["label"].null_count()
     late = waited.filter(pl.col("label") == 0)["item_id"].str.starts_with("new-")
     assert 0 < late.sum() < len(late)
-
-
-def test_what_does_not_follow_is_refused(tmp_path: Path) -> None:
-    log = click_log()
-    edge = int(log["timestamp"].search_sorted(FIRST + 10 * HOUR))
-    _, before = take(log[:edge], tmp_path / "first")
-    with refuses(DataError, "log.parquet"):
-        take(log[edge - 40 :], tmp_path / "early", before)
-    with refuses(DataError, "user_id Int64"):
-        take(log[edge:].with_columns(pl.col("user_id").cast(pl.String)), tmp_path / "typed", before)
-    soon = log[edge:].filter(pl.col("timestamp") < FIRST + 10 * HOUR + 1200)
-    with refuses(DataError, "clicks 1h"):
-        take(soon, tmp_path / "short", ClickMemory(**(before.frames | {"waiting": before.waiting.clear()}), clicks=1))
-    source = ClicksSource(ClicksConfig(paths=(str(tmp_path / "first" / "log.parquet"),)), "error", SplitConfig())
-    with refuses(ConfigError, "data.source device data.vocabulary.base"):
-        source.resume(before)

@@ -18,7 +18,6 @@ from stratarec.batch.batch import Batch
 from stratarec.data.column_names import ROW
 from stratarec.data.dataset import writer as storage
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.row_group import cut_sessions
 from stratarec.data.dedup_groups import Repeats, dedup_factor
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.config import PrepareConfig
@@ -207,24 +206,6 @@ def test_sessions_stay_together_unless_samples_are_shuffled(pair: tuple[Dataset,
     for unit in ("session", "run"):
         with refuses(ConfigError, unit):
             Loader(plain, "train", LoaderConfig(unit=unit))  # type: ignore[arg-type]
-
-
-def test_windows_share_the_events_they_overlap_in(pair: tuple[Dataset, Dataset]) -> None:
-    grouped, _ = pair
-    batch = next(Loader(grouped, "train", LoaderConfig(batch_size=200, unit="session")).epoch(0))
-    history = next(group for group in batch.groups if group.keys == ("history",))
-    assert history.unique.values.numel() < 0.85 * history.bags().values.numel()
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.integers(1, 30), max_size=20), st.integers(1, 25))
-def test_row_groups_end_where_sessions_end(sizes: list[int], most: int) -> None:
-    pieces = cut_sessions(np.array(sizes, dtype=np.int64), most)
-    assert sum(int(piece.samples.sum()) for piece in pieces) == sum(sizes)
-    for piece in pieces:
-        assert piece.samples.sum() <= most
-        whole = sizes[piece.first : piece.first + len(piece.samples)]
-        assert piece.samples.tolist() == whole or (len(whole) == 1 and whole[0] > most)
 
 
 def test_a_session_without_a_name_is_a_bad_row(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -111,15 +110,6 @@ def test_shares_of_any_number_of_ranks_make_the_batches_of_one_process(
         assert rows_of(batch) == [row for part in parts for row in rows_of(part)]
     for each in (whole, *shares):
         each.close()  # type: ignore[attr-defined]
-
-
-def test_a_portion_is_a_part_of_the_order_of_storage(data: Dataset) -> None:
-    stored = LoaderConfig(batch_size=400, shuffle=False)
-    whole = [row for batch in Loader(data, "train", stored).batches(0) for row in rows_of(batch)]
-    config = replace(stored, portions=4)
-    batches = [rows_of(batch) for batch in Loader(data, "train", config).batches(0)]
-    assert batches[0] == [row for part in range(4) for row in whole[len(whole) * part // 4 :][:100]]
-    assert sorted(map(str, itertools.chain(*batches))) == sorted(map(str, whole))
 
 
 def test_ranks_of_as_many_portions_read_no_row_group_but_their_own(

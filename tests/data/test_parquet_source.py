@@ -312,22 +312,6 @@ def test_lists_lose_nulls_and_what_is_over_length_and_text_is_split_at_the_whole
     assert read(tmp_path / "log.parquet", multi(**options))["tags"].to_list() == expected
 
 
-@pytest.mark.parametrize(("unit", "hint"), [("s", "us"), ("ms", "us"), ("us", "")])
-def test_timestamps_finer_than_the_unit_are_refused(tmp_path: Path, unit: TimeUnit, hint: str) -> None:
-    path = tmp_path / "log.parquet"
-    moments = [dt.datetime(2020, 1, 1), None, dt.datetime(2020, 1, 1, 0, 0, 1, 250)]
-    write(path, {"y": pa.array([0, 1, 1]), "t": pa.array(moments, pa.timestamp("ns"))})
-    schema = Schema(label="y", time="t", time_unit=unit)
-    if not hint:
-        assert read(path, schema, "skip")["t"].to_list() == [1_577_836_800_000_000, 1_577_836_801_000_250]
-        return
-    expected = (
-        rf"column 't' has times finer than time_unit {unit}, such as 2020-01-01 00:00:01\.\d+; set .* to {hint}, or"
-    )
-    with pytest.raises(DataError, match=expected):
-        read(path, schema, "skip")
-
-
 @pytest.mark.parametrize(
     ("times", "unit", "hint"),
     [

@@ -319,21 +319,6 @@ def test_nothing_works_after_close(tmp_path: Path, home: HomeKind | None) -> Non
     assert "closed" in repr(module)
 
 
-def test_a_load_that_fails_in_the_middle_leaves_a_collection_that_refuses(tmp_path: Path) -> None:
-    module = collection()
-    for number in range(20):
-        step(module, number)
-    manifest = module.save(tmp_path / "saved")
-    store = make_failing(cached(module))
-    store.fail("restore", CheckpointError("damaged"))
-    with refuses(CheckpointError, "damaged"):
-        module.load(tmp_path / "saved", manifest)
-    with pytest.raises(TrainingError, match=r"loading .* did not finish"):
-        module(batch(0))
-    module.load(tmp_path / "saved", manifest)
-    step(module, 20)
-
-
 def test_a_table_with_more_rows_than_tags_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     table = EmbeddingBagConfig(name="t", num_embeddings=2**31 - 1, embedding_dim=4, feature_names=("f",))
     tiers = TierConfig(tables={"t": TableTier(home="log", cache_rows=64)}, log_path=tmp_path / "log")

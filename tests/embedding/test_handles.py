@@ -12,7 +12,7 @@ from torch import Tensor
 
 from errors import refuses
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.embedding import EmbeddingBagConfig, Prefetcher, TieredEmbeddingBagCollection
+from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError, TrainingError
 
@@ -111,61 +111,6 @@ def test_rows_that_do_not_fit_beside_those_under_way_are_an_error_not_a_wait() -
 
 
 # Ahead on a thread
-
-
-def test_stopping_while_a_batch_waits_for_room_ends() -> None:
-    """A checkpoint by time, SIGTERM and SIGINT stop preparing; the thread once waited for a step that never came."""
-    module, stopped = collection(cache_rows=64, lookahead=2), []
-
-    def train() -> int:
-        steps = 0
-        data = iter([batch(number) for number in range(30)])
-        with Prefetcher(module.engine, data, lambda item, _: item, depth=2) as source:
-            for _, prepared in source:
-                module(prepared).pooled.sum().backward()
-                steps += 1
-                source.drain()
-                if source.drained:
-                    stopped.append(steps)
-                    assert module.engine.in_flight.unused() is None
-        return steps
-
-    assert within(60, train) == 30
-    assert stopped
-
-
-def test_leaving_early_and_beginning_again_goes_on() -> None:
-    plain, module = collection(cache_rows=ROWS * 2), collection(cache_rows=64, lookahead=2)
-    data = [batch(number) for number in range(30)]
-
-    def train() -> None:
-        for first in range(0, 30, 5):
-            with Prefetcher(module.engine, iter(data[first:]), lambda item, _: item, depth=2) as source:
-                for place, (_, prepared) in enumerate(source):
-                    if place == 5:
-                        break
-                    module(prepared).pooled.sum().backward()
-
-    within(60, train)
-    for features in data:
-        plain(features).pooled.sum().backward()
-    assert all(torch.equal(rows, rows_of(plain)[name]) for name, rows in rows_of(module).items())
-    assert not len(module.engine.in_flight)
-
-
-def test_closing_ends_a_prefetcher() -> None:
-    module = collection(cache_rows=64, lookahead=2)
-
-    def train() -> None:
-        data = iter([batch(number) for number in range(30)])
-        with Prefetcher(module.engine, data, lambda item, _: item, depth=2) as source:
-            for place, (_, prepared) in enumerate(source):
-                if place == 3:
-                    module.close()
-                module(prepared).pooled.sum().backward()
-
-    with refuses(TrainingError, "tables closed"):
-        within(60, train)
 
 
 # What a batch must be

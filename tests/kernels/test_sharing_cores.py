@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
-from stratarec.kernels.runtime import waiting
 from stratarec.kernels.runtime.cores import quota
-from stratarec.kernels.runtime.outline import members
-from stratarec.kernels.runtime.team import DEFECT, team_of
 
 V1 = "33 31 0:29 {top} /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct"
 V2 = "30 23 0:26 {top} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
@@ -59,25 +52,3 @@ def test_a_quota_is_the_least_of_a_groups_and_those_above(tmp_path: Path, system
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert quota(tmp_path) == expected
-
-
-@pytest.fixture
-def sleeping() -> Iterator[None]:
-    waiting.sleep_while_waiting(True)
-    yield
-    waiting.sleep_while_waiting(False)
-
-
-@pytest.mark.skipif(bool(DEFECT), reason="this Numba runs no teams")
-@pytest.mark.usefixtures("sleeping")
-def test_threads_that_sleep_do_the_same_work() -> None:
-    assert any(thread.name == "stratarec-oversubscribed" for thread in threading.enumerate())
-    left = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
-    asleep = left @ left.T
-    for _ in range(50):
-        taken = sorted(members(team_of(2)))
-        assert taken[-1] in (1, 2)
-        assert len(set(taken) - {0}) == np.count_nonzero(taken)
-    waiting.sleep_while_waiting(False)
-    assert not any(thread.name == "stratarec-oversubscribed" for thread in threading.enumerate())
-    assert torch.equal(asleep, left @ left.T)

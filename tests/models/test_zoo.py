@@ -17,10 +17,8 @@ from models.test_models import HISTORIES, ROWS, batch_of, schema
 from torch import Tensor, nn
 from torch.nn import functional
 
-from errors import refuses
 from stratarec.embedding import RowOptimizerConfig
-from stratarec.errors import ConfigError
-from stratarec.models import HistoryConfig, ModelConfig, TowersConfig, build_model, build_network
+from stratarec.models import HistoryConfig, ModelConfig, build_model, build_network
 from stratarec.models.request import Runs
 from stratarec.models.zoo.autoint import AutoIntConfig
 from stratarec.models.zoo.deepfm import DeepFMConfig
@@ -256,31 +254,3 @@ def test_training_on_distinct_values_is_training_on_expanded_batches(name: str) 
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
     for table in GROUPED_ROWS:
         torch.testing.assert_close(*(model.embeddings.table(table)["weight"] for model in pair), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: LRConfig(embedding_dim=8), "embedding_dim 8 1"),
-        (lambda: WideDeepConfig(deep_mlp=()), "deep_mlp"),
-        (lambda: AutoIntConfig(attention_dim=6, attention_heads=4), "attention_heads 4"),
-        (lambda: AutoIntConfig(attention_layers=0), "attention_layers 0"),
-        (lambda: MaskNetConfig(blocks=0), "blocks 0"),
-        (lambda: MaskNetConfig(reduction=0), "reduction 0"),
-        (lambda: FinalMLPConfig(first_mlp=(9,), fusion_heads=2), "fusion_heads 2"),
-        (lambda: FinalMLPConfig(gate_features=(("a",),)), "gate_features [['a']]"),
-        (
-            lambda: build_model(FinalMLPConfig(gate_features=(("item",), ("when",))), schema(), ROWS),
-            "gate_features when",
-        ),
-        (
-            lambda: build_model(
-                FMConfig(towers=TowersConfig(plan=(("item", "history"), ("tags", "place")))), schema(), ROWS
-            ),
-            "model.kind",
-        ),
-    ],
-)
-def test_impossible_models_are_refused(make: Any, message: str) -> None:
-    with refuses(ConfigError, message):
-        make()

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from errors import refuses
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.data.prepare.prepare import prepare
@@ -165,24 +164,3 @@ def test_towers_keep_their_bounds_or_say_what_stands_in_the_way(
         assert tower.bytes <= host
     tower_of = {name: number for number, names in enumerate(plan.plan) for name in names}
     assert all(len({tower_of[name] for name in item.features}) == 1 for item in items)
-
-
-def test_what_cannot_be_is_refused_by_name() -> None:
-    items = [Item(features=(f"f{n}",), tables=(f"t{n}",), bytes=100 if n else 2 << 20, lookups=1.0) for n in range(5)]
-    matrix = np.zeros((5, 5))
-
-    def refused(bounds: TowerBounds, words: str, given: list[Item] = items) -> None:
-        with refuses(ConfigError, words):
-            partition(given, matrix, bounds, batch_size=1)
-
-    refused(TowerBounds(towers=2, dram=1 << 20), "t0 f0 2.0 MiB memory.dram 1.0")
-    refused(TowerBounds(towers=2, dram=512 << 10, ranks=2), "t0 f0 2.0 MiB memory.dram 512.0 KiB 2")
-    assert TowerBounds(towers=2, dram=512 << 10, ranks=2).bytes == 1 << 20
-    even = [Item(features=(f"f{n}",), tables=(f"t{n}",), bytes=1 << 20, lookups=1.0) for n in range(5)]
-    refused(TowerBounds(towers=2, dram=1 << 20, ranks=2), "5.0 MiB 1.0 2", even)
-    refused(TowerBounds(towers=6), "6 towers 5")
-    wide = [Item(features=("p", "q", "r", "s"), tables=("t",), bytes=1, lookups=1.0), items[1]]
-    refused(TowerBounds(towers=2, ratio=1.0), "p q r s 3 5", wide)
-    for bounds in ({"towers": 1}, {"towers": 0}, {"towers": 2, "ratio": 0.5}, {"towers": 2, "ratio": float("nan")}):
-        with pytest.raises(ConfigError, match="expected"):
-            TowerBounds(**bounds)  # type: ignore[arg-type]

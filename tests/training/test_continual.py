@@ -22,7 +22,6 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import FILE_BITS
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.splits import SplitConfig
-from stratarec.io.owned_directory import directory_lock
 from stratarec.models.metrics import figures
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
@@ -373,38 +372,6 @@ def one_period(home: Path) -> Path:
         shutil.copytree(home / "run", run)
         go_on(run, home / "day-1.parquet")
     return run
-
-
-def test_what_cannot_go_on_is_refused_in_a_line(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, log = Path(shutil.copytree(one_period(home), tmp_path / "run")), home / "day-2.parquet"
-
-    def said(path: Path) -> str:
-        go_on(path, log, code=2)
-        found = capsys.readouterr().err
-        assert found.count("\n") == 1
-        return found
-
-    with directory_lock(run):
-        assert "is in use by" in said(run)
-    assert "is not a run" in said(home / "data")
-    unfinished = Path(shutil.copytree(home / "run", tmp_path / "unfinished"))
-    (unfinished / "result.json").unlink()
-    assert "has not ended" in said(unfinished)
-    (tmp_path / "r.yaml").write_text(json.dumps(content(home) | {"train": content(home)["train"] | {"run": str(run)}}))
-    assert main(["train", "-q", str(tmp_path / "r.yaml"), "--resume"]) == 2
-    assert "was continued by `stratarec continue`" in capsys.readouterr().err
-    first = periods.of_number(run, 1)
-    for file, message in ((first / periods.PERIOD, "changed after it was written"), (first / "data/dataset.json", "")):
-        copy = Path(shutil.copytree(run, tmp_path / f"copy-{file.name}"))
-        damaged = copy / file.relative_to(run)
-        damaged.write_text(damaged.read_text().replace('"number": 1', '"number": 2').replace('"name": "', '"name": "x'))
-        assert message in (found := said(copy))
-        assert damaged.name in found
-    # The parent is another run's.
-    other = Path(shutil.copytree(run, tmp_path / "other"))
-    state = next((other / "checkpoints").glob("step-*")) / "state.json"
-    state.write_text(state.read_text() + "\n")
-    assert "does not go with" in said(other)
 
 
 def test_encoded_rows_under_caches_go_on_to_the_same_bits_each_time(home: Path, tmp_path: Path) -> None:

@@ -105,21 +105,6 @@ def test_periods_in_one_command_and_in_several_are_the_same_and_leave_no_click_o
     assert main(["check", "-q", str(runs[0])]) == 0
 
 
-def test_what_a_run_on_clicks_refuses_is_one_line(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Path(shutil.copytree(home / "run", tmp_path / "run"))
-    go_on(run, logs(home)[1])
-    go_on(run, logs(home)[1])
-    assert len(periods.paths(run)) == 1
-    capsys.readouterr()
-    late = pl.read_parquet(logs(home)[1]).tail(50)
-    late.write_parquet(tmp_path / "late.parquet")
-    go_on(run, tmp_path / "late.parquet", code=2)
-    assert "logs follow each other in time" in capsys.readouterr().err
-    assert len(periods.paths(run)) == 1
-
-
 def test_whoever_is_forgotten_is_in_no_click_that_waits_or_is_looked_back_on(home: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(home / "run", tmp_path / "run"))
     go_on(run, logs(home)[1])

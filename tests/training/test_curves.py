@@ -85,11 +85,6 @@ def test_what_is_not_installed_is_named_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_kind_that_there_is_not_is_refused(tmp_path: Path) -> None:
-    with refuses(ConfigError, "train.curves tensorboard wandb mlflow"):
-        Recipe.from_dict(tiny(tmp_path, curves=["excel"]))
-
-
 class Failing:
     """A library whose network goes away."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -183,37 +182,6 @@ def test_importance_is_that_of_naive_permutations(trained: TrainedModel) -> None
                 away = before[side] - np.mean([each[side] for each in after], axis=0)
                 variance += float((scale**2 * (away - (scale * away).sum()) ** 2).sum())
             assert one.auc_drop.margin == pytest.approx(1.959964 * math.sqrt(variance), abs=1e-6)
-
-
-def test_what_matters_is_told_from_noise_with_the_same_numbers_for_the_same_seed(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask = ["explain", str(root / "run"), "-q", "--json"]
-    assert main(ask) == 0
-    text = capsys.readouterr().out
-    found = json.loads(text)
-    order = {
-        label: {each["feature"]: each["auc_drop"] for each in of["columns"]} for label, of in found["labels"].items()
-    }
-    click, like = order["click"], order["like"]
-    assert list(click)[:2] in (["x", "item"], ["item", "x"])
-    assert next(iter(like)) == "y"
-    for drop in (click["x"], click["item"], like["y"]):
-        assert drop["value"] > drop["margin"]
-    assert abs(click["city"]["value"]) < 0.02
-    assert main(ask) == 0
-    assert capsys.readouterr().out == text
-    assert main([*ask, "--seed", "2", "--samples", "500", "--repeats", "2"]) == 0
-    assert json.loads(capsys.readouterr().out)["samples"] == 500
-    # On a terminal, and as pages.
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["explain", str(root / "run"), "-q", "-o", str(root / "e.html")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert [line.split()[0] for line in lines if "±" in line][:7] == list(click)
-    page, report = (root / "e.html").read_text(), (root / "run" / "report.html").read_text()
-    assert page.count("<svg") == 4
-    assert all("Importance, like" in each and len(re.findall(r"\d ±\d", each)) == 28 for each in (page, report))
 
 
 def test_a_sum_of_parts_is_told_as_it_is_and_curves_are_those_of_the_log(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 import yaml
 from torch.nn import functional
 
-from errors import check_refusal, refuses
+from errors import check_refusal
 from recipes import assert_same_model, last, tiny
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
@@ -23,9 +22,6 @@ from stratarec.cli import main
 from stratarec.data.dataset import writer as storage
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
-from stratarec.errors import ConfigError
-from stratarec.recipe import Recipe
-from stratarec.training.resolve import find_slates
 from stratarec.training.steps.loss import SLATE_LOSSES, Objective
 
 SLATES = 400
@@ -219,14 +215,3 @@ def test_what_cannot_be_trained_by_slates_is_one_line(
     error = capsys.readouterr().err
     check_refusal(said, error)
     assert not run.exists()
-
-
-def test_ranks_and_users_that_are_apart_have_no_slates(recipe: Path) -> None:
-    made, dataset = Recipe.load(recipe), Dataset.open(recipe.parent / "data")
-    with refuses(ConfigError, "ranks train"):
-        find_slates(made, dataset, 2)
-    schema = dataset.schema
-    dataset.schema = replace(schema, sparse=schema.sparse[:2])  # no history, so stored by session
-    by_user = replace(made, train=replace(made.train, loss=replace(made.train.loss, by="user")))
-    with refuses(ConfigError, "schema.session"):
-        find_slates(by_user, dataset, 1)

@@ -168,9 +168,3 @@ def test_a_bad_weight_is_a_bad_row(tmp_path: Path, bad: float | None) -> None:
     write_log(tmp_path / "log.parquet", pl.Series([1.0] * 700 + [bad] + [2.0] * (ROWS - 701)))
     with refuses(DataError, "row 701 weight number 0"):
         prepare(recipe(tmp_path / "a").data)
-
-
-def test_a_training_split_whose_weights_are_all_0_is_refused(tmp_path: Path) -> None:
-    write_log(tmp_path / "log.parquet", 0)
-    with refuses(DataError, "weight split 0"):
-        prepare(recipe(tmp_path / "a").data)

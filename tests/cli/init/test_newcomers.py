@@ -300,26 +300,3 @@ def test_what_knows_the_label_is_named(values: Any, text: str, certain: bool) ->
 
 
 HOUR, DAY = 3600, 86_400
-
-
-@pytest.mark.parametrize(
-    ("moments", "whole", "seconds"),
-    [
-        (np.arange(0, 4 * DAY, 60), True, 9 * HOUR),
-        (np.arange(0, 40 * DAY, 60), True, 3 * DAY),
-        (np.arange(5) * DAY, True, DAY),  # dates alone
-        (np.arange(5) * DAY, False, DAY),
-        (np.arange(5) * DAY + 5 * HOUR, True, DAY),  # of another time zone
-        (np.arange(4) * DAY, True, 0),
-        (np.arange(9) * 7 * DAY, True, 5 * DAY),
-        (np.array([*range(11), 14]) * DAY, True, 3 * DAY),  # days without rows
-        (np.arange(0, 9 * HOUR, 60), True, 0),
-    ],
-)
-def test_a_drafted_split_by_time_leaves_rows_for_every_split(moments: Any, whole: bool, seconds: int) -> None:
-    times = as_times(pl.Series("t", moments + 1_700_006_400))
-    assert times is not None
-    assert times.split_seconds(is_complete=whole) == seconds
-    if seconds:
-        parts = (moments > moments[-1] - 2 * seconds).astype(int) + (moments > moments[-1] - seconds)
-        assert set(parts) == {0, 1, 2}

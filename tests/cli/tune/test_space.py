@@ -41,33 +41,6 @@ def test_forms_give_numbers_whole_numbers_and_values(content: dict[str, Any], tm
     assert narrow.own(content) == {"model.dropout": 0.0}
 
 
-@pytest.mark.parametrize(
-    ("item", "message"),
-    [
-        ("train.batch_sise=choice(1,2)", "train.batch_sise batch_size"),
-        ("train.batch_size=choice(1,x)", "train.batch_size x"),
-        ("train.batch_size=uniform(0,64)", "train.batch_size 0 1"),
-        ("train.batch_size=uniform(32,64.5)", "train.batch_size"),
-        ("train.dense.kind=uniform(1,2)", "train.dense.kind"),
-        ("train.deduplicate=uniform(0,1)", "train.deduplicate"),
-        ("train.dense.learning_rate=log(0,1)", "number 0"),
-        ("train.dense.learning_rate=log(1,1)", "number"),
-        ("train.dense.learning_rate=log(1)", "[1]"),
-        ("train.dense.learning_rate=log(nan,1)", ""),
-        ("train.dense.learning_rate=normal(0,1)", "field="),
-        ("train.dense.learning_rate=choice()", "values"),
-        ("train.dense.learning_rate=choice([)", ""),
-        ("train.seed.x=choice(1)", "train.seed"),
-        ("data.shard_samples=choice(10,20)", "data"),
-        ("train.run=choice(a,b)", "trial run"),
-        ("nothing.yaml", "file"),
-    ],
-)
-def test_what_cannot_be_searched_is_refused_and_named(content: dict[str, Any], item: str, message: str) -> None:
-    with refuses(ConfigError, f"--space {message}"):
-        Space.read([item], content, "r.yaml")
-
-
 @pytest.mark.parametrize("text", ["- a", "train.epochs: 3", "a: [", "3: choice(1)"])
 def test_a_file_that_is_no_space_is_refused(content: dict[str, Any], tmp_path: Path, text: str) -> None:
     (tmp_path / "space.yaml").write_text(text)

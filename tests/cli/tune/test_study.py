@@ -19,7 +19,6 @@ import yaml
 
 from errors import missing, refuses
 from recipes import KILLS, prepared, tiny
-from stratarec.cli import main
 from stratarec.cli.tune.space import Space
 from stratarec.cli.tune.study import Trial
 from stratarec.data.dataset.dataset import Dataset
@@ -241,19 +240,3 @@ def test_one_study_a_directory_and_one_process_a_study(home: Path, whole: tuple[
     claim(home / "odd" / "study", RUN)
     with refuses(StorageError, "run study"):
         tuned(home, home / "odd", 1)
-
-
-def test_the_command_says_what_it_found(
-    home: Path, whole: tuple[Path, Best], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, best = whole
-    (home / "r.yaml").write_text(yaml.safe_dump(content(home)))
-    command = ["tune", str(home / "r.yaml"), "--space", *SPACE, "--trials", "4", "-o", str(folder)]
-    assert main(command) == 0
-    out = capsys.readouterr().out
-    assert not missing(f"loss {best.value:.6f} {best.run}", out)
-    assert f"train.batch_size={best.values['train.batch_size']}" in out
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "stratarec.cli.tune.study")
-    assert main(command) == 2
-    assert not missing("stratarec[tune]", capsys.readouterr().err)
