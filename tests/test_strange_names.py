@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from recipes import tiny
 from stratarec import Scorer
 from stratarec.cli import main
+from stratarec.errors import ConfigError, DatasetError, StorageError, StrataError
 
 NAMES = (
     "C*", "C1", "[", "[/x]", "a/b", "../../../evil", "<script>alert(1)</script>", "{{ 7*7 }}", "*", "a.b", "'\"&",
@@ -166,3 +168,13 @@ main(["evaluate", "x"])
     done = forked.python(code, cwd=tmp_path)
     assert done.returncode == 0
     assert done.stderr == "stratarec: UserWarning: from \\x1b[31m there\n"
+
+
+@pytest.mark.parametrize("kind", [ConfigError, DatasetError, StorageError])
+def test_a_message_is_one_line_and_ends_with_its_advice(kind: type[StrataError]) -> None:
+    error = kind(f"field is {'x' * 100_000}\nof a file; prepare the data again")
+    assert len(str(error)) < 1500
+    assert str(error).startswith("field is xxx")
+    assert str(error).endswith("x\\nof a file; prepare the data again")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(kind("as it is")) == "as it is"

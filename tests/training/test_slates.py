@@ -14,7 +14,6 @@ import torch
 import yaml
 from torch.nn import functional
 
-from errors import check_refusal
 from recipes import assert_same_model, last, tiny
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
@@ -186,32 +185,3 @@ def _counts(root: Path) -> list[int]:
     several = each.filter(pl.col("len") > 1)
     silent = several.filter((pl.col("label") == 0) | (pl.col("label") == pl.col("len")))
     return [len(each), len(silent), len(each) - len(several)]
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        (["train.loss.by=price"], "train.loss.by price schema.session"),
-        (["train.loss.by=''"], "train.loss.kind softmax"),
-        (["train.loss.kind=log_loss"], "train.loss.by slate log_loss"),
-        (
-            ["train.loss.kind=listnet"],
-            "train.loss.kind log_loss softmax pairwise listnet",
-        ),
-        (["train.batch_size=8"], "train.batch_size 8 train.loss.by 11"),
-        (["train.portions=2"], "train.portions 2 train.loss.kind softmax"),
-        (["train.shuffle=sample"], "train.shuffle sample train.loss.kind softmax"),
-        (
-            ["hot.budget=1KiB", "hot.batches=proportional", "memory.dram=16KiB"],
-            "train.loss.kind softmax hot.batches",
-        ),
-    ],
-)
-def test_what_cannot_be_trained_by_slates_is_one_line(
-    recipe: Path, fields: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = recipe.parent / "none"
-    assert main(["train", str(recipe), f"train.run={run}", *fields, "-q"]) == 2
-    error = capsys.readouterr().err
-    check_refusal(said, error)
-    assert not run.exists()
