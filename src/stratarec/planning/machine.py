@@ -459,20 +459,11 @@ def _scratch(path: Path) -> Iterator[tuple[Path, float]]:
         file.unlink(missing_ok=True)
 
 
-def _forget(file: Path) -> None:
-    """Drop a file's pages from the page cache, where the system can."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
-
-
 def _read_rate(file: Path) -> tuple[float, bool]:
     """Measure random reads a second with `PARALLEL_READS` threads, and whether they were direct."""
-    _forget(file)
     descriptor, direct = _open_direct(file)
+    if hasattr(os, "posix_fadvise"):  # drop the file's pages from the page cache
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     buffers = np.frombuffer(mmap.mmap(-1, PARALLEL_READS * READ_BYTES), dtype=np.uint8).reshape(PARALLEL_READS, -1)
     deadline = [0.0]
 

@@ -137,17 +137,14 @@ def _least(
     # SciPy's solvers are imported here: most commands place no table and need not wait for them.
     from stratarec.planning.solve import Groups, solve
 
+    numbers: dict[Log | None, int] = {None: -1, **{log: number for number, log in enumerate(logs)}}
     groups = Groups(
-        member=[np.array([_index(logs, option.placement.log) for option in options]) for options in choices],
+        member=[np.array([numbers[option.placement.log] for option in options]) for options in choices],
         sizes=np.array([shared] * len(logs), dtype=np.int64).reshape(len(logs), len(MEMORIES)),
         costs=np.full(len(logs), float(fees)),
     )
     chosen = solve(costs, sizes, limits, groups)
     return None if chosen is None else [options[choice] for options, choice in zip(choices, chosen, strict=True)]
-
-
-def _index(logs: list[Log], log: Log | None) -> int:
-    return -1 if log is None else logs.index(log)
 
 
 def _used(chosen: Sequence[Candidate], memory: Memory, ranks: int) -> int:
