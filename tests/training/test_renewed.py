@@ -177,7 +177,7 @@ def test_scores_that_would_change_stop_a_rebase(
     monkeypatch.setattr(rebase, "_take", lambda group, ids, rows: take(group, ids, rows[::-1].copy()))
     before = files_of(run)
     assert main(["rebase", "-q", str(run)]) == 2
-    assert "scores would not be the same" in capsys.readouterr().err
+    assert "renumbering would change scores" in capsys.readouterr().err
     assert files_of(run) == before
 
 
