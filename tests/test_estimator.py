@@ -119,7 +119,12 @@ MISTAKES = {
         DataError,
         "sample_weight row 3 nan",
     ),
-    "weights of text": ({}, {"label": "click", "sample_weight": ["a"] * 3000}, DataError, "sample_weight 'a'"),
+    "weights of text": (
+        {},
+        {"label": "click", "sample_weight": ["a"] * 3000},
+        DataError,
+        "sample_weight String number",
+    ),
 }
 
 

@@ -1,8 +1,8 @@
-"""A click model with the interface of scikit-learn's estimators: a frame in, probabilities out, no file to write.
+"""A click model with the interface of scikit-learn's estimators, trained and scored on frames without files.
 
-`ClickModel.fit` does what the commands do, one after the other: it writes the frame to a temporary directory, drafts a
-recipe as `stratarec init` does (or takes the one that it is given), prepares, trains, and exports. What is fitted is
-the export; everything else is removed. scikit-learn itself is not needed.
+`ClickModel.fit` does what the commands do: it writes the frame to a temporary directory, drafts a recipe as `stratarec
+init` does (or uses the given one), prepares, trains, and exports. The fitted model is the export; all other files are
+removed. scikit-learn itself is not needed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,20 +23,22 @@ import polars as pl
 from numpy.typing import NDArray
 
 from stratarec.cli.init.draft import content_of
-from stratarec.data.columns.frames import read_columns
+from stratarec.data.columns.converter import BadRows, Converter
+from stratarec.data.columns.frames import FRAME, read_columns
 from stratarec.data.prepare.prepare import prepare
-from stratarec.errors import ConfigError, DataError, ExportError, StorageError
+from stratarec.data.schema import Schema
+from stratarec.data.user_history import Events, read_events
+from stratarec.errors import ConfigError, DataError, DatasetError, ExportError, StorageError
 from stratarec.estimator.frame_log import (
+    FitArguments,
     FrameLog,
-    Given,
     check_rows,
-    encoded,
+    encode_labels,
     is_array,
     read_labels,
     read_weights,
     split_log,
 )
-from stratarec.estimator.histories import EVENTS, Histories
 from stratarec.io.atomic import check_output, file_hash, storage_error, sync, sync_tree, working_directory
 from stratarec.io.scratch import ScratchDirectory
 from stratarec.io.sealed import Model, read_sealed, write_sealed
@@ -48,17 +51,18 @@ from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
 
 _STATE, _EXPORT, _FORMAT = "estimator.json", "export", 2
+_EVENTS = "events.parquet"
 _ADVICE = "save the model again"
 
 
 class _State(Model):
-    """What a saved model is beside its export."""
+    """State of a saved model, in addition to its export."""
 
     format: Literal[2]
     classes: tuple[str | int | float | bool, str | int | float | bool]
     columns: tuple[str, ...]
     given: dict[str, Any] | None
-    """The recipe that `fit` was given."""
+    """Recipe that `fit` got."""
     events: str
     """Hash of the file of events; empty without histories."""
     settings: dict[str, Any]
@@ -72,46 +76,46 @@ class ClickModel:
     Parameters
     ----------
     recipe : path, mapping or Recipe, optional
-        What `fit` goes by but for the log's place and its splits; by default a recipe that is drafted from the frame,
-        as ``stratarec init`` drafts one. After `fit` it is `recipe_`.
+        Recipe for `fit`, except for the path of the log and its splits; by default drafted from the frame, as
+        ``stratarec init`` does. After `fit` it is `recipe_`.
     **settings
         Fields of the recipe, ``__`` in place of the dot: ``train__epochs=3``, ``model__kind="deepfm"``,
-        ``memory__precision="int8"``. They go before what the recipe says.
+        ``memory__precision="int8"``. They override the recipe.
 
     Attributes
     ----------
     classes_ : array
         ``[2]``, the two values of the label; `predict_proba` gives the probability of the second in its last column.
     recipe_ : dict
-        The whole recipe that the model was trained by.
+        The complete recipe of the training.
     result_ : dict
-        What ``train`` tells: validation metrics, seconds, bytes.
+        The result of ``train``: validation metrics, seconds, bytes.
     n_features_in_, feature_names_in_
-        Columns of the frame, but for the label.
+        Columns of the frame, except for the label.
 
     Notes
     -----
-    Histories (``kind: history``) are those of the training log: a frame to score needs the columns of users and times,
-    or a column of lists for each history, as `Scorer` asks for. `evaluate` and `score` add earlier positive rows of the
-    frame, as ``stratarec evaluate`` does.
+    Histories (``kind: history``) come from the training log: a frame to score needs the columns of users and times, or
+    a column of lists for each history, as for `Scorer`. `evaluate` and `score` add earlier positive rows of the frame,
+    as ``stratarec evaluate`` does.
     """
 
-    # What `fit` was given as recipe.
-    _given: dict[str, Any] | None = None
+    # The recipe that `fit` got.
+    _recipe_argument: dict[str, Any] | None = None
     _histories: Histories | None = None
 
     def __init__(self, recipe: str | Path | Mapping[str, Any] | Recipe | None = None, **settings: Any) -> None:
         self.recipe = recipe
         self._settings = settings
 
-    # What scikit-learn asks of whoever it copies, searches over, or puts behind others.
+    # The interface that scikit-learn needs to copy a model, search over it, or put it into a pipeline.
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The arguments that the model was made with."""
+        """Return the arguments of the constructor."""
         return {"recipe": self.recipe, **self._settings}
 
     def set_params(self, **params: Any) -> ClickModel:
-        """Other arguments; returns the model. `fit` refuses what is no field of a recipe."""
+        """Change arguments, and return the model. `fit` refuses names that are no field of a recipe."""
         for name, value in params.items():
             if name == "recipe":
                 self.recipe = value
@@ -133,8 +137,8 @@ class ClickModel:
         return hasattr(self, "classes_")
 
     def __repr__(self) -> str:
-        given = {name: value for name, value in self.get_params().items() if value is not None}
-        return f"ClickModel({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+        params = {name: value for name, value in self.get_params().items() if value is not None}
+        return f"ClickModel({', '.join(f'{name}={value!r}' for name, value in params.items())})"
 
     def fit(
         self,
@@ -145,7 +149,7 @@ class ClickModel:
         valid: Any = None,
         sample_weight: Any = None,
     ) -> ClickModel:
-        """Train on a frame; returns the model.
+        """Train on a frame, and return the model.
 
         Parameters
         ----------
@@ -167,13 +171,13 @@ class ClickModel:
         ConfigError, DataError
             Naming what is wrong with the frame, or the setting.
         """
-        given = Given(frame, y, label or "", sample_weight)
+        arguments = FitArguments(frame, y, label or "", sample_weight)
         with _scratch("fit") as folder:
-            log = given.written(folder / "train.parquet")
+            log = arguments.write(folder / "train.parquet")
             chosen = None
             if valid is not None:
                 features, labels = valid if isinstance(valid, tuple) else (valid, None)
-                chosen = Given(features, labels, log.label, None).written(folder / "valid.parquet", like=log)
+                chosen = FitArguments(features, labels, log.label, None).write(folder / "valid.parquet", like=log)
             self._fit(folder, log, chosen)
         return self
 
@@ -200,35 +204,35 @@ class ClickModel:
         self._name(log.columns or dataset.schema.names)
 
     def _content(self, log: FrameLog) -> dict[str, Any]:
-        """The recipe for the files of a log, as plain data; how they are split is as `init` drafts it."""
-        self._given = None if self.recipe is None else _plain(self.recipe)
-        if self._given is None:
+        """Return the recipe for the files of a log, as plain data, with a drafted split."""
+        self._recipe_argument = None if self.recipe is None else _plain(self.recipe)
+        if self._recipe_argument is None:
             content = content_of(log.paths, log.label)
             schema = content["data"]["source"]["schema"]
             for part in ("dense", "sparse"):
                 schema[part] = [each for each in schema.get(part, ()) if each["name"] != log.weight]
-            if log.own and content["data"]["split"]["by"] == "fraction" and schema.get("user"):
+            if log.is_frame and content["data"]["split"]["by"] == "fraction" and schema.get("user"):
                 # Rows of a frame without times are drawn from users who come again, and not from new ones alone.
                 schema["sparse"].append({"name": schema.pop("user")})
         else:
-            content = copy.deepcopy(self._given)
+            content = copy.deepcopy(self._recipe_argument)
             source = content.get("data", {}).get("source", {})
             if not isinstance(source.get("schema"), Mapping):
                 raise ConfigError("the recipe has no data.source.schema, expected one that says what columns are")
             schema = dict(source["schema"])
-            source = {"kind": "parquet"} if log.own else source
+            source = {"kind": "parquet"} if log.is_frame else source
             content["data"]["source"] = {**source, "paths": list(log.paths), "schema": schema}
         if log.weight:
             schema["weight"] = log.weight
         return content
 
     def _take(self, folder: Path, recipe: dict[str, Any], result: dict[str, Any]) -> None:
-        """Keep a copy of an export for as long as the model is there."""
+        """Copy an export into a directory that is removed with the model."""
         scratch = _scratch("model")
         # Goes with the scorer, whose tables lie in its files: copies of a model share both.
         try:
             shutil.copytree(folder, scratch.path / _EXPORT)
-            self._scorer, self._own = Scorer.open(scratch.path / _EXPORT), scratch.path / _EXPORT
+            self._scorer, self._export = Scorer.open(scratch.path / _EXPORT), scratch.path / _EXPORT
         except BaseException:
             scratch.close()
             raise
@@ -239,12 +243,12 @@ class ClickModel:
         self.feature_names_in_, self.n_features_in_ = np.array(columns, dtype=object), len(columns)
 
     def predict_proba(self, frame: Any) -> NDArray[np.float64]:
-        """``[N, 2]`` probabilities of `classes_`, those of ``stratarec predict`` and `Scorer`.
+        """Return ``[N, 2]`` probabilities of `classes_`, those of ``stratarec predict`` and `Scorer`.
 
         Raises
         ------
         DataError
-            Naming a column that lacks, or a value that is none of its kind.
+            Naming a column that is missing, or a value that does not fit its type.
         """
         return self._probabilities(frame, None)
 
@@ -262,27 +266,29 @@ class ClickModel:
         return np.stack([1 - positive, positive], axis=1)
 
     def predict(self, frame: Any) -> NDArray[Any]:
-        """``[N]`` the likelier of `classes_`."""
+        """Return ``[N]`` the likelier of `classes_`."""
         likely = self.predict_proba(frame)[:, 1] >= 0.5
-        found: NDArray[Any] = self.classes_[likely.astype(np.int64)]
-        return found
+        classes: NDArray[Any] = self.classes_[likely.astype(np.int64)]
+        return classes
 
     def score(self, frame: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Share of rows whose likelier class is theirs, which is what scikit-learn's classifiers score; see
-        `evaluate` for AUC and the rest. Labels are `y`, or the column of `frame` that `fit` took."""
+        """Return the accuracy, as scikit-learn's classifiers do; `evaluate` has AUC and more.
+
+        Labels are `y`, or the label column of `frame`.
+        """
         truth = self._truth(frame, y)
         likely = self._probabilities(frame, truth)[:, 1] >= 0.5
         weight = None if sample_weight is None else read_weights(sample_weight)
         return float(np.average(truth == likely, weights=weight))
 
     def evaluate(self, frame: Any, y: Any = None, sample_weight: Any = None) -> dict[str, Any]:
-        """What ``stratarec evaluate`` tells: AUC, log loss, normalized entropy, calibration, and more."""
+        """Return the metrics of ``stratarec evaluate``: AUC, log loss, normalized entropy, calibration, and more."""
         truth, weight = self._truth(frame, y), None if sample_weight is None else read_weights(sample_weight)
         positive = np.clip(self._probabilities(frame, truth)[:, 1], 1e-12, 1 - 1e-12)
         return evaluate_logits(truth.astype(np.float64), np.log(positive / (1 - positive)), weight=weight).to_dict()
 
     def _truth(self, frame: Any, y: Any) -> NDArray[np.bool_]:
-        """``[N]``, whether a row's label is the second class."""
+        """Return ``[N]``, whether the label of a row is the second class."""
         self._check_fitted()
         if y is None:
             name = self._scorer.labels[0]
@@ -294,7 +300,7 @@ class ClickModel:
         rule = self._scorer.manifest.columns.label_rules[0]
         if not isinstance(rule, str):
             return (labels.cast(pl.Float64) >= rule.at_least).to_numpy()
-        return encoded(labels, self.classes_).to_numpy().astype(bool)
+        return encode_labels(labels, self.classes_).to_numpy().astype(bool)
 
     def _check_fitted(self) -> None:
         if hasattr(self, "classes_"):
@@ -307,13 +313,14 @@ class ClickModel:
         raise ConfigError(message)
 
     def save(self, path: str | Path) -> Path:
-        """Write the model into a new directory, whole or not at all; returns it. What is in it is data, no code: the
-        export that ``stratarec export`` writes, and what `fit` found beside it.
+        """Write the model into a new directory, completely or not at all, and return the directory.
+
+        It has no code, only data: an export as of ``stratarec export``, and the state of the model.
 
         Raises
         ------
         StorageError
-            When `path` is there already, or cannot be written.
+            If `path` exists, or cannot be written.
         """
         self._check_fitted()
         path = Path(path)
@@ -323,14 +330,15 @@ class ClickModel:
         settings = {name: value for name, value in self._settings.items() if _is_plain(value)}
         state = {
             "format": _FORMAT, "classes": self.classes_.tolist(), "columns": list(self.feature_names_in_),
-            "given": self._given, "settings": settings, "recipe": self.recipe_, "result": self.result_, "events": "",
+            "given": self._recipe_argument, "settings": settings, "recipe": self.recipe_, "result": self.result_,
+            "events": "",
         }  # fmt: skip
         try:
-            with working_directory(path, (_EXPORT, _STATE, EVENTS)) as temporary:
-                shutil.copytree(self._own, temporary / _EXPORT)
+            with working_directory(path, (_EXPORT, _STATE, _EVENTS)) as temporary:
+                shutil.copytree(self._export, temporary / _EXPORT)
                 if self._histories is not None:
                     self._histories.write(temporary)
-                    state["events"] = file_hash(temporary / EVENTS)
+                    state["events"] = file_hash(temporary / _EVENTS)
                 write_sealed(temporary / _STATE, state)
                 sync_tree(temporary)
                 temporary.rename(path)
@@ -341,17 +349,17 @@ class ClickModel:
 
     @classmethod
     def load(cls, path: str | Path) -> ClickModel:
-        """A model that `save` wrote; nothing in it is run, all of it is checked.
+        """Read a model that `save` wrote; no code in it is run, and all of it is checked.
 
         Raises
         ------
         ExportError
-            Where a file is missing, damaged, or not what it should be.
+            If a file is missing, damaged, or of another kind.
         """
         path = Path(path)
         state = read_sealed(path / _STATE, _State, _ADVICE, ExportError)
         model = cls(state.given)
-        model._given = state.given
+        model._recipe_argument = state.given
         model._settings = state.settings
         model._take(path / _EXPORT, state.recipe, state.result)
         if state.events:
@@ -361,11 +369,11 @@ class ClickModel:
         return model
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and for worker processes: an export travels as its files' bytes."""
-        state = {name: value for name, value in vars(self).items() if name not in ("_scorer", "_own")}
-        if hasattr(self, "_own"):
-            files = (each for each in sorted(self._own.rglob("*")) if each.is_file())
-            state["_files"] = {each.relative_to(self._own).as_posix(): each.read_bytes() for each in files}
+        """Return the state for copies and worker processes, with the bytes of the files of the export."""
+        state = {name: value for name, value in vars(self).items() if name not in ("_scorer", "_export")}
+        if hasattr(self, "_export"):
+            files = (path for path in sorted(self._export.rglob("*")) if path.is_file())
+            state["_files"] = {path.relative_to(self._export).as_posix(): path.read_bytes() for path in files}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -380,9 +388,9 @@ class ClickModel:
                 self._take(folder / _EXPORT, self.recipe_, self.result_)
 
 
-def _scratch(what: str) -> ScratchDirectory:
-    """A folder below ``TMPDIR``; that of a process that was killed goes with the next one's."""
-    return ScratchDirectory(Path(tempfile.gettempdir()), f"stratarec-{what}-")
+def _scratch(purpose: str) -> ScratchDirectory:
+    """Create a folder below ``TMPDIR``; folders that killed processes left are removed."""
+    return ScratchDirectory(Path(tempfile.gettempdir()), f"stratarec-{purpose}-")
 
 
 def _is_plain(value: Any) -> bool:
@@ -390,9 +398,71 @@ def _is_plain(value: Any) -> bool:
 
 
 def _plain(recipe: Any) -> dict[str, Any]:
-    """A recipe's content, as plain data that may be changed."""
+    """Return the content of a recipe, as plain data that may be changed."""
     content = recipe.to_dict() if isinstance(recipe, Recipe) else recipe
     content = read_content(content) if isinstance(content, str | Path) else content
     if not isinstance(content, Mapping):
         raise ConfigError(f"recipe is a {type(recipe).__name__}, expected a path, a mapping or a Recipe")
     return with_values(content, {})
+
+
+class Histories:
+    """The last positive rows of each user of a training log, from which later rows have their histories.
+
+    Parameters
+    ----------
+    events : DataFrame
+        User, time and the features of the histories, as in `Dataset.events`.
+    schema : Schema
+        Schema of the log, with histories.
+    """
+
+    def __init__(self, events: pl.DataFrame, schema: Schema) -> None:
+        self._events, self._schema = events, schema
+
+    def columns(
+        self, columns: Mapping[str, pl.Series], positive: NDArray[np.bool_] | None = None
+    ) -> dict[str, pl.Series]:
+        """Return a column of lists for each history; none if the frame has such columns itself.
+
+        Parameters
+        ----------
+        columns : mapping of str to Series
+            The columns of the frame.
+        positive : array, optional
+            ``[N]`` which rows of the frame are positive: later rows have them in their histories.
+        """
+        schema = self._schema
+        if any(feature.name in columns for feature in schema.histories):
+            return {}
+        needed = {feature.of for feature in schema.histories} if positive is not None else set()
+        names = [schema.user, schema.time, *needed]
+        for name in names:
+            if name not in columns:
+                raise DataError(
+                    f"{FRAME}: no column {name!r}, from which histories are made; add it, or a column of lists for "
+                    f"each of {', '.join(feature.name for feature in schema.histories)}"
+                )
+        raw = pl.DataFrame([columns[name].alias(name) for name in dict.fromkeys(names)])
+        sparse = tuple(feature for feature in schema.sparse if feature.name in needed)
+        keys = replace(schema, dense=(), sparse=sparse, session="", weight="")
+        rows = Converter(FRAME, 1 + np.arange(len(raw), dtype=np.int64), BadRows(None)).convert(raw, keys)
+        logs = [self._events.with_columns(pl.lit(1, pl.UInt8).alias(schema.label_column))]
+        if positive is not None:
+            logs.append(rows.with_columns(pl.Series(schema.label_column, positive.astype(np.uint8))))
+        return Events(logs, schema).histories(rows)
+
+    def write(self, folder: Path) -> None:
+        """Write the events into a directory."""
+        self._events.write_parquet(folder / _EVENTS)
+
+    @classmethod
+    def read(cls, folder: Path, expected: str, recipe: Mapping[str, Any]) -> Histories:
+        """Return what `write` wrote, with the hash `expected`; `ExportError` where it is damaged."""
+        path, schema = folder / _EVENTS, getattr(Recipe.from_dict(recipe).data.source, "schema", None)
+        try:
+            if schema is None or file_hash(path) != expected:
+                raise ExportError(f"{path} is damaged: its hash does not match; save the model again")
+            return cls(read_events(path, schema), schema)
+        except (OSError, DatasetError) as error:
+            raise ExportError(f"{path} cannot be read: {error}; save the model again") from error
