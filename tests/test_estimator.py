@@ -123,7 +123,7 @@ MISTAKES = {
         {},
         {"label": "click", "sample_weight": ["a"] * 3000},
         DataError,
-        "sample_weight String number",
+        "sample_weight String",
     ),
 }
 
