@@ -203,9 +203,9 @@ def _from_values(
         raise _cell_error(name, int(rows[place]), cells[place], "text alone, or numbers alone")
     if present == {"integer"}:
         integers = [None if families[type(cell)] == "nothing" else int(cell) for cell in cells]
-        known = [value for value in integers if value is not None]
+        numbers = [value for value in integers if value is not None]
         for kind, least, end in ((pl.Int64, -(1 << 63), 1 << 63), (pl.UInt64, 0, 1 << 64)):
-            if least <= min(known) and max(known) < end:
+            if least <= min(numbers) and max(numbers) < end:
                 return pl.Series(name, integers, dtype=kind)
     return pl.Series(
         name, [None if families[type(cell)] == "nothing" else float(cell) for cell in cells], dtype=pl.Float64
