@@ -133,15 +133,15 @@ def test_a_task_of_an_earlier_call_cannot_write(tmp_path: Path, monkeypatch: pyt
                 begin(tmp_path)
         check()
         revoke(tmp_path)
-        with pytest.raises(StorageError, match="no work for this call"):
+        with pytest.raises(StorageError, match="another call"):
             check()
     again = grant(tmp_path)
     for gone in (token, ""):
-        with pytest.raises(StorageError, match="no work for this call"), leased(tmp_path, gone):
+        with pytest.raises(StorageError, match="another call"), leased(tmp_path, gone):
             pytest.fail("worked without a lease")
     with leased(tmp_path, again):
         pass
     revoke_leases(tmp_path)
     for place in (tmp_path, tmp_path / "elsewhere"):
-        with pytest.raises(StorageError, match="is not there, or no work"), leased(place, again):
+        with pytest.raises(StorageError, match="does not exist"), leased(place, again):
             pytest.fail("worked without a lease")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from errors import refuses
 from recipes import log_config
 from stratarec.batch.batch import Batch
-from stratarec.data.column_names import ROW
+from stratarec.data.column_names import ROW, SPLIT
 from stratarec.data.dataset import writer as storage
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dedup_groups import Repeats, dedup_factor
@@ -227,8 +227,10 @@ def test_the_formula_and_the_measure_agree_on_made_sessions() -> None:
     value = np.cumsum(~stays | (np.diff(session, prepend=-1) != 0))
     frame = pl.DataFrame({"session": session, "x": value, "y": draws.integers(0, 10**9, len(session))})
     made = Schema(sparse=(SparseFeature(name="x"), SparseFeature(name="y")), session="session")
-    frame = frame.with_columns(pl.lit(0).alias("label"), pl.int_range(pl.len()).alias(ROW))
-    repeats = Partition(frame, made, np.zeros(len(frame), dtype=np.int8)).repeats()
+    frame = frame.with_columns(
+        pl.lit(0).alias("label"), pl.int_range(pl.len()).alias(ROW), pl.lit(0, pl.Int8).alias(SPLIT)
+    )
+    repeats = Partition(frame, made).repeats()
     assert repeats.samples_per_session == pytest.approx(sizes.mean())
     assert repeats.stays("x") == pytest.approx(0.9, abs=0.005)
     assert repeats.factor("x") == pytest.approx(len(frame) / frame["x"].n_unique(), rel=1e-6)

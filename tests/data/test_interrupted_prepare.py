@@ -60,9 +60,8 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     assert not missing(f"{place}", errors[0])
     assert Dataset.open(small_disk / "data").fingerprint == earlier
     work = small_disk / "data.preparing"
-    finished = [
-        shard["path"] for note in work.glob("encoded/*.json") for shard in json.loads(note.read_text()).values()
-    ]
+    notes = [json.loads(note.read_text()) for note in work.glob("encoded/*.json")]
+    finished = [shard["path"] for note in notes for shard in note["shards"].values()]
     before = identities(work)
     (small_disk / "filler").unlink()
     assert main(again) == 0
@@ -120,11 +119,12 @@ STALE: dict[str, Callable[[Path], object]] = {
     "a chunk's other fields": lambda work: change_json(work / "spilled" / "00000000.json", renamed("times")),
     "a lost chunk": lambda work: (work / "spilled" / "00000000.json").unlink(),
     "damaged rows": lambda work: (work / "spilled" / "00000000.arrow").write_bytes(b"no more"),
-    "damaged counts": lambda work: next((work / "counts").glob("00000-*item.parquet")).write_bytes(b"PAR1 no more"),
+    "damaged counts": lambda work: (work / "counts" / "00000.arrow").write_bytes(b"no more"),
     "other moments": lambda work: change_json(work / "counts" / "00000.json", renamed("moments")),
-    "no labels": lambda work: change_json(work / "counts" / "00000.json", renamed("labels")),
+    "no labels": lambda work: change_json(work / "encoded" / "00000.json", renamed("labels")),
     "a shard's other fields": lambda work: change_json(
-        work / "encoded" / "00000.json", lambda note: {key: renamed("hash")(shard) for key, shard in note.items()}
+        work / "encoded" / "00000.json",
+        lambda note: {**note, "shards": {key: renamed("hash")(shard) for key, shard in note["shards"].items()}},
     ),
     "a lost shard": lambda work: (work / "output" / "train" / "shard-00000.parquet").unlink(),
 }

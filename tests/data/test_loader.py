@@ -84,7 +84,12 @@ def test_any_start_gives_the_tail_of_the_epoch(
     data: Dataset, seed: int, size: int, window: int, start: float, shuffle: bool, portions: int
 ) -> None:
     config = LoaderConfig(
-        batch_size=size, seed=seed, shuffle_row_groups=window, shuffle=shuffle, prefetch_batches=2, portions=portions
+        batch_size=size,
+        seed=seed,
+        shuffle_row_groups=window,
+        shuffle=shuffle,
+        prefetch_batches=2,
+        parallel_readers=portions,
     )
     loader = Loader(data, "train", config)
     whole = list(loader.epoch(1))
@@ -102,7 +107,7 @@ def test_any_start_gives_the_tail_of_the_epoch(
 def test_shares_of_any_number_of_ranks_make_the_batches_of_one_process(
     data: Dataset, size: int, window: int, shuffle: bool, portions: int, ranks: int
 ) -> None:
-    config = LoaderConfig(batch_size=size, shuffle_row_groups=window, shuffle=shuffle, portions=portions)
+    config = LoaderConfig(batch_size=size, shuffle_row_groups=window, shuffle=shuffle, parallel_readers=portions)
     whole = Loader(data, "train", config).batches(0)
     shares = [Loader(data, "train", config, BatchShare(rank=rank, ranks=ranks)).batches(0) for rank in range(ranks)]
     for batch, *parts in itertools.islice(zip(whole, *shares, strict=True), 0, None, 3):
@@ -125,7 +130,7 @@ def test_ranks_of_as_many_portions_read_no_row_group_but_their_own(
     monkeypatch.setattr(RowGroupReader, "read", counted)
     groups = sum(len(shard.row_groups) for shard in data.shards("train"))
     assert groups > 4
-    config = LoaderConfig(batch_size=64, portions=4)
+    config = LoaderConfig(batch_size=64, parallel_readers=4)
     for rank in range(4):
         read.clear()
         list(Loader(data, "train", config, BatchShare(rank=rank, ranks=4)).batches(0))
@@ -133,7 +138,7 @@ def test_ranks_of_as_many_portions_read_no_row_group_but_their_own(
 
 
 def test_every_sample_comes_once_in_every_epoch(data: Dataset) -> None:
-    shuffled = Loader(data, "train", LoaderConfig(batch_size=300, shuffle_row_groups=3, portions=3))
+    shuffled = Loader(data, "train", LoaderConfig(batch_size=300, shuffle_row_groups=3, parallel_readers=3))
     stored = Loader(data, "train", LoaderConfig(batch_size=300, shuffle=False))
     one, two, plain = (list(loader.epoch(epoch)) for loader, epoch in ((shuffled, 0), (shuffled, 1), (stored, 0)))
     assert samples(one) == samples(two) == samples(plain)

@@ -11,13 +11,15 @@ import pytest
 
 from errors import refuses
 from recipes import log_config, tiny
+from stratarec.data.column_names import SPLIT
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.hashing import stable_hash
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
+from stratarec.data.prepare.value_counts import CountSum, count_values
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.synthetic import SyntheticConfig
-from stratarec.data.vocabulary import VocabularyConfig, VocabularyLimits, VocabularyOverride
+from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, VocabularyLimits, VocabularyOverride, buckets_of
 from stratarec.errors import ConfigError
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
@@ -82,6 +84,20 @@ def test_a_hash_gives_every_value_a_row_by_its_hash_alone(tmp_path: Path, items:
     again = prepared(tmp_path, [*items[:10], *items[:10][::-1]], kind="hash", buckets=64)
     ids = pl.concat([pl.from_arrow(again.read_row_group("train", 0, 0))])["item"].to_list()  # type: ignore[list-item]
     assert ids[:10] == expected[:10].tolist()
+
+
+def test_counts_of_a_hash_do_not_grow_with_the_values() -> None:
+    config = VocabularyConfig(kind="hash", buckets=32)
+    schema, values = Schema(sparse=(SparseFeature(name="item"),)), pl.Series("item", range(200_000))
+    total = CountSum()
+    for begin in range(0, len(values), 20_000):
+        part = values[begin : begin + 20_000]
+        for counts in count_values(pl.DataFrame({"item": part, SPLIT: [0] * len(part)}), schema, config):
+            total.add(counts)
+    (sums,) = total.by_vocabulary().values()
+    assert len(sums) == 32
+    expected = np.bincount(buckets_of(values, 32), minlength=32)
+    np.testing.assert_array_equal(Vocabulary.hashed(sums, pl.Int64(), 32).counts, expected)
 
 
 def test_a_hash_beside_counted_ones_trains_and_scores(tmp_path: Path) -> None:

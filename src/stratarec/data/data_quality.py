@@ -26,105 +26,105 @@ from stratarec.data.splits import SPLITS, SplitConfig
 SAMPLE_ROWS, _SAMPLE_VALUES, _FEWEST_ROWS = 50_000, 2_000_000, 2_000
 """Rows that are looked at, fewer where there are many features: half a second of a processor for forty."""
 NAMED = 0.95
-"""AUC from which one feature alone is named."""
+"""AUC of a single feature from which it is reported."""
 _DETERMINES = 0.995
-# Rows of the rarer class that say something.
+# Fewest rows of the rarer class.
 _LEAST = 20
-# How unlikely it must be that rows without a connection to the label are filled for one class alone.
+# Largest probability that rows are filled for one class only by chance.
 _CHANCE = 1e-6
-# A value more often than this is a name of something, for which the share of positives is asked.
+# Rows a value from which the share of positives by value is compared.
 _REPEATS = 2
-# The last number of a name.
+# Last number in a text.
 _NUMBER = r"(\d{1,18})\D*$"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:
-    """What a feature tells of the label."""
+    """Evidence that a feature reveals the label."""
 
     feature: str
     text: str
     certain: bool
-    """Whether it is to be left out, and not only named."""
+    """Whether the feature should be left out, and not only reported."""
 
 
 def sample_rows(schema: Schema) -> int:
-    """How many rows `find_leaks` is to be given."""
+    """Return the number of rows that `find_leaks` needs."""
     return max(min(SAMPLE_ROWS, _SAMPLE_VALUES // max(len(schema.names), 1)), _FEWEST_ROWS)
 
 
 def looked_at(schema: Schema) -> list[str]:
-    """The columns of a log that `find_leaks` looks at, labels first."""
+    """Return the columns that `find_leaks` needs, labels first."""
     derived = {feature.name for feature in schema.sparse if feature.traits.derived}
     return [*schema.label_columns, *(name for name in schema.names if name not in derived)]
 
 
 def find_leaks(sample: pl.DataFrame, schema: Schema) -> list[Leak]:
-    """The features of a data set that seem to know one of its labels, the certain ones first.
+    """Find features that seem to reveal a label; certain ones come first.
 
     Parameters
     ----------
     sample : DataFrame
         Typed rows of the log with the columns `looked_at`.
     """
-    found = []
+    leaks = []
     for label in schema.label_columns:
-        known = (sample[label] != UNKNOWN).fill_null(False)
-        positive = pl.DataFrame({"known": known, "label": sample[label]}).select(
+        has_label = (sample[label] != UNKNOWN).fill_null(False)
+        positive = pl.DataFrame({"known": has_label, "label": sample[label]}).select(
             pl.when(pl.col("known")).then(pl.col("label") == 1)
         )
         names = looked_at(schema)[len(schema.label_columns) :]
-        found += [leak for name in names if (leak := find_leak(sample[name], positive.to_series(), label)) is not None]
-    return sorted(found, key=lambda leak: not leak.certain)
+        leaks += [leak for name in names if (leak := find_leak(sample[name], positive.to_series(), label)) is not None]
+    return sorted(leaks, key=lambda leak: not leak.certain)
 
 
 def find_leak(column: pl.Series, positive: pl.Series, label: str) -> Leak | None:
-    """What is suspicious of a feature; None where nothing is.
+    """Return the evidence that a feature reveals the label, or None.
 
     Parameters
     ----------
     positive : Series
-        Truth values, null where the label is not known.
+        Booleans, null where the label is unknown.
     label : str
-        Its column, for messages.
+        Column of the label, for messages.
     """
-    known = positive.is_not_null()
-    column, positive = column.filter(known), positive.filter(known)
+    has_label = positive.is_not_null()
+    column, positive = column.filter(has_label), positive.filter(has_label)
     positives = int(positive.sum())
     if min(positives, len(positive) - positives) < _LEAST:
         return None
     for what, there in _marks(column):
         rows, ones, rate = int(there.sum()), int((there & positive).sum()), positives / len(positive)
         only = 1 if ones == rows else 0
-        # That a flag is never set for a positive row happens to honest ones.
+        # A flag without leak may never be set in a positive row.
         if ones in (0, rows) and (only or what == "filled") and (rate if only else 1 - rate) ** rows < _CHANCE:
             return Leak(
                 feature=column.name, text=f"{what} only where {label} is {only}: known only afterwards?", certain=True
             )
-    found = alone(column, positive)
-    if found < NAMED:
+    auc = alone(column, positive)
+    if auc < NAMED:
         return None
-    certain = found >= _DETERMINES
-    what = "tells the label by itself" if certain else "a leak, if it is not known before"
-    return Leak(feature=column.name, text=f"AUC {found:.3f} against {label} alone: {what}", certain=certain)
+    certain = auc >= _DETERMINES
+    what = "determines the label" if certain else "a leak, unless it is known before the event"
+    return Leak(feature=column.name, text=f"AUC {auc:.3f} against {label} alone: {what}", certain=certain)
 
 
 def alone(column: pl.Series, positive: pl.Series) -> float:
-    """AUC of one feature: of its order where it has one, and of the share of positives that a value has in the other
-    half of the rows where values repeat; the better one, turned so that it is above one half."""
-    found = [0.5]
+    """Largest AUC of one feature, at least one half: by its order, and if values repeat, by the share of positives that
+    each value has in the other half of the rows."""
+    aucs = [0.5]
     if column.dtype.is_numeric() or column.dtype == pl.Boolean:
-        found.append(_auc(column.cast(pl.Float64).fill_nan(None).fill_null(float("-inf")), positive))
+        aucs.append(_auc(column.cast(pl.Float64).fill_nan(None).fill_null(float("-inf")), positive))
     distinct = 0 if column.dtype.base_type() == pl.List else column.n_unique()
     if 0 < distinct * _REPEATS <= len(column):
-        found.append(_auc(_rates(column, positive), positive))
-    elif distinct and column.dtype == pl.String:  # what names a row may count it all the same: order-9, order-10
-        found += [_auc(each, positive) for each in (column, column.str.extract(_NUMBER).cast(pl.Int64))]
-    return max(max(auc, 1 - auc) for auc in found)
+        aucs.append(_auc(_rates(column, positive), positive))
+    elif distinct and column.dtype == pl.String:  # a row's identifier may contain a counter: order-9, order-10
+        aucs += [_auc(values, positive) for values in (column, column.str.extract(_NUMBER).cast(pl.Int64))]
+    return max(max(auc, 1 - auc) for auc in aucs)
 
 
 def _marks(column: pl.Series) -> Iterator[tuple[str, pl.Series]]:
-    """Rows that a column sets apart, and how: those that are filled, and those of either of two values."""
+    """Rows that a column distinguishes, with a description: filled rows, or rows of each of two values."""
     filled = _filled(column)
     if not filled.all():
         yield "filled", filled
@@ -141,7 +141,7 @@ def _filled(column: pl.Series) -> pl.Series:
 
 
 def _rates(column: pl.Series, positive: pl.Series) -> pl.Series:
-    """Share of positives of a row's value in the half of the rows that it is not in."""
+    """Share of positives of a row's value in the half of the rows that does not contain the row."""
     half = (pl.int_range(len(column), eager=True).hash(0) % 2).cast(pl.Int8)
     frame = pl.DataFrame({"value": column, "positive": positive.cast(pl.Float64), "half": half})
     sums = frame.group_by("value", "half").agg(pl.col("positive").sum().alias("ones"), pl.len().alias("rows"))
@@ -184,8 +184,8 @@ def hash_rows(frame: pl.DataFrame, schema: Schema, split: NDArray[np.int8], shar
     # Not by `select`, to which a column called * is all of them.
     hashes = pl.DataFrame([frame[name] for name in names]).hash_rows()
     label = frame[schema.label_column]
-    kept = (hashes % share == 0) & pl.Series(split >= 0) & (label != UNKNOWN).fill_null(False)
-    return pl.DataFrame({"hash": hashes, "split": split, "label": label.cast(pl.Int8)}).filter(kept)
+    chosen = (hashes % share == 0) & pl.Series(split >= 0) & (label != UNKNOWN).fill_null(False)
+    return pl.DataFrame({"hash": hashes, "split": split, "label": label.cast(pl.Int8)}).filter(chosen)
 
 
 def repeated_shares(hashes: Sequence[pl.DataFrame]) -> dict[HeldOut, float]:

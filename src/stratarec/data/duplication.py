@@ -1,7 +1,7 @@
-"""How often values repeat inside sessions and inside batches, and what storing and computing them once saves.
+"""Duplication of values within sessions and batches, and the work that deduplication saves.
 
-Every group is measured as it is stored; features that are in no group are measured alone, so that the figures also say
-what a group would bring. RecD's formula (arXiv 2211.05239) predicts the factor of a batch of whole sessions.
+Each group is measured as it is stored. A feature without a group is measured alone, which shows what a group would
+save. RecD's formula (arXiv 2211.05239) predicts the factor of a batch of complete sessions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROW_GROUPS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Duplication:
-    """One group, or one feature."""
+    """Duplication of one group, or of one feature without a group."""
 
     name: str
     features: tuple[str, ...]
@@ -39,13 +39,13 @@ class Duplication:
     batch_factor: float
     """Samples for each distinct value inside a batch, shuffled as training does by default."""
     whole_factor: float
-    """As `batch_factor`, sessions kept whole."""
+    """Samples for each distinct value inside a batch of complete sessions."""
     predicted: float
-    """What the formula gives for that, at d and at the batch's average samples of a user."""
+    """Prediction of `whole_factor` by RecD's formula, from d and the batch's average samples of a user."""
     shuffled_factor: float
-    """As `batch_factor`, samples shuffled one by one."""
+    """Samples for each distinct value inside a batch of samples shuffled one by one."""
     ids: float
-    """Ids a sample looks up."""
+    """Ids that a sample looks up."""
 
     @property
     def saved(self) -> float:
@@ -78,12 +78,12 @@ def profile(dataset: Dataset, split: str = "train", *, batch_size: int = 4096, b
     Parameters
     ----------
     batches : int
-        How many batches are looked at, of each order.
+        Number of batches to measure, for each order.
 
     Raises
     ------
     ConfigError
-        For sizes below 1.
+        If a size is below 1.
 
     Notes
     -----
@@ -97,9 +97,9 @@ def profile(dataset: Dataset, split: str = "train", *, batch_size: int = 4096, b
         frame = pl.from_arrow(dataset.read_row_group(split, shard, group))
         assert isinstance(frame, pl.DataFrame)
         session.add(frame)
-    whole = "session" if dataset.deduplicated and dataset.schema.session_keys else "auto"
+    session_unit = "session" if dataset.deduplicated and dataset.schema.session_keys else "auto"
     trained, together, apart = (
-        _batch_factors(dataset, split, parts, batch_size, batches, unit) for unit in ("auto", whole, "sample")
+        _batch_factors(dataset, split, parts, batch_size, batches, unit) for unit in ("auto", session_unit, "sample")
     )
     rows = []
     for name, features in parts.items():
@@ -129,14 +129,14 @@ def profile(dataset: Dataset, split: str = "train", *, batch_size: int = 4096, b
 
 
 def _parts(dataset: Dataset) -> dict[str, tuple[str, ...]]:
-    """Groups, then features that are in none."""
-    taken = {name for names in dataset.groups.values() for name in names}
-    names = [*(feature.name for feature in dataset.schema.sparse), *(feature.name for feature in dataset.schema.dense)]
-    return {**dataset.groups, **{name: (name,) for name in names if name not in taken}}
+    """Groups, then features without a group."""
+    grouped = {name for names in dataset.groups.values() for name in names}
+    names = [feature.name for feature in (*dataset.schema.sparse, *dataset.schema.dense)]
+    return {**dataset.groups, **{name: (name,) for name in names if name not in grouped}}
 
 
 def _spread(dataset: Dataset, split: str) -> list[tuple[int, int]]:
-    """Row groups at even distances."""
+    """Shard and number of row groups that are evenly spread over the split."""
     places = [
         (number, group) for number, shard in enumerate(dataset.shards(split)) for group in range(len(shard.row_groups))
     ]
@@ -177,14 +177,14 @@ class _SessionCounts:
 
 
 def _column(name: str, bags: JaggedTensor) -> pl.Series:
-    """A value for each sample: its id, -1 where it has none, or a list where some have several."""
+    """The id of each sample, -1 without one; lists if some samples have several."""
     offsets, values = bags.offsets.numpy(), bags.values.numpy()
     lengths = np.diff(offsets)
     if lengths.max(initial=0) > 1:
         return pl.Series(name, pa.LargeListArray.from_arrays(offsets, values))
-    found = np.full(len(lengths), -1, dtype=values.dtype)
-    found[lengths == 1] = values
-    return pl.Series(name, found)
+    ids = np.full(len(lengths), -1, dtype=values.dtype)
+    ids[lengths == 1] = values
+    return pl.Series(name, ids)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,4 +217,6 @@ def _batch_factors(
             sizes[name].append(batch.size / max(count, 1))
         users.append(1.0 if batch.user is None else batch.size / len(np.unique(batch.user.numpy())))
     batches.close()  # type: ignore[attr-defined]
-    return _BatchFactors(samples_per_session=mean(users), factors={name: mean(found) for name, found in sizes.items()})
+    return _BatchFactors(
+        samples_per_session=mean(users), factors={name: mean(values) for name, values in sizes.items()}
+    )

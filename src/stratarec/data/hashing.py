@@ -16,10 +16,12 @@ from stratarec.kernels.random.reference import mix
 
 _SEED = 0x5DEECE66D
 _MASK = (1 << 64) - 1
+# Texts that are hashed sooner than joined with the hashes of their distinct values.
+_FEW = 1000
 
 
 def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
-    """``[N]`` 64-bit hash of integers or strings; nulls hash as their row in a fixed way: all alike.
+    """``[N]`` 64-bit hash of integers or strings; all nulls have one hash.
 
     Equal integers have equal hashes whatever their type.
     """
@@ -28,11 +30,12 @@ def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
         return hash_integers(signed.fill_null(-1).to_numpy())
     if values.dtype != pl.String:
         raise DataError(f"column {values.name!r} is {values.dtype}, expected integers or text")
-    distinct = values.unique()
-    hashes = [hash_text(value) if value is not None else 0 for value in distinct]
-    codes = pl.DataFrame({"value": distinct, "hash": pl.Series(hashes, dtype=pl.UInt64)})
-    joined = values.to_frame("value").join(codes, on="value", how="left", maintain_order="left", nulls_equal=True)
-    return joined["hash"].to_numpy()
+    if len(values) < _FEW and not values.null_count():
+        return hash_texts(values.to_list())
+    distinct = values.unique().drop_nulls()
+    codes = pl.DataFrame({"value": distinct, "hash": hash_texts(distinct.to_list())})
+    joined = values.to_frame("value").join(codes, on="value", how="left", maintain_order="left")
+    return joined["hash"].fill_null(0).to_numpy()
 
 
 def hash_integers(values: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -46,7 +49,7 @@ def hash_text(value: str) -> int:
 
 
 def hash_texts(values: Sequence[str]) -> NDArray[np.uint64]:
-    """`stable_hash` of texts that are valid; without a call of Python for each."""
+    """`stable_hash` of valid texts, without a Python function call for each."""
     return np.fromiter(map(xxhash.xxh3_64_intdigest, map(str.encode, values)), dtype=np.uint64, count=len(values))
 
 
@@ -56,19 +59,19 @@ def hash_integer(value: int) -> int:
 
 
 class HashRule(Model):
-    """A hash in words and numbers, by which others than StrataRec can compute it."""
+    """Description of a hash function from which other programs can implement it."""
 
     function: str
     """``xxh3_64``, or ``splitmix64`` for its finaliser."""
     seed: Count
     input: str
-    """What is hashed."""
+    """Bytes or integer that are hashed."""
     steps: str
-    """How the hash follows from the input."""
+    """Steps from the input to the hash."""
 
     @classmethod
     def of(cls, kind: str) -> HashRule:
-        """What `stable_hash` does with values of a Polars type: ``String``, ``Int64`` or ``UInt64``."""
+        """Describe `stable_hash` for values of a Polars type: ``String``, ``Int64`` or ``UInt64``."""
         if kind == "String":
             return cls(
                 function="xxh3_64",
@@ -86,5 +89,5 @@ class HashRule(Model):
 
 
 def unit_interval(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """The hash as a number in [0, 1), by its upper bits."""
+    """Convert hashes to numbers in [0, 1), by their upper bits."""
     return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,12 +1,12 @@
-"""What the columns of a data set are: labels, dense and sparse features, and the keys that group samples.
+"""The columns of a data set: labels, dense and sparse features, and the keys that group samples.
 
-Labels. Of several a row may lack some (`UNKNOWN` in files, NaN in batches), but not all. The first is the one that
-histories, early stopping and the counts of a split go by.
-Weights. `Schema.weight` is a sample's in the loss and in metrics, and its unit does not matter: weights of 1 give the
-bits of none. `SparseFeature.weights` are those of the values of a bag: stored with the samples and in no group, since
-every change of a weight would be another value.
-Sequences. A ``history`` is found by `prepare`; a ``sequence`` is a list that the log has in order, oldest first, with
-columns `beside` it. Both share the vocabulary of what they are `of`.
+Labels. A row with several labels may lack some of them (`UNKNOWN` in files, NaN in batches), but not all. Histories,
+early stopping and the counts of a split use the first label.
+Weights. `Schema.weight` weights a sample in the loss and in metrics; its unit does not matter, and weights of 1 give
+the same bits as no weights. `SparseFeature.weights` weight the values of a bag. They are stored with the samples and
+in no group, because each change of a weight would be another value of the group.
+Sequences. A ``history`` is derived by `prepare`; a ``sequence`` is a list that the log holds in order, oldest first,
+perhaps with parallel lists (`SparseFeature.beside`). Both share the vocabulary of the feature that they are `of`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ ValueType = Literal["auto", "integer", "text"]
 
 
 class _KindTraits(NamedTuple):
-    """How the values of a sparse feature are read and kept."""
+    """How the values of a kind of sparse feature are read and stored."""
 
     lists: bool
-    """A row has several."""
+    """Whether a row has several values."""
     derived: bool
-    """`prepare` makes them of earlier samples: the log has no such column."""
+    """Whether `prepare` derives the values from earlier samples; the log then has no such column."""
     last: bool
-    """Of more than `max_length` the last are kept, and not the first."""
+    """Whether the last `max_length` values are kept, and not the first."""
 
 
 _KINDS: dict[SparseKind, _KindTraits] = {
@@ -47,15 +47,11 @@ _KINDS: dict[SparseKind, _KindTraits] = {
 }
 
 UNKNOWN = 2
-"""What stands for a label that is not known, where samples have several."""
-
-
-def _is_none(value: object) -> bool:
-    return value is None
+"""Stored value of an unknown label, where samples have several labels."""
 
 
 def _word(value: Any) -> Any:
-    """Text of a recipe; YAML makes truth values of yes and no, and numbers of digits."""
+    """Require text: YAML reads yes and no as booleans, and digits as numbers."""
     if isinstance(value, bool | int | float):
         raise ConfigError(f"expected text, got {value}; put it in quotes, as in equals: 'yes'")
     return value
@@ -63,14 +59,14 @@ def _word(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelRule:
-    """A label that is made of a number, or of a word: by one of `at_least` and `equals`."""
+    """A label derived from a number or a word, by one of `at_least` and `equals`."""
 
     column: str
     """Column of the number or word."""
-    at_least: Annotated[float | None, pydantic.Field(exclude_if=_is_none)] = None
+    at_least: Annotated[float | None, pydantic.Field(exclude_if=lambda value: value is None)] = None
     """The label is 1 where the number is this or more."""
     equals: Annotated[str, pydantic.BeforeValidator(_word), pydantic.Field(exclude_if=operator.not_)] = ""
-    """The label is 1 where the text is this, spaces around it aside, and 0 where it is another."""
+    """The label is 1 where the text, without surrounding spaces, is this, else 0."""
 
     def __post_init__(self) -> None:
         check_finite(self, "schema.label.")
@@ -105,34 +101,34 @@ class SparseFeature:
     """Column name, and the feature's name in a batch."""
     kind: SparseKind = "single"
     """``single``: at most one value; ``multi``: a list in no order; ``history``: the values of `of` in the last
-    positive samples of the same user, strictly before this one, oldest first, those of one moment in the order of the
-    log; ``sequence``: a list that the log gives in order, oldest first, such as the user's last items."""
+    positive samples of the same user, strictly earlier than this one, oldest first, equal times in the order of the
+    log; ``sequence``: a list that the log holds in order, oldest first, such as the user's last items."""
     vocabulary: str = ""
-    """Features that name the same vocabulary share ids and a table; empty means the feature's own name, and for a
-    history or a sequence the vocabulary of the feature that it is of."""
+    """Features with the same vocabulary share ids and a table. Empty: the feature's name, or for a history or sequence
+    with `of` the vocabulary of that feature."""
     of: str = ""
-    """For ``history``: the single-valued feature it is a history of. For ``sequence``: the single-valued feature, of
-    the item that is scored, that its values are of; without it the model does not compare them."""
+    """For ``history``: the single-valued feature whose earlier values it collects. For ``sequence``: the single-valued
+    feature of the scored item that the model compares its values with; empty for no comparison."""
     beside: str = ""
-    """For ``sequence``: the sequence that this is another column of, such as the categories of its items: the lists of
-    a row are as long as each other, and the i-th values are of one event. An event without a value in one of the
-    columns is left out of all."""
+    """For ``sequence``: the main sequence to which this one is a parallel column, such as the categories of its items:
+    the two lists of a row have the same length, and the i-th values belong to one event. An event without a value in
+    one of the columns is left out of all of them."""
     weights: Annotated[str, pydantic.Field(exclude_if=operator.not_)] = field(default="", repr=False)
     """For ``multi``: the column with a weight for each value, finite numbers of 0 or more, in lists as long as the
-    feature's own, or as text that is split at the same `separator`. Rows are pooled by weight: the sum of w * row, or
-    that over the sum of w for a mean."""
+    feature's, or as text that is split at the same `separator`. Rows are pooled by weight: the sum of w * row, divided
+    by the sum of w for a mean."""
     max_length: int = 50
-    """For ``multi`` the first, for ``history`` and ``sequence`` the last `max_length` values are kept; of a column
-    `beside` a sequence as many as of that."""
+    """Keep the first `max_length` values of ``multi``, the last of ``history`` and ``sequence``. A column with `beside`
+    has the length of its main sequence."""
     separator: str = ""
     """For ``multi`` and ``sequence``: split a text column at this string, and strip blanks around the parts; empty
     means that the column holds lists, or text such as ``[1, 2]``, ``["a", "b"]`` or ``['a', 'b']``."""
     type: ValueType = "auto"
-    """What values are: ``integer`` (7 and 7.0 are one value, 007 is refused), ``text``, or ``auto``: text in text
-    files, what the column holds in Parquet. With `of` it is that feature's."""
+    """Type of the values: ``integer`` (7 and 7.0 are one value, 007 is refused), ``text``, or ``auto``: text in text
+    files, the type of the column in Parquet. With `of` the type of that feature."""
     group: str = ""
-    """As for dense features. Histories need none: they are windows into one sequence of events. The columns of a
-    sequence are in one group."""
+    """As for dense features. Histories need none: they are stored as windows. All columns of a sequence are in one
+    group."""
 
     def __post_init__(self) -> None:
         if self.kind == "history" and not self.of:
@@ -145,19 +141,19 @@ class SparseFeature:
                 "remove `group`"
             )
         if self.beside and self.kind != "sequence":
-            raise ConfigError(f"sparse feature {self.name!r}: `beside` is for kind sequence, and this is a {self.kind}")
+            raise ConfigError(f"sparse feature {self.name!r}: `beside` requires kind sequence; got {self.kind}")
         self._check_weights()
         if not self.vocabulary and self.kind != "history" and not (self.kind == "sequence" and self.of):
             object.__setattr__(self, "vocabulary", self.name)
 
     @property
     def traits(self) -> _KindTraits:
-        """What its kind says of its values."""
+        """Traits of its kind."""
         return _KINDS[self.kind]
 
     def _check_weights(self) -> None:
         if self.weights and self.kind != "multi":
-            raise ConfigError(f"sparse feature {self.name!r}: `weights` is for kind multi, and this is a {self.kind}")
+            raise ConfigError(f"sparse feature {self.name!r}: `weights` requires kind multi; got {self.kind}")
         if self.weights and self.group:
             raise ConfigError(
                 f"sparse feature {self.name!r}: a feature with `weights` is stored with its samples, not in group "
@@ -173,22 +169,22 @@ class Schema:
     """Column of 0 and 1, or of truth values; or a rule such as ``{column: rating, at_least: 4}`` or ``{column: answer,
     equals: 'yes'}``."""
     labels: tuple[str | LabelRule, ...] = ()
-    """Several labels of each sample in place of `label`, such as ``[click, like]``: columns or rules, of which a row
-    may lack some. The model has a logit for each. The first is the one by which rows are positive events of histories,
-    and by whose metrics training may stop early."""
+    """Several labels of each sample in place of `label`, such as ``[click, like]``: columns or rules; a row may lack
+    some of them. The model has a logit for each. The first label decides which rows are positive events of histories,
+    and its metrics decide about early stopping."""
     weight: str = ""
-    """Column of sample weights, finite numbers of 0 or more: how much each sample counts in the loss of training and in
-    every metric. Empty where all count alike."""
+    """Column of sample weights in the training loss and in every metric, finite numbers of 0 or more. Empty for equal
+    weights."""
     dense: tuple[DenseFeature, ...] = ()
     sparse: tuple[SparseFeature, ...] = ()
     time: str = ""
     """Column of event times: integers, seconds since 1970 with a fraction, timestamps, or text as 2024-05-31 or
     2024-05-31 23:59:59 (UTC, unless an offset such as +02:00 follows); empty when the log has none."""
     time_unit: TimeUnit = "s"
-    """Unit of integers in `time`, and of what timestamps and fractions become."""
+    """Unit of integers in `time`; timestamps and fractions are converted to it."""
     time_format: str = ""
-    """How times that are text or digits are written, such as ``%d/%m/%Y %H:%M`` or ``%Y%m%d%H``; empty for the forms
-    that `time` names."""
+    """Format of times in text or digits, such as ``%d/%m/%Y %H:%M`` or ``%Y%m%d%H``; empty for the forms listed at
+    `time`."""
     session: str = ""
     """Column that names the session; samples of one session are stored together."""
     user: str = ""
@@ -211,31 +207,31 @@ class Schema:
         if not self.labels:
             return
         if self.label not in (Schema.label, self.labels[0]):
-            raise ConfigError(f"schema.label is {self.label!r}, and schema.labels names others; leave one of them out")
+            raise ConfigError(f"schema.label is {self.label!r}, but schema.labels is set too; remove one of them")
         if len(self.labels) == 1:
-            raise ConfigError("schema.labels has one entry; name it in schema.label, or name another label, too")
+            raise ConfigError("schema.labels has one entry, expected several; use schema.label for one label")
         object.__setattr__(self, "label", self.labels[0])
         columns = self.label_columns
         repeated = next((name for name in columns if columns.count(name) > 1), None)
         if repeated is not None:
-            raise ConfigError(f"schema.labels: column {repeated!r} stands there twice, expected different columns")
+            raise ConfigError(f"schema.labels: column {repeated!r} is repeated, expected different columns")
 
     def _beside(self, feature: SparseFeature) -> SparseFeature:
-        """A column of a sequence has its length and its group."""
-        mains = {each.name: each for each in self.sparse if each.kind == "sequence" and not each.beside}
+        """Give a parallel column of a sequence the length and group of its main sequence."""
+        mains = {main.name: main for main in self.sparse if main.kind == "sequence" and not main.beside}
         if not feature.beside:
             return feature
         if feature.beside not in mains:
             raise ConfigError(
-                f"sparse feature {feature.name!r}: `beside` names {feature.beside!r}, expected a feature of kind "
-                "sequence that is beside no other"
+                f"sparse feature {feature.name!r}: `beside` is {feature.beside!r}, expected a feature of kind sequence "
+                "that has no `beside`"
             )
         main, default = mains[feature.beside], SparseFeature.max_length
         for name, free in (("max_length", default), ("group", "")):
             if getattr(feature, name) not in (free, getattr(main, name)):
                 raise ConfigError(
-                    f"sparse feature {feature.name!r}: {name} is {getattr(feature, name)!r}, and "
-                    f"{getattr(main, name)!r} of {main.name!r}, beside which it is; leave it out"
+                    f"sparse feature {feature.name!r}: {name} is {getattr(feature, name)!r}, but its main sequence "
+                    f"{main.name!r} has {getattr(main, name)!r}; remove it"
                 )
         return replace(feature, max_length=main.max_length, group=main.group)
 
@@ -251,7 +247,7 @@ class Schema:
                 raise ConfigError(f"schema: the label column {label!r} is also a feature")
         clash = sorted(set(self.groups) & set(names))
         if clash:
-            raise ConfigError(f"schema: a group cannot have the name of a feature: {', '.join(clash)}")
+            raise ConfigError(f"schema: groups and features must have different names, shared: {', '.join(clash)}")
 
     def _given_names(self) -> Iterator[tuple[str, str]]:
         """Field and name of every feature, group and vocabulary."""
@@ -305,7 +301,7 @@ class Schema:
         for feature in (feature for columns in self.behaviours.values() for feature in columns if feature.of):
             if feature.of not in singles:
                 raise ConfigError(
-                    f"sparse feature {feature.name!r}: `of` names {feature.of!r}, which is no single-valued feature"
+                    f"sparse feature {feature.name!r}: `of` is {feature.of!r}, expected a feature of kind single"
                 )
         for feature in self.histories:
             if not self.user or not self.time:
@@ -313,7 +309,7 @@ class Schema:
 
     @property
     def label_column(self) -> str:
-        """The column that the label is made of, the first one where there are several."""
+        """Column of the label, of the first one if there are several."""
         return self.label_columns[0]
 
     @property
@@ -323,7 +319,7 @@ class Schema:
 
     @property
     def label_columns(self) -> tuple[str, ...]:
-        """The columns that labels are made of, by which they are called."""
+        """Columns of all labels, which are also their names."""
         return tuple(rule if isinstance(rule, str) else rule.column for rule in self.label_rules)
 
     @property
@@ -343,41 +339,41 @@ class Schema:
 
     @property
     def sequences(self) -> dict[str, tuple[SparseFeature, ...]]:
-        """Sequence that the log gives -> its columns, its own first."""
-        own = [feature for feature in self.sparse if feature.kind == "sequence"]
+        """Main sequence -> its columns, the main one first."""
+        columns = [feature for feature in self.sparse if feature.kind == "sequence"]
         return {
-            main.name: (main, *(feature for feature in own if feature.beside == main.name))
-            for main in own
+            main.name: (main, *(feature for feature in columns if feature.beside == main.name))
+            for main in columns
             if not main.beside
         }
 
     @property
     def behaviours(self) -> dict[str, tuple[SparseFeature, ...]]:
-        """What users did, event by event: histories, then sequences, each with its columns."""
+        """Histories, then sequences, each with its columns."""
         return {**{feature.name: (feature,) for feature in self.histories}, **self.sequences}
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
         """Declared group -> its features, sparse before dense, in schema order."""
-        found: dict[str, tuple[str, ...]] = {}
+        groups: dict[str, tuple[str, ...]] = {}
         members = [(feature.group, feature.name) for feature in self.sparse]
         for group, name in [*members, *((feature.group, feature.name) for feature in self.dense)]:
             if group:
-                found[group] = (*found.get(group, ()), name)
-        return found
+                groups[group] = (*groups.get(group, ()), name)
+        return groups
 
     @property
     def shard_key(self) -> str:
-        """The column whose equal values share a shard: the user where histories need it, else the session."""
+        """Column whose equal values share a shard: the user if histories need it, else the session."""
         return self.user if self.histories or not self.session else self.session
 
     @property
     def session_keys(self) -> tuple[str, ...]:
-        """The columns whose equal values make neighbours one session: user and session, or the one there is."""
+        """Columns that are equal within a session: user and session, as far as the schema has them."""
         return tuple(dict.fromkeys(name for name in (self.shard_key, self.session, self.user) if name))
 
     def inputs(self) -> dict[str, list[dict[str, Any]]]:
-        """What a model is given of the features, as JSON: how a log is read for them, and kept, is left out."""
+        """Return the features as JSON as far as a model depends on them, without how they are read and stored."""
         sparse, dense = ("name", "kind", "vocabulary", "of", "max_length"), ("name", "transform", "standardize")
         return {
             "sparse": [
@@ -390,7 +386,7 @@ class Schema:
 
     def vocabularies(self) -> dict[str, tuple[SparseFeature, ...]]:
         """Vocabulary name -> the features that share it, in schema order."""
-        found: dict[str, list[SparseFeature]] = {}
+        vocabularies: dict[str, list[SparseFeature]] = {}
         for feature in self.sparse:
-            found.setdefault(feature.vocabulary, []).append(feature)
-        return {name: tuple(features) for name, features in found.items()}
+            vocabularies.setdefault(feature.vocabulary, []).append(feature)
+        return {name: tuple(features) for name, features in vocabularies.items()}

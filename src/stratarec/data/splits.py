@@ -1,9 +1,9 @@
-"""Which split a sample belongs to: by time, by fraction or by file.
+"""Splits of samples: by time, by fraction or by file.
 
-By fraction users are whole where the schema names them, else sessions: a user on both sides would be tested on what was
-learnt of them. By time, durations that leave nothing to train on are refused with the log's span. Negatives of the
-training split can be left out by the hash of their row; a network adds the logarithm of the share that is kept to its
-logits wherever it is not trained, and an export has it in its last bias.
+By fraction all samples of a user, or else of a session, are in one split: otherwise a model would be tested on users
+that it was trained on. By time, durations that leave no training samples are refused with the log's span. Negatives of
+the training split can be left out by the hash of their row. A network then adds the logarithm of the share that is kept
+to its logits, except in training; an export has it in its last bias.
 """
 
 from __future__ import annotations
@@ -28,21 +28,20 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
-    """How samples are dealt to training, validation and test."""
+    """Assignment of samples to training, validation and test."""
 
     by: Literal["time", "fraction", "file"] = "fraction"
-    """``time``: the last stretches; ``fraction``: at random, whole users together where the schema names them, else
-    whole sessions; ``file``: whole input files."""
+    """``time``: the last periods of the log; ``fraction``: at random, by user if the schema has users, else by session;
+    ``file``: by input file."""
     valid: float | str | tuple[str, ...] = 0.1
     """A duration such as 1d for ``time``, a share for ``fraction``, file name patterns for ``file``."""
     test: float | str | tuple[str, ...] = 0.1
-    """As `valid`; by time the test split is the last and validation lies before it. Of either, 0 or nothing at all is
-    for none."""
+    """As `valid`; by time the test split comes last, after validation. 0 or empty for no such split."""
     negatives: float = 1.0
-    """Share of the training split's negative samples that are kept, at random; the model adds the logarithm of it to
-    its logits wherever it is not trained, so that its probabilities are those of the whole log."""
+    """Share of the training split's negative samples that is kept, at random. Except in training, the model adds its
+    logarithm to the logits, so that probabilities are those of the complete log."""
     seed: int = 0
-    """Of the random fractions."""
+    """Seed of the random fractions."""
 
     def __post_init__(self) -> None:
         for name in ("valid", "test"):
@@ -70,15 +69,15 @@ class Splitter:
     Raises
     ------
     ConfigError
-        For a split by time of data without times, and for file patterns that match nothing or everything.
+        If the split is by time and the schema has no time, or file patterns match no file or all files.
     """
 
     def __init__(self, config: SplitConfig, schema: Schema, files: tuple[str, ...]) -> None:
         self._config, self._schema = config, schema
         self.file_split: NDArray[np.int8] | None = None
-        """Split of each input file; only for a split by file."""
+        """Split of each input file; None unless the split is by file."""
         if config.by == "time" and not schema.time:
-            raise ConfigError("data.split.by is time, but this data has no time column")
+            raise ConfigError("data.split.by is time, but schema.time is not set; set it, or split by fraction")
         if config.by == "file":
             self.file_split = np.array([self._of_file(path) for path in files], dtype=np.int8)
             for number, name in ((1, "valid"), (2, "test")):
@@ -94,9 +93,9 @@ class Splitter:
         for number, patterns in ((2, self._config.test), (1, self._config.valid)):
             if not patterns:
                 continue
-            wanted = (patterns,) if isinstance(patterns, str) else patterns
-            assert not isinstance(wanted, float)
-            if any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(path, pattern) for pattern in wanted):
+            globs = (patterns,) if isinstance(patterns, str) else patterns
+            assert not isinstance(globs, float)
+            if any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(path, pattern) for pattern in globs):
                 return number
         return 0
 
@@ -105,7 +104,7 @@ class Splitter:
         return in_unit(str(length), self._schema.time_unit, f"data.split.{name}") if length else 0
 
     def assign(self, frame: pl.DataFrame, last_time: int) -> NDArray[np.int8]:
-        """``[N]`` split numbers of spilled rows; `last_time` is the largest time of all samples."""
+        """``[N]`` split of each row; `last_time` is the last time of the log."""
         config, schema = self._config, self._schema
         if config.by == "file":
             assert self.file_split is not None
@@ -116,34 +115,41 @@ class Splitter:
             last_valid = last_time - self._duration("test")
             last_train = last_valid - self._duration("valid")
             return ((times > last_train).astype(np.int8) + (times > last_valid)).astype(np.int8)
-        # A user on both sides would be tested on what was learnt of them.
+        # All samples of a user or session get one split.
         place = self._place(frame[schema.user or schema.session or ROW], config.seed)
         test, valid = float(config.test), float(config.valid)  # type: ignore[arg-type]
         return np.where(place < test, 2, np.where(place < test + valid, 1, 0)).astype(np.int8)
 
-    def thin(self, frame: pl.DataFrame, split: NDArray[np.int8]) -> NDArray[np.int8]:
-        """`split` with -1, no split, for the negatives of the training split that are not kept."""
-        if self._config.negatives == 1:
-            return split
-        negative = (frame[self._schema.label_column] == 0).fill_null(False).to_numpy() & (split == 0)
-        # Other draws than those of the splits.
-        place = self._place(frame[ROW], ~self._config.seed)
-        return np.where(negative & (place >= self._config.negatives), np.int8(-1), split)
+    @property
+    def needs_last_time(self) -> bool:
+        """Whether the split of a row depends on the last time of the log."""
+        return self._config.by == "time"
+
+    def split(self, frame: pl.DataFrame, last_time: int = 0) -> NDArray[np.int8]:
+        """``[N]`` split of each spilled row, -1 for events that are no samples and negatives left out of training."""
+        split = self.assign(frame, last_time)
+        label = frame[self._schema.label_column]
+        if self._config.negatives < 1:
+            negative = (label == 0).fill_null(False).to_numpy() & (split == 0)
+            # Other draws than those of the splits.
+            place = self._place(frame[ROW], ~self._config.seed)
+            split = np.where(negative & (place >= self._config.negatives), np.int8(-1), split)
+        return np.where(label.is_null().to_numpy(), np.int8(-1), split)
 
     @staticmethod
     def _place(key: pl.Series, seed: int) -> NDArray[np.float64]:
-        """``[N]`` numbers from 0 to 1, by `key` and seed."""
+        """``[N]`` pseudo-random numbers in [0, 1), a function of key and seed."""
         mixed = stable_hash(key) ^ np.uint64(seed % (1 << 64))
         return unit_interval(stable_hash(pl.Series(mixed).reinterpret(signed=True)))
 
 
-# 1990 to 2100 in seconds since 1970. Units are so far apart that a number is in these years by one unit at most.
+# 1990 to 2100 in seconds since 1970. Units are so far apart that a number is in these years in one unit at most.
 FIRST_DATE, LAST_DATE = 631_152_000, 4_102_444_800
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """From the first to the last time of a log."""
+    """First and last time of a log."""
 
     first: int
     last: int
@@ -156,7 +162,7 @@ class Span:
         return f"{length} ({_date(self.first, self.unit)} to {_date(self.last, self.unit)} UTC)"
 
     def check_split(self, split: SplitConfig) -> None:
-        """Refuse a split by time that leaves nothing to train on."""
+        """Refuse a split by time that leaves no training samples."""
         if split.by != "time":
             return
         lengths = {name: getattr(split, name) for name in ("valid", "test") if split.asks_for(name)}
@@ -164,14 +170,14 @@ class Span:
         if asked > self.last - self.first:
             raise DataError(
                 f"the training split has 0 samples: data.split.valid ({split.valid}) and data.split.test "
-                f"({split.test}) take all of the log, which spans {self}; shorten them, or check time_unit"
+                f"({split.test}) cover the whole log, which spans {self}; shorten them, or check time_unit"
             )
 
 
 def unlikely_unit(times: pl.Series, unit: TimeUnit) -> str:
-    """What is odd about integers as times in `unit`: all before 1990 or after 2100, but not so in another unit.
+    """Explain why integers are unlikely times in `unit`: all are before 1990 or after 2100, but not in another unit.
 
-    Empty where nothing is; times that count from another beginning are before 1990 in every unit.
+    Empty if they are likely; times that count from another epoch are before 1990 in every unit.
     """
     least, most = times.min(), times.max()
     if not (isinstance(least, int) and isinstance(most, int)):
@@ -190,21 +196,21 @@ def unlikely_unit(times: pl.Series, unit: TimeUnit) -> str:
 
 
 def too_coarse(times: pl.Series, unit: TimeUnit) -> str:
-    """Where timestamps are finer than `unit`, so that different ones would become equal: what to do; else empty."""
-    ticks, own = times.to_physical(), PER_SECOND[times.dtype.time_unit]  # type: ignore[attr-defined]
-    fitting = [wanted for wanted, scale in PER_SECOND.items() if not _loses(ticks, own, scale).any()]
+    """Explain what to do if timestamps are finer than `unit`, so that different ones would become equal; else empty."""
+    ticks, per_second = times.to_physical(), PER_SECOND[times.dtype.time_unit]  # type: ignore[attr-defined]
+    fitting = [name for name, scale in PER_SECOND.items() if not _loses(ticks, per_second, scale).any()]
     if unit in fitting:
         return ""
-    such = times.filter(_loses(ticks, own, PER_SECOND[unit]))[0]
+    example = times.filter(_loses(ticks, per_second, PER_SECOND[unit]))[0]
     return (
-        f"has times finer than time_unit {unit}, such as {such}; set time_unit to {fitting[0]}, or "
+        f"has times finer than time_unit {unit}, such as {example}; set time_unit to {fitting[0]}, or "
         f"round the column to {unit}"
     )
 
 
-def _loses(ticks: pl.Series, own: int, scale: int) -> pl.Series:
-    """Where ticks, `own` of them a second, are no whole number of ticks of `scale` a second."""
-    return (ticks % max(own // scale, 1)).fill_null(0) != 0
+def _loses(ticks: pl.Series, per_second: int, scale: int) -> pl.Series:
+    """Whether each time in ticks of 1 / `per_second` is no multiple of 1 / `scale` seconds."""
+    return (ticks % max(per_second // scale, 1)).fill_null(0) != 0
 
 
 def _in_these_years(time: int, unit: TimeUnit) -> bool:
@@ -216,7 +222,7 @@ def _date(time: int, unit: TimeUnit) -> str:
 
 
 def time_text(time: int, unit: TimeUnit) -> str:
-    """Return a time as it is stored, and as a date where it is one."""
+    """Return a time as it is stored, followed by its date if it has one."""
     return f"{time} {unit}" + (f" ({_date(time, unit)} UTC)" if time >= FIRST_DATE * PER_SECOND[unit] else "")
 
 

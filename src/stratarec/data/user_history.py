@@ -1,7 +1,7 @@
-"""What users did before: events by user and time, and the history of a row at its moment.
+"""Events of users, and the history of a row at its time.
 
-The rule is that of `prepare`: the last values of a feature in the user's earlier positive rows, strictly earlier in
-time, those of one moment in the order of the log.
+The rule is that of `prepare`: the last values of a feature in the user's positive rows that are strictly earlier in
+time, equal times in the order of the log.
 """
 
 from __future__ import annotations
@@ -22,36 +22,37 @@ from stratarec.io.atomic import reporting_damage
 
 
 def last_events(events: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-    """Of positive events, by user and time, those that a later history may hold."""
-    kept = [
+    """Keep the positive events, sorted by user and time, that later histories may contain."""
+    recent = [
         column(feature.of).is_not_null()
         & (column(feature.of).is_not_null().cum_sum(reverse=True).over(column(schema.user)) <= feature.max_length)
         for feature in schema.histories
     ]
-    return events.filter(pl.any_horizontal(kept))
+    return events.filter(pl.any_horizontal(recent))
 
 
 def event_columns(schema: Schema) -> list[str]:
-    """User, time and what histories are of."""
+    """Return the columns of events: user, time and the features of histories."""
     return list(dict.fromkeys([schema.user, schema.time, *(feature.of for feature in schema.histories)]))
 
 
 def read_events(path: Path, schema: Schema) -> pl.DataFrame:
-    """What a data set keeps of events, in a Parquet file that may be anybody's."""
+    """Read and check the events in a Parquet file from any source."""
     with reporting_damage(path):
         table = pq.read_table(path, use_threads=False)
         if table.column_names != event_columns(schema):
             raise ValueError(f"its columns are {table.column_names}, expected {event_columns(schema)}")
         for stored in table.columns:
             stored.validate(full=True)
-        found = pl.from_arrow(table)
-        assert isinstance(found, pl.DataFrame)
-        if found[schema.time].dtype != pl.Int64 or found[schema.user].null_count() or found[schema.time].null_count():
-            raise ValueError("a user or a time is missing, or a time is no integer")
-        for name, kind in found.schema.items():
+        events = pl.from_arrow(table)
+        assert isinstance(events, pl.DataFrame)
+        user, time = events[schema.user], events[schema.time]
+        if time.dtype != pl.Int64 or user.null_count() or time.null_count():
+            raise ValueError("a user or a time is missing, or a time is not an integer")
+        for name, kind in events.schema.items():
             if kind not in (pl.String, pl.Int64, pl.UInt64):
                 raise ValueError(f"column {name!r} is {kind}, expected text or integers of 64 bits")
-    return found
+    return events
 
 
 class Events:
@@ -66,20 +67,20 @@ class Events:
 
     def __init__(self, frames: Iterable[pl.DataFrame], schema: Schema) -> None:
         self._schema, self._features = schema, schema.histories
-        wanted = list(dict.fromkeys(feature.of for feature in self._features))
-        parts = [self._positive(frame, wanted) for frame in frames]
+        names = list(dict.fromkeys(feature.of for feature in self._features))
+        parts = [self._positive(frame, names) for frame in frames]
         self._events = pl.concat(parts, how="vertical_relaxed").sort(USER, TIME, maintain_order=True)
-        self._moments = self._events[TIME].unique().sort().to_numpy()
+        self._times = self._events[TIME].unique().sort().to_numpy()
         self._users = self._events[USER].unique().sort().to_numpy()
 
-    def _positive(self, frame: pl.DataFrame, wanted: Sequence[str]) -> pl.DataFrame:
+    def _positive(self, frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         schema = self._schema
         clicked = frame.filter((frame[schema.label_column] == 1).fill_null(True))
         user, time = pl.Series(USER, _user_hash(clicked, schema)), clicked[schema.time].alias(TIME)
-        return pl.DataFrame([user, time, *(clicked[name] for name in wanted)])
+        return pl.DataFrame([user, time, *(clicked[name] for name in names)])
 
     def histories(self, frame: pl.DataFrame) -> dict[str, pl.Series]:
-        """The lists of each history feature for the rows of `frame`, which has time and user."""
+        """Return the list of each history feature for the rows of `frame`, which has time and user."""
         return {feature.name: self._history(feature, frame) for feature in self._features}
 
     def _history(self, feature: SparseFeature, frame: pl.DataFrame) -> pl.Series:
@@ -88,19 +89,19 @@ class Events:
         user = _user_hash(frame, self._schema)
         stop = np.searchsorted(places, self._places(user, frame[self._schema.time].to_numpy()), side="left")
         first = np.searchsorted(places, self._places(user, None), side="left")
-        known = np.isin(user, self._users)
+        has_events = np.isin(user, self._users)
         start = np.maximum(first, stop - feature.max_length)
-        length = np.where(known, np.maximum(stop - start, 0), 0)
+        length = np.where(has_events, np.maximum(stop - start, 0), 0)
         return _slices(feature.name, events[feature.of], start, length)
 
     def _places(self, user: NDArray[np.uint64], time: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """User and time as one rising number; that of a user's beginning without a time."""
-        number = np.searchsorted(self._users, user).astype(np.int64) * (len(self._moments) + 1)
-        return number if time is None else number + np.searchsorted(self._moments, time, side="left")
+        """User and time as one rising number; without a time, the first number of the user."""
+        number = np.searchsorted(self._users, user).astype(np.int64) * (len(self._times) + 1)
+        return number if time is None else number + np.searchsorted(self._times, time, side="left")
 
 
 def _user_hash(frame: pl.DataFrame, schema: Schema) -> NDArray[np.uint64]:
-    """Hash the text of users: one log may have integers, and an earlier one their digits."""
+    """Hash users as text: one log may have integers, and an earlier one their digits."""
     return stable_hash(frame[schema.user].cast(pl.String))
 
 

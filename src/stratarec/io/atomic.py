@@ -104,8 +104,10 @@ def sync_tree(folder: Path) -> None:
         sync(Path(inside))
 
 
-def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Call `write` with a temporary file next to `path`, then sync it and rename it to `path`.
+def write_atomic(path: Path, write: Callable[[BinaryIO], object], *, synced: bool = True) -> None:
+    """Let `write` fill a new temporary file beside `path`, then sync it and rename it to `path`.
+
+    With `synced` false the caller syncs the directory before it is published: `sync_tree`.
 
     Raises
     ------
@@ -120,10 +122,12 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
         with create_locked(temporary) as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                os.fsync(file.fileno())
             os.replace(temporary, path)
         temporary = None
-        sync(path.parent)
+        if synced:
+            sync(path.parent)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise storage_error(path, error) from error
     finally:

@@ -19,7 +19,7 @@ from stratarec.data.columns.frames import FRAME, PlainRowReader, read_frame
 from stratarec.data.columns.text_values import cast_exactly
 from stratarec.data.hashing import hash_integer, hash_integers, hash_text, hash_texts
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.data.transforms import Spread, Standard
+from stratarec.data.transforms import Spread, Standardizer
 from stratarec.data.vocabulary import MISSING, Vocabulary
 from stratarec.errors import DataError
 
@@ -39,7 +39,7 @@ class FeatureEncoder:
     """
 
     def __init__(self, schema: Schema, moments: Mapping[str, Spread], vocabularies: Mapping[str, Vocabulary]) -> None:
-        self._schema, self._standard = schema, Standard(schema.dense, moments)
+        self._schema, self._standard = schema, Standardizer(schema.dense, moments)
         self._indexes = {name: ValueIndex(vocabulary) for name, vocabulary in vocabularies.items()}
         self._keys = tuple(feature.name for feature in schema.sparse)
         self._plain_rows = PlainRowReader(schema, {name: index.type for name, index in self._indexes.items()})
@@ -75,7 +75,7 @@ class FeatureEncoder:
             offsets=torch.from_numpy(offsets),
             batch_size=numbers.shape[1],
         )
-        return torch.from_numpy(self._standard.of(numbers)), sparse
+        return torch.from_numpy(self._standard.transform(numbers)), sparse
 
     def encode_columns(self, columns: Mapping[str, pl.Series], origin: str) -> tuple[Tensor, KeyedJagged]:
         """Encode columns that have the types of a source; messages name `origin` as the place of the columns."""
@@ -84,7 +84,7 @@ class FeatureEncoder:
         raw = np.empty((len(schema.dense), rows), dtype=np.float64)
         for place, feature in enumerate(schema.dense):
             raw[place] = columns[feature.name].cast(pl.Float64).to_numpy()  # a missing value becomes NaN
-        dense = self._standard.of(raw)
+        dense = self._standard.transform(raw)
         bags = {feature.name: self._bags(columns[feature.name], feature, origin) for feature in schema.sparse}
         weights = {f.name: _flat_weights(columns[weights_of(f.name)]) for f in schema.weighted}
         return torch.from_numpy(dense), KeyedJagged.from_features(with_weights(bags, weights), len(dense))

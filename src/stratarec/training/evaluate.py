@@ -88,7 +88,7 @@ def logits(
     """
     mesh = mesh or Mesh.alone()
     share = BatchShare(rank=mesh.place, ranks=mesh.ranks)
-    loader = Loader(dataset, split, LoaderConfig(batch_size=_BATCH, shuffle=False, portions=portions), share)
+    loader = Loader(dataset, split, LoaderConfig(batch_size=_BATCH, shuffle=False, parallel_readers=portions), share)
     training = model.training
     model.eval()
     progress.start(f"evaluate {split}", loader.samples, "samples")

@@ -1,17 +1,17 @@
-"""Whether a data set is what a recipe asks for, and whether it is what a model was trained on.
+"""Comparison of a data set with a recipe, and with the data set that a model was trained on.
 
-A recipe's data section and the data set at its path are two things: either can be changed without the other. What a
-recipe asks for is compared field by field with what the data set was prepared by. These fields may differ:
+A recipe's data section and the data set at its path can change independently. The recipe's settings are compared field
+by field with those of the data set. These fields may differ:
 
-- ``path``, and the ``paths`` of the logs as long as they name logs of the same content, or logs that are not here;
-- ``on_bad_row``, which decides whether there is a data set at all, not what the good rows become;
-- ``shard_samples``, which bounds the memory of `prepare` and deals the same samples to other files;
+- ``path``, and the ``paths`` of the logs if they name logs with the same content, or logs that are not present;
+- ``on_bad_row``, which decides whether bad rows are refused, and does not change the good rows;
+- ``shard_samples``, which bounds the memory of `prepare` and changes only the files of samples;
 - ``keep_rows``, which training does not read;
-- ``vocabulary.base``, as long as it leads to the same data set, or to one that is not here.
+- ``vocabulary.base``, if it names the same data set, or one that is not present.
 
-What a model can read are a data set's *inputs*: features, the values of vocabularies in order of id, and moments, up to
-rounding. Evaluation, prediction and export ask for equal inputs; going on with training asks for the same fingerprint,
-which is of all contents.
+A model depends on a data set's *inputs*: features, the values of vocabularies in order of id, and moments, up to
+rounding. Evaluation, prediction and export require equal inputs. Resuming training requires the same fingerprint, which
+covers all contents.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ _TOLERANCE = 1e-6
 
 
 def settings(config: PrepareConfig) -> dict[str, Any]:
-    """A data section as JSON, the paths of the data set, of the logs and of the base left out."""
+    """Return a data section as JSON, without the paths of the data set, the logs and the base."""
     content: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     del content["path"]
     del content["vocabulary"]["base"]
     for name in ("paths", *LIMITS):
         content["source"].pop(name, None)
-    if content["source"].get("last_window") == "cut":  # data sets without are as they were before
+    if content["source"].get("last_window") == "cut":  # the default, which earlier versions did not write
         del content["source"]["last_window"]
     for feature in content["source"].get("schema", {}).get("sparse", ()):
-        if not feature["weights"]:  # likewise, and left out of what is written, too
+        if not feature["weights"]:  # as above
             del feature["weights"]
     return content
 
 
 def check_prepared(config: PrepareConfig, dataset: Dataset) -> str:
-    """Refuse a data set that was prepared by other settings, or from other logs, than a recipe says.
+    """Refuse a data set that was prepared with other settings or logs than the recipe's.
 
     Returns
     -------
     str
-        What could not be compared, for the user to know; empty where nothing is left open.
+        A message about what could not be compared; empty if everything was.
 
     Raises
     ------
     ConfigError
-        Naming the field, what the recipe says and what the data set was prepared by.
+        If they differ; names the field and both values.
     """
     prepared = dataset.about.origin
     difference = settings_difference(settings(config), prepared.settings, _FREE)
@@ -72,18 +72,18 @@ def check_prepared(config: PrepareConfig, dataset: Dataset) -> str:
 
 
 def _compare_base(config: PrepareConfig, dataset: Dataset) -> str:
-    """What could not be compared of the base; refused where it is another one."""
-    path, known = config.vocabulary.base, dataset.about.origin.base
-    if bool(path) == (known is not None):
+    """Refuse another base; returns a message if it could not be compared."""
+    path, base = config.vocabulary.base, dataset.about.origin.base
+    if bool(path) == (base is not None):
         if not path:
             return ""
         try:
-            found = Dataset.open(path, verify="used").fingerprint
+            fingerprint = Dataset.open(path, verify="used").fingerprint
         except DatasetError as error:
-            return f"cannot compare data.vocabulary.base with what {dataset.path} was prepared on: {error}"
-        if found == known:
+            return f"cannot compare data.vocabulary.base with the base of {dataset.path}: {error}"
+        if fingerprint == base:
             return ""
-    other = "no base" if known is None else "another data set"
+    other = "no base" if base is None else "another data set"
     raise ConfigError(
         f"data.vocabulary.base is {path!r} in the recipe, but {dataset.path} was prepared on {other}: prepare it again "
         "with --overwrite, or at another data.path"
@@ -91,7 +91,7 @@ def _compare_base(config: PrepareConfig, dataset: Dataset) -> str:
 
 
 def _compare_logs(config: PrepareConfig, dataset: Dataset) -> str:
-    """What could not be compared of the logs; refused where they are of other content."""
+    """Refuse logs with other content; returns a message if they could not be compared."""
     prepared = dataset.about.origin
     paths = list(getattr(config.source, "paths", ()))
     if paths == list(dataset.about.paths):
@@ -113,45 +113,49 @@ def _compare_logs(config: PrepareConfig, dataset: Dataset) -> str:
 def settings_difference(
     want: Mapping[str, Any], have: Mapping[str, Any], free: tuple[str, ...] = ()
 ) -> Difference | None:
-    """Where settings first differ; the kind of the source before anything else."""
-    kinds = [{"source.kind": each["source"]["kind"]} for each in (want, have)]
-    bare = [{key: value for key, value in each.items() if key not in free} for each in (want, have)]
-    return first_difference(kinds[0], kinds[1]) or first_difference(bare[0], bare[1])
+    """Return the first difference between settings; the kind of the source is compared first."""
+    kinds = [{"source.kind": settings["source"]["kind"]} for settings in (want, have)]
+    compared = [{key: settings[key] for key in settings if key not in free} for settings in (want, have)]
+    return first_difference(kinds[0], kinds[1]) or first_difference(compared[0], compared[1])
 
 
 def input_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
-    """Why a model with the inputs `trained_on` cannot read `dataset`; empty when it can. See `Dataset.inputs`."""
+    """Explain why a model with the inputs `trained_on` cannot read `dataset`; empty if it can."""
     for name, entry in dataset.inputs()["vocabularies"].items():
         theirs = trained_on["vocabularies"].get(name, entry)
         if theirs != entry:
-            counts = [f"{each['values']:,} values and {each['tail_buckets']} tail buckets" for each in (entry, theirs)]
+            counts = [f"{v['values']:,} values and {v['tail_buckets']} tail buckets" for v in (entry, theirs)]
             alike = counts[0] == counts[1]
             detail = "other values, or the same in another order" if alike else " instead of ".join(counts)
             if {**theirs, "first_rows": entry["first_rows"]} == entry:
-                began = (
-                    f"goes on from {entry['first_rows']:,} first rows, that of the run from {theirs['first_rows']:,}"
+                return (
+                    f"vocabulary {name!r} had {entry['first_rows']:,} rows in the first data set of its chain, that of "
+                    f"the run {theirs['first_rows']:,}, so that rows begin with other weights"
                 )
-                return f"vocabulary {name!r} {began}, so that rows begin with other weights"
             return f"vocabulary {name!r} has {detail}, so that ids mean other values than in training"
     return feature_difference(dataset, trained_on)
 
 
 def feature_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
-    """As `input_difference`, of all but the values of vocabularies."""
+    """Explain as `input_difference`, without the values of vocabularies."""
     mine = dataset.inputs()
     if len(mine["dense"]) == len(trained_on["dense"]):
         mine["dense"] = list(map(_same_figures, mine["dense"], trained_on["dense"]))
-    wanted, known = ({part: each[part] for part in each if part != "vocabularies"} for each in (mine, trained_on))
-    found = first_difference(wanted, known)
-    return "" if found is None else f"{found.field} is {found.want!r}, and was {found.have!r} in training"
+    now, then = ({part: inputs[part] for part in inputs if part != "vocabularies"} for inputs in (mine, trained_on))
+    difference = first_difference(now, then)
+    return (
+        ""
+        if difference is None
+        else f"{difference.field} is {difference.want!r}, and was {difference.have!r} in training"
+    )
 
 
-def _same_figures(mine: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """A dense input with the figures of `known` where they differ by rounding alone."""
-    margin = _TOLERANCE * known.get("deviation", 0.0)
+def _same_figures(mine: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace figures of a dense input by those of training if they differ only by rounding."""
+    margin = _TOLERANCE * trained.get("deviation", 0.0)
     close = {
-        key: known[key]
+        key: trained[key]
         for key in ("mean", "deviation")
-        if key in mine and key in known and abs(mine[key] - known[key]) <= margin
+        if key in mine and key in trained and abs(mine[key] - trained[key]) <= margin
     }
     return {**mine, **close}

@@ -1,27 +1,27 @@
 """A prepared data set on disk: it describes itself, and is checked when it is opened and read.
 
-    stratarec.json                      says that this is a data set of StrataRec's pipeline
-    dataset.json                        what `manifest` says
+    stratarec.json                      marker of a data set of StrataRec
+    dataset.json                        the manifest
     vocabulary/0000-<name>.parquet      value, id, count
-    carried/0000-<name>.parquet         value, count, recent, last: of all values, with an id of their own or not
+    carried/0000-<name>.parquet         value, count, recent, last: of all values, with or without a row
     carried/events-00000.parquet        the last positive events of users
-    carried/clicks-<part>.parquet       of a log of clicks alone what a later one needs: see `click_memory`
+    carried/clicks-<part>.parquet       only for a log of clicks: see `click_memory`
     <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or lists of int32), @time, @row,
-                                        @weights/<feature> (lists of float32) where values have weights
-    <split>/shard-00000.tables.parquet  the tables that pointers point into: one row a row group of the samples, a
+                                        @weights/<feature> (lists of float32) if values have weights
+    <split>/shard-00000.tables.parquet  the tables into which samples point: one row a row group of the samples, a
                                         column ``<table>/<column>`` holding the whole column as one list
 
 Without groups there are no tables: histories are lists, and @user and @session columns of the samples. Only `writer`,
-`row_group_reader` and `row_group` know the layout of files. What begins with @ is in `column_names`.
+`row_group_reader` and `row_group` know the layout of files. Names that begin with @ are in `column_names`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import polars as pl
@@ -53,8 +53,9 @@ from stratarec.io.owned_directory import MARKER, directory_lock, kind_of
 from stratarec.io.sealed import regular_file_below
 
 Verify = Literal["full", "all", "used"]
+Item = TypeVar("Item")
 
-# How often a data set may be prepared anew while it is opened.
+# Number of attempts to open a data set that is replaced meanwhile.
 _TRIES = 3
 
 
@@ -73,8 +74,8 @@ class Dataset:
         self.positives, self.vocabularies = manifest.positives, manifest.vocabularies
         self.label_counts = manifest.label_counts
         self.fingerprint = manifest.fingerprint
-        """Hash of what the data set holds: equal for data sets whose every file is equal, however they were made."""
-        self._right: set[str] = set()
+        """Hash of the content: equal for data sets with equal files, however they were prepared."""
+        self._verified: set[str] = set()
 
     @classmethod
     def open(cls, path: str | Path, *, verify: Verify = "all", untouched: Collection[str] = ()) -> Dataset:
@@ -83,15 +84,15 @@ class Dataset:
         Parameters
         ----------
         verify : {"full", "all", "used"}
-            Which files are compared with their hash: ``full`` reads every one; ``all`` every one whose size, times or
-            inode are not what they were when this user last hashed it; ``used`` likewise, each when it is first read.
+            Files whose hash is checked: ``full`` reads all files; ``all`` those whose size, times or inode have changed
+            since this user last hashed them; ``used`` does that at the first use of each file.
         untouched : collection of str
-            Splits of which no file is looked at, and which cannot be read.
+            Splits whose files are not checked; they cannot be read.
 
         Raises
         ------
         DatasetError
-            When it is missing, of another format, or a file is not what was written; the message names the file.
+            If it is missing, of another format, or a file was changed; the message names the file.
         """
         path = Path(path)
         for tries in range(_TRIES):
@@ -99,7 +100,7 @@ class Dataset:
             try:
                 return cls._opened(path, verify, untouched)
             except DatasetError:
-                # What was replaced meanwhile is no damage.
+                # A data set that was replaced meanwhile is not damaged.
                 if tries == _TRIES - 1 or _stamp(path) == stamp:
                     raise
         raise AssertionError
@@ -110,7 +111,7 @@ class Dataset:
             what = "it does not exist"
             if path.exists():
                 what = f"it is a {kind_of(path)}" if kind_of(path) else f"it has no {MANIFEST}"
-            raise DatasetError(f"{path} is no prepared data set: {what}; run `stratarec prepare` first")
+            raise DatasetError(f"{path} is not a prepared data set: {what}; run `stratarec prepare` first")
         dataset = cls(path, DatasetManifest.read(path), untouched)
         if kind_of(path) != DATASET.name:
             raise DatasetError(f"{path / MARKER} is missing or damaged; {ADVICE}")
@@ -124,7 +125,7 @@ class Dataset:
 
     @property
     def suspicions(self) -> list[str]:
-        """Features that seem to know the label, and held-out samples that repeat training samples, a line each."""
+        """Lines about features that seem to reveal the label, and held-out samples that repeat training samples."""
         leaks = [f"a leak? {leak.feature}: {leak.text}" for leak in self.about.leaks]
         if not self.about.repeated:
             return leaks
@@ -142,13 +143,13 @@ class Dataset:
         Raises
         ------
         StorageError
-            When it is being replaced.
+            If it is being replaced.
         DatasetError
-            When it was, since it was opened, by one that holds something else.
+            If it was replaced by other content since it was opened.
         """
         with directory_lock(self.path, shared=True):
             if DatasetManifest.read(self.path).fingerprint != self.fingerprint:
-                raise DatasetError(f"{self.path} was prepared anew while it was opened; start again")
+                raise DatasetError(f"{self.path} was replaced while it was being opened; start again")
             yield
 
     def _check_size(self, entry: StoredFile) -> None:
@@ -160,19 +161,19 @@ class Dataset:
             raise DatasetError(f"{self.path / entry.path} has {size} bytes, expected {entry.bytes}; {ADVICE}")
 
     def _require(self, files: Sequence[StoredFile], *, fresh: bool = False) -> None:
-        """Refuse files that are not what was written; each is hashed at most once."""
-        files = [entry for entry in files if entry.path not in self._right]
+        """Refuse files that were changed; each is hashed at most once."""
+        files = [entry for entry in files if entry.path not in self._verified]
         with reporting_damage(self.path):
             hashes = file_hashes([self.path / entry.path for entry in files], fresh=fresh)
         for entry, digest in zip(files, hashes, strict=True):
             if digest != entry.hash:
                 raise DatasetError(f"{self.path / entry.path} is damaged: its hash does not match; {ADVICE}")
-            self._right.add(entry.path)
+            self._verified.add(entry.path)
 
     def inputs(self) -> dict[str, Any]:
-        """What ids and dense values of a batch mean, as JSON: a model is of use with equal inputs alone.
+        """Return the meaning of ids and dense values as JSON: a model requires a data set with equal inputs.
 
-        Labels where there are several, features in order, the values of each vocabulary (not their counts), mean and
+        Labels if there are several, features in order, the values of each vocabulary (not their counts), mean and
         deviation of standardised columns.
         """
         features = self.schema.inputs()
@@ -209,54 +210,52 @@ class Dataset:
         return as_html(f"Dataset {self.name}", rows)
 
     def samples(self, split: str) -> int:
-        """Samples of a split."""
+        """Return the number of samples of a split."""
         return sum(shard.samples for shard in self.shards(split))
 
     def shards(self, split: str) -> tuple[Shard, ...]:
         """ShardWriter of a split."""
-        for name, shards in self.splits.items():
-            if name == split:
-                return shards
-        raise DatasetError(f"{self.path} has no split {split!r}; it has {', '.join(self.splits)}")
+        if split not in self.splits:
+            raise DatasetError(f"{self.path} has no split {split!r}; it has {', '.join(self.splits)}")
+        return self.splits[split]
 
     def table_rows(self) -> dict[str, int]:
-        """Vocabulary -> rows that its table needs."""
+        """Return the rows of each vocabulary's table."""
         return {name: info.rows for name, info in self.vocabularies.items()}
 
     def first_rows(self) -> dict[str, int]:
-        """The same of the first data set that this one goes on from, itself where it has no base."""
+        """Return the rows of each table in the first data set of the chain of bases."""
         return {name: info.first_rows for name, info in self.vocabularies.items()}
 
     def _checked(self, name: str) -> VocabularyInfo:
-        """A vocabulary whose file is what was written: with the first one all are looked at, in one go."""
+        """Verify the files of all vocabularies at the first use of one; returns the one named."""
         info = self.vocabularies[name]
-        if info.path not in self._right:
+        if info.path not in self._verified:
             self._require(list(self.vocabularies.values()))
         return info
 
     def vocabulary(self, name: str) -> Vocabulary:
-        """The values of a vocabulary and their counts; `DatasetError` where its file is not what was written."""
+        """Read the values of a vocabulary and their counts."""
         info = self._checked(name)
         return read_vocabulary(self.path / info.path, info, str(self.path / info.path))
 
     def carried_counts(self, name: str) -> pl.DataFrame:
-        """What was counted of all values of a vocabulary by count: see `vocabulary.read_counts`."""
+        """Read the counts of all values of a vocabulary of kind ``count``."""
         stored, info = self.manifest.carried.counts[name], self.vocabularies[name]
         self._require([stored])
         return read_counts(self.path / stored.path, info.type)
 
     def events(self) -> pl.DataFrame | None:
-        """The last positive events of each user, by user and time: user, time and what histories are of; None where
-        there are no histories."""
+        """Read the last positive events of each user, by user and time: user, time and the features of histories; None
+        without histories."""
         stored = self.manifest.carried.events
         if not stored:
             return None
         self._require(stored)
-        return pl.concat([read_events(self.path / each.path, self.schema) for each in stored], how="vertical_relaxed")
+        return pl.concat([read_events(self.path / file.path, self.schema) for file in stored], how="vertical_relaxed")
 
     def clicks(self) -> ClickMemory | None:
-        """What a log of clicks that goes on from this one needs; None where this one is of another kind, or was
-        prepared by an earlier version."""
+        """Read the clicks that a later log of clicks needs; None for other sources and earlier versions."""
         stored = self.manifest.carried.clicks
         if stored is None:
             return None
@@ -265,7 +264,7 @@ class Dataset:
         return read_click_memory(paths, stored.clicks, self.schema.time)
 
     def access_counts(self, vocabulary: str) -> NDArray[np.int64]:
-        """``[rows]`` training lookups of each id."""
+        """Read the training lookups of each id, ``[rows]``."""
         info = self._checked(vocabulary)
         path = self.path / info.path
         with reporting_damage(path):
@@ -278,60 +277,57 @@ class Dataset:
         return counts
 
     def row_numbers(self, split: str) -> Iterator[NDArray[np.int64]]:
-        """Which row of the log each sample came from, row group by row group in the order of storage; see `split_rows`.
+        """Read the row of the log of each sample, by row group in stored order; `split_rows` decodes it.
 
         Raises
         ------
         DatasetError
-            Where the data set was prepared without.
+            If the data set was prepared without rows.
         """
         if not self.about.rows.kept:
-            raise DatasetError(f"{self.path} does not know rows of the log; prepare it with data.keep_rows")
-        with self.reader(split) as reader:
-            for number, shard in enumerate(self.shards(split)):
-                for group in range(len(shard.row_groups)):
-                    yield reader.row_numbers(number, group)
+            raise DatasetError(f"{self.path} does not store rows of the log; prepare it with data.keep_rows")
+        yield from self._by_row_group(split, RowGroupReader.row_numbers)
 
     def session_keys(self, split: str) -> Iterator[NDArray[np.int64]]:
-        """A number for the session of each sample, in the same order, where the schema names sessions."""
-        with self.reader(split) as reader:
-            for number, shard in enumerate(self.shards(split)):
-                for group in range(len(shard.row_groups)):
-                    yield reader.sessions(number, group)
+        """Read a number for the session of each sample, by row group; the schema must have sessions."""
+        return self._by_row_group(split, RowGroupReader.sessions)
 
     def slates(self, split: str, by: SlateKey) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-        """The first label of each sample, and where slates begin, row group by row group."""
+        """Read the first label of each sample and the slate starts, by row group."""
+        return self._by_row_group(split, lambda reader, shard, group: reader.slates(shard, group, by))
+
+    def _by_row_group(self, split: str, read: Callable[[RowGroupReader, int, int], Item]) -> Iterator[Item]:
         with self.reader(split) as reader:
             for number, shard in enumerate(self.shards(split)):
                 for group in range(len(shard.row_groups)):
-                    yield reader.slates(number, group, by)
+                    yield read(reader, number, group)
 
     @property
     def windows(self) -> tuple[str, ...]:
-        """The histories that are stored as windows."""
+        """Histories that are stored as windows."""
         return tuple(feature.name for feature in self.schema.histories) if self.deduplicated else ()
 
     def reader(self, split: str, *, unused: bool = True) -> RowGroupReader:
-        """Reads row groups of a split; to be closed.
+        """Open a reader of a split's row groups; the caller closes it.
 
         Parameters
         ----------
         unused : bool
-            Read what training makes no use of too: times, and sessions of samples.
+            Also read the columns that training does not use: times, and sessions of samples.
         """
         shards = self.shards(split)
         if split in self._untouched:
-            raise DatasetError(f"{self.path} was opened without its split {split!r}: open it anew to read that")
+            raise DatasetError(f"{self.path} was opened without its split {split!r}: open it again to read that split")
         self._require(self.manifest.files(split))
         return RowGroupReader(self.path, shards, ShardLayout.of(self.manifest), unused=unused)
 
     def row_group(self, split: str, shard: int, group: int) -> RowGroup:
-        """One row group with its tables; see `RowGroupReader.read`."""
+        """Read one row group with its tables."""
         with self.reader(split) as reader:
             return reader.read(shard, group)
 
     def read_row_group(self, split: str, shard: int, group: int) -> pa.Table:
-        """One row group with a column for every feature, nothing deduplicated."""
+        """Read one row group with a column for every feature, without deduplication."""
         columns = self.row_group(split, shard, group).expand(self.groups, self.windows)
         names = [
             *label_names(len(self.schema.label_columns)),
@@ -344,7 +340,7 @@ class Dataset:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Tells a data set from one that took its place; None while there is none."""
+    """Identity of the data set at a path, which changes when it is replaced; None if there is none."""
     try:
         status = os.lstat(path / MANIFEST)
     except OSError:

@@ -1,8 +1,8 @@
-"""What ``dataset.json`` says: schema, counts, splits, groups, vocabularies, and size and hash of every file.
+"""The manifest ``dataset.json``: schema, counts, splits, groups, vocabularies, and size and hash of every file.
 
-A data set may come from somebody else, so every field is checked before anything relies on it: here seal, fields, sums
-and names when it is opened; sizes then, hashes then or when a file is first used (`dataset.py`); the values of each row
-group when it is read (`row_group_reader.py`). Whether the log said so, nothing can tell.
+A data set may come from another person, so everything is checked before it is used: seal, fields, sums and names here,
+when the data set is opened; sizes also then, hashes then or at the first use of a file (`dataset.py`); the values of a
+row group when it is read (`row_group_reader.py`). Nothing can show whether the data set matches the log.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from stratarec.errors import DatasetError
 from stratarec.io.owned_directory import DirectoryKind
 from stratarec.io.sealed import Count, Hash, Model, content_hash, read_sealed, write_sealed
 
-FORMAT: Literal[9] = 9
+FORMAT: Literal[10] = 10
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
 BASELINE = "baseline.json"
-"""What `stratarec baseline` adds; of no part of the data set."""
+"""File that `stratarec baseline` adds; no part of the data set."""
 DATASET = DirectoryKind(
     name="data set", field="data.path", content=(MANIFEST, BASELINE, "vocabulary", "carried", *SPLITS)
 )
@@ -40,7 +40,7 @@ _Group = Annotated[int, pydantic.Field(ge=1, le=ROW_GROUP)]
 
 
 class StoredFile(Model):
-    """A file and what it must be."""
+    """A file, its size and its hash."""
 
     path: str
     """Relative to the data set."""
@@ -50,20 +50,20 @@ class StoredFile(Model):
 
 
 class TablesFile(StoredFile):
-    """What the samples of a shard point into."""
+    """Tables into which the samples of a shard point."""
 
     path: Annotated[str, pydantic.Field(pattern=r"^(train|valid|test)/shard-\d{5,}\.tables\.parquet$")]
 
 
 class Shard(StoredFile):
-    """Samples, and the tables that they point into."""
+    """Samples, and the tables into which they point."""
 
     path: Annotated[str, pydantic.Field(pattern=r"^(train|valid|test)/shard-\d{5,}\.parquet$")]
     samples: Count
     row_groups: tuple[_Group, ...]
-    """Samples of each row group."""
+    """Number of samples in each row group."""
     tables: TablesFile | None = None
-    """Only where the data set has groups."""
+    """None if the data set has no groups."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Shard:
@@ -73,16 +73,16 @@ class Shard(StoredFile):
 
 
 class LabelCount(Model):
-    """One of several labels in a split."""
+    """Counts of one label in a split."""
 
     known: Count
-    """Samples that have it."""
+    """Samples with this label."""
     positives: Count
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> LabelCount:
         if self.positives > self.known:
-            raise ValueError(f"{self.positives} positive ones of {self.known} samples")
+            raise ValueError(f"{self.positives} positive samples of {self.known}")
         return self
 
 
@@ -91,7 +91,7 @@ class VocabularyInfo(StoredFile, Ids):
 
     path: Annotated[str, pydantic.Field(pattern=r"^vocabulary/\d{4,}(-[A-Za-z0-9_-]+)?\.parquet$")]
     rows: Rows
-    """Rows that a table needs: tail buckets and values."""
+    """Rows of a table: tail buckets and values."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> VocabularyInfo:
@@ -101,7 +101,7 @@ class VocabularyInfo(StoredFile, Ids):
 
 
 class MomentsInfo(Model):
-    """Moments of a dense feature in the training split; see `Moments`."""
+    """`Moments` of a dense feature in the training split."""
 
     count: Count
     mean: float
@@ -116,50 +116,35 @@ class MomentsInfo(Model):
 
     @property
     def moments(self) -> Moments:
-        """What was added up."""
+        """The moments without the deviation."""
         return Moments(count=self.count, mean=self.mean, squares=self.squares, least=self.least, most=self.most)
 
 
 class Origin(Model):
-    """What the outcome of `prepare` depends on."""
+    """Inputs that determine the result of `prepare`."""
 
     format: Count
     settings: dict[str, pydantic.JsonValue]
     """The recipe's data section."""
     source: pydantic.JsonValue
-    """Content of the logs."""
+    """Fingerprint of the logs."""
     file_split: tuple[int, ...] | None
-    """Split of each file, where files are dealt to splits."""
+    """Split of each file; None unless the split is by file."""
     base: Hash | None
-    """Fingerprint of the data set whose ids and moments it keeps."""
+    """Fingerprint of the base, whose ids and moments are kept."""
 
 
 class RowsInfo(Model):
-    """Where samples came from."""
+    """Origin of samples in the log."""
 
     kept: bool
-    """Whether samples have a row of the log."""
+    """Whether each sample stores its row of the log."""
     files: tuple[str, ...]
-    """Of the log; none where rows are counted in the order of the source."""
-
-
-class RepeatsInfo(Model):
-    """See `dedup_groups.Repeats`."""
-
-    names: tuple[str, ...]
-    samples: Count
-    sessions: Count
-    same: tuple[tuple[Count, ...], ...]
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> RepeatsInfo:
-        if {len(self.same), *map(len, self.same)} != {len(self.names)} and self.names:
-            raise ValueError(f"expected {len(self.names)} counts in each of {len(self.names)} lines")
-        return self
+    """Files of the log; empty if rows are numbered in the order of the source."""
 
 
 class CarriedFile(StoredFile):
-    """Counts of values without a row, or events of users."""
+    """Counts of values, events of users, or clicks."""
 
     path: Annotated[
         str, pydantic.Field(pattern=r"^carried/(events-\d{5,}|clicks-[a-z]+|\d{4,}(-[A-Za-z0-9_-]+)?)\.parquet$")
@@ -167,7 +152,7 @@ class CarriedFile(StoredFile):
 
 
 class CarriedClicks(Model):
-    """See `ClickMemory`."""
+    """Files of a `ClickMemory`."""
 
     recent: CarriedFile
     waiting: CarriedFile
@@ -176,68 +161,67 @@ class CarriedClicks(Model):
 
     @property
     def files(self) -> dict[str, CarriedFile]:
-        """Of each of its parts."""
+        """The file of each part."""
         return {part: getattr(self, part) for part in PARTS}
 
 
 class Carried(Model):
-    """What a data set that goes on from this one needs of its log, and those before it, beside the samples."""
+    """State of all logs so far that a data set based on this one needs in addition to the samples."""
 
     counts: dict[str, CarriedFile]
-    """Vocabulary -> all its values with their counts, those that have no row of their own too."""
+    """Vocabulary -> counts of all its values, also of values without a row."""
     events: tuple[CarriedFile, ...]
-    """The last positive events of each user, as many as histories hold: user, time and what histories are of."""
+    """Last positive events of each user, as many as histories hold: user, time and the features of histories."""
     samples: Count
-    """Of the training splits of all logs so far: those that counts are of."""
+    """Training samples of all logs so far, in which values were counted."""
     times: tuple[int, int] | None
-    """The first of this log, and the last of all so far; None where there are none."""
+    """First time of this log, and last time of all logs so far; None without times."""
     clicks: Annotated[CarriedClicks | None, pydantic.Field(exclude_if=operator.not_)] = None
-    """Of a log of clicks alone; None where there is another, or where an earlier version made the data set."""
+    """Clicks, if the source is a log of clicks; None for other sources and for data sets of earlier versions."""
 
 
 class LeakInfo(Model):
-    """A feature that seems to know the label; see `leaks`."""
+    """A feature that seems to reveal the label."""
 
     feature: str
     text: str
-    """Why."""
+    """Evidence."""
 
 
 class Provenance(Model):
-    """How a data set was made."""
+    """How a data set was prepared."""
 
     origin: Origin
     paths: tuple[str, ...]
     bad_rows: Count
     bad_examples: tuple[str, ...]
-    repeats: RepeatsInfo
     moments: dict[str, MomentsInfo]
-    """Of dense features, which numbers are standardised by."""
+    """Moments that standardise the dense features."""
     observed: dict[str, MomentsInfo]
-    """Those of this log's training split alone, where the others are of an earlier data set."""
+    """Moments of this log's training split; they differ from `moments` in a data set with a base."""
     rows: RowsInfo
     leaks: tuple[LeakInfo, ...]
     repeated: Annotated[dict[HeldOut, _Share], pydantic.Field(exclude_if=operator.not_)] = pydantic.Field(
         default_factory=dict
     )
-    """Held-out split -> share of its samples that repeat a training sample; see `repeated_rows`."""
+    """Held-out split -> share of its samples that repeat a training sample."""
 
 
 class DatasetManifest(Model):
-    """All of ``dataset.json`` but its seal."""
+    """Content of ``dataset.json`` without its seal."""
 
     model_config = pydantic.ConfigDict(populate_by_name=True)
 
-    format: Literal[9] = FORMAT
+    format: Literal[10] = FORMAT
     name: str
     columns: Annotated[Schema, pydantic.Field(alias="schema")]
     groups: dict[str, tuple[str, ...]] | None
-    """Group -> its features; None where nothing is deduplicated, histories neither."""
+    """Group -> its features; None if nothing is deduplicated, not even histories."""
     splits: dict[str, tuple[Shard, ...]]
     positives: dict[str, Count]
     """Split -> positive samples, by the first label."""
     labels: dict[str, dict[str, LabelCount]] = pydantic.Field(default_factory=dict)
-    """Split -> label -> its samples; empty where there is one label, which every sample has."""
+    """Split -> label -> its counts; empty with a single label, which every sample has."""
     vocabularies: dict[str, VocabularyInfo]
     carried: Carried
     about: Provenance
@@ -257,9 +241,9 @@ class DatasetManifest(Model):
         for split, shards in self.splits.items():
             samples = sum(shard.samples for shard in shards)
             if self.positives[split] > samples:
-                yield f"{self.positives[split]} positive ones of {samples} samples of the {split} split"
+                yield f"{self.positives[split]} positive samples of {samples} in the {split} split"
             if any(not shard.path.startswith(f"{split}/") for shard in shards):
-                yield f"the {split} split has shards of another one"
+                yield f"the {split} split has shards of another split"
 
     def _label_counts(self) -> Iterator[str]:
         names = set(self.columns.label_columns) if self.columns.labels else set()
@@ -272,10 +256,10 @@ class DatasetManifest(Model):
             if set(counts) != names or any(count.known > samples for count in counts.values()):
                 yield f"labels of {sorted(counts)} in {samples} samples of {split}, expected {sorted(names)}"
             elif first is not None and first.positives != self.positives[split]:
-                yield f"{first.positives} positive samples of {split} by the first label, and {self.positives[split]}"
+                yield f"{first.positives} positive samples of {split} by the first label, not {self.positives[split]}"
 
     def label_counts(self, split: str) -> dict[str, LabelCount]:
-        """Label -> its samples in a split."""
+        """Return the counts of each label in a split."""
         if self.labels:
             return {name: self.labels[split][name] for name in self.columns.label_columns}
         samples = sum(shard.samples for shard in self.splits[split])
@@ -290,23 +274,23 @@ class DatasetManifest(Model):
                 set(self.carried.counts),
                 {name for name, info in self.vocabularies.items() if info.kind == "count"},
             ),
-            "leaks": ((known := set(self.columns.names)).union(leak.feature for leak in self.about.leaks), known),
+            "leaks": ((features := set(self.columns.names)).union(leak.feature for leak in self.about.leaks), features),
         }
-        for what, (found, names) in expected.items():
-            if found != names:
-                yield f"{what} of {sorted(found)}, expected of {sorted(names)}"
-        members = [name for features in (self.groups or {}).values() for name in features]
-        alone = (*self.columns.histories, *self.columns.weighted)
-        known = set(self.columns.names) - {feature.name for feature in alone}
-        if len(set(members)) != len(members) or not set(members) <= known:
-            yield f"groups of {sorted(members)}, expected each of {sorted(known)} at most once"
+        for part, (present, names) in expected.items():
+            if present != names:
+                yield f"{part} of {sorted(present)}, expected of {sorted(names)}"
+        members = [name for group in (self.groups or {}).values() for name in group]
+        ungrouped = (*self.columns.histories, *self.columns.weighted)
+        allowed = features - {feature.name for feature in ungrouped}
+        if len(set(members)) != len(members) or not set(members) <= allowed:
+            yield f"groups of {sorted(members)}, expected each of {sorted(allowed)} at most once"
         for columns in self.columns.sequences.values():
             names = {feature.name for feature in columns}
             if any(names & set(group) not in (set(), names) for group in (self.groups or {}).values()):
                 yield f"a group has some columns of the sequence {columns[0].name!r} and not others"
-        own = {*(self.groups or {}), *(feature.name for feature in self.columns.histories)}
-        if own & {SESSIONS, *map(pointer, own), *map(events, own)}:
-            yield "a group with the name of a table of another"
+        tables = {*(self.groups or {}), *(feature.name for feature in self.columns.histories)}
+        if tables & {SESSIONS, *map(pointer, tables), *map(events, tables)}:
+            yield "the name of a group is also the name of another group's table"
 
     def _files(self) -> Iterator[str]:
         shards = [shard for shards in self.splits.values() for shard in shards]
@@ -324,7 +308,7 @@ class DatasetManifest(Model):
         return self.groups is not None
 
     def files(self, split: str | None = None) -> list[StoredFile]:
-        """Every file, or those of one split."""
+        """Return every file, or the files of one split."""
         chosen = SPLITS if split is None else (split,)
         shards = [shard for name, shards in self.splits.items() if name in chosen for shard in shards]
         tables = [shard.tables for shard in shards if shard.tables is not None]
@@ -334,15 +318,15 @@ class DatasetManifest(Model):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what the data set holds: equal for data sets whose every file is equal, however they were made."""
+        """Hash of the content: equal for data sets with equal files, however they were prepared."""
         content = self.to_dict()
         return content_hash({key: content[key] for key in content if key not in ("name", "about")})
 
     @classmethod
     def read(cls, root: Path) -> DatasetManifest:
-        """The manifest of the data set in `root`; `DatasetError` names what is wrong with it."""
+        """Read the manifest of the data set in `root`; a `DatasetError` names its fault."""
         return read_sealed(root / MANIFEST, cls, ADVICE, DatasetError)
 
     def write(self, root: Path) -> None:
-        """Write ``dataset.json``, last of all."""
+        """Write ``dataset.json``, after all other files."""
         write_sealed(root / MANIFEST, self.to_dict())

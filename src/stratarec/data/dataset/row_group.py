@@ -1,16 +1,16 @@
-"""One row group of a data set: samples, and the tables that their pointers point into.
+"""One row group of a data set: samples, and the tables into which they point.
 
-A row group holds whole sessions and everything its samples need, so a reader takes row groups in any order. Its
-tables are
+A row group holds complete sessions and everything its samples need, so row groups can be read in any order. Its tables
+are
 
     <group>                       the distinct values of the group's features
     <history>                     start and length of distinct windows
-    @events/<history>             the ids that windows are slices of
+    @events/<history>             the ids of which windows are slices
     @pointers/<group or history>  in order of samples: how many neighbours have the same value, and its row in the table
     @sessions                     session, user (64-bit hashes) and number of samples of each session, in order
 
-Values are distinct over the whole row group, not in each session alone, and numbered in order of first appearance.
-Where a sample came from (``@row``) is stored as the difference to the sample before it in the row group.
+Values are distinct within the row group, not only within each session, and numbered in order of first appearance. A
+sample's row of the log (``@row``) is stored as the difference to the sample before it in the row group.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from stratarec.data.column_names import ROW, SESSION, SESSION_KEYS, SESSIONS, USER, events, pointer
 
 FILE_BITS = 40
-"""The low bits of a row's number are its row in the file, the others the file's index."""
+"""Low bits of a row's number that hold its row in the file; the others hold the file's index."""
 SlateKey: TypeAlias = Literal["session", "user"]
-"""What the samples of a slate have in common."""
-# Lists that are cut at a time.
+"""Key that the samples of a slate share."""
+# Lists that are sliced at a time.
 _PIECE = 1 << 14
 
 
@@ -41,46 +41,46 @@ class RowGroup:
     tables: Mapping[str, pa.Table]
 
     def pointers(self, name: str) -> NDArray[np.int32]:
-        """Row of the table `name` of each sample."""
+        """Return the row of each sample in the table `name`."""
         runs = self.tables[pointer(name)]
-        found: NDArray[np.int32] = np.repeat(runs["row"].to_numpy(), runs["samples"].to_numpy())
-        return found
+        rows: NDArray[np.int32] = np.repeat(runs["row"].to_numpy(), runs["samples"].to_numpy())
+        return rows
 
     def expand(self, groups: Mapping[str, Sequence[str]], histories: Sequence[str]) -> dict[str, pa.Array]:
-        """Every column of the samples without deduplication, by name."""
-        found = {name: _flat(self.samples[name]) for name in self.samples.column_names}
-        if ROW in found:
-            found[ROW] = pa.array(row_numbers(self.samples))
+        """Return every column of the samples without deduplication, by name."""
+        columns = {name: flat(self.samples[name]) for name in self.samples.column_names}
+        if ROW in columns:
+            columns[ROW] = pa.array(row_numbers(self.samples))
         for group, features in groups.items():
             rows = pa.array(self.pointers(group))
-            found.update({name: _flat(self.tables[group][name].take(rows)) for name in features})
+            columns.update({name: flat(self.tables[group][name].take(rows)) for name in features})
         for name in histories:
             rows = self.pointers(name)
             start, length = (self.tables[name][part].to_numpy()[rows] for part in ("start", "length"))
-            found[name] = slices(start, length, self.tables[events(name)]["id"].to_numpy())
-        return {**found, **(sample_keys(self.tables[SESSIONS]) if SESSIONS in self.tables else {})}
+            columns[name] = slices(start, length, self.tables[events(name)]["id"].to_numpy())
+        return {**columns, **(sample_keys(self.tables[SESSIONS]) if SESSIONS in self.tables else {})}
 
 
 def slate_starts(row_group: RowGroup, by: SlateKey) -> NDArray[np.int64]:
-    """Where sessions, or users, begin among the samples, of which those of one stand together."""
+    """Return the first sample of each session, or of each user; their samples are adjacent."""
     if SESSIONS in row_group.tables:
         sessions = row_group.tables[SESSIONS]
         sizes = sessions["samples"].to_numpy()
         starts: NDArray[np.int64] = sizes.cumsum(dtype=np.int64) - sizes
-        return starts if by == "session" else starts[_others(sessions["user"])]
+        return starts if by == "session" else starts[_changes(sessions["user"])]
     samples = row_group.samples
-    others = _others(samples[USER])
-    return np.flatnonzero(others if by == "user" else others | _others(samples[SESSION]))
+    changes = _changes(samples[USER])
+    return np.flatnonzero(changes if by == "user" else changes | _changes(samples[SESSION]))
 
 
-def _others(column: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Which values are not the one before them."""
+def _changes(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Whether each value differs from the one before it."""
     values = column.to_numpy()
     return np.concatenate([[True], values[1:] != values[:-1]])[: len(values)]
 
 
 def sample_keys(sessions: pa.Table) -> dict[str, pa.Array]:
-    """User and session of every sample, of what there is in a table of sessions."""
+    """Return user and session of every sample, as far as the table of sessions has them."""
     samples = sessions["samples"].to_numpy()
     return {
         stored: pa.array(np.repeat(sessions[name].to_numpy(), samples))
@@ -90,23 +90,23 @@ def sample_keys(sessions: pa.Table) -> dict[str, pa.Array]:
 
 
 def slices(start: NDArray[Any], length: NDArray[Any], values: NDArray[np.int32]) -> pa.Array:
-    """The lists ``values[start[i]:start[i] + length[i]]``."""
+    """Return the lists ``values[start[i]:start[i] + length[i]]``."""
     offsets = np.concatenate([[0], length.cumsum(dtype=np.int64)])
-    found = np.empty(offsets[-1], dtype=np.int32)
-    # In pieces: long histories of all rows at once would take 24 bytes a value for places, many times the partition.
+    sliced = np.empty(offsets[-1], dtype=np.int32)
+    # In pieces: indexes of all values of long histories would take 24 bytes each, many times the partition.
     for first in range(0, len(start), _PIECE):
         rows = slice(first, first + _PIECE)
         begin, end = offsets[first], offsets[min(first + _PIECE, len(start))]
         shift = np.repeat(start[rows] - offsets[:-1][rows], length[rows])
-        found[begin:end] = values[np.arange(begin, end) + shift]
-    return pa.ListArray.from_arrays(offsets.astype(np.int32), found)
+        sliced[begin:end] = values[np.arange(begin, end) + shift]
+    return pa.ListArray.from_arrays(offsets.astype(np.int32), sliced)
 
 
-def _flat(column: pa.ChunkedArray) -> pa.Array:
-    whole = column.combine_chunks()
-    if isinstance(whole, pa.ChunkedArray):  # an empty column stays chunked
-        whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], column.type)
-    return whole
+def flat(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # an empty column stays chunked
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    return array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class WindowValues:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """Encoded samples of a shard, deduplicated over the whole of it; `row_groups` cuts it into row groups."""
+    """Encoded samples of a shard, deduplicated over the shard; `row_groups` cuts it into row groups."""
 
     samples: pa.Table
     groups: Mapping[str, GroupValues] = field(default_factory=dict)
@@ -136,9 +136,9 @@ class Encoded:
     sessions: pa.Table | None = None
 
     def row_groups(self, most: int) -> Iterator[RowGroup]:
-        """Row groups of up to `most` samples that end where a session ends.
+        """Cut into row groups of up to `most` samples that end at the end of a session.
 
-        A session of more than `most` samples is cut; each part then counts as a session of its own.
+        A session of more than `most` samples is cut into parts, which become separate sessions.
         """
         if self.sessions is None:
             bounds = np.append(np.arange(0, self.samples.num_rows, most), self.samples.num_rows)
@@ -173,14 +173,14 @@ class Encoded:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionPiece:
-    """The sessions of one row group: session `first` and those behind it, with their samples here."""
+    """Consecutive sessions of one row group, with the number of their samples in it."""
 
     first: int
     samples: NDArray[np.int32]
 
 
 def cut_sessions(sizes: NDArray[Any], most: int) -> list[SessionPiece]:
-    """Fill row groups with whole sessions up to `most` samples; a larger session is cut into parts of its own."""
+    """Fill row groups with complete sessions up to `most` samples; a larger session is cut into separate parts."""
     pieces: list[SessionPiece] = []
     begin, ends = 0, np.cumsum(sizes, dtype=np.int64)
     while begin < len(sizes):
@@ -190,17 +190,17 @@ def cut_sessions(sizes: NDArray[Any], most: int) -> list[SessionPiece]:
             pieces.append(SessionPiece(first=begin, samples=np.asarray(sizes[begin:end], dtype=np.int32)))
             begin = end
             continue
-        left = int(sizes[begin])
-        while left:
-            part = min(left, most)
+        remaining = int(sizes[begin])
+        while remaining:
+            part = min(remaining, most)
             pieces.append(SessionPiece(first=begin, samples=np.array([part], dtype=np.int32)))
-            left -= part
+            remaining -= part
         begin += 1
     return pieces
 
 
 def first_appearances(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The distinct codes in order of first appearance, and the place of each code among them."""
+    """Return the distinct codes in order of first appearance, and the position of each code among them."""
     distinct, first, ranks = np.unique(codes, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     place = np.empty(len(order), dtype=np.int32)
@@ -209,18 +209,18 @@ def first_appearances(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDAr
 
 
 def split_rows(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Index of the file and row in it, of numbers that `Spill` gave."""
+    """Return the index of the file and the row in it, of row numbers that `Spill` assigned."""
     return numbers >> FILE_BITS, numbers & ((1 << FILE_BITS) - 1)
 
 
 def row_numbers(samples: pa.Table) -> NDArray[np.int64]:
-    """Where each sample of a row group came from, as `Spill` numbers rows."""
-    found: NDArray[np.int64] = np.cumsum(samples[ROW].to_numpy())
-    return found
+    """Return the row number of each sample of a row group, as `Spill` assigned it."""
+    numbers: NDArray[np.int64] = np.cumsum(samples[ROW].to_numpy())
+    return numbers
 
 
 def _row_steps(samples: pa.Table) -> pa.Table:
-    """Samples with row numbers as differences: most follow the one before them, and repeats are what zstd finds."""
+    """Store row numbers as differences: most samples follow the one before them, which zstd compresses."""
     if ROW not in samples.column_names:
         return samples
     rows = pa.array(np.diff(samples[ROW].to_numpy(), prepend=0))
@@ -228,14 +228,14 @@ def _row_steps(samples: pa.Table) -> pa.Table:
 
 
 def _runs(pointers: NDArray[np.int32]) -> pa.Table:
-    """Pointers as lengths of runs and what they point at."""
+    """Pointers as run lengths and rows."""
     starts = np.flatnonzero(np.diff(pointers, prepend=-1))
     samples = np.diff(starts, append=len(pointers)).astype(np.int32)
     return pa.table({"samples": pa.array(samples), "row": pa.array(pointers[starts])})
 
 
 def coverage(start: NDArray[np.int64], stop: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """``[size]`` how many of the windows from `start` to `stop` cover each place."""
+    """``[size]`` number of windows from `start` to `stop` that cover each position."""
     edges = np.zeros(size + 1, dtype=np.int64)
     np.add.at(edges, start, 1)
     np.add.at(edges, stop, -1)
@@ -246,7 +246,7 @@ def coverage(start: NDArray[np.int64], stop: NDArray[np.int64], size: int) -> ND
 def _window_tables(
     start: NDArray[np.int64], stop: NDArray[np.int64], values: NDArray[np.int32]
 ) -> tuple[pa.Table, pa.Table]:
-    """Windows and the events that they cover, without the events between them."""
+    """Windows and the events that they cover; other events are dropped."""
     covered = coverage(start, stop, len(values)) > 0
     place = np.concatenate([[0], covered.cumsum()])
     length = stop - start

@@ -40,10 +40,10 @@ from stratarec.io.atomic import reporting_damage
 from stratarec.kernels.collate import least_and_total, outside, outside_windows
 
 _IDS, _FLOATS, _PLACES = pa.int32(), pa.float32(), pa.int32()
-# Of a row group; a crafted file of kilobytes can unfold to any size.
+# Decompressed bytes of a row group; a crafted file of kilobytes can decompress to any size.
 _MOST_BYTES = 1 << 31
 
-# Of all samples of a row group: offsets of lists are int32, and windows of kilobytes can unfold to any size, too.
+# Events of all samples of a row group: offsets of lists are int32, and overlapping windows can expand to any size.
 _MOST_EVENTS = (1 << 31) - 1
 
 Columns = Mapping[str, pa.DataType]
@@ -51,27 +51,26 @@ Columns = Mapping[str, pa.DataType]
 
 @dataclass(frozen=True, kw_only=True)
 class ShardLayout:
-    """What must be in a shard's two files."""
+    """Columns that a shard's two files must have, with their types and ranges."""
 
     samples: Columns
-    """Column -> type, of the file of samples."""
+    """Column -> type, in the file of samples."""
     tables: Mapping[str, Columns]
     """Table -> column -> type."""
     labels: int
-    """How many labels there are."""
+    """Number of labels."""
     ids: Mapping[str, int]
-    """Feature of ids -> rows of its table."""
+    """Sparse feature -> rows of its embedding table."""
     pointed: tuple[str, ...]
-    """Groups and histories, which samples point at."""
+    """Groups and histories, into which samples point."""
     windows: tuple[str, ...]
     """Histories that are stored as windows."""
     aligned: tuple[tuple[str, ...], ...]
-    """Columns whose lists are as long as each other: those of each sequence that has several, and a feature's values
-    and weights."""
+    """Columns whose lists have equal lengths: the columns of a sequence, and a feature's values and weights."""
     weights: tuple[str, ...]
     """Columns of the weights of values."""
     files: int
-    """Of the log, which rows are of; 0 where rows are counted in the order of the source."""
+    """Number of files of the log; 0 if rows are numbered in the order of the source."""
 
     @classmethod
     def of(cls, manifest: DatasetManifest) -> ShardLayout:
@@ -92,7 +91,7 @@ class ShardLayout:
         if not manifest.deduplicated:
             samples.update({SESSION_KEYS[key]: kind for key, kind in sessions.items() if schema.session_keys})
         else:
-            tables.update({name: {each: features[each] for each in names} for name, names in (groups or {}).items()})
+            tables.update({name: {f: features[f] for f in names} for name, names in (groups or {}).items()})
             for name in histories:
                 tables[name] = {"start": _PLACES, "length": _PLACES}
                 tables[events(name)] = {"id": _IDS}
@@ -106,7 +105,7 @@ class ShardLayout:
             pointed=pointed,
             windows=tuple(histories) if manifest.deduplicated else (),
             aligned=(
-                *(tuple(each.name for each in columns) for columns in schema.sequences.values() if len(columns) > 1),
+                *(tuple(f.name for f in columns) for columns in schema.sequences.values() if len(columns) > 1),
                 *((feature.name, weights_of(feature.name)) for feature in schema.weighted),
             ),
             weights=tuple(weights_of(feature.name) for feature in schema.weighted),
@@ -115,7 +114,7 @@ class ShardLayout:
 
     @property
     def flat_tables(self) -> Columns:
-        """Column -> type, of the file of tables: a list of each column's values."""
+        """Column -> type, in the file of tables: each column is one list."""
         return {
             stored_name(table, name): pa.list_(kind)
             for table, columns in self.tables.items()
@@ -123,7 +122,7 @@ class ShardLayout:
         }
 
     def faults(self, row_group: RowGroup) -> Iterator[str]:
-        """What is wrong with the values of a row group, columns that were not read aside."""
+        """Faults of the values of a row group, as far as columns were read."""
         for name in label_names(self.labels):
             label, most = row_group.samples[name].to_numpy(), UNKNOWN if self.labels > 1 else 1
             if len(label) and label.max() > most:
@@ -142,11 +141,11 @@ class ShardLayout:
         yield from self._pointers(row_group)
 
     def row_faults(self, rows: NDArray[np.int64]) -> Iterator[str]:
-        """What is wrong with the rows of the log that samples came from."""
+        """Faults of the samples' row numbers."""
         if not len(rows):
             return
         if rows.min() < 0 or len(np.unique(rows)) != len(rows):
-            yield "rows of the log that are negative or stand twice"
+            yield "rows of the log that are negative or repeated"
         last = int(split_rows(rows)[0].max())
         if self.files and last >= self.files:
             yield f"a row of file {last} of the log, expected 0 to {self.files - 1}"
@@ -197,10 +196,10 @@ class ShardLayout:
 def _features(manifest: DatasetManifest) -> dict[str, pa.DataType]:
     """Type of each feature's column."""
     schema = manifest.columns
-    found: dict[str, pa.DataType] = {feature.name: _FLOATS for feature in schema.dense}
+    types: dict[str, pa.DataType] = {feature.name: _FLOATS for feature in schema.dense}
     for feature in schema.sparse:
-        found[feature.name] = pa.list_(_IDS) if feature.traits.lists else _IDS
-    return {name: found[name] for name in schema.names}
+        types[feature.name] = pa.list_(_IDS) if feature.traits.lists else _IDS
+    return {name: types[name] for name in schema.names}
 
 
 def _ids_outside(name: str, ids: np.ndarray, rows: int) -> Iterator[str]:
@@ -212,43 +211,43 @@ def _ids_outside(name: str, ids: np.ndarray, rows: int) -> Iterator[str]:
 
 
 def _miscounted(parts: pa.Table, samples: int, what: str) -> Iterator[str]:
-    """Whether parts of a row group have other than its samples."""
+    """Faults of the sizes of a row group's parts."""
     least, counted = least_and_total(parts["samples"].to_numpy())
     if counted != samples or least < 1:
         yield f"{what} {counted} samples in parts of {least} and more, expected {samples} in parts of 1 and more"
 
 
 def file_faults(file: pq.ParquetFile, shard: Shard, columns: Columns, *, tables: bool) -> Iterator[str]:
-    """What is wrong with a file of samples or of tables, by its footer."""
-    found = {field.name: field.type for field in file.schema_arrow}
-    if len(found) != len(file.schema_arrow):
-        yield "a column stands twice"
-    for name in sorted({*columns, *found}):
-        if not _alike(found.get(name), columns.get(name)):
-            yield f"column {name!r} is of {found.get(name, 'no')} type, expected {columns.get(name, 'no such column')}"
+    """Faults of the footer of a file of samples or of tables."""
+    types = {field.name: field.type for field in file.schema_arrow}
+    if len(types) != len(file.schema_arrow):
+        yield "a column is repeated"
+    for name in sorted({*columns, *types}):
+        if not _alike(types.get(name), columns.get(name)):
+            yield f"column {name!r} is of {types.get(name, 'no')} type, expected {columns.get(name, 'no such column')}"
     metadata = file.metadata
     rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
     if rows != (tuple(1 for _ in shard.row_groups) if tables else shard.row_groups):
         yield f"row groups of {str(rows)[:60]} rows, expected {len(shard.row_groups)} with {shard.samples} samples"
-    # Of columns alone the footer tells more, and pyarrow ends the process where their statistics are damaged.
+    # Not the sizes of columns: pyarrow ends the process if their statistics are damaged.
     for group in range(metadata.num_row_groups):
         size = metadata.row_group(group).total_byte_size
         if not 0 <= size <= _MOST_BYTES:
-            yield f"row group {group} unfolds to {size:,} bytes, expected at most {_MOST_BYTES:,}"
+            yield f"row group {group} decompresses to {size:,} bytes, expected at most {_MOST_BYTES:,}"
 
 
-def _alike(found: pa.DataType | None, expected: pa.DataType | None) -> bool:
-    """Whether types agree; what a list calls its values does not matter."""
-    if found is None or expected is None:
+def _alike(actual: pa.DataType | None, expected: pa.DataType | None) -> bool:
+    """Whether types agree; the name of a list's values does not matter."""
+    if actual is None or expected is None:
         return False
-    if pa.types.is_list(found) and pa.types.is_list(expected):
-        return _alike(found.value_type, expected.value_type)
-    return bool(found == expected)
+    if pa.types.is_list(actual) and pa.types.is_list(expected):
+        return _alike(actual.value_type, expected.value_type)
+    return bool(actual == expected)
 
 
-# Columns that training has no use for.
+# Columns that training does not use.
 _UNUSED = (TIME, SESSION, ROW, f"{SESSIONS}/session")
-# Files that stay open: opening one and reading its footer takes as long as reading a column.
+# Number of open files: opening one and reading its footer takes as long as reading a column.
 _OPEN = 64
 
 
@@ -258,12 +257,12 @@ class RowGroupReader:
     Parameters
     ----------
     root : Path
-        Where the data set is.
+        Directory of the data set.
     shards : sequence of Shard
-    layout : Layout
-        What their files must hold.
+    layout : ShardLayout
+        Expected columns of their files.
     unused : bool
-        Read what training makes no use of too.
+        Also read the columns that training does not use.
     """
 
     def __init__(self, root: Path, shards: Sequence[Shard], layout: ShardLayout, *, unused: bool) -> None:
@@ -283,70 +282,70 @@ class RowGroupReader:
             self._open.popitem()[1][0].close()
 
     def read(self, shard: int, group: int) -> RowGroup:
-        """One row group with its tables.
+        """Read one row group with its tables.
 
         Raises
         ------
         DatasetError
-            Naming the file, when it cannot be read or holds what no data set of ours does.
+            If the file cannot be read or has a fault; names the file.
         """
-        whole = self._shards[shard]
+        info = self._shards[shard]
         samples = self._table(shard, group)
-        row = None if whole.tables is None else self._table(shard, group, tables=True)
-        with reporting_damage(self._root / whole.path):
+        row = None if info.tables is None else self._table(shard, group, tables=True)
+        with reporting_damage(self._root / info.path):
             row_group = RowGroup(samples=samples, tables={} if row is None else _split_row(row))
             for fault in self._layout.faults(row_group):
-                raise self._damaged(whole.path, f", row group {group}", fault)
+                raise self._damaged(info.path, f", row group {group}", fault)
         return row_group
 
     def row_numbers(self, shard: int, group: int) -> NDArray[np.int64]:
-        """Where the samples of one row group came from, without reading the rest of it."""
-        found = row_numbers(self._table(shard, group, wanted=[ROW]))
-        for fault in self._layout.row_faults(found):
+        """Read only the row numbers of a row group's samples."""
+        numbers = row_numbers(self._table(shard, group, names=[ROW]))
+        for fault in self._layout.row_faults(numbers):
             raise self._damaged(self._shards[shard].path, f", row group {group}", fault)
-        return found
+        return numbers
 
     def times(self, shard: int, group: int) -> NDArray[np.int64]:
-        """Return the times of the samples of one row group, without reading the rest of it."""
-        times: NDArray[np.int64] = self._table(shard, group, wanted=[TIME])[TIME].to_numpy()
+        """Read only the times of a row group's samples."""
+        times: NDArray[np.int64] = self._table(shard, group, names=[TIME])[TIME].to_numpy()
         return times
 
     def sessions(self, shard: int, group: int) -> NDArray[np.int64]:
-        """The session of each sample of one row group, likewise."""
+        """Read only the sessions of a row group's samples."""
         if self._shards[shard].tables is None:
-            found: NDArray[np.int64] = self._table(shard, group, wanted=[SESSION])[SESSION].to_numpy()
-            return found
-        wanted = [stored_name(SESSIONS, name) for name in ("session", "samples")]
-        sessions = _split_row(self._table(shard, group, tables=True, wanted=wanted))[SESSIONS]
+            numbers: NDArray[np.int64] = self._table(shard, group, names=[SESSION])[SESSION].to_numpy()
+            return numbers
+        names = [stored_name(SESSIONS, name) for name in ("session", "samples")]
+        sessions = _split_row(self._table(shard, group, tables=True, names=names))[SESSIONS]
         return np.repeat(sessions["session"].to_numpy(), sessions["samples"].to_numpy())
 
     def slates(self, shard: int, group: int, by: SlateKey) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """The first label of each sample of one row group, and where its slates begin, likewise."""
+        """Read only the first labels and slate starts of a row group's samples."""
         if self._shards[shard].tables is None:
             keys = [USER] if by == "user" else [USER, SESSION]
-            row_group = RowGroup(samples=self._table(shard, group, wanted=[LABEL, *keys]), tables={})
+            row_group = RowGroup(samples=self._table(shard, group, names=[LABEL, *keys]), tables={})
         else:
-            wanted = [stored_name(SESSIONS, name) for name in ("samples", "user")]
-            row = self._table(shard, group, tables=True, wanted=wanted)
-            row_group = RowGroup(samples=self._table(shard, group, wanted=[LABEL]), tables=_split_row(row))
+            names = [stored_name(SESSIONS, name) for name in ("samples", "user")]
+            row = self._table(shard, group, tables=True, names=names)
+            row_group = RowGroup(samples=self._table(shard, group, names=[LABEL]), tables=_split_row(row))
         return row_group.samples[LABEL].to_numpy(), slate_starts(row_group, by)
 
-    def _table(self, shard: int, group: int, *, tables: bool = False, wanted: list[str] | None = None) -> pa.Table:
+    def _table(self, shard: int, group: int, *, tables: bool = False, names: list[str] | None = None) -> pa.Table:
         part = self._shards[shard].tables if tables else self._shards[shard]
         assert part is not None
         try:
             file, columns = self._file(shard, part.path, tables)
-            # In one order for all shards, whatever that of a file is: row groups are joined.
-            found = file.read_row_group(group, wanted or columns, use_threads=False).select(wanted or columns)
-            for name, column in zip(found.column_names, found.columns, strict=True):
+            # In one order for all shards, so that row groups can be concatenated.
+            table = file.read_row_group(group, names or columns, use_threads=False).select(names or columns)
+            for name, column in zip(table.column_names, table.columns, strict=True):
                 if column.null_count:
                     raise self._damaged(part.path, f", row group {group}", f"column {name!r} has missing values")
-            return found
+            return table
         except (OSError, pa.ArrowException) as error:
             raise self._damaged(part.path, f", row group {group}", " ".join(str(error).split())) from error
 
     def _file(self, shard: int, relative: str, tables: bool) -> tuple[pq.ParquetFile, list[str]]:
-        """An open file, and the columns to read of it."""
+        """An open file, and the columns to read from it."""
         if relative not in self._open:
             if len(self._open) == _OPEN:
                 self._open.popitem(last=False)[1][0].close()
@@ -364,10 +363,10 @@ class RowGroupReader:
 
 
 def _split_row(row: pa.Table) -> dict[str, pa.Table]:
-    """The tables whose columns lie in one row, a list each."""
+    """The tables whose columns are stored in one row, a list each."""
     tables: dict[str, dict[str, pa.Array]] = {}
     for column in row.column_names:
         table, name = from_stored(column)
-        # The one list is all that there is of its values.
+        # The values of the only list.
         tables.setdefault(table, {})[name] = row[column].chunk(0).values
     return {name: pa.table(columns) for name, columns in tables.items()}

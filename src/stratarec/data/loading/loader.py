@@ -1,8 +1,8 @@
 """Batches of a split, in an order fixed by (seed, epoch), read ahead by threads.
 
-The row groups of all shards are permuted. This order is cut into `portions` equal parts, which are read in parallel;
-every batch has samples of each part. `shuffle_row_groups` of a part's row groups at a time are held in memory, a
-*shuffle buffer*, in which runs of samples (or sessions, or samples) are permuted. Memory holds two buffers for each
+The row groups of all shards are permuted. This order is cut into `parallel_readers` equal parts, which are read in
+parallel; every batch has samples of each part. `shuffle_row_groups` of a part's row groups at a time are in memory, a
+*shuffle buffer*, in which runs of samples (or sessions, or samples) are permuted. Memory contains two buffers for each
 part that is read, and the batches that are ready.
 
 Parts, not ranks, determine the samples of a batch. A rank reads the parts that its share of a batch comes from: N ranks
@@ -32,32 +32,30 @@ from stratarec.progress import traced
 
 
 def bounds(total: int, parts: int, place: int) -> tuple[int, int]:
-    """First and last (not included) of part `place`, where `total` things are cut into parts that differ by one."""
+    """Return first and last (not included) of part `place` of `total` items, whose parts differ in size by one."""
     return total * place // parts, total * (place + 1) // parts
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShare:
-    """Which part of every batch a process reads: samples of rank r of N follow those of the ranks before it."""
+    """The share of every batch that a process reads: the samples of a rank follow those of the ranks before it."""
 
     rank: int = 0
     ranks: int = 1
 
-    def portions(self, portions: int) -> range:
-        """Those that this rank's samples come from."""
-        return range(portions * self.rank // self.ranks, -(-portions * (self.rank + 1) // self.ranks))
+    def parts(self, parts: int) -> range:
+        """Return the parts of the epoch from which this rank's samples come."""
+        return range(parts * self.rank // self.ranks, -(-parts * (self.rank + 1) // self.ranks))
 
-    def of(self, samples: int, portion: int = 0, portions: int = 1) -> tuple[int, int]:
-        """First and last (not included) of a batch's `samples` of a portion: rank r of N begins at r / N of all."""
-        first, last = (
-            min(max(portions * rank - portion * self.ranks, 0), self.ranks) for rank in (self.rank, self.rank + 1)
-        )
+    def of(self, samples: int, part: int = 0, parts: int = 1) -> tuple[int, int]:
+        """First and last (not included) of a batch's `samples` of a part: rank r of N begins at r / N of the batch."""
+        first, last = (min(max(parts * rank - part * self.ranks, 0), self.ranks) for rank in (self.rank, self.rank + 1))
         return samples * first // self.ranks, samples * last // self.ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowGroupSlice:
-    """Samples of a row group, in the order of storage."""
+    """Consecutive samples of a row group."""
 
     shard: int
     row_group: int
@@ -67,24 +65,24 @@ class RowGroupSlice:
 
 
 def cut(row_groups: Sequence[tuple[int, int, int]], first: int, last: int) -> list[RowGroupSlice]:
-    """Samples `first` to `last` (not included) of row groups ``(shard, row group, samples)`` one after another."""
-    found, begin = [], 0
+    """Return samples `first` to `last` (not included) of consecutive row groups ``(shard, row group, samples)``."""
+    slices, begin = [], 0
     for shard, row_group, samples in row_groups:
         low, high = max(first - begin, 0), min(last - begin, samples)
         if low < high:
-            found.append(RowGroupSlice(shard=shard, row_group=row_group, first=low, last=high))
+            slices.append(RowGroupSlice(shard=shard, row_group=row_group, first=low, last=high))
         begin += samples
-    return found
+    return slices
 
 
-def batches(samples: int, batch_size: int, portions: int) -> int:
-    """How many an epoch has: until the last portion has given all of its samples."""
+def batches(samples: int, batch_size: int, parts: int) -> int:
+    """Return the number of batches of an epoch, which ends when every part is exhausted."""
 
-    def of(portion: int) -> int:
-        (first, last), (low, high) = (bounds(total, portions, portion) for total in (samples, batch_size))
+    def of(part: int) -> int:
+        (first, last), (low, high) = (bounds(total, parts, part) for total in (samples, batch_size))
         return -(-(last - first) // (high - low))
 
-    return max(of(portion) for portion in range(portions))
+    return max(of(part) for part in range(parts))
 
 
 Rows: TypeAlias = list[tuple[ShuffleBuffer, NDArray[np.int32]]]
@@ -98,15 +96,16 @@ def parts(
     size: int,
     start: int,
 ) -> Iterator[Rows]:
-    """`size` rows at a time, the last time what is left; parts before number `start` are left out. Slates are whole:
-    one that goes beyond the last row is of the next part.
+    """Cut shuffle buffers into groups of `size` rows, the last one smaller, without the first `start` groups.
+
+    A slate that continues after the last row of a group is moved to the next group.
 
     Parameters
     ----------
-    buffers : sequence of sequence of Piece
-        What each shuffle buffer holds; those wholly before `start` are not read.
+    buffers : sequence of sequence of RowGroupSlice
+        Samples of each shuffle buffer; buffers before `start` are not read.
     read : callable
-        Makes one of them by its number.
+        Reads the buffer of a number.
     thread : Executor
         Calls `read`.
     """
@@ -114,7 +113,7 @@ def parts(
     position = start * size
     first = int(np.searchsorted(ends, position, side="right"))
     ahead: Future[ShuffleBuffer] | None = None
-    held: Rows = []
+    pending: Rows = []
     for number in range(first, len(buffers)):
         buffer = (ahead or thread.submit(read, number)).result()
         ahead = thread.submit(read, number + 1) if number + 1 < len(buffers) else None
@@ -122,37 +121,37 @@ def parts(
         done = buffer.cut(max(position - begin, 0))
         for bound in range(max(start, begin // size) * size + size, int(ends[number]) + 1, size):
             last = buffer.cut(bound - begin)
-            yield [*held, *([(buffer, buffer.order[done:last])] if last > done else [])]
-            held, done = [], last
+            yield [*pending, *([(buffer, buffer.order[done:last])] if last > done else [])]
+            pending, done = [], last
         if done < len(buffer.order):
-            held.append((buffer, buffer.order[done:]))
-    if held:
-        yield held
+            pending.append((buffer, buffer.order[done:]))
+    if pending:
+        yield pending
 
 
-def count(held: Rows) -> int:
-    """How many rows these are."""
-    return sum(len(rows) for _, rows in held)
+def count(buffered: Rows) -> int:
+    """Return the number of rows."""
+    return sum(len(rows) for _, rows in buffered)
 
 
-def between(held: Rows, first: int, last: int) -> Rows:
-    """Rows `first` to `last` (not included) of `held`."""
-    found, begin = [], 0
-    for buffer, rows in held:
-        found.append((buffer, rows[max(first - begin, 0) : max(last - begin, 0)]))
+def between(buffered: Rows, first: int, last: int) -> Rows:
+    """Return rows `first` to `last` (not included)."""
+    slices, begin = [], 0
+    for buffer, rows in buffered:
+        slices.append((buffer, rows[max(first - begin, 0) : max(last - begin, 0)]))
         begin += len(rows)
-    return [(buffer, rows) for buffer, rows in found if len(rows)]
+    return [(buffer, rows) for buffer, rows in slices if len(rows)]
 
 
-def take(held: Rows, size: int) -> Rows:
-    """Take `size` rows off the front of `held`."""
-    taken = []
-    for place, (buffer, rows) in enumerate(held):
-        found = min(size, len(rows))
-        taken.append((buffer, rows[:found]))
-        held[place] = (buffer, rows[found:])
-        size -= found
-    return [(buffer, rows) for buffer, rows in taken if len(rows)]
+def take(buffered: Rows, size: int) -> Rows:
+    """Remove `size` rows from the front of `buffered`, and return them."""
+    front = []
+    for place, (buffer, rows) in enumerate(buffered):
+        length = min(size, len(rows))
+        front.append((buffer, rows[:length]))
+        buffered[place] = (buffer, rows[length:])
+        size -= length
+    return [(buffer, rows) for buffer, rows in front if len(rows)]
 
 
 Item = TypeVar("Item")
@@ -160,39 +159,38 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    """How batches are made."""
+    """Size and order of batches."""
 
     batch_size: int = 4096
     """Samples a batch; the last one of an epoch may be smaller."""
     shuffle: bool = True
-    """Permute row groups, and within a shuffle buffer what `unit` says; else the order of storage."""
+    """Permute row groups, and units within a shuffle buffer; else keep the stored order."""
     unit: Unit = "auto"
-    """What is permuted within a shuffle buffer: ``sample``, single samples; ``session``, all samples of a session
-    together; or ``run``, neighbouring samples of a session together that agree in every group with ids and every
-    history, so that batches repeat values and stay deduplicated. ``auto``: runs where the data set has groups, else
-    samples."""
+    """Unit that is permuted within a shuffle buffer: ``sample``; ``session``; or ``run``, neighbouring samples of a
+    session that agree in every group with ids and every history, so that batches repeat values and stay deduplicated.
+    ``auto``: runs if the data set has groups, else samples."""
     slate: SlateKey | None = None
-    """Keep the samples of a session, or of a user, in one batch, and permute these. A batch that would end within one
-    ends before it, and the last of an epoch has what is left; a slate must not be larger than a batch."""
+    """Keep the samples of a session, or of a user, in one batch, and permute these slates. A batch ends before the
+    slate that would cross its end; a slate must not be larger than a batch."""
     expand: bool = False
-    """Give batches without groups: every feature with a bag for each sample."""
+    """Produce batches without groups: every feature has a bag for each sample."""
     shuffle_row_groups: int = 8
     """Row groups (65,536 samples each) that are shuffled together; bounds memory."""
-    portions: int = 1
-    """Equal parts of an epoch's order that are read side by side; each gives its part of every batch."""
+    parallel_readers: int = 1
+    """Equal parts of an epoch's order that are read in parallel; each contributes to every batch."""
     prefetch_batches: int = 8
-    """Batches made ahead of the consumer."""
+    """Batches that are prepared ahead of the consumer."""
     seed: int = 0
-    """Fixes every epoch's order."""
+    """Seed of every epoch's order."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "shuffle_row_groups", "portions", "prefetch_batches"):
+        for name in ("batch_size", "shuffle_row_groups", "parallel_readers", "prefetch_batches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"loader.{name} is {getattr(self, name)}, expected at least 1")
-        if self.portions > self.batch_size:
+        if self.parallel_readers > self.batch_size:
             raise ConfigError(
-                f"loader.portions is {self.portions}, expected at most loader.batch_size, which is {self.batch_size}: "
-                "every batch has samples of each"
+                f"loader.parallel_readers is {self.parallel_readers}, expected at most loader.batch_size, which is "
+                f"{self.batch_size}: every batch has samples of each part"
             )
         check_seed(self.seed, "loader.seed")
 
@@ -208,14 +206,14 @@ class Loader:
         ``train``, ``valid`` or ``test``.
     config : LoaderConfig
         Batch size and shuffling.
-    share : Share
-        Of each batch; by default all of it. A share without samples is a batch of none, without groups. Portions that
-        a share has nothing of are not read.
+    share : BatchShare, optional
+        Share of each batch to read; by default the complete batch. An empty share is a batch without samples and
+        groups. Parts of the epoch without samples of the share are not read.
 
     Notes
     -----
-    Threads only, never fork. An iterator that is closed or dropped stops its threads; what goes wrong in a thread is
-    raised in the consumer.
+    Uses threads, never fork. An iterator that is closed or dropped stops its threads; errors of a thread are raised in
+    the consumer.
     """
 
     def __init__(self, dataset: Dataset, split: str, config: LoaderConfig, share: BatchShare | None = None) -> None:
@@ -231,60 +229,61 @@ class Loader:
                 f"{dataset.path} has no sessions to shuffle by {config.unit}; shuffle by sample, or name "
                 "schema.session and prepare again with groups"
             )
-        if config.slate and (config.portions > 1 or not getattr(dataset.schema, config.slate)):
+        if config.slate and (config.parallel_readers > 1 or not getattr(dataset.schema, config.slate)):
             raise ConfigError(
-                f"loader.slate is {config.slate}, which {dataset.path} was prepared without, or portions are several"
+                f"loader.slate is {config.slate}: it requires parallel_readers 1, and schema.{config.slate} in "
+                f"{dataset.path}"
             )
 
     def __len__(self) -> int:
-        """Batches an epoch."""
-        return batches(self.samples, self.config.batch_size, self.config.portions)
+        """Number of batches in an epoch."""
+        return batches(self.samples, self.config.batch_size, self.config.parallel_readers)
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from `start_batch` on: a function of (seed, epoch, start_batch) alone.
+        """Iterate over the batches of an epoch from `start_batch`, prepared ahead: a function of seed and epoch.
 
-        Shuffle buffers that lie wholly before `start_batch` are not read.
+        Shuffle buffers before `start_batch` are not read.
         """
         return run_ahead(lambda: self.batches(epoch, start_batch), self.config.prefetch_batches)
 
     def batches(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        """As `epoch`, made when they are asked for instead of ahead; shuffle buffers are read ahead all the same."""
-        portions, row_groups = self.config.portions, self.row_groups(epoch)
+        """Iterate as `epoch` does, but prepare each batch on request; only shuffle buffers are read ahead."""
+        count_parts, row_groups = self.config.parallel_readers, self.row_groups(epoch)
         with (
             self.dataset.reader(self.split, unused=self.config.slate == "session") as files,
             ThreadPoolExecutor(1, thread_name_prefix="stratarec-shuffle") as thread,
         ):
-            read = {
-                portion: self._parts(portion, row_groups, files, thread, epoch, start_batch)
-                for portion in self._share.portions(portions)
+            streams = {
+                part: self._rows(part, row_groups, files, thread, epoch, start_batch)
+                for part in self._share.parts(count_parts)
             }
             for _ in range(start_batch, len(self)):
-                held: Rows = []
-                for portion, given in read.items():
-                    part = next(given, [])
-                    held += between(part, *self._share.of(count(part), portion, portions))
-                yield self._batch(held)
+                buffered: Rows = []
+                for part, stream in streams.items():
+                    rows = next(stream, [])
+                    buffered += between(rows, *self._share.of(count(rows), part, count_parts))
+                yield self._batch(buffered)
 
-    def _parts(
-        self, portion: int, row_groups: Sequence[tuple[int, int, int]], files: RowGroupReader, thread: Executor,
+    def _rows(
+        self, part: int, row_groups: Sequence[tuple[int, int, int]], files: RowGroupReader, thread: Executor,
         epoch: int, start_batch: int,
     ) -> Iterator[Rows]:  # fmt: skip
-        """What a portion gives to each batch from `start_batch` on, as long as it has samples."""
+        """Rows that a part of the epoch contributes to each batch from `start_batch`, until it is exhausted."""
         config = self.config
-        pieces = cut(row_groups, *bounds(self.samples, config.portions, portion))
+        pieces = cut(row_groups, *bounds(self.samples, config.parallel_readers, part))
         width = config.shuffle_row_groups
         buffers = [pieces[first : first + width] for first in range(0, len(pieces), width)]
-        low, high = bounds(config.batch_size, config.portions, portion)
+        low, high = bounds(config.batch_size, config.parallel_readers, part)
 
         def read(number: int) -> ShuffleBuffer:
-            return self._read(files, buffers[number], self.draws(epoch, number, portion))
+            return self._read(files, buffers[number], self.draws(epoch, number, part))
 
         return parts(buffers, read, thread, size=high - low, start=start_batch)
 
-    def draws(self, epoch: int, number: int, portion: int = 0) -> np.random.Generator | None:
-        """What permutes a shuffle buffer; None where nothing does."""
-        # The first portion is drawn as an epoch of one portion is.
-        entropy = [self.config.seed, epoch, 1, number, *([portion] if portion else [])]
+    def draws(self, epoch: int, number: int, part: int = 0) -> np.random.Generator | None:
+        """Return the generator that permutes a shuffle buffer; None without shuffling."""
+        # The first of several parts has the same draws as the only part.
+        entropy = [self.config.seed, epoch, 1, number, *([part] if part else [])]
         return np.random.default_rng(entropy) if self.config.shuffle else None
 
     @traced("read row groups")
@@ -292,13 +291,13 @@ class Loader:
         self, files: RowGroupReader, pieces: Sequence[RowGroupSlice], draws: np.random.Generator | None
     ) -> ShuffleBuffer:
         row_groups = [files.read(piece.shard, piece.row_group) for piece in pieces]
-        whole = ShuffleBuffer.of(row_groups, self.dataset, draws, self.config.unit, self.config.slate)
-        return whole.only(
+        buffer = ShuffleBuffer.of(row_groups, self.dataset, draws, self.config.unit, self.config.slate)
+        return buffer.only(
             [(piece.first, piece.last) for piece in pieces], [group.samples.num_rows for group in row_groups]
         )
 
     def row_groups(self, epoch: int) -> list[tuple[int, int, int]]:
-        """(shard, row group, samples) in the order of an epoch."""
+        """Return (shard, row group, samples) in the order of an epoch."""
         groups = [
             (number, group, size)
             for number, shard in enumerate(self.dataset.shards(self.split))
@@ -310,20 +309,20 @@ class Loader:
         return groups
 
     @traced("collate")
-    def _batch(self, held: Rows) -> Batch:
-        if not held:
+    def _batch(self, buffered: Rows) -> Batch:
+        if not buffered:
             return empty(self.dataset)
-        batch = assemble(held, self.dataset)
+        batch = assemble(buffered, self.dataset)
         return batch.expanded(self._sparse) if self.config.expand else batch
 
 
 def run_ahead(make: Callable[[], Iterator[Item]], depth: int) -> Iterator[Item]:
-    """Run an iterator in a thread of its own, at most `depth` items ahead.
+    """Run an iterator in a separate thread, at most `depth` items ahead.
 
-    Closing it, or dropping it, stops the thread; what goes wrong there is raised here.
+    Closing or dropping it stops the thread; errors of the thread are raised in the consumer.
     """
     ready: queue.SimpleQueue[Item | BaseException | None] = queue.SimpleQueue()
-    # One for each item that may be handed over before the consumer takes another.
+    # A token for each item that may be queued before the consumer takes another.
     tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
     stopped = threading.Event()
 
@@ -335,7 +334,7 @@ def run_ahead(make: Callable[[], Iterator[Item]], depth: int) -> Iterator[Item]:
                     return
                 ready.put(item)
             ready.put(None)
-        except BaseException as error:  # handed to the consumer, which raises it
+        except BaseException as error:  # raised in the consumer
             ready.put(error)
 
     for _ in range(depth):

@@ -26,7 +26,7 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import LEAST_RUN, InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.data.column_names import SESSIONS, USER, WEIGHT, events, label_names, pointer, weights_of
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.row_group import RowGroup, SlateKey, slate_starts
+from stratarec.data.dataset.row_group import RowGroup, SlateKey, flat, slate_starts
 from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.kernels.collate import (
     Lists,
@@ -46,24 +46,24 @@ Unit: TypeAlias = Literal["auto", "session", "run", "sample"]
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRows:
-    """Features of N rows. Those of one row lie together, so that a row in any place is one or two cache lines."""
+    """Features of N rows. The features of a row are adjacent, so that it occupies one or two cache lines."""
 
     ids: NDArray[np.int32]
-    """``[N, .]`` features of one id, negative where it is missing."""
+    """``[N, .]`` features of one id, negative if it is missing."""
     lists: tuple[Lists, ...]
     """Features of several ids."""
     weights: tuple[Lists | None, ...]
-    """Of each of `lists` the weights of its ids, None where all are 1; empty where no feature has weights."""
+    """Weights of the ids of each of `lists`, None if all are 1; empty if no feature has weights."""
     sparse: tuple[str, ...]
     """Names of the columns of `ids`, then of `lists`."""
     dense: NDArray[np.float32]
     """``[N, .]`` dense features."""
     dense_places: NDArray[np.int64]
-    """Where each of them is among the schema's."""
+    """Position of each dense feature in the schema."""
 
     @classmethod
     def of(cls, parts: Sequence[pa.Table], names: Container[str], schema: Schema, front: int = 0) -> PackedRows:
-        """The features `names` of tables one after another; `front` columns are left free before the ids."""
+        """Pack the features `names` of concatenated tables; `front` columns before the ids stay free."""
         sparse = [feature.name for feature in schema.sparse if feature.name in names]
         lists = [name for name in sparse if pa.types.is_list(parts[0][name].type)]
         singles = [name for name in sparse if name not in lists]
@@ -83,7 +83,7 @@ class PackedRows:
 
     @classmethod
     def of_lists(cls, name: str, lists: Lists) -> PackedRows:
-        """One feature of several ids."""
+        """Pack one feature of several ids."""
         size = len(lists.start)
         return cls(
             ids=np.empty((size, 0), dtype=np.int32),
@@ -97,13 +97,13 @@ class PackedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupValues:
-    """The distinct values of a group in all row groups of a shuffle buffer."""
+    """Distinct values of a group in all row groups of a shuffle buffer."""
 
     runs: NDArray[np.int64]
-    """Samples that point elsewhere than the one before them, or begin a row group."""
+    """Samples whose pointer differs from that of the sample before, or that begin a row group."""
     columns: PackedRows
     place: NDArray[np.int32]
-    """Scratch of `number_pointers`; the one thread that makes batches uses it."""
+    """Scratch array of `number_pointers`, used by the only thread that assembles batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,15 +111,15 @@ class ShuffleBuffer:
     """Samples of some row groups, their tables, and the order of samples."""
 
     samples: PackedRows
-    """The features that are in no table. In front of the ids stand the user (two words, where there is one), the bits
-    of each label and of the weight (where there is one) as float32, and a pointer into each of `tables`."""
+    """Features without a table. Before the ids are the user (two words, if samples have one), the bits of each label
+    and of the weight (if samples have one) as float32, and a pointer into each of `tables`."""
     users: bool
     """Whether samples have a user."""
     tables: dict[str, GroupValues]
     """Groups, then histories: tables of one list column, whose rows may overlap."""
     order: NDArray[np.int32]
     slates: NDArray[np.int32] | None = None
-    """``[N]`` the number of each sample's slate, where slates stay whole."""
+    """``[N]`` number of each sample's slate; None if slates may be cut."""
 
     @classmethod
     def of(
@@ -130,8 +130,8 @@ class ShuffleBuffer:
         unit: Unit,
         slate: SlateKey | None = None,
     ) -> ShuffleBuffer:
-        """Join row groups; `draws` permutes their units, None leaves samples as they are stored. Where samples have a
-        `slate`, that is the unit."""
+        """Concatenate row groups and permute their units by `draws`; None keeps the stored order. With `slate` the
+        units are slates."""
         parts, columns = [row_group.samples for row_group in row_groups], _tables(row_groups, dataset)
         users = SESSIONS in row_groups[0].tables or USER in parts[0].column_names
         marks = [*label_names(len(dataset.schema.label_columns)), *([WEIGHT] if dataset.schema.weight else [])]
@@ -143,8 +143,8 @@ class ShuffleBuffer:
             mark = np.concatenate([part[name].to_numpy() for part in parts])
             samples.ids[:, place] = _as_floats(mark).view(np.int32)
         tables = {
-            name: _table(name, row_groups, found, samples.ids, column)
-            for column, (name, found) in enumerate(columns.items(), 2 * users + len(marks))
+            name: _table(name, row_groups, packed, samples.ids, column)
+            for column, (name, packed) in enumerate(columns.items(), 2 * users + len(marks))
         }
         size = len(samples.ids)
         if slate:
@@ -160,32 +160,32 @@ class ShuffleBuffer:
 
     @cached_property
     def _begins(self) -> NDArray[np.int64]:
-        """Where slates begin in the order."""
+        """Slate starts in the order."""
         assert self.slates is not None
         return np.flatnonzero(np.diff(self.slates[self.order], prepend=-1, append=-1))
 
     def cut(self, place: int) -> int:
-        """Where to cut the order at a place: there, or where the slate begins that lies across it."""
+        """Move a cut of the order back to the start of the slate that it would divide."""
         if self.slates is None:
             return place
         return int(self._begins[np.searchsorted(self._begins, place, side="right") - 1])
 
-    def only(self, wanted: Sequence[tuple[int, int]], sizes: Sequence[int]) -> ShuffleBuffer:
-        """As it is, but for samples outside of `wanted` (first, last) of each row group of that many samples."""
-        if all(last - first == size for (first, last), size in zip(wanted, sizes, strict=True)):
+    def only(self, ranges: Sequence[tuple[int, int]], sizes: Sequence[int]) -> ShuffleBuffer:
+        """Return a buffer with the samples in a range (first, last) of each row group; `sizes` are those of all."""
+        if all(last - first == size for (first, last), size in zip(ranges, sizes, strict=True)):
             return self
-        kept = np.zeros(len(self.order), dtype=bool)
-        for begin, (first, last) in zip(np.cumsum([0, *sizes]), wanted, strict=False):
-            kept[begin + first : begin + last] = True
-        return replace(self, order=self.order[kept[self.order]])
+        chosen = np.zeros(len(self.order), dtype=bool)
+        for begin, (first, last) in zip(np.cumsum([0, *sizes]), ranges, strict=False):
+            chosen[begin + first : begin + last] = True
+        return replace(self, order=self.order[chosen[self.order]])
 
 
 def _as_floats(mark: NDArray[Any]) -> NDArray[np.float32]:
-    """Weights, or labels, of which NaN are those that are not known."""
-    found = mark.astype(np.float32)
+    """Weights or labels as floats; unknown labels are NaN."""
+    values = mark.astype(np.float32)
     if mark.dtype == np.uint8:
-        found[mark == UNKNOWN] = np.nan
-    return found
+        values[mark == UNKNOWN] = np.nan
+    return values
 
 
 def _tables(row_groups: Sequence[RowGroup], dataset: Dataset) -> dict[str, PackedRows]:
@@ -199,11 +199,12 @@ def _tables(row_groups: Sequence[RowGroup], dataset: Dataset) -> dict[str, Packe
 
 def _slate_starts(row_groups: Sequence[RowGroup], slate: SlateKey) -> NDArray[np.int64]:
     shift = np.cumsum([0, *(row_group.samples.num_rows for row_group in row_groups)])
-    return np.concatenate([slate_starts(each, slate) + first for each, first in zip(row_groups, shift, strict=False)])
+    parts = zip(row_groups, shift, strict=False)
+    return np.concatenate([slate_starts(row_group, slate) + first for row_group, first in parts])
 
 
 def _set_users(words: NDArray[np.int32], row_groups: Sequence[RowGroup]) -> None:
-    """The first two columns: the user of each sample, or the session where there are no users."""
+    """Fill the first two columns with the user of each sample, or its session without users."""
     if SESSIONS in row_groups[0].tables:
         users = np.concatenate([row_group.tables[SESSIONS]["user"].to_numpy() for row_group in row_groups])
         for half in range(2):
@@ -224,7 +225,7 @@ def _order(
     draws: np.random.Generator | None,
     unit: Unit,
 ) -> NDArray[np.int32]:
-    """Samples in the order of permuted units; `sessions` and the `runs` of each table are where those begin."""
+    """Samples in the order of permuted units; `sessions` and the `runs` of each table are first samples of units."""
     if draws is None:
         return np.arange(size, dtype=np.int32)
     if sessions is None or unit == "sample":
@@ -234,9 +235,9 @@ def _order(
 
 
 def _join_runs(size: int, sessions: NDArray[np.int64], runs: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Where neighbours differ in their session or in a table; tables that leave no runs worth the name do not count.
+    """First samples of runs: neighbours that differ in their session or a table begin a run.
 
-    Where none is left every sample is a run.
+    Tables that would leave runs shorter than `LEAST_RUN` on average are ignored; if none remains, each sample is a run.
     """
     first: NDArray[np.bool_] | None = None
     for starts in sorted(runs, key=len):
@@ -251,7 +252,7 @@ def _join_runs(size: int, sessions: NDArray[np.int64], runs: Sequence[NDArray[np
 def _table(
     name: str, row_groups: Sequence[RowGroup], columns: PackedRows, words: NDArray[np.int32], place: int
 ) -> GroupValues:
-    """A table; pointers to it become the column `place` of `words`."""
+    """Build a table, and write the pointers into it to the column `place` of `words`."""
     runs = [row_group.tables[pointer(name)] for row_group in row_groups]
     sizes = np.concatenate([part["samples"].to_numpy() for part in runs])
     shift = np.cumsum([0, *(row_group.tables[name].num_rows for row_group in row_groups)])
@@ -261,7 +262,7 @@ def _table(
 
 
 def _starts(sizes: NDArray[Any]) -> NDArray[np.int64]:
-    """Where parts of the given sizes begin."""
+    """Starts of consecutive parts of the given sizes."""
     starts: NDArray[np.int64] = sizes.cumsum(dtype=np.int64) - sizes
     return starts
 
@@ -277,32 +278,30 @@ def _histories(name: str, row_groups: Sequence[RowGroup]) -> PackedRows:
 
 
 def _matrix(parts: Sequence[pa.Table], names: Sequence[str], kind: np.dtype[Any], front: int = 0) -> NDArray[Any]:
-    """``[N, front + len(names)]``, part by part: one of them at a time stays in the caches."""
-    found = np.empty((sum(part.num_rows for part in parts), front + len(names)), dtype=kind)
+    """``[N, front + len(names)]``, filled part by part, which stays in the caches."""
+    matrix = np.empty((sum(part.num_rows for part in parts), front + len(names)), dtype=kind)
     first = 0
     for part in parts:
         for place, name in enumerate(names, front):
-            found[first : first + part.num_rows, place] = part[name].to_numpy()
+            matrix[first : first + part.num_rows, place] = part[name].to_numpy()
         first += part.num_rows
-    return found
+    return matrix
 
 
 def _lists(column: pa.ChunkedArray) -> Lists:
-    whole = column.combine_chunks()
-    if isinstance(whole, pa.ChunkedArray):  # an empty column stays chunked
-        whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], column.type)
-    offsets = whole.offsets.to_numpy().astype(np.int64)
-    return Lists(start=offsets[:-1], length=np.diff(offsets), values=whole.values.to_numpy())
+    array = flat(column)
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    return Lists(start=offsets[:-1], length=np.diff(offsets), values=array.values.to_numpy())
 
 
-def assemble(held: Sequence[tuple[ShuffleBuffer, NDArray[np.int32]]], dataset: Dataset) -> Batch:
-    """A batch of the given rows of one or several shuffle buffers."""
-    parts = [_cut(buffer, rows, dataset) for buffer, rows in held]
+def assemble(buffered: Sequence[tuple[ShuffleBuffer, NDArray[np.int32]]], dataset: Dataset) -> Batch:
+    """Assemble a batch of rows of one or several shuffle buffers."""
+    parts = [_cut(buffer, rows, dataset) for buffer, rows in buffered]
     return parts[0] if len(parts) == 1 else Batch.concatenate(parts)
 
 
 def empty(dataset: Dataset) -> Batch:
-    """A batch of no samples, without groups."""
+    """Return a batch without samples and groups."""
     keys, labels = tuple(feature.name for feature in dataset.schema.sparse), len(dataset.schema.label_columns)
     return Batch(
         label=torch.empty((0, labels) if labels > 1 else 0),
@@ -330,7 +329,7 @@ def _cut(buffer: ShuffleBuffer, rows: NDArray[np.int32], dataset: Dataset) -> Ba
     dense = _dense(buffer, rows, tables, len(dataset.schema.dense))
     ids, offsets = end_bags(values, singles, missing, samples.lists, rows)
     weights = take_weights(samples.weights, rows, offsets) if samples.weights and offsets is not None else None
-    # From here on pointers are numbers of the batch's own.
+    # From here on pointers are numbers within the batch.
     shared = [name for name in dataset.groups if buffer.tables[name].columns.sparse]
     groups = [_group(buffer.tables[name], tables[name]) for name in shared]
     return Batch(
@@ -345,12 +344,12 @@ def _cut(buffer: ShuffleBuffer, rows: NDArray[np.int32], dataset: Dataset) -> Ba
 
 
 def _run_lengths(numbers: NDArray[np.int32]) -> NDArray[np.int64]:
-    """How many neighbours have one number."""
+    """Lengths of runs of equal numbers."""
     return np.diff(np.flatnonzero(np.diff(numbers, prepend=-1)), append=len(numbers))
 
 
 def _label(columns: NDArray[np.int32]) -> Tensor:
-    """``[B]``, or ``[B, T]`` of several labels."""
+    """``[B]``, or ``[B, T]`` for several labels."""
     bits = columns[0] if len(columns) == 1 else np.ascontiguousarray(columns.T)
     return torch.from_numpy(bits.view(np.float32))
 
@@ -358,16 +357,16 @@ def _label(columns: NDArray[np.int32]) -> Tensor:
 def _dense(
     buffer: ShuffleBuffer, rows: NDArray[np.int32], pointers: Mapping[str, NDArray[np.int32]], features: int
 ) -> Tensor:
-    """``[B, features]``, those of groups too."""
-    # Memory of torch, which begins at multiples of 64 bytes: by where NumPy's begins, a product of MKL may be summed in
-    # another order (Intel, "Getting Reproducible Results with Intel MKL", 2011).
-    found = torch.empty(len(rows), features)
-    values = found.numpy()
+    """``[B, features]``, including the features of groups."""
+    # Memory of torch, which is aligned to 64 bytes: the alignment can change the order of sums in a product of MKL
+    # (Intel, "Getting Reproducible Results with Intel MKL", 2011).
+    dense = torch.empty(len(rows), features)
+    values = dense.numpy()
     tables = ((buffer.tables[name].columns, chosen) for name, chosen in pointers.items())
     for columns, chosen in ((buffer.samples, rows), *tables):
         if len(columns.dense_places):
             scatter_rows(columns.dense, chosen, values, columns.dense_places)
-    return found
+    return dense
 
 
 def _keyed(
@@ -387,13 +386,13 @@ def _keyed(
 
 
 def _in_order(features: KeyedJagged, dataset: Dataset) -> KeyedJagged:
-    """The features in the schema's order: they are cut with lists behind features of one id."""
+    """Restore the schema's order: features of one id were cut before features with lists."""
     order = tuple(feature.name for feature in dataset.schema.sparse if feature.name in features.keys)
     return features if features.keys == order else features.select(order)
 
 
 def _group(table: GroupValues, pointers: NDArray[np.int32]) -> InverseJagged:
-    """The group of samples that have these pointers, which are overwritten."""
+    """The group of samples with these pointers, which are overwritten."""
     used = number_pointers(pointers, table.place)
     unique = _keyed(table.columns.sparse, *take_bags(table.columns.ids, table.columns.lists, used), len(used))
     return InverseJagged(unique=unique, inverse=torch.from_numpy(pointers))

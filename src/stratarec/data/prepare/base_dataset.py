@@ -1,8 +1,8 @@
-"""The earlier data set that a new one is based on: it keeps its ids and moments, so that a model goes on with it.
+"""The base of a data set: an earlier data set whose ids and moments it keeps, so that a model can continue on it.
 
-A data set and its base differ in their samples alone: features, kinds and tail buckets are the same. A base may have a
-base of its own; nothing but the last one is needed. No id moves: new values follow the earlier ones. Counts cover all
-logs so far, also of values without a row, and a user's history continues from the events of the base's log.
+A data set and its base differ only in their samples: features, kinds and tail buckets are the same. A base may have a
+base itself, which is not needed any more. No id moves: new values follow the earlier ones. Counts cover all logs so
+far, also of values without a row, and a user's history continues from the events of the base's log.
 """
 
 from __future__ import annotations
@@ -20,19 +20,16 @@ from stratarec.data.dataset.manifest import Carried
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.schema import Schema
 from stratarec.data.transforms import Moments
-from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, merge_counts
+from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, add_counts
 from stratarec.errors import ConfigError, DataError, DatasetError
 
 _FIELD = "data.vocabulary.base"
-# Names of a list that a message repeats.
+# Names of a list that a message shows.
 _MOST_NAMES = 5
 
 
 class BaseDataset:
-    """An earlier data set, found to be one that data of a recipe can be based on.
-
-    Use `BaseDataset.of`.
-    """
+    """An earlier data set on which the data of a recipe can be based; opened by `BaseDataset.of`."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -40,15 +37,14 @@ class BaseDataset:
 
     @classmethod
     def of(cls, config: PrepareConfig, schema: Schema) -> BaseDataset | None:
-        """The base that a recipe names; None where it names none.
+        """Open the base of a recipe; None without a base.
 
         Raises
         ------
         ConfigError
-            Where it is the data set itself, or has other features, kinds of vocabularies or tail buckets: names the
-            field.
+            If it is the data set itself, or has other features, kinds of vocabularies or tail buckets: names the field.
         DatasetError
-            Where it is missing or damaged.
+            If it is missing or damaged.
         """
         if not config.vocabulary.base:
             return None
@@ -60,67 +56,77 @@ class BaseDataset:
         except DatasetError as error:
             raise DatasetError(f"{_FIELD}: {error}") from error
         for fault in (*_other_features(schema, dataset), *_other_tails(config.vocabulary, dataset)):
-            raise ConfigError(f"{fault}; a data set keeps the ids of one with the same features and tails alone")
+            raise ConfigError(f"{fault}; a base must have the same features and tail buckets")
         return cls(dataset)
 
     def locked(self) -> AbstractContextManager[None]:
-        """See `Dataset.locked`."""
+        """Keep the base from being replaced while it is read."""
         return self._dataset.locked()
 
-    def vocabulary(self, name: str, counted: pl.DataFrame, faded: float) -> tuple[Vocabulary, pl.DataFrame]:
-        """A vocabulary, and the counts of this log, those of the earlier ones added where values are counted; what was
-        recent then is so by the factor `faded` now.
+    def vocabulary(
+        self, name: str, counted: pl.DataFrame, kind: pl.DataType, decay: float
+    ) -> tuple[Vocabulary, pl.DataFrame]:
+        """Return a vocabulary, and for kind ``count`` the counts of this log and the earlier ones together.
+
+        Parameters
+        ----------
+        name : str
+        counted : DataFrame
+            Counts of this log.
+        kind : DataType
+            Type of the values in this log.
+        decay : float
+            Factor of earlier `recent` counts.
 
         Raises
         ------
         DataError
-            Where they are of another type than those that were `counted` in the log.
+            If the values of the base are of another type.
         """
-        known = self._dataset.vocabulary(name)
-        values, found = known.values, counted["value"].dtype
-        if len(counted) and found != values.dtype:
+        vocabulary = self._dataset.vocabulary(name)
+        if len(counted) and kind != vocabulary.values.dtype:
             raise DataError(
-                f"vocabulary {name!r} has values of type {found} in the log and of {values.dtype} in {_FIELD}, "
-                f"{self._dataset.path}: set `type` of its features, or the type of the column"
+                f"vocabulary {name!r} has values of type {kind} in the log and of {vocabulary.values.dtype} in "
+                f"{_FIELD}, {self._dataset.path}: set `type` of its features, or the type of the column"
             )
-        if known.kind == "hash":
-            return known, counted
-        before = self._dataset.carried_counts(name).with_columns(pl.col("recent") * faded)
-        return known, merge_counts([before, counted.with_columns(pl.col("value").cast(values.dtype))])
+        if vocabulary.kind == "hash":
+            return vocabulary, counted
+        before = self._dataset.carried_counts(name).with_columns(pl.col("recent") * decay)
+        return vocabulary, add_counts(before, counted.cast({"value": vocabulary.values.dtype}))
 
     def events(self) -> pl.DataFrame | None:
-        """See `Dataset.events`."""
+        """Read the last positive events of users; None without histories."""
         return self._dataset.events()
 
     def clicks(self) -> ClickMemory:
-        """See `Dataset.clicks`; `ConfigError` where there is nothing."""
-        found = self._dataset.clicks()
-        if found is None:
+        """Read the clicks of the base; `ConfigError` if it has none."""
+        clicks = self._dataset.clicks()
+        if clicks is None:
             raise ConfigError(
-                f"{_FIELD}, {self._dataset.path}, keeps no clicks for a log of clicks to look back on: it is of "
-                "another kind of source, or was prepared by an earlier version of StrataRec; prepare it anew"
+                f"{_FIELD}, {self._dataset.path}, stores no earlier clicks: it has another kind of source, or was "
+                "prepared by an earlier version of StrataRec; prepare it again"
             )
-        return found
+        return clicks
 
     @property
     def carried(self) -> Carried:
-        """What it keeps of its log, and those before."""
+        """State of all logs up to the base."""
         return self._dataset.manifest.carried
 
     def moments(self) -> dict[str, Moments]:
-        """Of each dense feature."""
-        return {name: found.moments for name, found in self._dataset.about.moments.items()}
+        """Return the moments of each dense feature."""
+        return {name: info.moments for name, info in self._dataset.about.moments.items()}
 
 
 def _other_features(schema: Schema, base: Dataset) -> Iterator[str]:
     mine, theirs = schema.inputs(), base.schema.inputs()
     for part in ("sparse", "dense"):
-        names, others = ([feature["name"] for feature in each[part]] for each in (mine, theirs))
+        names, others = ([feature["name"] for feature in inputs[part]] for inputs in (mine, theirs))
         if names != others:
             yield f"schema.{part} is {_listed(names)}, and {_listed(others)} in {_FIELD}, {base.path}"
-    found = first_difference(mine, theirs)
-    if found is not None:
-        yield f"schema.{found.field} is {found.want!r}, and {found.have!r} in {_FIELD}, {base.path}"
+    difference = first_difference(mine, theirs)
+    if difference is not None:
+        yield f"schema.{difference.field} is {difference.want!r}, and {difference.have!r} in {_FIELD}, {base.path}"
 
 
 def _listed(names: list[str]) -> str:

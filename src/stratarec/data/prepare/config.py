@@ -1,4 +1,4 @@
-"""The data section of a recipe: which logs become which data set."""
+"""The data section of a recipe: logs, and the data set that is prepared from them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from stratarec.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig:
-    """Which logs become which data set."""
+    """Logs, and the data set that is prepared from them."""
 
     source: SourceConfig
     """Raw logs."""
     path: str
     """Directory of the prepared data set."""
     on_bad_row: OnBadRow = "error"
-    """``error`` stops at the first bad row; ``skip`` leaves bad rows out and reports how many."""
+    """``error`` stops at the first bad row; ``skip`` omits bad rows and reports their number."""
     split: SplitConfig = field(default_factory=SplitConfig)
-    """How samples are dealt to train, valid and test."""
+    """Assignment of samples to train, valid and test."""
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
-    """Which values get rows of their own."""
+    """Limits that decide which values get rows."""
     shard_samples: int = 500_000
-    """About how many samples a shard holds; bounds the memory of `prepare`."""
+    """Approximate samples in a shard; bounds the memory of `prepare`."""
     groups: GroupMode = "auto"
-    """Which features are stored once for each distinct value: the groups that the schema declares and those that repeat
-    within sessions (``auto``), the declared ones (``declared``), or none, histories as copies (``none``)."""
+    """Groups of features that are stored once for each distinct value: groups that the schema declares and groups that
+    repeat within sessions (``auto``), only declared groups (``declared``), or none, histories as copies (``none``)."""
     keep_rows: bool = True
-    """Store which row of which file each sample came from, so that predictions can be joined to the log. Training does
-    not read it; it takes 0.1 to 0.6 bytes a sample."""
+    """Store the file and row of each sample, so that predictions can be joined to the log. Training does not read them;
+    they take 0.1 to 0.6 bytes a sample."""
 
     def __post_init__(self) -> None:
         if self.shard_samples < 1:
@@ -44,6 +44,6 @@ class PrepareConfig:
         schema = getattr(self.source, "schema", None)
         if schema is not None and schema.labels and self.split.negatives < 1:
             raise ConfigError(
-                f"data.split.negatives is {self.split.negatives}: of samples with several labels none can be left out "
-                "by one of them; set it to 1, or name one label"
+                f"data.split.negatives is {self.split.negatives}, expected 1 with several labels; set it to 1, or use "
+                "one label"
             )

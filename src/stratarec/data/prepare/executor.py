@@ -29,33 +29,33 @@ class Stage(Protocol):
     """A part of `prepare` in pieces 0, 1, ...; it can be pickled."""
 
     def __call__(self, number: int) -> Iterator[int]:
-        """Do a piece, and give what to advance the progress by."""
+        """Run a piece; yields the steps by which to advance the progress."""
         ...
 
     def memory(self, number: int) -> int:
-        """About how many bytes a process holds that does the piece."""
+        """Estimate the bytes of a process that runs the piece."""
         ...
 
 
 class Executor(Protocol):
-    """Does the pieces of stages."""
+    """Runs the pieces of stages."""
 
     @property
     def readers(self) -> int:
-        """How many may read one log at once."""
+        """Number of processes that may read one log in parallel."""
         ...
 
     def begin(self, work: Path, logs: Sequence[str]) -> None:
-        """Pieces to come write in `work`, which this process holds, and may read `logs`."""
+        """Announce that later pieces write in `work`, which this process has locked, and may read `logs`."""
         ...
 
     def run(self, stage: Stage, numbers: Sequence[int], progress: Progress) -> None:
-        """Do those pieces of `stage`; whatever one of them raises ends it."""
+        """Run pieces of `stage`; the error of a piece ends it."""
         ...
 
 
 class SerialExecutor:
-    """One piece after another, in this process."""
+    """Runs one piece after another in this process."""
 
     readers = 1
 
@@ -69,24 +69,24 @@ class SerialExecutor:
 
 LEASE = "lease"
 _PATIENCE_SECONDS = 30.0
-# More than a token has.
+# Upper bound of a token's length.
 _TOKEN_BYTES = 64
 
 
 def revoke_leases(work: Path) -> None:
-    """Wait until no task of an earlier call works in `work`, and let none begin.
+    """Wait until no task of an earlier call works in `work`, and keep further ones from starting.
 
     Raises
     ------
     StorageError
-        When tasks have not ended after half a minute.
+        If tasks have not ended after half a minute.
     """
     if (work / LEASE).exists():
         grant(work, "")
 
 
 def grant(work: Path, token: str | None = None) -> str:
-    """Wait likewise; gives the token that tasks may work in `work` by from now on, none where it is empty."""
+    """Revoke earlier leases, and return the token that tasks now need to work in `work`; empty allows no task."""
     token = secrets.token_hex(8) if token is None else token
     limit = time.monotonic() + _PATIENCE_SECONDS
     with _open(work) as file:
@@ -100,28 +100,28 @@ def grant(work: Path, token: str | None = None) -> str:
 
 
 def revoke(work: Path) -> None:
-    """Let no task begin any more in `work`, and those that are under way stop where they can."""
+    """Keep tasks from starting in `work`; running ones stop at their next check."""
     with _open(work) as file:
         file.truncate(0)
 
 
 @contextmanager
 def leased(work: Path, token: str) -> Iterator[Callable[[], None]]:
-    """Work in `work` for whoever gave the token; what this gives is to be asked now and then whether that still holds.
+    """Hold a lease on `work` under a token; yields a function that checks whether the token is still valid.
 
     Raises
     ------
     StorageError
-        When the directory is not there, or the token is not valid any more.
+        If the directory does not exist, or the token is not valid any more.
     """
-    over = StorageError(f"{work} is not there, or no work for this call of `prepare` any more")
+    over = StorageError(f"{work} does not exist, or belongs to another call of `prepare` now")
     try:
         file = open_regular(work / LEASE)
     except FileNotFoundError as error:
         raise over from error
 
     def check() -> None:
-        # Not by the file's buffer, which would give again what it gave before.
+        # Not through the file's buffer, which would return the earlier content.
         if os.pread(file.fileno(), _TOKEN_BYTES, 0).decode() != token:
             raise over
 
@@ -133,5 +133,5 @@ def leased(work: Path, token: str) -> Iterator[Callable[[], None]]:
 
 
 def _open(work: Path) -> BinaryIO:
-    """The file, never a new one in its place: locks are on what it is, and not on its name."""
+    """Open the file without replacing it: locks belong to the file, not to its name."""
     return os.fdopen(os.open(work / LEASE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b")

@@ -1,39 +1,57 @@
-"""Raw logs -> a prepared data set, in three stages that each resume where they stopped.
+"""Preparing a data set from raw logs, in three stages that each resume where they stopped.
 
 1. *spill*: source chunks, checked and typed, are partitioned by the hash of their user or session (`workspace.py`);
-2. *count*: values and dense moments of the training rows, and how features repeat within sessions, partition by
-   partition, then added in a fixed order (`count.py`); groups are chosen here;
-3. *encode*: each partition becomes one shard of each split (`pipeline.py`).
+   where the split of a row is known when it is read, its values are counted at the same time;
+2. *count*: the remaining statistics of training rows, by partition, added in a fixed order (`stages.py`); then ids are
+   assigned and groups are chosen;
+3. *encode*: each partition becomes one shard of each split (`stages.py`).
 
-Memory holds one chunk, or one partition, and the vocabularies. Everything happens in ``<path>.preparing``
-(`workspace.py`); the last act renames its output to `path`. An earlier data set stays there until then.
+Memory contains one chunk, or one partition, and the vocabularies. All files are written in ``<path>.preparing``
+(`workspace.py`); the last step renames its output to `path`. An earlier data set stays there until then.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import polars as pl
+
+from stratarec.data.data_quality import hashed_share
 from stratarec.data.dataset.compatibility import settings, settings_difference
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.manifest import (
     DATASET,
     MANIFEST,
+    Carried,
+    CarriedClicks,
     DatasetManifest,
+    LabelCount,
+    LeakInfo,
+    MomentsInfo,
     Origin,
+    Provenance,
+    RowsInfo,
+    Shard,
+    VocabularyInfo,
 )
+from stratarec.data.dataset.writer import write_clicks, write_counts, write_events, write_vocabulary
+from stratarec.data.dedup_groups import choose_groups, describe
+from stratarec.data.durations import in_unit
 from stratarec.data.prepare.base_dataset import BaseDataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.executor import Executor, SerialExecutor, revoke_leases
-from stratarec.data.prepare.pipeline import PreparePipeline
-from stratarec.data.prepare.workspace import WORK, Workspace
+from stratarec.data.prepare.stages import Partitions, PartitionStatistics, ShardWriter
+from stratarec.data.prepare.workspace import WORK, PartitionStage, SpilledChunk, Workspace, log_shares
 from stratarec.data.sources import Source, open_source
 from stratarec.data.sources.clicks import ClicksSource
 from stratarec.data.sources.files import hash_logs
 from stratarec.data.splits import Splitter
-from stratarec.errors import DatasetError, StorageError
+from stratarec.data.transforms import Moments
+from stratarec.data.vocabulary import EvictionFilter, Vocabulary
+from stratarec.errors import DataError, DatasetError, StorageError
 from stratarec.io.atomic import remove_leftovers, storage_error
 from stratarec.io.owned_directory import (
     check_replaceable,
@@ -60,15 +78,15 @@ def prepare(
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Dataset:
-    """Prepare a data set, or return the finished one when nothing has changed.
+    """Prepare a data set, or return the finished one if nothing has changed.
 
     Parameters
     ----------
     config : PrepareConfig
     name : str
-        Of the data set; that of its directory by default.
+        Name of the data set; by default that of its directory.
     overwrite : bool
-        Whether a data set of other logs or settings is replaced.
+        Whether to replace a data set of other logs or settings.
     progress : Progress, optional
     executor : Executor, optional
         Runs the pieces of each stage, such as `ray_executor.on_ray`; by default this process alone.
@@ -76,15 +94,15 @@ def prepare(
     Raises
     ------
     DataError
-        For raw logs that cannot be read as the recipe says: names the file, the row and the field.
+        If the logs cannot be read as the recipe says: names the file, the row and the field.
     DatasetError
-        When `path` holds a data set of other logs or settings and `overwrite` is false.
+        If `path` has a data set of other logs or settings and `overwrite` is false.
     StorageError
-        When an output cannot be written, or `path` holds anything but a data set. It is then as it was.
+        If an output cannot be written, or `path` has anything but a data set, which stays unchanged.
     """
-    run = _Run(config, name, progress or SilentProgress(), executor or SerialExecutor())
-    with _storage_errors(run.final):
-        return run.run(overwrite)
+    pipeline = PreparePipeline(config, name, progress or SilentProgress(), executor or SerialExecutor())
+    with _storage_errors(pipeline.final):
+        return pipeline.run(overwrite)
 
 
 @contextmanager
@@ -97,8 +115,8 @@ def _storage_errors(path: Path) -> Iterator[None]:
         raise storage_error(path, error) from error
 
 
-class _Run:
-    """One call of `prepare`."""
+class PreparePipeline:
+    """One call of `prepare`: the checks before it, its stages in order, and the publication of its output."""
 
     def __init__(self, config: PrepareConfig, name: str, progress: Progress, executor: Executor) -> None:
         self.final = named_directory(config.path)
@@ -130,31 +148,31 @@ class _Run:
         return Dataset.open(self.final, verify="used")
 
     def _origin(self) -> Origin:
-        """What the outcome depends on; an interrupted run goes on under the same alone."""
+        """Inputs that determine the result; an interrupted run resumes only if they are the same."""
         files = self.splitter.file_split
         return Origin(
             format=_VERSION,
             settings=settings(self.config),
             source=json.loads(json.dumps(self.source.fingerprint())),
-            # Patterns may name folders, which the fingerprint leaves out.
+            # Patterns may contain folders, which are not in the fingerprint.
             file_split=None if files is None else tuple(files.tolist()),
             base=None if self.base is None else self.base.fingerprint,
         )
 
     def _look(self, overwrite: bool) -> bool:
-        """Whether something is at `path`; refused unless it is a data set, which is all that is ever replaced."""
+        """Whether `path` has a data set; anything else there is refused."""
         recover_replacement(self.final, DATASET, lambda path: (path / MANIFEST).is_file())
         if overwrite:
             check_replaceable(self.final, DATASET)
             if directory_state(self.final, DATASET) == "ours":
-                with directory_lock(self.final):  # whoever reads it is in the way now, and not only in the end
+                with directory_lock(self.final):  # refuse a data set in use at the start, not only at the end
                     pass
         elif directory_state(self.final, DATASET) == "free" and self.final.exists():
-            raise DatasetError(f"{self.final} exists and is no prepared data set; name another data.path")
+            raise DatasetError(f"{self.final} exists and is not a prepared data set; name another data.path")
         return self.final.exists()
 
     def _hash_logs(self) -> None:
-        """Read logs that are not known yet once, so that their contents can be compared without reading them."""
+        """Hash logs that were not hashed before, so that their contents can be compared."""
         if self.source.files:
             self.progress.start("check", self.source.total_bytes, "B")
             hash_logs(self.source.files, self.progress.advance)
@@ -162,7 +180,7 @@ class _Run:
 
     def _finished(self) -> Dataset:
         if not (self.final / MANIFEST).is_file():
-            raise DatasetError(f"{self.final} exists and is no prepared data set; name another data.path")
+            raise DatasetError(f"{self.final} exists and is not a prepared data set; name another data.path")
         dataset = Dataset.open(self.final)
         if dataset.about.origin != self.origin:
             raise DatasetError(f"{self._difference(dataset)}; name another data.path, or pass --overwrite")
@@ -171,38 +189,215 @@ class _Run:
 
     def _difference(self, dataset: Dataset) -> str:
         before = dataset.about.origin
-        found = settings_difference(self.origin.settings, before.settings)
-        if found is not None:
-            return f"{self.final} was prepared with data.{found.field} = {found.have!r}, and not {found.want!r}"
+        difference = settings_difference(self.origin.settings, before.settings)
+        if difference is not None:
+            return (
+                f"{self.final} was prepared with data.{difference.field} = {difference.have!r}, not {difference.want!r}"
+            )
         if before.format != self.origin.format:
             return f"{self.final} was prepared by another version of StrataRec"
         if before.base != self.origin.base:
             return f"{self.final} was prepared with {'another' if before.base else 'no'} data.vocabulary.base"
-        return f"{self.final} was prepared from logs of other content, {', '.join(dataset.about.paths[:3])}"
+        return f"{self.final} was prepared from logs with other content, {', '.join(dataset.about.paths[:3])}"
 
     def _work(self) -> None:
-        self.workspace = Workspace(self.work, self.origin, self.schema)
+        self.workspace = Workspace(self.work, self.origin, self.schema, self.splitter, self.config.vocabulary)
         resumed = self.workspace.open(self._estimate_partitions, self.progress.say)
         try:
-            self._write()
+            self._publish(self._manifest())
         except DatasetError as error:
             if not resumed:
                 raise
-            self.workspace.start_anew(str(error), self.progress.say)
+            self.workspace.restart(str(error), self.progress.say)
             self.workspace.open(self._estimate_partitions, self.progress.say)
-            self._write()
+            self._publish(self._manifest())
 
-    def _write(self) -> None:
-        pipeline = PreparePipeline(
-            self.workspace, self.source, self.splitter, self.config, self.base, self.executor, self.progress
-        )  # fmt: skip
-        self._publish(pipeline.manifest(self.name, self.origin))
+    def _manifest(self) -> DatasetManifest:
+        """Run every stage from where it stopped before; returns the manifest of the output."""
+        workspace, config, schema = self.workspace, self.config, self.schema
+        self.executor.begin(workspace.root, self.source.files if self.source.divisible else ())
+        partitions = self._partitions()
+        statistics = PartitionStatistics(
+            folder=workspace.folder("counts"),
+            partitions=partitions,
+            config=config.vocabulary,
+            repeats_counted=config.groups != "none" and bool(schema.session_keys),
+        )
+        statistics.run(self.executor, self.progress)
+        vocabularies, infos = self._vocabularies(statistics)
+        observed, repeats = statistics.moments(), statistics.repeats()
+        moments = observed if self.base is None else self.base.moments()
+        groups = choose_groups(config.groups, schema, repeats)
+        for line in describe(groups or {}, schema, repeats):
+            self.progress.say(line)
+        writer = ShardWriter(
+            folder=workspace.folder("encoded"),
+            partitions=partitions,
+            output=workspace.output,
+            statistics=statistics,
+            vocabularies=vocabularies,
+            moments=moments,
+            groups=groups,
+            keep_rows=config.keep_rows,
+            hash_share=hashed_share(schema, config.split, sum(chunk.samples for chunk in partitions.chunks)),
+        )
+        writer.run(self.executor, self.progress)
+        shards, labels = writer.shards(), writer.labels()
+        self._check_splits(partitions, shards, labels["train"])
+        if not writer.weight():
+            raise DataError(f"column {schema.weight!r}: every weight of the training split is 0, expected others")
+        return DatasetManifest(
+            name=self.name,
+            columns=schema,
+            groups=None if groups is None else {group: tuple(features) for group, features in groups.items()},
+            splits=shards,
+            positives={split: counts[schema.label_column].positives for split, counts in labels.items()},
+            labels=labels if schema.labels else {},
+            vocabularies=infos,
+            carried=self._carried(writer, sum(shard.samples for shard in shards["train"])),
+            about=self._about((moments, observed), writer),
+        )
+
+    def _about(self, moments: Sequence[Mapping[str, Moments]], writer: ShardWriter) -> Provenance:
+        used, observed = ({name: MomentsInfo.of(m) for name, m in part.items()} for part in moments)
+        chunks = writer.partitions.chunks
+        return Provenance(
+            origin=self.origin,
+            paths=tuple(getattr(self.config.source, "paths", ())),
+            bad_rows=sum(chunk.bad_rows for chunk in chunks),
+            bad_examples=tuple([text for chunk in chunks for text in chunk.bad_examples][:5]),
+            moments=used,
+            observed=observed,
+            leaks=tuple(LeakInfo(feature=leak.feature, text=leak.text) for leak in writer.leaks()),
+            repeated=writer.repeated_shares(),
+            rows=RowsInfo(
+                kept=self.config.keep_rows,
+                files=tuple(self.source.files) if all(chunk.by_file for chunk in chunks) else (),
+            ),
+        )
+
+    def _partitions(self) -> Partitions:
+        workspace, config = self.workspace, self.config
+        events = None if self.base is None else self.base.events()
+        spilled = self._spill()
+        partitions = Partitions(workspace.spill, spilled, self.schema, self.splitter, config.shard_samples, events)
+        if partitions.span is not None:
+            self.progress.say(f"times span {partitions.span}")
+            partitions.span.check_split(config.split)
+        return partitions
+
+    def _spill(self) -> list[SpilledChunk]:
+        finished = self.workspace.spilled()
+        if finished is not None:
+            return finished
+        shares = log_shares(self.source, self.executor.readers)
+        stage = PartitionStage(
+            source=self.source, folder=self.workspace.source, spill=self.workspace.spill, shares=shares
+        )
+        done = stage.run(self.executor, self.progress)
+        notes = [chunk.note for chunk in done if chunk.note]
+        if not any(chunk.samples for chunk in done):
+            raise DataError("; ".join([f"{', '.join(self.source.files[:3])}: no usable row in the input", *notes]))
+        for note in notes:
+            self.progress.say(note)
+        self.workspace.finish_spilling(len(done))
+        return done
+
+    def _times(self, partitions: Partitions) -> tuple[int, int] | None:
+        """First time of the log, and last time of all logs so far."""
+        span, earlier = partitions.span, None if self.base is None else self.base.carried.times
+        return None if span is None else (span.first, max(span.last, earlier[1] if earlier else span.last))
+
+    def _decay(self, now: int) -> float:
+        """Factor by which the recent counts of the base have decayed until now."""
+        earlier = None if self.base is None else self.base.carried.times
+        if earlier is None:
+            return 1.0
+        half_life = in_unit(self.config.vocabulary.half_life, self.schema.time_unit, "data.vocabulary.half_life")
+        return float(2.0 ** ((earlier[1] - now) / half_life))
+
+    def _eviction_filter(self, name: str, now: int) -> EvictionFilter | None:
+        rule = self.config.vocabulary.evict.get(name)
+        if rule is None:
+            return None
+        idle = in_unit(rule.idle, self.schema.time_unit, f"data.vocabulary.evict.{name}.idle") if rule.idle else None
+        return EvictionFilter(before=None if idle is None else now - idle, keep=rule.keep)
+
+    def _vocabularies(
+        self, statistics: PartitionStatistics
+    ) -> tuple[dict[str, Vocabulary], dict[str, VocabularyInfo]]:  # fmt: skip
+        """Rank the counts of the log, after the values of the base."""
+        vocabularies, infos, times = {}, {}, self._times(statistics.partitions)
+        now, values, types = 0 if times is None else times[1], statistics.values(), statistics.value_types()
+        for number, name in enumerate(self.schema.vocabularies()):
+            limits, base = self.config.vocabulary.limits(name), None
+            counted = values.pop(name)
+            if limits.kind == "count":
+                counted = counted.cast({"value": types[name]})
+                counted = counted.select("value", "count", pl.col("count").cast(pl.Float64).alias("recent"), "last")
+            if self.base is not None:
+                base, counted = self.base.vocabulary(name, counted, types[name], self._decay(now))
+            if limits.kind == "hash":
+                vocabulary = Vocabulary.hashed(counted, types[name], limits.buckets, base)
+            else:
+                vocabulary = Vocabulary.rank(counted, limits, base, self._eviction_filter(name, now))
+            vocabularies[name] = vocabulary
+            infos[name] = write_vocabulary(self.workspace.output, number, name, vocabulary)
+        return vocabularies, infos
+
+    def _carried(self, writer: ShardWriter, samples: int) -> Carried:
+        """Write what a data set based on this one needs in addition to the samples."""
+        output, counts, partitions = self.workspace.output, {}, writer.partitions
+        for number, (name, vocabulary) in enumerate(writer.vocabularies.items()):
+            if vocabulary.counted is None:
+                continue
+            most = self.config.vocabulary.limits(name).candidates
+            rows = len(vocabulary.values) - vocabulary.values.null_count()
+            dropped = len(vocabulary.counted) - rows - most
+            if dropped > 0:
+                self.progress.say(
+                    f"vocabulary {name!r}: the counts of {dropped:,} rare values are dropped, as "
+                    f"data.vocabulary.candidates is {most:,}"
+                )
+            counts[name] = write_counts(output, number, name, vocabulary.counted.head(rows + most))
+        frames = [*writer.events(), *([] if partitions.other_events is None else [partitions.other_events])]
+        earlier = 0 if self.base is None else self.base.carried.samples
+        return Carried(
+            counts=counts,
+            events=tuple(write_events(output, number, frame) for number, frame in enumerate(frames)),
+            samples=samples + earlier,
+            times=self._times(partitions),
+            clicks=self._clicks(),
+        )
+
+    def _clicks(self) -> CarriedClicks | None:
+        if not isinstance(self.source, ClicksSource):
+            return None
+        return write_clicks(self.workspace.output, self.source.memory(self.workspace.source))
+
+    def _check_splits(
+        self, partitions: Partitions, shards: Mapping[str, Sequence[Shard]], labels: Mapping[str, LabelCount]
+    ) -> None:
+        """Refuse a training split with one class, and an empty split that is configured."""
+        samples = {name: sum(shard.samples for shard in parts) for name, parts in shards.items()}
+        for name, count in labels.items():
+            if not 0 < count.positives < count.known:
+                which = f" with the label {name!r}" if self.schema.labels else ""
+                raise DataError(
+                    f"the training split has {count.known} samples{which}, {count.positives} of them positive; "
+                    "expected both classes: check data.split"
+                )
+        for name in ("valid", "test"):
+            if self.config.split.asks_for(name) and not samples[name]:
+                asked = getattr(self.config.split, name)
+                span = f"; the log spans {partitions.span}" if self.config.split.by == "time" else ""
+                raise DataError(f"the {name} split has no samples: check data.split.{name}, which is {asked!r}{span}")
 
     def _estimate_partitions(self) -> int:
         return max(round(self.source.estimate_rows() / self.config.shard_samples), 1)
 
     def _publish(self, manifest: DatasetManifest) -> None:
-        """Rename what was written to where it belongs, in place of an earlier data set."""
+        """Move the output to `path`, in place of an earlier data set."""
         output, about = self.workspace.output, manifest.about
         remove_leftovers(output)  # of tasks that died elsewhere
         manifest.write(output)

@@ -8,7 +8,8 @@
     encoded        a note for each partition whose shards are written
     output         the data set
 
-A source chunk becomes one file with an Arrow stream for each partition. Rows that belong together (a user, a session)
+A source chunk becomes one file with an Arrow stream for each partition, and behind them the counts of its values: where
+the split does not depend on the log's last time, values are counted here. Rows that belong together (a user, a session)
 share a partition. Reading a partition reads its stream from the file of every chunk, at the offset in the chunk's note.
 (A Parquet file with a row group for each partition was slower: every read parsed a footer that lists all partitions,
 so the cost grew with the square of the log.)
@@ -24,24 +25,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pydantic
 import xxhash
 from numpy.typing import NDArray
 
-from stratarec.data.column_names import FILE, PARTITION, ROW
+from stratarec.data.column_names import FILE, PARTITION, ROW, SPLIT
 from stratarec.data.dataset.manifest import Origin, Shard
 from stratarec.data.dataset.row_group import FILE_BITS
 from stratarec.data.dedup_groups import Repeats
 from stratarec.data.hashing import stable_hash
 from stratarec.data.prepare.executor import LEASE, Executor, SerialExecutor
+from stratarec.data.prepare.value_counts import count_values
 from stratarec.data.schema import Schema
 from stratarec.data.sources import Source
 from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare
+from stratarec.data.splits import Splitter
 from stratarec.data.transforms import Moments
+from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.errors import DataError, DatasetError
 from stratarec.io.atomic import make_directory, read_json, reporting_damage, write_atomic, write_json
 from stratarec.io.owned_directory import DirectoryKind, clear_directory, list_entries
@@ -53,84 +58,166 @@ WORK = DirectoryKind(
     field="data.path",
     content=(ORIGIN, LEASE, "source", "spilled", "spilled.done", "counts", "encoded", "output"),
 )
+# Every reader of a shared file reads all of it, and parses and spills its part.
+_MOST_STRIPES = 8
+# Shares for each reader, so that none has a long one to itself at the end.
+_SHARES = 4
+# Memory of a process without data, and of a block or row group in all its forms.
+_READER_BYTES = 1 << 30
+
+
+class Place(NamedTuple):
+    """Position of an Arrow stream in a file."""
+
+    offset: int
+    size: int
+    digest: str
+    """xxh3_64 of the stream; Arrow streams have no checksum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpilledChunk:
-    """What is known of one spilled chunk."""
+    """Description of one spilled chunk."""
 
     index: int
     rows: int
     samples: int
     """Rows without the events that only enter histories."""
-    places: dict[int, tuple[int, int, str]]
-    """Partition -> offset, bytes and hash of its stream in the chunk's file."""
+    places: dict[int, Place]
+    """Partition -> its stream in the chunk's file."""
+    counts: tuple[Place, ...]
+    """Streams with the counts of the chunk's values, behind the rows; none if values are counted by partition."""
     by_file: bool
     """Whether rows are numbered within their file; else they are counted in the order of the source."""
     times: tuple[int, int] | None
-    """The first and the last; None without times or rows."""
+    """First and last time; None without times or rows."""
     frame_bytes: int
-    """Of the rows in memory."""
+    """Memory of the rows."""
     bytes_done: int
     bad_rows: int
     bad_examples: tuple[str, ...]
     note: str
 
 
-def _spilled(path: Path) -> SpilledChunk:
-    with reporting_damage(path):
-        note = read_json(path)
-        places = {int(key): (int(place[0]), int(place[1]), str(place[2])) for key, place in note["places"].items()}
-        times = tuple(note["times"]) if note["times"] else None
-        changes = {"places": places, "times": times, "bad_examples": tuple(note["bad_examples"])}
-        return SpilledChunk(**{**note, **changes})
+# An interrupted run resumes only if the notes in its directory have these fields.
+_FORMAT = [
+    10,
+    *(entry.name for kind in (SpilledChunk, Moments, Repeats) for entry in fields(kind)),
+    *Shard.model_fields,
+]
+
+
+def write_streams(path: Path, frames: Sequence[pl.DataFrame]) -> list[Place]:
+    """Write frames as compressed Arrow streams into one file."""
+    streams = [_stream(frame) for frame in frames]
+    write_atomic(path, lambda file: file.writelines(streams))
+    starts = accumulate((stream.size for stream in streams), initial=0)
+    return [
+        Place(start, stream.size, xxhash.xxh3_64_hexdigest(stream))
+        for start, stream in zip(starts, streams, strict=False)
+    ]
+
+
+def read_streams(path: Path, places: Sequence[Place], columns: Sequence[str] | None = None) -> list[pa.Table]:
+    """Read streams of a file that `write_streams` wrote, or some of their columns.
+
+    Raises
+    ------
+    DatasetError
+        If the file is missing or damaged.
+    """
+    with reporting_damage(path), path.open("rb") as file:
+        return [_read_stream(file, place, columns) for place in places]
+
+
+def _stream(frame: pl.DataFrame) -> pa.Buffer:
+    table = frame.to_arrow()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def _read_stream(file: BinaryIO, place: Place, columns: Sequence[str] | None) -> pa.Table:
+    file.seek(place.offset)
+    content = file.read(place.size)
+    if xxhash.xxh3_64_hexdigest(content) != place.digest:
+        raise ValueError("its hash does not match")
+    options = None
+    if columns is not None:
+        with pa.ipc.open_stream(content) as reader:
+            names = reader.schema.names
+        options = pa.ipc.IpcReadOptions(included_fields=[names.index(name) for name in columns])
+    with pa.ipc.open_stream(content, options=options) as reader:
+        return reader.read_all()
+
+
+_SPILLED_CHUNK = pydantic.TypeAdapter(SpilledChunk)
 
 
 class Spill:
-    """The spilled chunks of one run in `folder`.
+    """The spilled chunks of one run.
 
     Parameters
     ----------
+    folder : Path
+    schema : Schema
+    splitter : Splitter
+    vocabulary : VocabularyConfig
     partitions : int
-        How many partitions rows are dealt to by their shard key; without a shard key each chunk is its own partition.
+        Number of partitions of the shard key; without a shard key each chunk is its own partition.
     """
 
-    def __init__(self, folder: Path, schema: Schema, partitions: int) -> None:
-        self._folder, self._schema, self._partitions = folder, schema, partitions
+    def __init__(
+        self, folder: Path, schema: Schema, splitter: Splitter, vocabulary: VocabularyConfig, partitions: int
+    ) -> None:
+        self._folder, self._schema, self._splitter = folder, schema, splitter
+        self._vocabulary, self._partitions = vocabulary, partitions
         make_directory(folder)
 
     def done(self) -> list[SpilledChunk]:
         """Finished chunks in order."""
-        return [_spilled(self._note(index)) for index in sorted(self.indexes())]
+        chunks = []
+        for index in sorted(self.indexes()):
+            with reporting_damage(self._note(index)):
+                chunks.append(_SPILLED_CHUNK.validate_python(read_json(self._note(index))))
+        return chunks
 
     def indexes(self) -> frozenset[int]:
-        """Of finished chunks."""
+        """Indexes of the finished chunks."""
         return frozenset(int(path.stem) for path in self._folder.glob("*.json"))
 
     def add(self, chunk: Chunk, before: int) -> SpilledChunk:
-        """Write a chunk, partition by partition; `before` rows were spilled before it."""
-        file = np.broadcast_to(np.asarray(chunk.file, dtype=np.int32), chunk.frame.height)
-        frame = chunk.frame.with_columns(pl.Series(ROW, _number(chunk, before)), pl.Series(FILE, file))
-        key = self._schema.shard_key
+        """Write a chunk, partition by partition, and count its values if the split of its rows is known.
+
+        Parameters
+        ----------
+        chunk : Chunk
+        before : int
+            Rows that were spilled before it.
+        """
+        schema, frame = self._schema, chunk.frame.with_columns(pl.Series(ROW, _row_numbers(chunk, before)))
+        counts: list[pl.DataFrame] = []
+        if not self._splitter.needs_last_time:
+            file = np.broadcast_to(np.asarray(chunk.file, dtype=np.int32), frame.height)
+            split = self._splitter.split(frame.with_columns(pl.Series(FILE, file)))
+            frame = frame.with_columns(pl.Series(SPLIT, split))
+            counts = count_values(frame, schema, self._vocabulary)
+        key = schema.shard_key
         if key:
-            parts = frame.with_columns(self.assign_partitions(frame[key])).partition_by(
-                PARTITION, as_dict=True, include_key=False
-            )
-            named = {int(partition[0]): part for partition, part in parts.items()}
+            partitioned = frame.with_columns(self.assign_partitions(frame[key]))
+            parts = partitioned.partition_by(PARTITION, as_dict=True, include_key=False)
+            frames = {int(partition[0]): part for partition, part in sorted(parts.items()) if part.height}
         else:
-            named = {chunk.index: frame}
-        order = [partition for partition in sorted(named) if named[partition].height]
-        streams = [_stream(named[partition]) for partition in order]
-        write_atomic(self._file(chunk.index), lambda file: file.writelines(streams))
-        sizes = [stream.size for stream in streams]
-        digests = [xxhash.xxh3_64_hexdigest(stream) for stream in streams]
-        starts = [0, *accumulate(sizes)][:-1]
-        times = frame[self._schema.time] if self._schema.time and frame.height else None
+            frames = {chunk.index: frame} if frame.height else {}
+        places = write_streams(self._file(chunk.index), [*frames.values(), *counts])
+        times = frame[schema.time] if schema.time and frame.height else None
         spilled = SpilledChunk(
             index=chunk.index,
             rows=frame.height,
-            places=dict(zip(order, zip(starts, sizes, digests, strict=True), strict=True)),
-            samples=frame.height - frame[self._schema.label_column].null_count(),
+            places=dict(zip(frames, places, strict=False)),
+            counts=tuple(places[len(frames) :]),
+            samples=frame.height - frame[schema.label_column].null_count(),
             by_file=chunk.rows is not None,
             times=None if times is None else (int(times.min()), int(times.max())),  # type: ignore[arg-type]
             frame_bytes=int(frame.estimated_size()),
@@ -143,7 +230,7 @@ class Spill:
         return spilled
 
     def assign_partitions(self, keys: pl.Series) -> pl.Series:
-        """The partition of each value of the shard key."""
+        """Return the partition of each value of the shard key."""
         return pl.Series(PARTITION, (stable_hash(keys) % np.uint64(self._partitions)).astype(np.int32))
 
     def _note(self, index: int) -> Path:
@@ -152,121 +239,106 @@ class Spill:
     def _file(self, index: int) -> Path:
         return self._folder / f"{index:08d}.arrow"
 
-    def read(self, chunks: Sequence[SpilledChunk], partitions: Sequence[int]) -> pl.DataFrame:
-        """All rows of some partitions, in the order of the source."""
-        frames = []
+    def read(
+        self, chunks: Sequence[SpilledChunk], partitions: Sequence[int], columns: Sequence[str] | None = None
+    ) -> pl.DataFrame:
+        """Read the rows of some partitions, in the order of the source."""
+        tables = []
         for chunk in chunks:
             places = [chunk.places[partition] for partition in partitions if partition in chunk.places]
             if places:
-                path = self._file(chunk.index)
-                with reporting_damage(path), path.open("rb") as file:
-                    frames += [_read(file, *place) for place in places]
-        whole = pl.from_arrow(pa.concat_tables(frames))
-        assert isinstance(whole, pl.DataFrame)
-        return whole.rechunk()
+                tables += read_streams(self._file(chunk.index), places, columns)
+        frame = pl.from_arrow(pa.concat_tables(tables))
+        assert isinstance(frame, pl.DataFrame)
+        return frame.rechunk()
+
+    def read_counts(self, chunk: SpilledChunk) -> list[pl.DataFrame]:
+        """Read the counts of a chunk's values."""
+        tables = read_streams(self._file(chunk.index), chunk.counts) if chunk.counts else []
+        return [pl.DataFrame(table) for table in tables]
+
+    def columns(self, chunks: Sequence[SpilledChunk]) -> dict[str, pl.DataType]:
+        """Type of each column of spilled rows."""
+        chunk = next(chunk for chunk in chunks if chunk.places)
+        (table,) = read_streams(self._file(chunk.index), [next(iter(chunk.places.values()))])
+        return dict(pl.DataFrame(table.schema.empty_table()).schema)
 
     def shards(self, chunks: Sequence[SpilledChunk], shard_samples: int) -> list[list[int]]:
         """The partitions of each shard: one each with a shard key, else runs of chunks of about `shard_samples`."""
         if self._schema.shard_key:
             return [[p] for p in sorted({partition for chunk in chunks for partition in chunk.places})]
         runs: list[list[int]] = [[]]
-        held = 0
+        rows = 0
         for chunk in chunks:
-            if held and held + chunk.rows > shard_samples:
+            if rows and rows + chunk.rows > shard_samples:
                 runs.append([])
-                held = 0
+                rows = 0
             if chunk.rows:
                 runs[-1].append(chunk.index)
-                held += chunk.rows
+                rows += chunk.rows
         return [run for run in runs if run]
 
 
-def _number(chunk: Chunk, before: int) -> NDArray[np.int64]:
-    """The number of each row, rising in the order of the source."""
+def _row_numbers(chunk: Chunk, before: int) -> NDArray[np.int64]:
+    """Number of each row, rising in the order of the source."""
     if chunk.rows is None:
         return before + 1 + np.arange(chunk.frame.height, dtype=np.int64)
     return (np.int64(chunk.file) << FILE_BITS) + np.asarray(chunk.rows, dtype=np.int64)
 
 
-def _stream(part: pl.DataFrame) -> pa.Buffer:
-    """Rows as one compressed Arrow stream."""
-    table = part.to_arrow()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
-
-
-def _read(file: BinaryIO, first: int, size: int, digest: str) -> pa.Table:
-    file.seek(first)
-    content = file.read(size)
-    # Arrow streams carry no checksum of their own.
-    if xxhash.xxh3_64_hexdigest(content) != digest:
-        raise ValueError("its hash does not match")
-    with pa.ipc.open_stream(content) as reader:
-        return reader.read_all()
-
-
-# What a run leaves here; a later version whose notes have other fields starts anew.
-_FORMAT = [
-    9,
-    *(entry.name for kind in (SpilledChunk, Moments, Repeats) for entry in fields(kind)),
-    *Shard.model_fields,
-]
-
-
 class Workspace:
-    """The work directory of one data set, which this process holds.
+    """The working directory of one data set, which this process has locked.
 
     Parameters
     ----------
     root : Path
     origin : Origin
-        Of the data set that is being prepared.
+        Inputs of the data set.
     schema : Schema
+    splitter : Splitter
+    vocabulary : VocabularyConfig
     """
 
-    def __init__(self, root: Path, origin: Origin, schema: Schema) -> None:
-        self.root, self._origin, self._schema = root, origin, schema
-        self.output = root / "output"
+    def __init__(
+        self, root: Path, origin: Origin, schema: Schema, splitter: Splitter, vocabulary: VocabularyConfig
+    ) -> None:
+        self.root, self._origin = root, origin
+        self._schema, self._splitter, self._vocabulary = schema, splitter, vocabulary
+        self.output, self.source = root / "output", root / "source"
 
     def open(self, estimate_partitions: Callable[[], int], say: Callable[[str], None]) -> bool:
-        """Make the directory ready; true when an earlier run's work goes on.
+        """Prepare the directory; true if an earlier run is resumed.
 
         Parameters
         ----------
         estimate_partitions : callable
-            How many partitions rows are to be dealt to; asked where work begins.
+            Returns the number of partitions; called only by a new run.
         """
         path = self.root / ORIGIN
-        resumed = self._is_ours(path)
+        resumed = self._is_resumable(path)
         if not resumed and len(list_entries(self.root)) > 1:
-            self.start_anew(f"{self.root} is of other logs, settings or another version", say)
+            self.restart(f"{self.root} is of other logs, settings or another version", say)
         make_directory(self.source)
         if not resumed:
             partitions = estimate_partitions()
             write_json(path, {"format": _FORMAT, "partitions": partitions, "origin": self._origin.to_dict()})
-        self.spill = Spill(self.root / "spilled", self._schema, read_json(path)["partitions"])
+        partitions = read_json(path)["partitions"]
+        self.spill = Spill(self.root / "spilled", self._schema, self._splitter, self._vocabulary, partitions)
         return resumed
 
-    def start_anew(self, reason: str, say: Callable[[str], None]) -> None:
-        """Remove everything."""
-        say(f"{reason}; starting anew")
+    def restart(self, reason: str, say: Callable[[str], None]) -> None:
+        """Remove the results of an earlier run."""
+        say(f"{reason}; starting from the beginning")
         clear_directory(self.root)
 
-    @property
-    def source(self) -> Path:
-        """Where the source has files of its own."""
-        return self.root / "source"
-
     def folder(self, stage: str) -> Path:
-        """The directory of a stage's outcomes, which now exists."""
+        """Create and return the directory of a stage's results."""
         path = self.root / stage
         make_directory(path)
         return path
 
     def spilled(self) -> list[SpilledChunk] | None:
-        """All chunks, where every one of the log is spilled; else None."""
+        """Return all chunks if the whole log is spilled, else None."""
         note = self.root / "spilled.done"
         if not note.exists():
             return None
@@ -276,34 +348,26 @@ class Workspace:
         return done
 
     def finish_spilling(self, chunks: int) -> None:
-        """Note that these are all."""
+        """Note that the log has `chunks` chunks."""
         write_json(self.root / "spilled.done", chunks)
 
-    def _is_ours(self, path: Path) -> bool:
+    def _is_resumable(self, path: Path) -> bool:
         try:
-            found = read_json(path)
+            note = read_json(path)
         except DatasetError:  # absent or damaged
             return False
-        if not isinstance(found, dict) or not isinstance(found.get("partitions"), int):
+        if not isinstance(note, dict) or not isinstance(note.get("partitions"), int):
             return False
-        return found.get("format") == _FORMAT and found.get("origin") == self._origin.to_dict()
-
-
-# Each of those who share a file reads all of it, and parses and deals its part.
-_MOST_STRIPES = 8
-# Shares for each reader, so that none has a long one to itself in the end.
-_SHARES = 4
-# A block or row group in all its forms, and a process without data.
-_READER_BYTES = 1 << 30
+        return note.get("format") == _FORMAT and note.get("origin") == self._origin.to_dict()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionStage:
-    """A stage whose one piece is the log in order, or whose pieces are shares of it."""
+    """The stage that spills a log: one piece, the log in order, or a piece for each share of it."""
 
     source: Source
     folder: Path
-    """The source's own directory."""
+    """Private directory of the source."""
     spill: Spill
     shares: tuple[ChunkShare, ...] = ()
 
@@ -312,14 +376,14 @@ class PartitionStage:
 
     def _share(self, share: ChunkShare) -> Iterator[int]:
         for chunk in self.source.chunks(self.folder, replace(share, done=self.spill.indexes())):
-            self.spill.add(chunk, 0)  # rows of a divisible source are not counted from the first file on
+            self.spill.add(chunk, 0)  # rows of a divisible source are numbered within their file
             yield 0
         yield 1
 
     def _in_order(self) -> Iterator[int]:
         done = self.spill.done()
         before, rows = _bytes(done), sum(chunk.rows for chunk in done)
-        for chunk in self.source.chunks(self.folder, ChunkShare(done=frozenset(known.index for known in done))):
+        for chunk in self.source.chunks(self.folder, ChunkShare(done=frozenset(chunk.index for chunk in done))):
             self.spill.add(chunk, rows)
             rows += chunk.frame.height
             yield max(chunk.bytes_done - before, 0)
@@ -329,13 +393,13 @@ class PartitionStage:
         return _READER_BYTES
 
     def run(self, executor: Executor, progress: Progress) -> list[SpilledChunk]:
-        """Deal what is not dealt yet; gives all chunks."""
+        """Spill the rest of the log; returns all chunks."""
         if self.shares:
             progress.start("read", len(self.shares), "shares of the log")
             try:
                 executor.run(self, range(len(self.shares)), progress)
             except DataError:
-                # Which fault of the log is the first, only a reader in order can tell.
+                # Only a reader in order can tell which fault of the log is the first.
                 progress.finish()
                 return replace(self, shares=()).run(SerialExecutor(), progress)
         else:
@@ -347,12 +411,12 @@ class PartitionStage:
 
 
 def log_shares(source: Source, readers: int) -> tuple[ChunkShare, ...]:
-    """The shares of a log for so many readers; none where one reads it in order."""
+    """The shares of a log for parallel readers; none if one reader reads it in order."""
     count = len(source.files)
     if readers == 1 or not source.divisible:
         return ()
     runs = min(count, _SHARES * readers)
-    edges = [count * place // runs for place in range(runs + 1)]
+    edges = [count * run // runs for run in range(runs + 1)]
     stripes = min(-(-readers // count), _MOST_STRIPES)
     return tuple(
         replace(ALL_CHUNKS, files=range(first, last), stripe=stripe, stripes=stripes)
@@ -362,5 +426,5 @@ def log_shares(source: Source, readers: int) -> tuple[ChunkShare, ...]:
 
 
 def _bytes(done: list[SpilledChunk]) -> int:
-    """Bytes of the log up to the last chunk that is there."""
+    """Bytes of the log up to the last finished chunk."""
     return done[-1].bytes_done if done else 0

@@ -328,7 +328,7 @@ def loader_config(config: TrainConfig, slate: SlateKey | None) -> LoaderConfig:
         batch_size=config.batch_size,
         seed=config.seed,
         shuffle_row_groups=config.shuffle_row_groups,
-        portions=config.portions,
+        parallel_readers=config.portions,
         unit=config.shuffle,
         slate=slate,
         expand=not config.deduplicate,

@@ -1,0 +1,373 @@
+"""The second and third stage of `prepare`, whose pieces are the partitions of the spilled log.
+
+*count* computes what encoding needs in addition to the counts of the spilled chunks: moments of dense columns, repeats
+within sessions, values in histories, and all values if the split depends on the log's last time. A log without any of
+these skips it. *encode* writes each partition as one shard of each split, and statistics of its rows for the manifest.
+Results are added by partition number, so that sums of floating-point numbers are the same however often work was
+interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from stratarec.data.column_names import PARTITION, ROW, SPLIT
+from stratarec.data.data_quality import HeldOut, Leak, find_leaks, hash_rows, looked_at, repeated_shares, sample_rows
+from stratarec.data.dataset.manifest import LabelCount, Shard
+from stratarec.data.dataset.writer import write_shard
+from stratarec.data.dedup_groups import Repeats
+from stratarec.data.prepare.executor import Executor
+from stratarec.data.prepare.partition import Partition
+from stratarec.data.prepare.value_counts import CountSum, count_values, count_windows, value_type
+from stratarec.data.prepare.workspace import Place, Spill, SpilledChunk, read_streams, write_streams
+from stratarec.data.schema import Schema
+from stratarec.data.splits import SPLITS, Span, Splitter
+from stratarec.data.transforms import Moments
+from stratarec.data.vocabulary import Vocabulary, VocabularyConfig
+from stratarec.errors import DataError
+from stratarec.io.atomic import read_frame, read_json, reporting_damage, write_atomic, write_json
+from stratarec.progress import Progress
+
+# Memory of a process without data, and copies of a partition's rows that sorting and encoding make.
+_PROCESS_BYTES, _COPIES = 300 << 20, 6
+
+Item = TypeVar("Item")
+
+
+class Partitions:
+    """The partitions of a log, read one at a time.
+
+    Parameters
+    ----------
+    spill : Spill
+    chunks : sequence of SpilledChunk
+        All chunks of the log.
+    schema : Schema
+    splitter : Splitter
+    shard_samples : int
+        About how many samples a partition has if the schema has no shard key.
+    events : DataFrame, optional
+        Events before the log, by user and time, which are in histories and nowhere else.
+    """
+
+    def __init__(
+        self,
+        spill: Spill,
+        chunks: Sequence[SpilledChunk],
+        schema: Schema,
+        splitter: Splitter,
+        shard_samples: int,
+        events: pl.DataFrame | None = None,
+    ) -> None:
+        self.chunks, self.schema, self.splitter = chunks, schema, splitter
+        self._events = None if events is None else events.with_columns(spill.assign_partitions(events[schema.user]))
+        self._spill, self._parts = spill, spill.shards(chunks, shard_samples)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @property
+    def span(self) -> Span | None:
+        """From the first to the last time of the log; None if it has no times."""
+        times = [chunk.times for chunk in self.chunks if chunk.times]
+        if not times:
+            return None
+        first, last = min(time for time, _ in times), max(time for _, time in times)
+        return Span(first=first, last=last, unit=self.schema.time_unit)
+
+    @property
+    def columns(self) -> Mapping[str, pl.DataType]:
+        """Type of each spilled column."""
+        return self._spill.columns(self.chunks)
+
+    def counts(self) -> Iterator[pl.DataFrame]:
+        """The value counts of every chunk."""
+        for chunk in self.chunks:
+            yield from self._spill.read_counts(chunk)
+
+    def read(
+        self, number: int, columns: Sequence[str] | None = None, order: NDArray[np.uint32] | None = None
+    ) -> Partition:
+        """Read a partition, or some of its columns; sorts it unless its `order` is given."""
+        frame = self._spill.read(self.chunks, self._parts[number], columns)
+        if self.splitter.needs_last_time:
+            frame = frame.with_columns(pl.Series(SPLIT, self.splitter.split(frame, self.span.last if self.span else 0)))
+        if self._events is not None:
+            frame = self._with_events(frame, self._parts[number])
+        return Partition(frame, self.schema, order)
+
+    def _with_events(self, frame: pl.DataFrame, parts: Sequence[int]) -> pl.DataFrame:
+        """Put earlier events, which are in no split, before the rows of the log."""
+        assert self._events is not None
+        events = self._events.filter(self._events[PARTITION].is_in(parts)).drop(PARTITION)
+        for name in events.columns:
+            if events[name].dtype != frame[name].dtype:
+                raise DataError(
+                    f"column {name!r} has values of type {frame[name].dtype} in the log, and of {events[name].dtype} "
+                    "in data.vocabulary.base: set `type` of the feature, or the type of the column"
+                )
+        numbers = pl.Series(ROW, np.arange(-len(events), 0, dtype=np.int64))
+        events = events.with_columns(numbers, pl.lit(-1, pl.Int8).alias(SPLIT))
+        return pl.concat([events, frame], how="diagonal").select(frame.columns)
+
+    @property
+    def other_events(self) -> pl.DataFrame | None:
+        """Earlier events of users in partitions that the log has no rows of."""
+        if self._events is None:
+            return None
+        present = [part for parts in self._parts for part in parts]
+        return self._events.filter(~self._events[PARTITION].is_in(present)).drop(PARTITION)
+
+    def memory(self, number: int) -> int:
+        """Estimate the bytes that processing a partition takes."""
+        stored = sum(self._stored[part] for part in self._parts[number])
+        return _PROCESS_BYTES + _COPIES * int(stored * self._growth)
+
+    @cached_property
+    def _growth(self) -> float:
+        """Bytes of rows in memory over spilled bytes."""
+        return sum(chunk.frame_bytes for chunk in self.chunks) / max(self._stored.total(), 1)
+
+    @cached_property
+    def _stored(self) -> Counter[int]:
+        """Spilled bytes of each partition of the log."""
+        total: Counter[int] = Counter()
+        for chunk in self.chunks:
+            total.update({part: place.size for part, place in chunk.places.items()})
+        return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerPartitionStage(ABC):
+    """A stage whose pieces are partitions; it can be pickled."""
+
+    name: ClassVar[str]
+    folder: Path
+    """Directory of the notes and results."""
+    partitions: Partitions
+
+    @abstractmethod
+    def process(self, number: int) -> dict[str, Any]:
+        """Process a partition, and return its note, which is written last."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the stage needs in addition to the partition."""
+        return 0
+
+    def __call__(self, number: int) -> Iterator[int]:
+        write_json(self._note(number), self.process(number))
+        # Return Arrow's freed memory to the system, so that peaks of different partitions do not add up.
+        pa.default_memory_pool().release_unused()
+        yield 1
+
+    def memory(self, number: int) -> int:
+        return self.partitions.memory(number) + self.bytes
+
+    def run(self, executor: Executor, progress: Progress) -> None:
+        """Process the partitions that have no note yet."""
+        pending = [number for number in range(len(self.partitions)) if not self._note(number).exists()]
+        progress.start(self.name, len(self.partitions), "shards", len(self.partitions) - len(pending))
+        executor.run(self, pending, progress)
+        progress.finish()
+
+    def _note(self, number: int) -> Path:
+        return self.folder / f"{number:05d}.json"
+
+    def _read_notes(self, read: Callable[[dict[str, Any]], Item]) -> list[Item]:
+        """Apply `read` to the note of each partition; a `DatasetError` names a damaged one."""
+        items = []
+        for number in range(len(self.partitions)):
+            with reporting_damage(self._note(number)):
+                items.append(read(read_json(self._note(number))))
+        return items
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionStatistics(PerPartitionStage):
+    """The *count* stage and its sums."""
+
+    name = "count"
+    config: VocabularyConfig
+    repeats_counted: bool
+    """Whether to count how features repeat within sessions."""
+
+    def run(self, executor: Executor, progress: Progress) -> None:
+        if self._needed:
+            super().run(executor, progress)
+
+    @property
+    def _needed(self) -> bool:
+        schema, splitter = self.partitions.schema, self.partitions.splitter
+        return bool(schema.dense or schema.histories or self.repeats_counted or splitter.needs_last_time)
+
+    def _columns(self) -> list[str] | None:
+        """The columns that counting reads; None for all."""
+        schema = self.partitions.schema
+        if self.repeats_counted or self.partitions.splitter.needs_last_time:
+            return None
+        keys = (schema.shard_key, schema.session, schema.time if schema.shard_key else "", schema.label_column)
+        of = (feature.of for feature in schema.histories)
+        return list(dict.fromkeys(filter(None, (*keys, *of, *(each.name for each in schema.dense), ROW, SPLIT))))
+
+    def process(self, number: int) -> dict[str, Any]:
+        part = self.partitions.read(number, self._columns())
+        schema = self.partitions.schema
+        counts = count_windows(part.windows, part.split == 0, schema, self.partitions.columns, self.config)
+        if self.partitions.splitter.needs_last_time:
+            counts += count_values(part.frame, schema, self.config)
+        order = [] if part.order is None else [pl.DataFrame({"row": part.order})]
+        places = write_streams(self._file(number), [*order, *counts])
+        return {
+            "moments": {feature.name: asdict(part.moments(feature)) for feature in schema.dense},
+            "repeats": part.repeats().to_dict() if self.repeats_counted else None,
+            "order": places[: len(order)],
+            "counts": places[len(order) :],
+        }
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"{number:05d}.arrow"
+
+    def _read_notes(self, read: Callable[[dict[str, Any]], Item]) -> list[Item]:
+        return super()._read_notes(read) if self._needed else []
+
+    def order(self, number: int) -> NDArray[np.uint32] | None:
+        """The order of a partition's rows, so that they are sorted only once; None if it was not needed."""
+        if not self._needed:
+            return None
+        with reporting_damage(self._note(number)):
+            places = [Place(*place) for place in read_json(self._note(number))["order"]]
+        if not places:
+            return None
+        order: NDArray[np.uint32] = read_streams(self._file(number), places)[0]["row"].to_numpy()
+        return order
+
+    def values(self) -> dict[str, pl.DataFrame]:
+        """Vocabulary -> its values, and how often training rows look them up: see `count_values`."""
+        total = CountSum()
+        for counts in self.partitions.counts():
+            total.add(counts)
+        notes = self._read_notes(lambda note: [Place(*place) for place in note["counts"]])
+        for number, places in enumerate(notes):
+            for table in read_streams(self._file(number), places) if places else ():
+                total.add(pl.DataFrame(table))
+        sums, vocabularies = total.by_vocabulary(), self.partitions.schema.vocabularies()
+        empty = pl.DataFrame(schema={"value": pl.Int64, "count": pl.Int64, "last": pl.Int64})
+        return {name: sums.get(number, empty) for number, name in enumerate(vocabularies)}
+
+    def value_types(self) -> dict[str, pl.DataType]:
+        """Vocabulary -> type of its values."""
+        columns = self.partitions.columns
+        return {name: value_type(features, columns) for name, features in self.partitions.schema.vocabularies().items()}
+
+    def moments(self) -> dict[str, Moments]:
+        """Moments of each dense feature."""
+        total = {feature.name: Moments() for feature in self.partitions.schema.dense}
+        parts = self._read_notes(lambda note: {name: Moments(**values) for name, values in note["moments"].items()})
+        for part in parts:
+            total = {name: moments + part[name] for name, moments in total.items()}
+        return total
+
+    def repeats(self) -> Repeats:
+        """How features repeat within sessions."""
+        total = Repeats.none(self.partitions.schema)
+        if self.repeats_counted:
+            total = sum(self._read_notes(lambda note: Repeats.from_dict(note["repeats"])), total)
+        return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardWriter(PerPartitionStage):
+    """The *encode* stage: shards, and what the manifest says of their rows."""
+
+    name = "encode"
+    output: Path
+    """Directory of the data set."""
+    statistics: PartitionStatistics
+    vocabularies: Mapping[str, Vocabulary]
+    moments: Mapping[str, Moments]
+    groups: Mapping[str, Sequence[str]] | None
+    keep_rows: bool
+    hash_share: int
+    """Every how many-th row hash is kept to find duplicates; 0 for none."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the vocabularies."""
+        return sum(int(part.values.estimated_size()) + part.counts.nbytes for part in self.vocabularies.values())
+
+    def process(self, number: int) -> dict[str, Any]:
+        part = self.partitions.read(number, order=self.statistics.order(number))
+        schema, shards = self.partitions.schema, {}
+        for split, name in enumerate(SPLITS):
+            encoded = part.encode(split, self.vocabularies, self.moments, self.groups, keep_rows=self.keep_rows)
+            if encoded.samples.num_rows:
+                shards[name] = write_shard(self.output, name, number, encoded).to_dict()
+            del encoded
+        if schema.histories:
+            self._write("events", number, part.events())
+        rows = math.ceil(sample_rows(schema) / len(self.partitions))
+        self._write("sample", number, part.sample(looked_at(schema), rows))
+        if self.hash_share:
+            self._write("hashes", number, hash_rows(part.frame, schema, part.split, self.hash_share))
+        labels = [part.labels(split) for split in range(len(SPLITS))]
+        return {"shards": shards, "labels": labels, "weight": part.weight()}
+
+    def _write(self, name: str, number: int, frame: pl.DataFrame) -> None:
+        write_atomic(self._file(name, number), frame.write_parquet)
+
+    def _file(self, name: str, number: int) -> Path:
+        return self.folder / f"{number:05d}.{name}.parquet"
+
+    def _frames(self, name: str) -> Iterator[pl.DataFrame]:
+        for number in range(len(self.partitions)):
+            with reporting_damage(self._file(name, number)):
+                yield read_frame(self._file(name, number))
+
+    def shards(self) -> dict[str, tuple[Shard, ...]]:
+        """The shards of each split."""
+        notes = self._read_notes(
+            lambda note: {name: Shard.model_validate_json(json.dumps(shard)) for name, shard in note["shards"].items()}
+        )
+        return {name: tuple(note[name] for note in notes if name in note) for name in SPLITS}
+
+    def events(self) -> Iterator[pl.DataFrame]:
+        """The last events of the users of each partition; none without histories."""
+        return self._frames("events") if self.partitions.schema.histories else iter(())
+
+    def leaks(self) -> list[Leak]:
+        """Features that seem to reveal a label, in a sample of all training rows."""
+        return find_leaks(pl.concat(list(self._frames("sample"))), self.partitions.schema)
+
+    def repeated_shares(self) -> dict[HeldOut, float]:
+        """Share of each held-out split that repeats training samples, if that is not by chance."""
+        return repeated_shares(list(self._frames("hashes"))) if self.hash_share else {}
+
+    def labels(self) -> dict[str, dict[str, LabelCount]]:
+        """Split -> label -> samples that have it, and positive ones."""
+        names = self.partitions.schema.label_columns
+        total = np.sum(self._read_notes(lambda note: np.array(note["labels"], dtype=np.int64)), axis=0)
+        return {
+            split: {
+                name: LabelCount(known=known, positives=positives)
+                for name, (known, positives) in zip(names, counts, strict=True)
+            }
+            for split, counts in zip(SPLITS, total.tolist(), strict=True)
+        }
+
+    def weight(self) -> float:
+        """Sum of the weights of all training samples."""
+        return sum(self._read_notes(lambda note: float(note["weight"])))
