@@ -170,7 +170,8 @@ def choose_groups(mode: GroupMode, schema: Schema, repeats: Repeats) -> dict[str
 def _with_columns(features: Sequence[str], schema: Schema) -> tuple[str, ...]:
     """Add the parallel columns of sequences, and return features in the order of the schema, sparse before dense."""
     chosen = {column.name for name in features for column in schema.sequences.get(name, ())} | set(features)
-    return tuple(feature.name for feature in (*schema.sparse, *schema.dense) if feature.name in chosen)
+    names = [*(feature.name for feature in schema.sparse), *(feature.name for feature in schema.dense)]
+    return tuple(name for name in names if name in chosen)
 
 
 def describe(groups: Mapping[str, Sequence[str]], schema: Schema, repeats: Repeats) -> list[str]:

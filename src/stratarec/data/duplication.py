@@ -131,7 +131,7 @@ def profile(dataset: Dataset, split: str = "train", *, batch_size: int = 4096, b
 def _parts(dataset: Dataset) -> dict[str, tuple[str, ...]]:
     """Groups, then features without a group."""
     grouped = {name for names in dataset.groups.values() for name in names}
-    names = [feature.name for feature in (*dataset.schema.sparse, *dataset.schema.dense)]
+    names = [*(feature.name for feature in dataset.schema.sparse), *(feature.name for feature in dataset.schema.dense)]
     return {**dataset.groups, **{name: (name,) for name in names if name not in grouped}}
 
 
