@@ -189,9 +189,3 @@ def test_a_row_without_any_label_is_bad_and_so_is_a_word(tmp_path: Path, kind: s
     getattr(other, f"write_{ending}")(tmp_path / f"log.{ending}")
     with refuses(DataError, f"{7 + first} like 2 0 1"):
         prepare(Recipe.from_dict(made).data)
-
-
-def test_a_label_of_one_class_is_refused(tmp_path: Path) -> None:
-    write_log(tmp_path).with_columns(like=pl.lit(0)).write_parquet(tmp_path / "log.parquet")
-    with refuses(DataError, "like 0"):
-        prepare(Recipe.from_dict(content(tmp_path)).data)

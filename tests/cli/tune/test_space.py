@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from errors import refuses
 from recipes import tiny
 from stratarec.cli.tune.space import Choice, Range, Space
 from stratarec.cli.tune.study import Trial
-from stratarec.errors import ConfigError
 
 
 @pytest.fixture
@@ -39,13 +37,6 @@ def test_forms_give_numbers_whole_numbers_and_values(content: dict[str, Any], tm
     assert space.values(space.own(content))["model.top_mlp"] == [16]
     narrow = Space.read(["train.batch_size=choice(256,512)", "model.dropout=uniform(0,0.1)"], content, "r.yaml")
     assert narrow.own(content) == {"model.dropout": 0.0}
-
-
-@pytest.mark.parametrize("text", ["- a", "train.epochs: 3", "a: [", "3: choice(1)"])
-def test_a_file_that_is_no_space_is_refused(content: dict[str, Any], tmp_path: Path, text: str) -> None:
-    (tmp_path / "space.yaml").write_text(text)
-    with refuses(ConfigError, "space.yaml"):
-        Space.read([str(tmp_path / "space.yaml")], content, "r.yaml")
 
 
 def test_evaluations_come_after_as_many_samples_whatever_the_batch(content: dict[str, Any], tmp_path: Path) -> None:
