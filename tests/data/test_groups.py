@@ -236,6 +236,6 @@ def test_the_formula_and_the_measure_agree_on_made_sessions() -> None:
     assert repeats.factor("x") == pytest.approx(len(frame) / frame["x"].n_unique(), rel=1e-6)
     assert repeats.stays("x", "y") == 0.0
     assert repeats.propose() == {"found_1": ("x",)}
-    assert repeats.propose(taken=("x",)) == {}
+    assert repeats.propose(grouped=("x",)) == {}
     assert dedup_factor(16.5, 0.9) == pytest.approx(6.47, abs=0.01)
     assert Repeats.from_dict(repeats.to_dict()).same.tolist() == repeats.same.tolist()

@@ -119,7 +119,7 @@ STALE: dict[str, Callable[[Path], object]] = {
     "a chunk's other fields": lambda work: change_json(work / "spilled" / "00000000.json", renamed("times")),
     "a lost chunk": lambda work: (work / "spilled" / "00000000.json").unlink(),
     "damaged rows": lambda work: (work / "spilled" / "00000000.arrow").write_bytes(b"no more"),
-    "damaged counts": lambda work: (work / "counts" / "00000.arrow").write_bytes(b"no more"),
+    "damaged counts": lambda work: (work / "counts" / "00002.arrow").write_bytes(b"no more"),
     "other moments": lambda work: change_json(work / "counts" / "00000.json", renamed("moments")),
     "no labels": lambda work: change_json(work / "encoded" / "00000.json", renamed("labels")),
     "a shard's other fields": lambda work: change_json(

@@ -459,7 +459,7 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocab
     nulls = table["value"].slice(0, expected.tail_buckets).null_count, values.null_count()
     if nulls != (expected.tail_buckets, expected.holes):
         raise ValueError(
-            f"expected {expected.tail_buckets} tail buckets without a value, and {expected.holes} holes of "
+            f"expected {expected.tail_buckets} rows without a value for tail buckets, and {expected.holes} holes of "
             f"{expected.values} values"
         )
     if str(values.dtype) != expected.type:
