@@ -63,25 +63,25 @@ def home(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 PLACES = {
-    "precious": "no {kind} of StrataRec (it holds data.txt and no stratarec.json)",
-    "precious/": "no {kind} of StrataRec",
-    "./runs/../precious": "no {kind} of StrataRec",
-    "to-precious": "no {kind} of StrataRec",
+    "precious": "not a {kind} of StrataRec (it contains data.txt and no stratarec.json)",
+    "precious/": "not a {kind} of StrataRec",
+    "./runs/../precious": "not a {kind} of StrataRec",
+    "to-precious": "not a {kind} of StrataRec",
     "file": "it is a file",
     "file/below": "is a file, expected a directory",
-    ".": "expected the name of a directory of its own",
-    "./": "expected the name of a directory of its own",
+    ".": "expected the name of a new directory",
+    "./": "expected the name of a new directory",
     "to-here": "is the working directory",
-    "..": "expected the name of a directory of its own",
-    "/": "expected the name of a directory of its own",
+    "..": "expected the name of a new directory",
+    "/": "expected the name of a new directory",
     "user": "is your home directory",
     "to-home": "is your home directory",
     "a-circle": "links lead nowhere",
     "data/inside": "which is a data set",
     "runs/a/inside": "which is a run",
     "/proc": "/proc",
-    "~/below": "name the directory in full",
-    '"a\\0b"': "expected text without zero bytes",
+    "~/below": "write the directory in full",
+    '"a\\0b"': "expected text without null characters",
 }
 COMMANDS = {"data set": ("prepare", "data.path"), "run": ("train", "train.run")}
 
