@@ -161,7 +161,7 @@ def test_other_tiers_take_up_a_checkpoint_only_before_they_train(home: Path, tmp
     made = recipe(home, tmp_path / "b", {}, max_steps=5)
     trained = Trainer(made, Dataset.open(made.data.path))
     for item in itertools.islice(trained.pipeline.items(0), 5):
-        trained.step(*item)
+        trained.loop.step(*item)
     with refuses(CheckpointError, "tiers tables"):
         trained.restore(last(tmp_path / "a"))
 
