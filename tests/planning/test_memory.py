@@ -12,7 +12,7 @@ from fuzzing.artefacts import TIERS, make_log, place_tables, recipe
 from errors import refuses
 from recipes import tiny
 from stratarec.data.prepare.prepare import prepare
-from stratarec.errors import ConfigError, DatasetError
+from stratarec.errors import DatasetError
 from stratarec.io.sealed import write_sealed
 from stratarec.planning.config import BlockConfig, MemoryConfig
 from stratarec.planning.plan import Plan
@@ -34,29 +34,6 @@ def test_the_section_survives_a_round_trip(tmp_path: Path) -> None:
     assert recipe.memory.dram == 4 << 30
     assert recipe.memory.block == BlockConfig(path="/tmp/rows", budget=1 << 40)
     assert (recipe.memory.table_precision("C3"), recipe.memory.table_precision("C4")) == ("fp32", "int8")
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"dram": "lots"}, "memory.dram lots 4GiB"),
-        ({"dramm": 1}, "memory.dramm"),
-        ({"block": {"path": "x", "budgett": 1}}, "memory.block.budgett"),
-        ({"block": {"path": "x", "budget": "1XB"}}, "memory.block.budget 1XB"),
-        ({"block": {"path": ""}}, "memory.block.path"),
-        ({"mapped": {"budget": 1}}, "memory.mapped.path"),
-        ({"mapped": {"path": "a"}, "block": {"path": "a"}}, "'a'"),
-        ({"precision": {"C1": "int5"}}, "memory.precision"),
-        ({"precision": "int5"}, "memory.precision"),
-        ({"cache": {"fraction": 0}}, "memory.cache.fraction 0.0 0"),
-        ({"cache": {"ways": 0}}, "memory.cache.ways 0 1 256"),
-        ({"cache": {"policy": "mru"}}, "memory.cache.policy"),
-        ({"lookahead": -1}, "memory.lookahead -1 0 64"),
-    ],
-)
-def test_mistakes_name_the_field(tmp_path: Path, section: dict[str, Any], message: str) -> None:
-    with refuses(ConfigError, message):
-        memory(tmp_path, **section)
 
 
 @pytest.fixture(scope="module")
