@@ -96,3 +96,24 @@ def test_steps_on_a_cluster_are_a_table_with_what_was_assumed(home: Path, capsys
     towers = next(row for row in steps if row["ratio"] == 4 and row["wire"] == "fp32")
     assert towers["between"] < flat["between"]
     assert flat["step"] == pytest.approx(sum(flat[part] for part in ("compute", "reduction", "inside", "between")))
+
+
+def test_steps_with_the_network_on_a_gpu_say_where_time_goes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(home, "--device", "h100", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    cpu, hybrid, whole = found["steps"]
+    parts = ("look up, update", "up", "network", "down")
+    for step in found["steps"]:
+        assert step["step"] == pytest.approx(sum(step[part] for part in parts))
+    assert cpu["look up, update"] == pytest.approx(hybrid["look up, update"])
+    assert hybrid["look up, update"] > whole["look up, update"] > 0
+    # 128 samples of 26 vectors and 13 numbers over 80 % of 64 GB/s, and the vectors' gradients back.
+    width = Recipe.load(home / "recipe.yaml").model.vector_width
+    assert hybrid["up"] == pytest.approx(4 * 128 * (26 * width + 13) / 51.2e9)
+    assert hybrid["down"] == pytest.approx(4 * 128 * 26 * width / 51.2e9)
+    assert cpu["up"] == cpu["down"] == whole["down"] == 0
+    assert "nothing was measured" in found["said"][1]
+    assert plan(home, "--device", "h100") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "samples/s" in said
+    assert "fit its memory" in said
