@@ -103,7 +103,7 @@ def test_a_doctor_finds_a_device_that_computes_something_else(tmp_path: Path) ->
         ("", "cuda", "is built for"),
         ("", "gpu", "expected cpu, or a device such as cuda"),
         ("import lazy_device; lazy_device.install()", "lazy", "was not verified on this machine"),
-        ("import lazy_device; lazy_device.install()", "lazy:3", "there are 1 here"),
+        ("import lazy_device; lazy_device.install()", "lazy:3", "this machine has 1"),
         ("import lazy_device; lazy_device.install()", "cuda", "is built for lazy"),
         ("import lazy_device; lazy_device.install(); lazy_device.Backend.present = False", "lazy", "no driver for it"),
     ],
