@@ -19,9 +19,9 @@ from stratarec.data.splits import SplitConfig
 ROWS = 3000
 KNOWS = {
     "paid": "filled only where click is 1: known only afterwards?",
-    "dwell": "AUC 1.000 against click alone: tells the label by itself",
-    "row": "AUC 1.000 against click alone: tells the label by itself",
-    "rank": "against click alone: a leak, if it is not known before",
+    "dwell": "AUC 1.000 against click alone: determines the label",
+    "row": "AUC 1.000 against click alone: determines the label",
+    "rank": "against click alone: a leak, unless it is known before the event",
 }
 
 

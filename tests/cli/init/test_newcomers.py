@@ -274,11 +274,11 @@ LABEL = np.random.default_rng(8).random(4000) < 0.1
         (np.where(LABEL, 1.0, np.nan), "filled only where click is 1", True),
         (np.where(LABEL, np.nan, 1.0), "filled only where click is 0", True),
         (np.where(LABEL & (np.arange(4000) % 3 == 0), "x", ""), "filled only where click is 1", True),
-        (np.where(LABEL, 5, 0) + np.arange(4000) % 3, "AUC 1.000 against click alone: tells the label by itself", True),
+        (np.where(LABEL, 5, 0) + np.arange(4000) % 3, "AUC 1.000 against click alone: determines the label", True),
         (np.argsort(np.argsort(LABEL, kind="stable"), kind="stable"), "AUC 1.000 against click alone", True),
         (np.where(LABEL, "b", np.where(np.arange(4000) % 2, "a", "c")), "AUC 1.000 against click alone", True),
         ([f"order-{at}" for at in np.argsort(np.argsort(LABEL, kind="stable"))], "AUC 1.000 against click alone", True),
-        (np.random.default_rng(9).normal(LABEL * 2.6), "a leak, if it is not known before", False),
+        (np.random.default_rng(9).normal(LABEL * 2.6), "a leak, unless it is known before the event", False),
         (LABEL & (np.arange(4000) % 4 == 0), "True only where click is 1", True),
         (np.where(LABEL & (np.arange(4000) % 4 == 0), 1, 0), "1 only where click is 1", True),
         # Honest ones, however strong, rare or unique they are.
