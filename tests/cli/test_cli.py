@@ -224,11 +224,7 @@ def test_a_defect_is_one_line_that_says_where_the_traceback_is(tmp_path: Path) -
     done = broken(environment={"TMPDIR": str(tmp_path)})
     assert done.returncode == 70
     assert done.stderr.count("\n") == 1
-    found = re.fullmatch(
-        r"stratarec: unexpected KeyError: 'a key that\\nnobody expected'; this is a defect of StrataRec: "
-        r"please report it with the traceback in (\S+)\n",
-        done.stderr,
-    )
+    found = re.fullmatch(r"stratarec: .*KeyError: 'a key that\\nnobody expected'.* (/\S+\.txt)\W*\n", done.stderr)
     assert found is not None
     text = Path(found[1]).read_text()
     assert Path(found[1]).parent == tmp_path
