@@ -99,11 +99,6 @@ class Sharding:
         place = self.places[table]
         return place.first + rows % place.ranks, rows // place.ranks
 
-    def global_rows(self, table: str, rank: int, rows: Rows) -> Rows:
-        """Return rows of a table by their numbers on a rank: the inverse of `owner`."""
-        place = self.places[table]
-        return rows * place.ranks + (rank - place.first)
-
     def rows_on(self, table: EmbeddingBagConfig, rank: int) -> int:
         """Return the number of rows of a table on a rank."""
         place = self.places[table.name]

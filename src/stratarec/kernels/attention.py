@@ -22,7 +22,7 @@ from torch import Tensor
 
 from stratarec.errors import ConfigError
 from stratarec.kernels.runtime.accelerator import on_device
-from stratarec.kernels.runtime.memory import RECYCLER
+from stratarec.kernels.runtime.memory import RECYCLER, flat
 from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
 from stratarec.kernels.runtime.threads import team_threads, tile_size
 from stratarec.kernels.simd.vector import add, blocks, broadcast, load, multiply, store, total
@@ -101,17 +101,13 @@ def _places(pairs: Pairs, events: Tensor) -> tuple[Tensor, Tensor]:
     return on_device(sample, events), on_device(event, events)
 
 
-def _flat(tensor: Tensor) -> Any:
-    return tensor.detach().contiguous().view(-1).numpy()
-
-
 # Pairs point at rows: with keys and rows copied to every sample and padded, deduplication gained nothing (655 ms a step
 # with it and 650 without, one thread).
 def _run(name: str, pairs: Pairs, split: int, width: int, out: Tensor, *inputs: Any) -> Tensor:
     """Fill and return `out` by the kernel `name`, whose work is divided by `split` samples or events."""
     threads = team_threads()
     rows = pairs.first.numpy(), pairs.offsets.numpy(), width, tile_size(split, threads, least=64)
-    arrays = [_flat(part) if isinstance(part, Tensor) else part for part in (*inputs, out)]
+    arrays = [flat(part) if isinstance(part, Tensor) else part for part in (*inputs, out)]
     getattr(kernels(*blocks(width)), name)(team_of(threads), rows, *arrays)
     return out
 

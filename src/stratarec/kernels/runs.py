@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.kernels.runtime.accelerator import on_device
-from stratarec.kernels.runtime.memory import RECYCLER
+from stratarec.kernels.runtime.memory import RECYCLER, flat
 from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
 from stratarec.kernels.runtime.threads import team_threads, tile_size
 
@@ -77,7 +77,7 @@ class RunColumns:
         threads = team_threads()
         tile = tile_size(len(self.starts) - 1, threads)
         target = out.view(-1).numpy()
-        _fold(team_of(threads), _flat(gradient), self.columns, self.starts, first, width, target, tile)
+        _fold(team_of(threads), flat(gradient), self.columns, self.starts, first, width, target, tile)
         return out
 
     def _run(self, tensor: Tensor) -> Tensor:
@@ -91,15 +91,10 @@ def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
         return reference_sum_rows(gradient, on_device(inverse.long(), gradient), rows)
     out = RECYCLER.empty(rows, gradient.shape[1])
     _sum_rows(
-        team_of(team_threads()), _flat(gradient), gradient.shape[1], inverse.numpy(), out.view(-1).numpy(),
+        team_of(team_threads()), flat(gradient), gradient.shape[1], inverse.numpy(), out.view(-1).numpy(),
         rows, _LINE,
     )  # fmt: skip
     return out
-
-
-def _flat(tensor: Tensor) -> NDArray[Any]:
-    array: NDArray[Any] = tensor.detach().contiguous().view(-1).numpy()
-    return array
 
 
 def _merged(spans: Spans) -> list[tuple[int, int]]:
@@ -126,7 +121,7 @@ def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) ->
         return reference_gather_windows(rows, places)
     out, threads = RECYCLER.empty(start.numel(), longest, rows.shape[1]), team_threads()
     _gather_windows(
-        team_of(threads), _flat(rows), rows.shape[1], start.numpy(), length.numpy(), longest,
+        team_of(threads), flat(rows), rows.shape[1], start.numpy(), length.numpy(), longest,
         tile_size(start.numel(), threads), out.view(-1).numpy(),
     )  # fmt: skip
     return out
@@ -140,7 +135,7 @@ def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int
         return reference_scatter_windows(gradient, places, values)
     out, threads = RECYCLER.empty(values, width), team_threads()
     _scatter_windows(
-        team_of(threads), _flat(gradient), width, start.numpy(), length.numpy(), longest, tile_size(values, threads),
+        team_of(threads), flat(gradient), width, start.numpy(), length.numpy(), longest, tile_size(values, threads),
         out.view(-1).numpy(), values,
     )  # fmt: skip
     return out

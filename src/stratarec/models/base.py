@@ -154,6 +154,11 @@ class Score(nn.Module):
     def set_features(self, names: tuple[str, ...]) -> None:
         """Set the names of the features of the vectors, in order; most models do not need them."""
 
+    def logits(self, columns: Tensor) -> Tensor:
+        """Apply the last layer, without the axis of a single label."""
+        logits: Tensor = self.out(columns)
+        return logits.squeeze(-1)
+
 
 class Network(nn.Module):
     """The dense part of a model: pools histories and sequences, then calls `score`.

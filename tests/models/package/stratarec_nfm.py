@@ -38,5 +38,4 @@ class NFMScore(Score):
         fields = self.fields.parts(dense, vectors, runs)
         total, squares = fields.sum(), fields.square_sum()
         pairs = 0.5 * (total[:, :-1].square() - squares[:, :-1])
-        logits: Tensor = self.out(torch.cat([self.deep(pairs).float(), total[:, -1:]], dim=1))
-        return logits.squeeze(-1)
+        return self.logits(torch.cat([self.deep(pairs).float(), total[:, -1:]], dim=1))

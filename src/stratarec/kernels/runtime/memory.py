@@ -9,6 +9,7 @@ import math
 import mmap
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,12 @@ def _map(size: int) -> mmap.mmap:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def flat(tensor: Tensor) -> NDArray[Any]:
+    """Return the elements of a tensor in one axis, copied only where they are not contiguous."""
+    array: NDArray[Any] = tensor.detach().contiguous().view(-1).numpy()
+    return array
 
 
 def buffer_bytes(elements: int) -> int:

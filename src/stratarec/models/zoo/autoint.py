@@ -93,5 +93,4 @@ class AutoIntScore(Score):
         last = self.attention(fields).flatten(1)
         if self.deep is not None:
             last = torch.cat([last, self.deep(fields.flatten(1)).to(last.dtype)], dim=1)
-        logits: Tensor = self.out(last)
-        return logits.squeeze(-1)
+        return self.logits(last)

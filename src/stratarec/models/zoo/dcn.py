@@ -62,5 +62,4 @@ class DCNv2Score(Score):
         last = self.deep(crossed if self.stacked else start)
         if not self.stacked:
             last = torch.cat([crossed.to(last.dtype), last], dim=1)
-        logits: Tensor = self.out(last)
-        return logits.squeeze(-1)
+        return self.logits(last)

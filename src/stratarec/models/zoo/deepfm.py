@@ -45,5 +45,4 @@ class DeepFMScore(Score):
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
         fields = self.fields.parts(dense, vectors, runs)
         deep, terms = fields.columns(0, -1).apply(self.deep), fm_terms(fields)
-        logits: Tensor = self.out(torch.cat([deep.to(terms.dtype), terms], dim=1))
-        return logits.squeeze(-1)
+        return self.logits(torch.cat([deep.to(terms.dtype), terms], dim=1))

@@ -46,5 +46,4 @@ class DINScore(Score):
         self.out = nn.Linear(self.deep.outputs, 1)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        logits: Tensor = self.out(self.fields.parts(dense, vectors, runs).apply(self.deep))
-        return logits.squeeze(-1)
+        return self.logits(self.fields.parts(dense, vectors, runs).apply(self.deep))

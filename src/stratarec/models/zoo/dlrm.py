@@ -66,8 +66,7 @@ class DLRMScore(Score):
             of_runs, split = (run_interaction, split_columns) if self.dot else (_run_joined, _split_joined)
             columns = split(runs.shared, dense=front is not None, width=vectors.shape[2])
             top = self.top.of_runs(*of_runs(front, vectors, runs.shared, runs.starts), columns, runs.starts)
-        logits: Tensor = self.out(top)
-        return logits.squeeze(-1)
+        return self.logits(top)
 
 
 def _joined(dense: Tensor | None, vectors: Tensor) -> Tensor:

@@ -121,8 +121,7 @@ class FinalMLPScore(Score):
         contexts = [fields[:, places, -self.width :].flatten(1) for places in self._places] or [None, None]
         flat = fields[..., : self.width].flatten(1)
         x, y = (stream(flat, context) for stream, context in zip(self.streams, contexts, strict=True))
-        logits: Tensor = self.out(torch.cat([x, y, self.fused(x, y)], dim=1).to(fields.dtype))
-        return logits.squeeze(-1)
+        return self.logits(torch.cat([x, y, self.fused(x, y)], dim=1).to(fields.dtype))
 
     def fused(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the sum of the bilinear forms, ``[B, 1]``."""

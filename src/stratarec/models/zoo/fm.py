@@ -40,8 +40,7 @@ class FMScore(Score):
         self.out = Terms(0, 1 + config.embedding_dim)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        logits: Tensor = self.out(fm_terms(self.fields.parts(dense, vectors, runs)))
-        return logits.squeeze(-1)
+        return self.logits(fm_terms(self.fields.parts(dense, vectors, runs)))
 
 
 def fm_terms(fields: Parts) -> Tensor:

@@ -42,5 +42,4 @@ class LRScore(Score):
         self.out = Terms(0, self.fields.count)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        logits: Tensor = self.out(self.fields(dense, vectors, runs).squeeze(2))
-        return logits.squeeze(-1)
+        return self.logits(self.fields(dense, vectors, runs).squeeze(2))

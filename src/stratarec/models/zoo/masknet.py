@@ -89,5 +89,4 @@ class MaskNetScore(Score):
                 hidden = block(everything, hidden)
         else:
             hidden = self.deep(torch.cat([block(everything, hidden) for block in self.blocks], dim=1))
-        logits: Tensor = self.out(hidden)
-        return logits.squeeze(-1)
+        return self.logits(hidden)

@@ -46,5 +46,4 @@ class WideDeepScore(Score):
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
         fields = self.fields.parts(dense, vectors, runs)
         deep, first = fields.columns(0, -1).apply(self.deep), fields.columns(-1, None).sum()
-        logits: Tensor = self.out(torch.cat([deep.to(first.dtype), first], dim=1))
-        return logits.squeeze(-1)
+        return self.logits(torch.cat([deep.to(first.dtype), first], dim=1))

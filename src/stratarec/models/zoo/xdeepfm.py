@@ -73,5 +73,4 @@ class XDeepFMScore(Score):
         fields = self.fields(dense, vectors, runs)
         inner = fields[..., :-1].contiguous()
         parts = [self.cin(inner), self.deep(inner.flatten(1)).to(fields.dtype), fields[..., -1].sum(1, keepdim=True)]
-        logits: Tensor = self.out(torch.cat(parts, dim=1))
-        return logits.squeeze(-1)
+        return self.logits(torch.cat(parts, dim=1))
