@@ -28,6 +28,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 $(VENV)/.compiled: $(VENV)/.installed $(KERNELS)
+	find src -name '*.nb[ic]' -delete # a compiled kernel does not notice changes of the kernels that it calls
 	$(BIN)/python tools/compile_kernels.py
 	touch $@
 

@@ -125,7 +125,7 @@ def test_sigterm_ends_a_command_in_one_line_and_leaves_nothing_hidden(
     before = set(home.rglob("*"))
     done = forked.run([command[0], "-q", *command[1:]], before=TERMINATE)
     assert done.returncode == 143, done.stderr
-    assert done.stderr == f"stratarec: ended by SIGTERM; {said}\n"
+    assert done.stderr == f"stratarec: stopped by SIGTERM; {said}\n"
     assert not [path for path in set(home.rglob("*")) - before if path.name.startswith(".")]
     assert main([command[0], "-q", *command[1:]]) == 0
 

@@ -91,7 +91,7 @@ def test_columns_that_not_every_file_has_are_left_out(
     said = capsys.readouterr().out
     for column, lacking in (("price", {odd}), ("new", {0, 1, 2} - {odd})):
         (line,) = [line for line in said.splitlines() if line.startswith(column)]
-        assert "left out" in line
+        assert "ignored" in line
         assert any(line.endswith(f"{day}.{kind}") for day in lacking)
     schema = Recipe.load("r.yaml").data.source.schema
     assert [feature.name for feature in (*schema.dense, *schema.sparse)] == ["item"]

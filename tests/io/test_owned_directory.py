@@ -134,10 +134,10 @@ def test_a_run_that_never_gets_to_a_checkpoint_gives_back_the_one_it_was_to_repl
 
 KILLED = """
 import os, signal
-from stratarec.training.trainer import Trainer
+from stratarec.training.loop import Loop
 def die(self, *item):
     os.kill(os.getpid(), signal.SIGKILL)
-Trainer.step = die
+Loop.step = die
 """
 
 

@@ -90,7 +90,7 @@ def test_a_delta_holds_the_rows_that_differ_alone(
         same[: len(before[name])] = (table[: len(before[name])] == before[name]).all(axis=1)
         assert found[CHANGED + name].tolist() == np.flatnonzero(~same).tolist()
     assert main(["check", "-q", str(home / "2.delta")]) == 0
-    assert not missing("whole", capsys.readouterr().out)
+    assert not missing("complete", capsys.readouterr().out)
     # None do: the export of the same model again.
     shutil.copytree(home / "2", tmp_path / "2")
     assert write_delta.write_delta(ExportedModel.open(home / "2"), tmp_path / "2", tmp_path / "none") == 0.0

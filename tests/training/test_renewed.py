@@ -92,7 +92,7 @@ def test_what_is_forgotten_is_nowhere_and_all_else_keeps_its_bits(
     pl.DataFrame({"user": [known, rare, "nobody"], "item": [str(item), None, None]}).write_csv(tmp_path / "file.csv")
     capsys.readouterr()
     assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
-    assert "user: forgot 2 of 3 values; not known: nobody" in (told := capsys.readouterr().out)
+    assert "user: forgot 2 of 3 values; unknown: nobody" in (told := capsys.readouterr().out)
     assert not missing(f"{home / 'data'}", told)
     made = last(run)
     # Values, counts, events; nothing of the periods before is kept.

@@ -261,7 +261,7 @@ class CsvSource:
     def _check_integers(self, reader: Delimited, content: bytes) -> None:
         """Read integers as text from now on if a field has leading zeros: Polars would read 007 as 7.
 
-        The check takes 2 ms per block of 16 MiB, and reading a column of integers as text 7 ms.
+        Reading every column of integers as text takes longer: 54 instead of 47 ms for a block of 16 MiB.
         """
         if self._integers and reader.has_leading_zeros(content):
             self._types.update(dict.fromkeys(self._integers, pl.String))

@@ -69,10 +69,6 @@ class ReadRequest(NamedTuple):
     """Flat: one record per row."""
 
 
-# Numba cannot read a stale cache on disk without the name that the class had when the cache was written.
-Wanted = ReadRequest
-
-
 class ReadBuffers(NamedTuple):
     """Buffers of the reads in flight: one entry, or one part, for each."""
 
