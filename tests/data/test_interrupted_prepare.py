@@ -39,7 +39,6 @@ def identities(folder: Path) -> dict[str, tuple[int, int]]:
     ("free", "stopped_in"),
     [
         (150_000, "spilled"),
-        pytest.param(400_000, "counts", marks=pytest.mark.slow),
         (900_000, "output"),
     ],
 )

@@ -140,8 +140,10 @@ class Ranks:
         return {str(answer) for answer in found}
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
-        """End a rank in the middle of whatever it does."""
+        """Send a signal to a rank; wait for the end of one that is killed, or the next job is sent to it."""
         os.kill(self._workers[rank].pid, number)
+        if number == signal.SIGKILL:
+            self._workers[rank].alive(5.0)
 
     def close(self) -> None:
         for worker in self._workers:

@@ -349,7 +349,7 @@ def test_encoded_rows_are_numbered_anew_as_they_are_encoded(
     assert np.array_equal(after[same], before[same])
     # Nothing is in a slot any more: numbered anew again, every row keeps its bits.
     assert main(["rebase", "-q", str(run)]) == 0
-    assert "scores are the same to the bit;" in capsys.readouterr().out
+    assert "scores are identical to the bit" in capsys.readouterr().out
     assert export(run, tmp_path / "2").score(log).tobytes() == after.tobytes()
     go_on(run, tmp_path / "day-2.parquet")
     assert main(["check", "-q", str(run)]) == 0
