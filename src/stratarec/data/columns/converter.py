@@ -295,7 +295,7 @@ class Converter:
             for part, feature in zip(raw, features, strict=True)
         ]
         for feature, part in zip(features[1:], lists[1:], strict=True):
-            self._require_same_length(feature.name, part, features[0].name, lists[0], "which it is beside")
+            self._require_same_length(feature.name, part, features[0].name, lists[0], "whose events it describes")
         complete = drop_incomplete(self._without_bad(lists))
         return {f.name: part.list.tail(f.max_length) for f, part in zip(features, complete, strict=True)}
 

@@ -82,7 +82,7 @@ def publish(run: Path, folder: Path) -> str:
                 try:
                     share = write_delta(_opened(there), new_export, delta)
                 except ExportError as error:
-                    why = str(error).removeprefix(f"{new_export} does not go on from the earlier export: ")
+                    why = str(error).removeprefix(f"{new_export} does not continue the earlier export: ")
             if share is not None:
                 return f"{delta}, {share:.1%} of the rows"
             final = folder / f"{number:05d}"

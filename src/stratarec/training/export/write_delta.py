@@ -57,12 +57,12 @@ def write_delta(before: ExportedModel, export: Path, folder: Path) -> float | No
         now = after.vocabularies[name].values[: len(old.values)]
         here, there = (item.is_not_null().to_numpy() for item in (now, old.values))
         if (here & ~there).any() or not (now == old.values).drop_nulls().all():
-            fault = f"vocabulary {name!r} does not begin with the values that it had"
+            fault = f"vocabulary {name!r} does not begin with the values of the earlier export"
             break
         if (there & ~here).any():
             removed[name] = np.flatnonzero(there & ~here) + old.tail_buckets
     if fault:
-        raise ExportError(f"{export} does not go on from the earlier export: {fault}; use the full export")
+        raise ExportError(f"{export} does not continue the earlier export: {fault}; use the full export")
     shapes = {name: table.tensors(name)[name].shape for name, table in after.manifest.tables.items()}
     changed = {
         name: _changed(before.arrays[name].reshape(-1, shape[1]), after.arrays[name].reshape(shape))
