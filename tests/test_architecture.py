@@ -53,7 +53,7 @@ BUDGETS = {
     "models": 2_250,
     "hot": 840,
     "data": 7_560,
-    "embedding": 4_040,
+    "embedding": 4_340,
     "batch": 330,
     "kernels": 6_390,
     "io": 830,

@@ -80,3 +80,9 @@ def test_ids_that_change_after_they_were_checked_are_read_by_no_kernel() -> None
 def test_rows_of_a_device_that_nobody_wrote_slots_for_are_refused() -> None:
     with refuses(ConfigError, "memory"):
         Level0(torch.device("meta"))
+
+
+def test_a_device_that_is_not_available_is_refused() -> None:
+    table = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=("x",))
+    with refuses(ConfigError, "device", "gpu:zero"):
+        TieredEmbeddingBagCollection([table], device="gpu:zero")

@@ -6,7 +6,7 @@ This module contains only the `nn.Module` and autograd; `Engine` reads and chang
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
@@ -108,13 +108,13 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
 
     def forward(self, features: KeyedJagged | AnyHandle) -> Embeddings:
         """Look up every feature of the collection; `features` may contain additional ones, in any order."""
-        training, engine, up = torch.is_grad_enabled(), self.engine, self.engine.transfers.up
+        training, engine = torch.is_grad_enabled(), self.engine
         if not isinstance(features, KeyedJagged):
             prepared, features = features, features.features
         elif training:
             prepared = engine.prepare_now(features)
         else:
-            return self._named(features, *map(up, engine.read(features)))
+            return self._named(features, *map(engine.level0.to_network, engine.read(features)))
         inputs = (self._anchor, features.weights, prepared, engine)
         outputs = FusedLookup.apply(*inputs)  # type: ignore[no-untyped-call]
         # No backward pass will release the rows.
@@ -142,8 +142,8 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         return self.engine.tables_of(name).table(name)
 
     def rows(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Return ``weight`` and optimizer state of rows ``first:last`` of a table, all steps applied."""
-        return self.engine.tables_of(name).part(name, first, last)
+        """Return ``weight`` and optimizer state of rows ``first:last`` of a table in DRAM, all steps applied."""
+        return {part: rows.cpu() for part, rows in self.engine.tables_of(name).part(name, first, last).items()}
 
     def save(self, directory: Path, previous: Path | None = None) -> dict[str, Any]:
         """Write all tables into the new directory `directory`; return the JSON manifest for `load`.
@@ -245,12 +245,15 @@ class TieredEmbeddingBagCollection(EmbeddingCollection[Prepared]):
         Initial weights are a function of (seed, table name, row).
     tiers : TierConfig
         Tables whose home is outside level 0; by default none.
+    device : str or torch.device
+        Device in whose memory rows are trained, instead of that of `tiers`: ``cpu``, or a GPU such as ``cuda``, where
+        outputs and their gradients are then, too. Ids are always on the CPU.
 
     Raises
     ------
     ConfigError
-        For repeated names; in forward for a missing feature, an id outside its table, or arrays that are not a jagged
-        batch.
+        For repeated names, and a device that is not available; in forward for a missing feature, an id outside its
+        table, or arrays that are not a jagged batch.
     TrainingError
         In forward, if a batch needs more slots than a table's cache has, if a handle is used twice or out of order,
         after `close`, and after an error that left rows incomplete.
@@ -270,8 +273,11 @@ class TieredEmbeddingBagCollection(EmbeddingCollection[Prepared]):
         optimizer: RowOptimizerConfig | None = None,
         seed: int = 0,
         tiers: TierConfig | None = None,
+        device: str | torch.device | None = None,
     ) -> None:
-        super().__init__(Engine(tables, optimizer or RowOptimizerConfig(), seed, tiers or TierConfig()))
+        tiers = tiers or TierConfig()
+        tiers = tiers if device is None else replace(tiers, device=str(device))
+        super().__init__(Engine(tables, optimizer or RowOptimizerConfig(), seed, tiers))
 
 
 class FusedLookup(torch.autograd.Function):
@@ -284,7 +290,7 @@ class FusedLookup(torch.autograd.Function):
         ctx.prepared, ctx.engine = prepared, engine
         ctx.set_materialize_grads(True)
         with timed(engine.seconds, "look up"):
-            return tuple(map(engine.transfers.up, engine.look_up(prepared)))
+            return tuple(map(engine.level0.to_network, engine.look_up(prepared)))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -295,7 +301,7 @@ class FusedLookup(torch.autograd.Function):
         gradient = torch.zeros_like(weights) if weights is not None and ctx.needs_input_grad[1] else None
         # Under autocast gradients are bfloat16; an expanded gradient, as of a sum, has strides of 0.
         engine = ctx.engine
-        gradients = [engine.transfers.down(part.float().contiguous()) for part in (pooled, *rows)]
+        gradients = [engine.level0.from_network(part.float().contiguous()) for part in (pooled, *rows)]
         with timed(engine.seconds, "update rows"):
             engine.update(prepared, gradients[0], gradients[1:], gradient)
         return None, gradient, None, None

@@ -72,6 +72,8 @@ class Validator:
                 raise ConfigError(f"the batch lacks features {', '.join(missing)}; it has {', '.join(features.keys)}")
             self._checked = features.keys
         values, offsets, weights = features.values, features.offsets, features.weights
+        if values.device.type != "cpu":
+            raise ConfigError(f"ids are on {values.device}; pass ids on the CPU, whatever the device of the rows")
         if values.dtype not in _ID_TYPES or values.dim() != 1 or not values.is_contiguous():
             raise ConfigError(
                 f"ids are {_words(values.dtype)} of shape {tuple(values.shape)}, expected contiguous int32 or int64 of "
@@ -541,6 +543,8 @@ class Engine(LookupEngine[Prepared]):
     def bytes_by_memory(self) -> dict[str, int]:
         total: Counter[str] = Counter(dram=self.level0.scratch.nbytes)
         for tables, parts in self._bytes():
+            if self.level0.on_device:
+                total["hbm"] += parts.pop("level0")
             files = parts.pop("home_block", 0)
             total["dram"] += sum(parts.values())
             if files:

@@ -22,7 +22,7 @@ from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
 from stratarec.embedding.slots import Level0, StagedBatch
 from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import StrataError, TrainingError
-from stratarec.kernels.runtime.accelerator import Transfers
+from stratarec.kernels.runtime.accelerator import Transfers, open_device
 
 
 class Health:
@@ -323,7 +323,7 @@ class LookupEngine(ABC, Generic[AnyHandle]):
     """
 
     resident: bool
-    """Whether every row is in level 0, so that preparing ahead gains nothing."""
+    """Whether every row is in level 0."""
     row_order: tuple[str, ...]
     """Sequence features in the order in which `look_up` returns their rows."""
 
@@ -342,7 +342,7 @@ class LookupEngine(ABC, Generic[AnyHandle]):
         """Stage of a step -> total seconds so far; see `progress.timed`."""
         self.batches = 0
         """Number of batches ever prepared, on which the rounding noise depends."""
-        self.level0: Level0 = Level0() if shared is None else shared.level0
+        self.level0: Level0 = Level0(open_device(tiers.device, "device")) if shared is None else shared.level0
 
     @property
     def transfers(self) -> Transfers:
@@ -352,6 +352,11 @@ class LookupEngine(ABC, Generic[AnyHandle]):
     @transfers.setter
     def transfers(self, transfers: Transfers) -> None:
         self.level0.transfers = transfers
+
+    @property
+    def lookahead(self) -> int:
+        """Number of batches to prepare ahead in training; 0 if every row is in DRAM, where that gains nothing."""
+        return 0 if self.resident and not self.level0.on_device else self.tiers.lookahead
 
     # Clocks
 
@@ -432,7 +437,7 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @abstractmethod
     def bytes_by_memory(self) -> dict[str, int]:
-        """Return the bytes in use now in ``dram``, ``mapped`` files and ``block`` files."""
+        """Return the bytes in use now in ``dram``, ``mapped`` files, ``block`` files and GPU memory (``hbm``)."""
 
     @abstractmethod
     def bytes_by_part(self) -> dict[str, int]:

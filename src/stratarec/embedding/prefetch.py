@@ -19,6 +19,9 @@ from stratarec.errors import TrainingError
 from stratarec.kernels.runtime.threads import limit_threads
 
 Item = TypeVar("Item")
+# Kernels of the thread use one core; otherwise they would wait for those of the step that trains meanwhile. If a device
+# trains, the other cores are idle: 8 threads instead of 1 took a step with int8 homes from 18.5 to 13.1 ms (one H200).
+_DEVICE_THREADS = 8
 
 
 class Prefetcher(Generic[Item]):
@@ -143,8 +146,7 @@ class Prefetcher(Generic[Item]):
         return item, self._engine.prepare_ahead(features, self._depth, lambda: self._stopped)
 
     def _run(self) -> None:
-        # Kernels of this thread use one core; otherwise they would wait for those of the step that trains meanwhile.
-        limit_threads(1)
+        limit_threads(_DEVICE_THREADS if self._engine.level0.on_device else 1)
         try:
             for place, item in enumerate(self._source):
                 if not self._may_prepare(last=self._pause_after(place)):

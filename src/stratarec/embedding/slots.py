@@ -23,7 +23,7 @@ from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels import cache, pooling, swap, update
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import fill_uniform
-from stratarec.kernels.runtime.accelerator import CPU, HOST, Transfers
+from stratarec.kernels.runtime.accelerator import CPU, Transfers, transfers_of
 from stratarec.kernels.update import Gradients, Missed, RowUpdate, Scratchpad
 
 Records = NDArray[np.uint8]
@@ -149,14 +149,33 @@ class Level0:
     Parameters
     ----------
     device : torch.device
-        Device on which rows are trained. The network may be on another: `transfers` copies between the two.
+        Device on which rows are trained. A network on a GPU can use rows in DRAM; rows in GPU memory need it there.
     """
 
     def __init__(self, device: torch.device = CPU) -> None:
         if device.type not in MEMORIES:
             raise ConfigError(f"rows cannot be trained in the memory of {device}, expected {' or '.join(MEMORIES)}")
         self.device, self.scratch = device, Scratchpad()
-        self.transfers: Transfers = HOST
+        self._transfers = transfers_of(device)
+
+    @property
+    def transfers(self) -> Transfers:
+        """Copies of tensors between the host and the network's device."""
+        return self._transfers
+
+    @transfers.setter
+    def transfers(self, transfers: Transfers) -> None:
+        if self.on_device and transfers.device != self.device:
+            raise ConfigError(
+                f"the network is on {transfers.device}, but its rows are trained on {self.device}: move it to "
+                f"{self.device}"
+            )
+        self._transfers = transfers
+
+    @property
+    def on_device(self) -> bool:
+        """Whether rows are in the memory of a device such as a GPU."""
+        return self.device.type != "cpu"
 
     def slots(self, slots: int, width: int, optimizer: RowOptimizerConfig) -> SlotMemory:
         """Return zeroed slots with the state of `optimizer`."""
@@ -164,7 +183,15 @@ class Level0:
 
     def empty(self, *shape: int) -> Tensor:
         """Return an uninitialized tensor, as `SlotMemory.empty`; tables of all widths fill one tensor."""
-        return self.transfers.empty(*shape)
+        return torch.empty(shape, device=self.device) if self.on_device else self.transfers.empty(*shape)
+
+    def to_network(self, rows: Tensor) -> Tensor:
+        """Return looked-up rows on the network's device."""
+        return rows if self.on_device else self.transfers.up(rows)
+
+    def from_network(self, gradient: Tensor) -> Tensor:
+        """Return a gradient on the device of the rows, valid once ``transfers.wait`` has returned."""
+        return gradient.detach() if self.on_device else self.transfers.down(gradient)
 
 
 class CpuSlots(SlotMemory):
@@ -295,4 +322,4 @@ def _require_unchanged(place: int) -> None:
 
 
 MEMORIES: dict[str, Callable[[Level0, int, int, RowOptimizerConfig], SlotMemory]] = {"cpu": CpuSlots}
-"""Device type -> class of its slots."""
+"""Device type -> constructor of its slots."""

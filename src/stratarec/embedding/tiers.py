@@ -48,8 +48,10 @@ class TableTier:
 
 @dataclass(frozen=True, kw_only=True)
 class TierConfig:
-    """Tables outside level 0; all other tables are in level 0, in float32."""
+    """Device of level 0, and the tables outside of it; all other tables are in level 0, in float32."""
 
+    device: str = "cpu"
+    """Device in whose memory rows are trained: ``cpu``, or a GPU such as ``cuda``, on which the network is then too."""
     tables: Mapping[str, TableTier] = field(default_factory=dict)
     """Table name -> home and cache."""
     policy: CachePolicy = "lru"

@@ -293,7 +293,7 @@ class Pipeline:
         self.stages, self._ahead = stages, ahead
         engine = stages.model.embeddings.engine
         # Number of batches prepared ahead of training.
-        self.depth = 0 if engine.resident else engine.tiers.lookahead
+        self.depth = engine.lookahead
         self.epoch_steps = stages.epoch_steps
 
     def items(self, epoch: int, first: int = 0) -> Iterator[Item]:
