@@ -62,45 +62,45 @@ class _State(Model):
     classes: tuple[str | int | float | bool, str | int | float | bool]
     columns: tuple[str, ...]
     given: dict[str, Any] | None
-    """Recipe that `fit` got."""
+    """Recipe that was passed to the constructor."""
     events: str
-    """Hash of the file of events; empty without histories."""
+    """Hash of the file with the events of users; empty for a model without histories."""
     settings: dict[str, Any]
     recipe: dict[str, Any]
     result: dict[str, Any]
 
 
 class ClickModel:
-    """A model of the probability of a click (or any label of two classes), drafted, prepared and trained by `fit`.
+    """Classifier for clicks, or any label with two classes, with the interface of scikit-learn's estimators.
 
     Parameters
     ----------
     recipe : path, mapping or Recipe, optional
-        Recipe for `fit`, except for the path of the log and its splits; by default drafted from the frame, as
-        ``stratarec init`` does. After `fit` it is `recipe_`.
+        Recipe to train by; its log and splits are ignored. By default a recipe is drafted from the frame, as
+        ``stratarec init`` does.
     **settings
-        Fields of the recipe, ``__`` in place of the dot: ``train__epochs=3``, ``model__kind="deepfm"``,
-        ``memory__precision="int8"``. They override the recipe.
+        Fields of the recipe that override its values. A name has ``__`` in place of the dot: ``train__epochs=3``,
+        ``model__kind="deepfm"``, ``memory__precision="int8"``.
 
     Attributes
     ----------
     classes_ : array
-        ``[2]``, the two values of the label; `predict_proba` gives the probability of the second in its last column.
+        ``[2]``, the two values of the label. The second class is the positive one.
     recipe_ : dict
-        The complete recipe of the training.
+        The complete recipe that was trained.
     result_ : dict
-        The result of ``train``: validation metrics, seconds, bytes.
+        Result of the training: validation metrics, seconds, bytes.
     n_features_in_, feature_names_in_
         Columns of the frame, except for the label.
 
     Notes
     -----
-    Histories (``kind: history``) come from the training log: a frame to score needs the columns of users and times, or
-    a column of lists for each history, as for `Scorer`. `evaluate` and `score` add earlier positive rows of the frame,
-    as ``stratarec evaluate`` does.
+    If the recipe has histories (``kind: history``), a frame to score needs the columns of users and times, and each
+    row gets its user's history from the training log. Or the frame has a column of lists for each history, as for
+    `Scorer`. `evaluate` and `score` also add the earlier positive rows of the frame itself to histories.
     """
 
-    # The recipe that `fit` got.
+    # the recipe as it was passed in; `recipe_` is the complete one
     _recipe_argument: dict[str, Any] | None = None
     _histories: Histories | None = None
 
@@ -108,14 +108,14 @@ class ClickModel:
         self.recipe = recipe
         self._settings = settings
 
-    # The interface that scikit-learn needs to copy a model, search over it, or put it into a pipeline.
+    # The methods that scikit-learn needs to copy a model, search over its settings, or put it into a pipeline.
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         return {"recipe": self.recipe, **self._settings}
 
     def set_params(self, **params: Any) -> ClickModel:
-        """Change arguments, and return the model. `fit` refuses names that are no field of a recipe."""
+        """Change arguments of the constructor and return the model. Unknown names are refused by `fit`."""
         for name, value in params.items():
             if name == "recipe":
                 self.recipe = value
@@ -154,22 +154,22 @@ class ClickModel:
         Parameters
         ----------
         frame : DataFrame, mapping of columns, 2-d array, or path
-            Of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series; values as the log has them. A
-            path, or a list of them, is read as ``stratarec init`` reads logs, in pieces: for what memory does not hold.
+            A DataFrame of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series, with raw values.
+            For logs larger than memory, pass a path or a list of paths; logs are read in parts.
         y : array, optional
-            ``[N]`` labels, of two values; or `label`.
+            ``[N]`` labels with two distinct values, if the label is not a column of `frame`.
         label : str, optional
-            The column of `frame` that is the label; by default, where `y` is none, the one that ``init`` guesses.
+            Column of `frame` with the label. If neither `y` nor `label` is given, the column is guessed as by ``init``.
         valid : as `frame`, or (frame, y), optional
-            What chooses when training ends; by default a tenth, by time where there is one, whole users where there
-            are some.
+            Validation samples, which decide when training stops. By default a tenth of `frame`: the last in time if it
+            has times, else random rows of each class.
         sample_weight : array, optional
-            ``[N]``, 0 or more.
+            ``[N]`` weights, at least 0, of the loss of each sample.
 
         Raises
         ------
         ConfigError, DataError
-            Naming what is wrong with the frame, or the setting.
+            If the frame or a setting is wrong; names the column and row, or the field.
         """
         arguments = FitArguments(frame, y, label or "", sample_weight)
         with _scratch("fit") as folder:
@@ -204,7 +204,7 @@ class ClickModel:
         self._name(log.columns or dataset.schema.names)
 
     def _content(self, log: FrameLog) -> dict[str, Any]:
-        """Return the recipe for the files of a log, as plain data, with a drafted split."""
+        """Return the recipe for the files of a log, with splits, as plain data."""
         self._recipe_argument = None if self.recipe is None else _plain(self.recipe)
         if self._recipe_argument is None:
             content = content_of(log.paths, log.label)
@@ -212,7 +212,7 @@ class ClickModel:
             for part in ("dense", "sparse"):
                 schema[part] = [each for each in schema.get(part, ()) if each["name"] != log.weight]
             if log.is_frame and content["data"]["split"]["by"] == "fraction" and schema.get("user"):
-                # Rows of a frame without times are drawn from users who come again, and not from new ones alone.
+                # Without times, validation rows are drawn at random from all users, not only from new users.
                 schema["sparse"].append({"name": schema.pop("user")})
         else:
             content = copy.deepcopy(self._recipe_argument)
@@ -229,7 +229,7 @@ class ClickModel:
     def _take(self, folder: Path, recipe: dict[str, Any], result: dict[str, Any]) -> None:
         """Copy an export into a directory that is removed with the model."""
         scratch = _scratch("model")
-        # Goes with the scorer, whose tables lie in its files: copies of a model share both.
+        # Removed with the scorer, which maps its tables from these files. Copies of a model share both.
         try:
             shutil.copytree(folder, scratch.path / _EXPORT)
             self._scorer, self._export = Scorer.open(scratch.path / _EXPORT), scratch.path / _EXPORT
@@ -243,17 +243,17 @@ class ClickModel:
         self.feature_names_in_, self.n_features_in_ = np.array(columns, dtype=object), len(columns)
 
     def predict_proba(self, frame: Any) -> NDArray[np.float64]:
-        """Return ``[N, 2]`` probabilities of `classes_`, those of ``stratarec predict`` and `Scorer`.
+        """Return ``[N, 2]`` probabilities of `classes_`, equal to those of ``stratarec predict`` and `Scorer`.
 
         Raises
         ------
         DataError
-            Naming a column that is missing, or a value that does not fit its type.
+            If a column is missing or a value does not fit the type of its column; names the column.
         """
         return self._probabilities(frame, None)
 
     def _probabilities(self, frame: Any, truth: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-        """Score rows; positive rows by `truth` are in the histories of later ones."""
+        """Score rows. `truth` marks positive rows, which are added to the histories of later rows; None adds none."""
         self._check_fitted()
         columns = read_columns(frame)
         if len(columns) != self.n_features_in_ and is_array(frame):
@@ -266,13 +266,13 @@ class ClickModel:
         return np.stack([1 - positive, positive], axis=1)
 
     def predict(self, frame: Any) -> NDArray[Any]:
-        """Return ``[N]`` the likelier of `classes_`."""
+        """Return ``[N]`` the more likely class of each row."""
         likely = self.predict_proba(frame)[:, 1] >= 0.5
         classes: NDArray[Any] = self.classes_[likely.astype(np.int64)]
         return classes
 
     def score(self, frame: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return the accuracy, as scikit-learn's classifiers do; `evaluate` has AUC and more.
+        """Return the accuracy, as scikit-learn's classifiers do; for AUC and other metrics see `evaluate`.
 
         Labels are `y`, or the label column of `frame`.
         """
@@ -288,7 +288,7 @@ class ClickModel:
         return evaluate_logits(truth.astype(np.float64), np.log(positive / (1 - positive)), weight=weight).to_dict()
 
     def _truth(self, frame: Any, y: Any) -> NDArray[np.bool_]:
-        """Return ``[N]``, whether the label of a row is the second class."""
+        """Return ``[N]`` flags: whether the label of a row is the second, positive class."""
         self._check_fitted()
         if y is None:
             name = self._scorer.labels[0]
@@ -313,9 +313,10 @@ class ClickModel:
         raise ConfigError(message)
 
     def save(self, path: str | Path) -> Path:
-        """Write the model into a new directory, completely or not at all, and return the directory.
+        """Write the model to a new directory, completely or not at all, and return the directory.
 
-        It has no code, only data: an export as of ``stratarec export``, and the state of the model.
+        The directory contains only data and no code: an export, as ``stratarec export`` writes it, and the parameters
+        of this estimator.
 
         Raises
         ------
@@ -349,7 +350,7 @@ class ClickModel:
 
     @classmethod
     def load(cls, path: str | Path) -> ClickModel:
-        """Read a model that `save` wrote; no code in it is run, and all of it is checked.
+        """Read a model that `save` wrote. All files are checked, and no code in them is run.
 
         Raises
         ------
@@ -369,7 +370,9 @@ class ClickModel:
         return model
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies and worker processes, with the bytes of the files of the export."""
+        """Return the state to pickle, for copies and worker processes; it includes the content of the export's
+        files.
+        """
         state = {name: value for name, value in vars(self).items() if name not in ("_scorer", "_export")}
         if hasattr(self, "_export"):
             files = (path for path in sorted(self._export.rglob("*")) if path.is_file())
@@ -389,7 +392,7 @@ class ClickModel:
 
 
 def _scratch(purpose: str) -> ScratchDirectory:
-    """Create a folder below ``TMPDIR``; folders that killed processes left are removed."""
+    """Create a temporary directory, and remove those that killed processes left behind."""
     return ScratchDirectory(Path(tempfile.gettempdir()), f"stratarec-{purpose}-")
 
 
@@ -398,7 +401,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _plain(recipe: Any) -> dict[str, Any]:
-    """Return the content of a recipe, as plain data that may be changed."""
+    """Return the content of a recipe as plain data; changing it does not change the recipe."""
     content = recipe.to_dict() if isinstance(recipe, Recipe) else recipe
     content = read_content(content) if isinstance(content, str | Path) else content
     if not isinstance(content, Mapping):
@@ -407,7 +410,7 @@ def _plain(recipe: Any) -> dict[str, Any]:
 
 
 class Histories:
-    """The last positive rows of each user of a training log, from which later rows have their histories.
+    """The last positive rows of each user in a training log, which form the histories of later rows.
 
     Parameters
     ----------
@@ -423,14 +426,14 @@ class Histories:
     def columns(
         self, columns: Mapping[str, pl.Series], positive: NDArray[np.bool_] | None = None
     ) -> dict[str, pl.Series]:
-        """Return a column of lists for each history; none if the frame has such columns itself.
+        """Return a column of lists for each history; empty if the frame already has these columns.
 
         Parameters
         ----------
         columns : mapping of str to Series
             The columns of the frame.
         positive : array, optional
-            ``[N]`` which rows of the frame are positive: later rows have them in their histories.
+            ``[N]`` flags of the positive rows of the frame, which are added to the histories of later rows.
         """
         schema = self._schema
         if any(feature.name in columns for feature in schema.histories):
@@ -458,7 +461,7 @@ class Histories:
 
     @classmethod
     def read(cls, folder: Path, expected: str, recipe: Mapping[str, Any]) -> Histories:
-        """Return what `write` wrote, with the hash `expected`; `ExportError` where it is damaged."""
+        """Read what `write` wrote; `ExportError` if its hash is not `expected` or it is damaged."""
         path, schema = folder / _EVENTS, getattr(Recipe.from_dict(recipe).data.source, "schema", None)
         try:
             if schema is None or file_hash(path) != expected:

@@ -1,4 +1,4 @@
-"""Arguments of `ClickModel.fit` as files that the commands read: features, two classes of a label, weights."""
+"""Write the arguments of `ClickModel.fit` (features, labels of two classes, weights) to files for `prepare`."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from stratarec.data.columns.frames import check_lengths, has_column_names, read_
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.errors import ConfigError, DataError
 
-# Validation samples where none are given, as a share; none of a class of fewer than so many.
+# Share of rows that become validation samples if none are given, and the fewest rows of a class for such a split.
 _VALID, _FEW = 0.1, 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrameLog:
-    """Training or validation rows in files."""
+    """Files with training or validation rows, and what is known about their columns."""
 
     paths: tuple[str, ...]
     label: str = ""
-    """Column of the label; empty if it is to be guessed."""
+    """Column of the label; empty if it must be guessed."""
     classes: NDArray[Any] | None = None
-    """Values that became 0 and 1 in that column."""
+    """The two classes, which the file contains as 0 and 1."""
     weight: str = ""
     columns: tuple[str, ...] = ()
-    """Columns that may be features."""
+    """Columns that may be used as features."""
     is_frame: bool = True
-    """Whether the file is a frame that was written, all of which is for training."""
+    """Whether the file was written from a frame; if so, all its rows are for training."""
 
 
 @dataclass(frozen=True)
 class FitArguments:
-    """Rows, labels and weights as `fit` gets them."""
+    """Rows, labels and weights as they were passed to `fit`."""
 
     frame: Any
     y: Any
@@ -46,7 +46,7 @@ class FitArguments:
     weight: Any
 
     def write(self, path: Path, like: FrameLog | None = None) -> FrameLog:
-        """Write a frame as Parquet to `path`; its labels must have the classes of `like`."""
+        """Write the frame as Parquet to `path`. If `like` is given, the labels must have its classes."""
         if isinstance(self.frame, str | Path) or _are_paths(self.frame):
             return self._of_files(like)
         columns = read_columns(self.frame)
@@ -91,7 +91,9 @@ class FitArguments:
 
 
 def check_rows(log: FrameLog, name: str, config: PrepareConfig) -> None:
-    """Refuse a row of a frame that `prepare` would refuse, by its number in the frame, which messages call `name`."""
+    """Raise `DataError` for the first row that `prepare` would refuse. It names the row's number in the frame
+    `name`.
+    """
     schema = getattr(config.source, "schema", None)
     if log.is_frame and schema is not None:
         frame, bad = pl.read_parquet(log.paths[0]), BadRows(config.on_bad_row)
@@ -99,7 +101,7 @@ def check_rows(log: FrameLog, name: str, config: PrepareConfig) -> None:
 
 
 def split_log(data: dict[str, Any], log: FrameLog, valid: FrameLog | None) -> None:
-    """Set the split of a log in a recipe's data section: a frame is for training, except for validation samples."""
+    """Set the splits in the data section of a recipe: rows of `valid`, or a part of the frame, are for validation."""
     if valid is not None:
         files = (list(log.paths), list(valid.paths))
     elif not log.is_frame or data.get("split", {}).get("by") == "time":
@@ -113,7 +115,9 @@ def split_log(data: dict[str, Any], log: FrameLog, valid: FrameLog | None) -> No
 
 
 def _split_frame(log: FrameLog) -> tuple[list[str], list[str]]:
-    """Cut the file of a frame in two, a random tenth of each class for validation; none if a class is small."""
+    """Split the file of a frame in two: a random tenth of each class is for validation, or nothing if a class is
+    small.
+    """
     path = Path(log.paths[0])
     frame = pl.read_parquet(path)
     draws = np.random.default_rng(0)
@@ -136,7 +140,7 @@ def _are_paths(frame: Any) -> bool:
 
 
 def is_array(frame: Any) -> bool:
-    """Whether the columns of a frame have no names."""
+    """Whether a frame is an array, whose columns have no names."""
     return not has_column_names(frame)
 
 
@@ -159,7 +163,7 @@ def read_labels(y: Any) -> pl.Series:
 
 
 def read_weights(weights: Any) -> NDArray[np.float64]:
-    """Return ``[N]`` weights of samples; `DataError` names the row of one that is no finite number of 0 or more."""
+    """Return ``[N]`` weights of samples; `DataError` names the first row whose weight is negative or not finite."""
     name, bad = "sample_weight", BadRows(None)
     with naming_column(name, name):
         column = read_column(name, weights)
@@ -169,7 +173,7 @@ def read_weights(weights: Any) -> NDArray[np.float64]:
 
 
 def _classes(labels: pl.Series, *, named: bool) -> NDArray[Any] | None:
-    """Return the two values of a label, sorted; None for a column with more, for which ``init`` has rules."""
+    """Return the two values of a label, sorted; None for a column with more values, which ``init`` interprets."""
     missing = labels.is_null()
     if missing.any():
         raise DataError(f"the label of row {int(missing.arg_max() or 0) + 1} is missing, expected one of two classes")
@@ -187,7 +191,7 @@ def _classes(labels: pl.Series, *, named: bool) -> NDArray[Any] | None:
 
 
 def encode_labels(labels: pl.Series, classes: NDArray[Any]) -> pl.Series:
-    """Return 0 and 1 in place of the two classes."""
+    """Replace the two classes by 0 and 1."""
     values = classes.tolist()
     other = ~labels.is_in(values) | labels.is_null()
     if other.any():

@@ -32,20 +32,20 @@ class Recipe:
     """Data, model, training and memory of one run."""
 
     __pydantic_config__: ClassVar = pydantic.ConfigDict(extra="forbid")
-    """Holds for every section inside."""
+    """Unknown keys are errors, in this section and in all sections below it."""
 
     name: str
-    """Names the run."""
+    """Name of the recipe; by default it names the directory of the run."""
     data: PrepareConfig
-    """Logs, and the data set that is prepared from them."""
+    """Logs, and how a data set is prepared from them."""
     model: ModelConfig = field(default_factory=DLRMConfig)
-    """Model to train."""
+    """Kind and sizes of the model."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    """Training."""
+    """Steps, optimizers, evaluation and checkpoints."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
-    """Memories of its tables; by default float32 in DRAM."""
+    """Memory and precision of the rows of tables; by default DRAM and float32."""
     hot: HotConfig = field(default_factory=HotConfig)
-    """Popular rows that stay in DRAM although their tables do not fit."""
+    """Frequent rows that stay in DRAM when their tables do not fit."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     """Distribution over several processes."""
 
@@ -67,7 +67,7 @@ class Recipe:
         Raises
         ------
         ConfigError
-            Naming the file, the field, what was got and what was expected.
+            Names the file, the field, its value and what was expected.
         """
         return cls.from_dict(read_content(path, overrides), str(path))
 
@@ -89,11 +89,13 @@ class Recipe:
         return recipe
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data: every field, defaults included."""
+        """Return all fields, including those with default values, as plain JSON data."""
         return _adapter().dump_python(self, mode="json")  # type: ignore[no-any-return]
 
     def with_fields(self, values: Mapping[str, Any]) -> Recipe:
-        """Return a copy with other values of some fields, such as ``train.batch_size``; lists become tuples."""
+        """Return a copy with new values for some fields, given by paths such as ``train.batch_size``; lists become
+        tuples.
+        """
         recipe = self
         for place, value in values.items():
             recipe = _replaced(recipe, place.split("."), tuple(value) if isinstance(value, list) else value)
@@ -101,7 +103,7 @@ class Recipe:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """The fields whose values are not the defaults, by their paths."""
+        """Return the fields that differ from their defaults, by path."""
         return leaves(_adapter().dump_python(self, mode="json", exclude_defaults=True))
 
     def _repr_html_(self) -> str:
@@ -109,22 +111,22 @@ class Recipe:
 
     @property
     def scratch_prefix(self) -> str:
-        """Prefix of the directories for rows below ``memory.*.path`` that end with the process that made them."""
+        """Name prefix of the temporary directories for rows below ``memory.*.path``."""
         return f"{self.place}-reading-"
 
     @property
     def place(self) -> str:
-        """Name of the directories of this recipe."""
+        """Name of this recipe as part of directory names."""
         return file_name(self.name)
 
     @property
     def towers(self) -> int:
-        """Towers of the model; 0 without."""
+        """Number of towers of the model; 0 for a model without towers."""
         return 0 if self.model.towers is None else len(self.model.towers.plan)
 
     @property
     def modules(self) -> bool:
-        """Whether the towers of the model have modules."""
+        """Whether the model has tower modules."""
         return self.model.towers is not None and not self.model.towers.plain
 
     @property
@@ -134,7 +136,7 @@ class Recipe:
 
 
 def read_content(path: str | Path, overrides: Sequence[str] = ()) -> Any:
-    """Read a recipe with overrides as plain data whose fields are not checked."""
+    """Read a recipe and apply overrides. Return plain data whose fields are not checked yet."""
     try:
         content = read_yaml(Path(path), "the recipe")
         _check_mapping(content, str(path))
@@ -160,8 +162,7 @@ def _check_mapping(content: Any, origin: str) -> None:
 
 
 def leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a recipe's fields by their paths, such as ``train.batch_size``; of a section without fields its
-    own."""
+    """Return the values of a recipe's fields by path, such as ``train.batch_size``; an empty section is one value."""
     fields: dict[str, Any] = {}
     for key, value in content.items():
         is_section = isinstance(value, Mapping) and value
@@ -170,7 +171,7 @@ def leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a recipe's content with other values of some fields, such as ``train.batch_size``."""
+    """Return a copy of a recipe's content with new values for some fields, given by paths."""
     copied = copy.deepcopy(dict(content))
     for place, value in values.items():
         *path, last = place.split(".")
@@ -194,17 +195,17 @@ def _adapter() -> pydantic.TypeAdapter[Recipe]:
     return pydantic.TypeAdapter(Recipe)
 
 
-# Characters of a value that a message repeats.
+# Maximum number of characters of a value that an error message shows.
 _LONGEST = 120
 
 
 def read_yaml(path: Path, what: str) -> Any:
-    """The content of a YAML file, which is `what` in messages.
+    """Return the content of a YAML file; error messages call the file `what`.
 
     Raises
     ------
     ConfigError
-        When it cannot be read, is too large, or is no YAML.
+        If the file cannot be read, is too large, or is not valid YAML.
     """
     try:
         with open_regular(path) as file:
@@ -228,7 +229,7 @@ def _take_in_towers(content: dict[str, Any], folder: Path) -> None:
     towers = model.get("towers") if isinstance(model, dict) else None
     if isinstance(model, dict) and isinstance(towers, dict) and isinstance(towers.get("plan"), str):
         plan = read_yaml(folder / towers["plan"], "model.towers.plan")
-        # A new mapping: sections behind a YAML alias are shared.
+        # Replaced by a new mapping, because sections that a YAML alias refers to are shared.
         content["model"] = {**model, "towers": {**towers, "plan": plan}}
 
 

@@ -13,9 +13,9 @@ from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.models.metrics import MetricName
 
-# Beyond this starting them fails or takes the machine down.
+# More threads fail to start or make the machine unusable.
 _MOST_THREADS = 1024
-# Beyond this the loss of negatives vanishes in float32 when it is added to the loss of positives.
+# With a larger weight, the loss of negatives is lost to float32 rounding when it is added to the loss of positives.
 _MOST_CLASS_WEIGHT = 1e9
 # Each traced step takes about 5 kB.
 _MOST_TRACED = 10_000
@@ -32,7 +32,8 @@ class DenseOptimizerConfig:
     learning_rate: float = 1e-3
     """Step size before the schedule."""
     weight_decay: float = 0.0
-    """L2 on all weights of the network, in the gradient; decoupled for AdamW (Loshchilov and Hutter 2019)."""
+    """L2 penalty on all weights of the network, added to their gradients; for AdamW decoupled (Loshchilov and Hutter
+    2019)."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """Factor on the learning rate over steps."""
 
@@ -48,7 +49,7 @@ class EarlyStoppingConfig:
     """Choice of the best checkpoint by validation, and early stopping; the best checkpoint is tested."""
 
     patience: int = 0
-    """Evaluations without a better one before stopping; 0 never stops early."""
+    """Stop after this many evaluations in a row without improvement; 0 never stops early."""
     metric: MetricName = "log_loss"
     """Metric to improve, of the first label if there are several. Log loss depends on calibration, AUC does not."""
 
@@ -62,9 +63,9 @@ class PlateauConfig:
     """Lower learning rates when validation no longer improves."""
 
     patience: int = 0
-    """Evaluations in a row without a better one before all rates fall, those of rows too; 0 never lowers them."""
+    """Lower all learning rates, of rows too, after this many evaluations in a row without improvement; 0 never does."""
     factor: float = 0.1
-    """Factor on all rates at each reduction."""
+    """Factor that multiplies all rates at each reduction."""
     min_factor: float = 1e-3
     """Smallest product of all reductions."""
     metric: MetricName = "log_loss"
@@ -86,8 +87,8 @@ class AverageConfig:
     """The average of the network's weights over steps, which evaluations, the test and exports use."""
 
     decay: float = 0.0
-    """How much of the average a step keeps, such as 0.999, in the first steps less; 0 for no average. Rows of tables
-    are not averaged."""
+    """Share of the old average that each step keeps, such as 0.999; smaller in the first steps. 0 for no average. Rows
+    of tables are not averaged."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
@@ -99,11 +100,11 @@ class CheckpointConfig:
     """Checkpoint schedule and number of checkpoints to keep."""
 
     every_steps: int = 0
-    """Write one every so many steps; 0 for never by steps."""
+    """Write a checkpoint every N steps; 0 for no checkpoints by steps."""
     every_minutes: float = 10.0
-    """Write one when the last is so old; 0 for never by time."""
+    """Write a checkpoint every N minutes; 0 for no checkpoints by time."""
     keep: int = 2
-    """How many of the last are kept, besides the best one, which is never removed."""
+    """Number of recent checkpoints to keep. The best checkpoint is kept in addition."""
 
     def __post_init__(self) -> None:
         check_finite(self, "train.checkpoint.")
@@ -114,15 +115,16 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """Loss that training minimizes. ``softmax`` and ``pairwise`` only use the order within slates: their scores have no
-    level, so probabilities need `train.calibration`."""
+    """Loss that training minimizes. ``softmax`` and ``pairwise`` only learn the order of samples within a slate, so
+    their scores become probabilities only with `train.calibration`."""
 
     kind: Literal["log_loss", "softmax", "pairwise"] = "log_loss"
-    """``log_loss``: the cross-entropy of each sample; ``softmax``: of each click among the samples of its slate, such
-    as the list that was shown; ``pairwise``: of each click against each sample of its slate without one. Slates without
-    a click, and those of clicks alone, count nothing."""
+    """``log_loss`` is the cross-entropy of each sample. ``softmax`` is the cross-entropy of each click among the
+    samples of its slate, such as the list that was shown. ``pairwise`` is the log loss of each pair of a click and a
+    sample of the same slate without a click. Slates with no click or only clicks are ignored."""
     by: str = ""
-    """Key of slates: ``session``, ``user``, or the column that is one of them."""
+    """Samples with the same value of this key form a slate: ``session``, ``user``, or the name of one of these
+    columns."""
 
     def __post_init__(self) -> None:
         if self.kind == "log_loss" and self.by:
@@ -135,26 +137,26 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How a model is trained."""
+    """Settings of training: steps, optimizers, device, checkpoints, evaluation and loss."""
 
     run: str = ""
-    """Directory of the run; empty means runs/<name of the recipe>."""
+    """Directory of the run; if empty, ``runs/`` followed by the name of the recipe."""
     batch_size: int = 4096
-    """Samples a step."""
+    """Samples per step."""
     epochs: int = 1
     """Passes over the training split."""
     max_steps: int = 0
-    """Stop after so many steps; 0 for no limit."""
+    """Stop after this many steps; 0 for no limit."""
     precision: Literal["float32", "bf16"] = "float32"
-    """``bf16`` runs the network's matrix products in bfloat16 (autocast); embeddings stay float32. It pays on devices
-    and on processors with AVX-512 BF16 or AMX; elsewhere it takes many times as long, and `train` says so."""
+    """``bf16`` runs the network's matrix products in bfloat16 (autocast); embeddings stay float32. It is faster on GPUs
+    and on processors with AVX-512 BF16 or AMX. On other processors it is many times slower, and `train` warns."""
     device: str = "cpu"
     """Device of the network: ``cpu``, or a torch device such as ``cuda``, ``cuda:1`` or ``xpu``. Rows stay in their
     memories."""
     threads: int = 0
-    """Threads of torch and of the kernels. 0 for the cores that affinity and quota allow, divided among the ranks of a
-    machine; then the run uses fewer threads while other processes use the cores. It prints the first change, because
-    another run may then differ in its last bits."""
+    """Threads of torch and of the kernels. 0 uses the cores that CPU affinity and quota allow, divided among the ranks
+    of a machine, and fewer threads while other processes use the cores. `train` prints the first such change, because
+    a repeated run may then differ in its last bits."""
     seed: int = 0
     """Seed of initial weights and of the order of batches."""
     dense: DenseOptimizerConfig = field(default_factory=DenseOptimizerConfig)
@@ -162,54 +164,55 @@ class TrainConfig:
     embedding: RowOptimizerConfig = field(default_factory=RowOptimizerConfig)
     """Row optimizer of the tables."""
     clip_norm: float = 0.0
-    """Scale the network's gradient down to this norm; 0 for none."""
+    """Scale the network's gradient down to this norm where it is larger; 0 for no clipping."""
     clip_rows: bool = False
-    """Use the joint norm of the network's gradients and of the summed gradients of the batch's rows, and scale both.
-    Weight decay is added afterwards and is not part of the norm."""
+    """Include the summed gradients of the batch's rows in the norm, and scale them too. Weight decay is added
+    afterwards and is not part of the norm."""
     eval_every: int = 0
-    """Evaluate on the validation split every so many steps; 0 at the end of each epoch."""
+    """Evaluate on the validation split every N steps; 0 to evaluate at the end of each epoch."""
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
-    """Choice of the checkpoint to test, and early stopping."""
+    """Choice of the best checkpoint, which is tested, and early stopping."""
     plateau: PlateauConfig = field(default_factory=PlateauConfig)
-    """Whether validation may lower learning rates."""
+    """Lower learning rates when validation no longer improves."""
     average: AverageConfig = field(default_factory=AverageConfig)
-    """Whether the network is used with an average of its weights."""
+    """Average of the network's weights over steps."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Checkpoint schedule."""
     log_every: int = 50
-    """Steps between points of the loss curve."""
+    """Number of steps between two points of the loss curve."""
     curves: tuple[CurveKind, ...] = ("tensorboard",)
-    """Writers of training and validation curves: ``tensorboard`` (in the run), ``wandb``, ``mlflow``, ``trackio`` (each
-    needs the extra of its name, and is configured by its own environment variables)."""
+    """Destinations of training and validation curves: ``tensorboard`` (in the run's directory), ``wandb``, ``mlflow``
+    or ``trackio``. The last three need the extra of the same name and are configured by their environment variables."""
     trace: str = ""
-    """Steps to trace, such as 100-120 (counted from 0): ``trace.json`` in the run shows when each thread did what; open
-    it at ui.perfetto.dev. Empty for no trace."""
+    """Range of steps to trace, such as 100-120 (counted from 0). ``trace.json`` in the run then shows what each thread
+    did when; open it at ui.perfetto.dev. Empty for no trace."""
     report: bool = True
-    """Draw ``report.html`` when the run ends, which takes about a second. A run that ended without has none."""
+    """Write ``report.html`` when the run ends, which takes about a second. It cannot be written later."""
     shuffle_row_groups: int = 8
-    """Row groups that are shuffled together; bounds the loader's memory."""
+    """Number of row groups that are in memory and shuffled together."""
     portions: int = 1
-    """Equal parts that an epoch's order of row groups is cut into; every batch has samples of each. N ranks read an
-    N-th of the data each where there are N portions, and all of it where there is one. The order of samples is a
-    function of seed, epoch and portions, whatever the number of ranks."""
+    """Number of equal parts into which the row groups of an epoch are divided; every batch has samples of each part.
+    With N portions, each of N ranks reads an N-th of the data; with one portion, each rank reads all of it. The order
+    of samples depends on seed, epoch and portions, but not on the number of ranks."""
     shuffle: Unit = "auto"
-    """Unit of shuffling: ``run`` keeps neighbouring samples of a session together that share their groups
-    and histories, ``session`` all samples of a session, ``sample`` none. ``auto``: runs where the data set has groups,
-    else samples."""
+    """Unit of shuffling. ``sample`` shuffles single samples and ``session`` whole sessions. ``run`` keeps adjacent
+    samples of a session together if they share the values of deduplication groups and histories. ``auto`` is ``run``
+    if the data set has deduplication groups, else ``sample``."""
     loss: LossConfig = field(default_factory=LossConfig)
     """Loss that training minimizes."""
     loss_weights: Mapping[str, float] = field(default_factory=dict)
-    """Label -> factor on its loss, where there are several; by default 1."""
+    """Label -> factor on its loss, for models with several labels; 1 by default."""
     class_weight: Literal["balanced"] | Mapping[str, float] = field(default_factory=dict)
-    """Label -> how many times the loss of a positive sample counts as that of a negative one; ``balanced`` lets the
-    two classes of the training split count alike, for every label. Scores are put back to the true rate: by the
-    logarithm of that number, and by what validation finds is left, unless `calibration` does that."""
+    """Label -> weight of a positive sample relative to a negative one; ``balanced`` gives the two classes of the
+    training split equal total weight, for every label. Scores are corrected to the true rate: the logarithm of the
+    weight is subtracted from the logit, and the remaining shift is fitted on the validation split, unless
+    `calibration` is set."""
     calibration: Literal["none", "platt", "isotonic"] = "none"
-    """Correction of probabilities, fitted on the validation split at the end of the run: ``platt`` is a line of the
-    logit, ``isotonic`` any increasing curve. It is in the final test, in predictions and in exports."""
+    """Correction of probabilities, fitted on the validation split at the end of the run: ``platt`` is a linear function
+    of the logit, ``isotonic`` any non-decreasing function. The final test, predictions and exports use it."""
     deduplicate: bool = True
-    """Look up and compute each distinct value of a group once a batch, where that spares a batch enough ids to pay;
-    false expands batches when they are read."""
+    """Look up and compute each distinct value of a deduplication group once per batch, if a batch has enough repeated
+    ids to make that faster. If false, repeated values are expanded when batches are read."""
 
     def __post_init__(self) -> None:
         check_finite(self, "train.")
@@ -254,7 +257,7 @@ class TrainConfig:
             )
 
     def _check_slates(self) -> None:
-        """Refuse settings that would divide slates."""
+        """Refuse settings that would split a slate between batches or ranks."""
         for name, fits in (("portions", self.portions == 1), ("shuffle", self.shuffle in ("auto", "session"))):
             if not fits:
                 raise ConfigError(
@@ -263,7 +266,7 @@ class TrainConfig:
                 )
 
     def steps(self, epoch_steps: int) -> int:
-        """Return the steps of a whole run with `epoch_steps` steps an epoch, unless it stops early."""
+        """Return the number of steps of a run that does not stop early; an epoch has `epoch_steps` steps."""
         steps = epoch_steps * self.epochs
         return min(steps, self.max_steps) if self.max_steps else steps
 
@@ -288,7 +291,7 @@ class TrainConfig:
         return "shift" if self.calibration == "none" and self.class_weight else self.calibration
 
     def loss_factors(self, labels: Sequence[str]) -> tuple[float, ...]:
-        """Factor on the loss of each label; `ConfigError` for one that there is not, and where all are 0."""
+        """Factor on the loss of each label; `ConfigError` if a label does not exist or all factors are 0."""
         other = next((name for name in self.loss_weights if name not in labels), None)
         if other is not None:
             raise ConfigError(f"train.loss_weights.{other}: no such label; there are {', '.join(labels)}")
@@ -306,7 +309,9 @@ class TrainConfig:
         return tuple(float(self.class_weight.get(label, 1.0)) for label in labels)
 
     def check_labels(self, labels: Sequence[str]) -> None:
-        """Refuse a loss that supports fewer labels, and factors and weights of labels that do not exist."""
+        """Refuse a loss that supports only one label if there are several, and settings for labels that do not
+        exist.
+        """
         if self.loss.by and len(labels) > 1:
             raise ConfigError(
                 f"train.loss.kind is {self.loss.kind}, which supports one label; got {', '.join(labels)}. Set it to "

@@ -1,1 +1,1 @@
-"""A trained model for use: an export's manifest and files, and the scorer that reads nothing else."""
+"""Scoring with an exported model: the manifest and files of an export, and `Scorer`, which needs only these files."""

@@ -1,4 +1,4 @@
-"""Files of an export, each opened once, so that the bytes that are hashed are the bytes that are read.
+"""Open and check the files of an export. Each is opened once, so the bytes that are hashed are the bytes that are read.
 
 A file is opened without following links. A process that can write the file can still change it later, and with it the
 scores, or end this process by truncating it: do not use an export that others can write while it is open.
@@ -28,7 +28,7 @@ from stratarec.serving.export_manifest import ADVICE, ExportedFile
 _HASH_BYTES = 1 << 22
 # Largest header that the safetensors library accepts.
 _MAX_HEADER = 100_000_000
-# Characters of a name that a message shows.
+# Maximum number of characters of a name that an error message shows.
 _MAX_NAME = 80
 
 _TYPES = {torch.float32: np.float32, torch.int64: np.int64, torch.uint8: np.uint8}
@@ -37,7 +37,7 @@ Floats = NDArray[np.float32]
 
 
 def map_file(folder: Path, name: str, expected: ExportedFile) -> mmap.mmap:
-    """Map a file of an export, which may exceed memory: pages are read when they are used.
+    """Map a file of an export into memory. The file may be larger than memory: pages are read when they are used.
 
     Raises
     ------
@@ -64,7 +64,7 @@ class MappedTensors:
         return np.frombuffer(self.content, kind, spec.nbytes // spec.dtype.itemsize, self.places[name])
 
     def all_floats(self) -> tuple[Floats, dict[str, int]]:
-        """Return all float32 tensors, which are adjacent, as one array, and the first element of each in it."""
+        """Return one array with all float32 tensors, which are adjacent in the file, and the first element of each."""
         names = [name for name, spec in self.specs.items() if spec.dtype == torch.float32]
         if not names:
             return np.zeros(0, dtype=np.float32), {}
@@ -77,12 +77,12 @@ class MappedTensors:
 def map_tensors(folder: Path, name: str, expected: ExportedFile, specs: Mapping[str, Spec]) -> MappedTensors:
     """Map the tensors of a safetensors file of an export.
 
-    The header must equal the header of tensors with the names, types and shapes of `specs`, so it need not be trusted.
+    The header is not trusted: it must be equal to the header that safetensors writes for `specs`.
 
     Raises
     ------
     ExportError
-        If the file is damaged, has other tensors, or has a float32 number that is not finite.
+        If the file is damaged, has tensors other than `specs`, or has a float32 number that is not finite.
     """
     content, path = _map(folder, name, expected), folder / name
     front, places = header(specs)
@@ -97,7 +97,7 @@ def map_tensors(folder: Path, name: str, expected: ExportedFile, specs: Mapping[
 
 
 def check_files(folder: Path, files: Mapping[str, ExportedFile]) -> None:
-    """Read and check every file of a manifest, also those that scoring never opens."""
+    """Read and check every file that a manifest lists, including files that scoring never opens."""
     for name, expected in files.items():
         map_file(folder, name, expected).close()
 
@@ -135,7 +135,7 @@ def _is_finite(values: Floats) -> bool:
 
 
 def _difference(content: mmap.mmap, specs: Mapping[str, Spec]) -> str:
-    """Return how the header of a file differs from that of the expected tensors."""
+    """Describe how the header of a file differs from the header of the expected tensors."""
     entries = _header_entries(content)
     if entries is None:
         return "it is no safetensors file"

@@ -1,16 +1,16 @@
-"""Manifests of an export and of a delta, which say how the model is built and which files have its numbers.
+"""Manifests of an export and of a delta: how the model is built, and which files contain its weights.
 
 An export is a directory:
 
     manifest.json              configuration, features, tables, vocabularies; bytes and hash of every other file
     network.safetensors        weights of the network
-    tables.safetensors         <table>: [rows, D] float32, or [rows, record bytes] uint8 with
-                               @rows/<table>: [K] int64 and @float32/<table>: [K, D], rows that are also in float32
-    vocabulary/0000-x.parquet  value, id and count of a vocabulary; the manifest has its name
+    tables.safetensors         <table>: [rows, D] float32, or [rows, record bytes] uint8; for encoded tables also
+                               @rows/<table>: [K] int64 and @float32/<table>: [K, D], the rows with exact values
+    vocabulary/0000-x.parquet  value, id and count of each value of a vocabulary; the manifest has its name
     README.txt                 this description
     program.pt2, network.onnx  only on request: the network as torch.export wrote it, or as ONNX
 
-A delta has the changes from one export, its parent, to a later one:
+A delta contains the changes between an export, its parent, and a later export:
 
     delta.json                 the parent's fingerprint, the later export's manifest; bytes and hash of every other file
     network.safetensors        all weights of the network
@@ -55,7 +55,8 @@ MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX = (
 DELTA, DELTA_ROWS = "delta.json", "rows.safetensors"
 ADVICE = "export the model again"
 DELTA_ADVICE = "export the delta again, or open the full export"
-# Layers of each kind: the layers of a huge number would be built before a missing weight is noticed.
+# Maximum number of layers of each kind. Layers are built before missing weights are noticed, so a huge number would
+# exhaust memory.
 _MAX_LAYERS = 1 << 10
 # Ids are int32.
 _MAX_ROWS = 1 << 31
@@ -74,7 +75,7 @@ class ExportedFile(Model):
 
 
 class ExportedMoments(Model):
-    """Moments by which a dense column is standardised, after its transform: less `mean`, over `deviation`."""
+    """Moments that standardize a transformed dense column: ``(x - mean) / deviation``."""
 
     mean: _Finite
     deviation: _Positive
@@ -90,7 +91,7 @@ class ExportedTable(Model):
     parameters: Literal["fp16", "fp32"]
     """Type of the scale and the offset of an int8 or int4 row."""
     float32_rows: _Rows
-    """Number of encoded rows that are also in float32, which is their exact value; 0 for fp32."""
+    """Number of encoded rows that are also stored in float32, with their exact values; 0 for the codec fp32."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> ExportedTable:
@@ -100,7 +101,7 @@ class ExportedTable(Model):
 
     @property
     def record(self) -> RecordCodec:
-        """Codec of the rows, without optimizer state and rounding to nearest."""
+        """Codec of the rows; records have no optimizer state, and values are rounded to nearest."""
         config = CodecConfig(kind=self.codec, rounding="nearest", parameters=self.parameters)
         return RecordCodec(config, width=self.width, row_state=False, full_state=0)
 
@@ -130,7 +131,7 @@ class PooledInput(Model):
 
 
 class SequenceInput(Model):
-    """A history, or a column of a sequence, whose rows the network gets one by one."""
+    """A history, or a column of a sequence. Its rows are not pooled: the network gets each of them."""
 
     feature: str
     table: str
@@ -143,16 +144,16 @@ class ExportManifest(Model):
 
     format: Literal[4] = FORMAT
     model: ModelConfig
-    """The recipe's section."""
+    """The ``model`` section of the recipe."""
     precision: Literal["float32", "bf16"]
     """Precision of the network."""
     columns: Annotated[Schema, pydantic.Field(alias="schema")]
     moments: dict[str, ExportedMoments]
     """Moments of each dense column, after its transform."""
     pooled: tuple[PooledInput, ...]
-    """Features in the columns of the network's second input, in order."""
+    """Pooled features, in the order of their columns in the network's second input."""
     sequences: tuple[SequenceInput, ...]
-    """Features of the next inputs: rows and mask of each."""
+    """Sequence features; the next inputs of the network are the rows and the mask of each."""
     tables: dict[str, ExportedTable]
     vocabularies: dict[str, ExportedVocabulary]
     calibration: tuple[LogitMap, ...] = ()
@@ -224,7 +225,7 @@ class ExportManifest(Model):
 
     @classmethod
     def read(cls, folder: Path) -> ExportManifest:
-        """Read the manifest of the export in `folder`; `ExportError` names what is wrong with it."""
+        """Read the manifest of the export in `folder`; `ExportError` names the file and field that is wrong."""
         if not (folder / MANIFEST).exists():
             reason = f"it has no {MANIFEST}" if folder.exists() else "it does not exist"
             raise ExportError(
@@ -233,14 +234,14 @@ class ExportManifest(Model):
         return read_sealed(folder / MANIFEST, cls, ADVICE, ExportError)
 
     def write(self, folder: Path) -> None:
-        """Write ``manifest.json``; the other files must be complete."""
+        """Write ``manifest.json``. Call it last: the manifest marks the export as complete."""
         write_sealed(folder / MANIFEST, self.to_dict())
 
 
 def inputs(
     configs: Sequence[EmbeddingBagConfig], schema: Schema
 ) -> tuple[tuple[PooledInput, ...], tuple[SequenceInput, ...]]:
-    """Return the inputs of the network from some tables, in order."""
+    """Return the inputs that the network gets from the tables, in order."""
     pooled = tuple(
         PooledInput(feature=name, table=table.name, pooling=table.pooling)
         for table in configs
@@ -256,15 +257,15 @@ class DeltaManifest(Model):
 
     format: Literal[2] = DELTA_FORMAT
     parent: Hash
-    """`ExportManifest.fingerprint` of the export that the delta changes."""
+    """`ExportManifest.fingerprint` of the export to which the delta is applied."""
     manifest: ExportManifest
-    """Manifest of the export that the delta leads to."""
+    """Manifest of the later export, which results from applying the delta."""
     changed: dict[str, Count]
     """Table -> number of changed and new rows."""
     appended: dict[str, ExportedVocabulary]
-    """Vocabulary -> file with the values that follow."""
+    """Vocabulary -> file with the values that are appended to it."""
     gone: dict[str, Count]
-    """Vocabulary -> number of values that were evicted or forgotten; only where there are some."""
+    """Vocabulary -> number of values that were evicted or forgotten; vocabularies without such values are left out."""
     files: dict[str, ExportedFile]
     """All other files, by path."""
 
@@ -301,7 +302,7 @@ class DeltaManifest(Model):
 
     @classmethod
     def read(cls, folder: Path) -> DeltaManifest:
-        """Read the manifest of the delta in `folder`; `ExportError` names what is wrong with it."""
+        """Read the manifest of the delta in `folder`; `ExportError` names the file and field that is wrong."""
         if not (folder / DELTA).exists():
             reason = f"it has no {DELTA}" if folder.exists() else "it does not exist"
             raise ExportError(f"{folder} is no delta: {reason}; name a directory of `stratarec export --since`")
@@ -309,12 +310,14 @@ class DeltaManifest(Model):
 
 
 def _untyped(schema: Schema) -> Schema:
-    """Return a schema without the types of values, which depend on the format of the log; vocabularies have types."""
+    """Return a schema without the types of values. They depend on the format of the log; vocabularies have their
+    own.
+    """
     return replace(schema, sparse=tuple(replace(feature, type="auto") for feature in schema.sparse))
 
 
 def delta_fault(before: ExportManifest, after: ExportManifest) -> str:
-    """Return why no delta can lead from one export to another; empty if one can."""
+    """Return the reason why a delta cannot turn export `before` into `after`; an empty string if it can."""
     for part, old, new in (
         ("model", before.model, after.model),
         ("schema", _untyped(before.columns), _untyped(after.columns)),

@@ -1,4 +1,4 @@
-"""An opened export: its files checked, its tables in their mapped files, or in memory after a delta.
+"""An opened export whose files were checked. Tables are mapped files, or arrays in memory after a delta.
 
 Tables are only read: the kernels of training look up rows in the mapped file.
 """
@@ -55,9 +55,9 @@ from stratarec.serving.features import FeatureEncoder
 Arrays = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float32]
 
-# Rows in memory of a table whose rows were decoded for a batch.
+# Number of rows of a table whose rows were decoded for a batch: any id of the batch is valid.
 _ANY_ROWS = 1 << 31
-# Bytes of a table that are decoded at a time to check them.
+# Number of bytes of a table that are decoded at a time when it is checked.
 _CHECK_BYTES = 8 << 20
 
 
@@ -68,7 +68,7 @@ class ExportedModel:
     manifest: ExportManifest
     vocabularies: Mapping[str, Vocabulary]
     arrays: Arrays
-    """Tensors of ``tables.safetensors`` by name, flat."""
+    """Tensors of ``tables.safetensors`` by name, flattened."""
     encoder: FeatureEncoder
     tables: ReadOnlyTables
     network: Network
@@ -88,7 +88,7 @@ class ExportedModel:
         return _assemble(manifest, vocabularies, network, arrays, tensors.all_floats(), folder)
 
     def updated(self, folder: Path) -> ExportedModel:
-        """Return a model with the changes of a delta; this model stays as it is."""
+        """Return a new model with the changes of a delta applied; this model is not changed."""
         delta = DeltaManifest.read(folder)
         manifest = delta.manifest
         if delta.parent != self.manifest.fingerprint:
@@ -133,7 +133,7 @@ class ExportedModel:
 
 
 def _row_fault(rows: NDArray[np.int64], before: int, after: int) -> str:
-    """Return what is wrong with the changed rows of a table that had `before` rows; empty if nothing is."""
+    """Check the changed rows of a table that had `before` rows; return what is wrong, or an empty string."""
     if (np.diff(rows) <= 0).any() or (rows < 0).any() or (rows >= after).any():
         return f"changed rows that do not rise from 0 to {after}"
     missing = after - before - int((rows >= before).sum())
@@ -162,7 +162,7 @@ def _assemble(
 
 
 def _network(folder: Path, manifest: ExportManifest) -> Network:
-    """Build the network with its weights; no memory is allocated before the file is known to have them."""
+    """Build the network and load its weights. Memory is allocated only after the file is known to contain them."""
     pooled_keys = tuple(entry.feature for entry in manifest.pooled)
     try:
         with torch.device("meta"):
@@ -172,7 +172,7 @@ def _network(folder: Path, manifest: ExportManifest) -> Network:
         reason = " ".join(str(error).split())[:200]
         raise ExportError(f"{folder}: its manifest describes no network ({reason}); {ADVICE}") from error
     weights = map_tensors(folder, NETWORK, manifest.files[NETWORK], specs)
-    # Copies: the tensors in the file are not aligned, and are read-only.
+    # Copied, because the tensors in the file are read-only and not aligned.
     state = {name: torch.from_numpy(weights[name].copy()).view(spec.shape) for name, spec in specs.items()}
     network.load_state_dict(state, assign=True)
     network.calibration = Calibration(manifest.calibration) if manifest.calibration else None
@@ -200,7 +200,7 @@ def _vocabulary(folder: Path, entry: ExportedVocabulary, expected: ExportedFile)
 def _updated_vocabulary(
     folder: Path, delta: DeltaManifest, name: str, old: Vocabulary, removed: NDArray[np.int64]
 ) -> Vocabulary:
-    """Return a vocabulary without the `removed` ids of a delta, and with the values that the delta appends."""
+    """Return a copy of the vocabulary `old` without the ids `removed`, and with the values that the delta appends."""
     entry, values = delta.appended.get(name), old.values
     if len(removed):
         places = removed - old.tail_buckets
@@ -229,7 +229,7 @@ class FloatTables:
     weights: Floats
     """``[R * D]``, possibly a mapped file; never written."""
     place: Mapping[str, int]
-    """First element of each table."""
+    """Table -> its first element in `weights`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,12 +240,12 @@ class EncodedTable:
     records: NDArray[np.uint8]
     """``[rows, record_bytes]``."""
     float_rows: NDArray[np.int64]
-    """``[K]`` rows that are in float32, rising."""
+    """``[K]`` rows that have float32 values, in ascending order."""
     floats: Floats
-    """``[K, D]``."""
+    """``[K, D]`` values of `float_rows`."""
 
     def fault(self) -> str:
-        """Return what is wrong with the rows, which are not trusted; empty if nothing is."""
+        """Check all rows, which are not trusted; return what is wrong, or an empty string."""
         if len(self.float_rows) and not (self.float_rows[0] >= 0 and self.float_rows[-1] < len(self.records)):
             return "rows outside of the table"
         if (np.diff(self.float_rows) <= 0).any():
@@ -278,7 +278,7 @@ class ReadOnlyTables:
     floats : FloatTables
         The tables in float32.
     encoded : mapping of str to EncodedTable
-        The other tables; the rows of a batch are decoded.
+        All other tables; the rows of a batch are decoded for each lookup.
     histories : sequence of str
         Unpooled features, in the order of the network's inputs.
     """
@@ -306,7 +306,7 @@ class ReadOnlyTables:
         ]
 
     def look_up(self, features: KeyedJagged) -> tuple[Tensor, list[History]]:
-        """Return pooled rows ``[B, columns]``, and the rows of each history; ids must be within their tables."""
+        """Return pooled rows ``[B, columns]`` and the rows of each history. All ids must be valid rows."""
         pooled = torch.empty(features.batch_size, self.columns)
         rows: dict[str, Tensor] = {}
         for keys, layout, weights in self._float_groups:
@@ -320,7 +320,9 @@ class ReadOnlyTables:
     def _decoded(
         self, features: KeyedJagged, bags: BagBatch, keys: Sequence[tuple[EmbeddingBagConfig, str]], width: int
     ) -> Floats:
-        """Return ``[N * D]`` the rows of the ids of encoded tables; the rows of other ids are not initialised."""
+        """Return ``[N * D]`` decoded rows, one for each id of the batch; rows of ids of float32 tables are
+        arbitrary.
+        """
         ids, out = features.values.numpy(), np.empty((len(features.values), width), dtype=np.float32)
         for place, (table, _) in enumerate(keys):
             first, last = bags.span(place)
@@ -356,7 +358,7 @@ def _bags(features: KeyedJagged, values: NDArray[np.int32], keys: Sequence[tuple
 def _pool(
     weights: Floats, layout: GroupLayout, bags: BagBatch, keys: Sequence[tuple[object, str]], pooled: Tensor
 ) -> dict[str, Tensor]:
-    """Pool into `pooled`, and return the rows of features that are not pooled."""
+    """Write pooled rows to `pooled`, and return the rows of features without pooling."""
     faults, rows = [pool(weights, layout, bags, pooled)], {}
     for place in np.flatnonzero(layout.sequence).tolist():
         first, last = bags.span(place)

@@ -1,4 +1,4 @@
-"""Raw columns or rows to the inputs of a network and its tables, equal to those that `prepare` makes of a log."""
+"""Convert raw columns or rows to the inputs of a model; `prepare` converts the same values of a log to equal inputs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from stratarec.data.transforms import Spread, Standardizer
 from stratarec.data.vocabulary import MISSING, Vocabulary
 from stratarec.errors import DataError
 
-# Texts that are hashed at a time.
+# Number of strings that are hashed at a time.
 _HASH_BATCH = 1 << 16
 
 
 class FeatureEncoder:
-    """Encoder of raw values by a schema, moments and vocabularies, without the data set.
+    """Encoder of raw values, built from a schema, moments and vocabularies; it does not need the data set.
 
     Parameters
     ----------
@@ -45,19 +45,18 @@ class FeatureEncoder:
         self._plain_rows = PlainRowReader(schema, {name: index.type for name, index in self._indexes.items()})
 
     def encode(self, frame: Any) -> tuple[Tensor, KeyedJagged]:
-        """Return ``[N, F_dense]`` numbers, and the ids of every sparse feature in the order of the schema, with weights
-        if a feature has some.
+        """Return ``[N, F_dense]`` standardized numbers, and the ids (and weights, if any) of every sparse feature.
 
         Raises
         ------
         DataError
-            If a column is missing or has a value that a log may not have.
+            If a column is missing or has a value that `prepare` would refuse in a log.
         """
         encoded = self._encode_plain_rows(frame)
         return encoded if encoded is not None else self.encode_columns(read_frame(frame, self._schema), FRAME)
 
     def _encode_plain_rows(self, frame: Any) -> tuple[Tensor, KeyedJagged] | None:
-        """Encode a few rows cell by cell; None if a value needs conversion."""
+        """Encode a few rows cell by cell, which is faster; return None if a value must be converted first."""
         rows = self._plain_rows.read(frame)
         if rows is None:
             return None
@@ -78,7 +77,7 @@ class FeatureEncoder:
         return torch.from_numpy(self._standard.transform(numbers)), sparse
 
     def encode_columns(self, columns: Mapping[str, pl.Series], origin: str) -> tuple[Tensor, KeyedJagged]:
-        """Encode columns that have the types of a source; messages name `origin` as the place of the columns."""
+        """Encode columns that already have the types of the schema; error messages call them columns of `origin`."""
         schema = self._schema
         rows = len(next(iter(columns.values())))
         raw = np.empty((len(schema.dense), rows), dtype=np.float64)
@@ -123,14 +122,14 @@ def _jagged(ids: NDArray[np.int32], lengths: NDArray[Any]) -> JaggedTensor:
 
 
 class ValueIndex:
-    """Index of a vocabulary's values that gives the same ids as `Vocabulary.encode`, fast for a few values.
+    """Index of a vocabulary that gives the same ids as `Vocabulary.encode` and is faster for a few values.
 
-    A join reads the whole vocabulary each time; here integers, and hashes of texts, are found by binary search. A text
-    with a matching hash is compared.
+    `Vocabulary.encode` is a join, which reads the whole vocabulary each time. Here integers and hashes of strings are
+    looked up by binary search, and a string is compared with the value of the matching hash.
 
     Notes
     -----
-    Takes 12 bytes per value, in addition to the values of the vocabulary.
+    The index takes 12 bytes per value, in addition to the vocabulary.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -140,7 +139,7 @@ class ValueIndex:
         order = np.argsort(keys, kind="stable")
         places = np.flatnonzero(self._values.is_not_null().to_numpy())
         self._keys, self._places = keys[order], places[order].astype(np.int32)
-        # For single values: reading an item of a memory view takes a tenth of the time of an array's item.
+        # Memory views for single values: reading one item takes a tenth of the time that it takes from a NumPy array.
         self._key_view, self._place_view = self._keys.data, self._places.data
         repeated = np.flatnonzero(self._keys[1:] == self._keys[:-1]) + 1
         self._same_hash = {self._values[int(place)]: int(place) for place in self._places[repeated]}
@@ -151,7 +150,7 @@ class ValueIndex:
         return self._values.dtype
 
     def ids(self, values: pl.Series) -> NDArray[np.int32]:
-        """Return ``[N]`` ids of values of the index's `type`; null becomes `MISSING`."""
+        """Return the ``[N]`` ids of values, whose type must be `type`; null becomes `MISSING`."""
         if not values.null_count():
             return self._ids_of_present(values)
         ids = np.full(len(values), MISSING, dtype=np.int32)
@@ -192,7 +191,7 @@ class ValueIndex:
         return (hashes % np.uint64(self._vocabulary.tail_buckets)).astype(np.int32)
 
     def _keys_of(self, values: pl.Series) -> NDArray[Any]:
-        """Return ``[N]`` keys of the binary search: integers, or ``uint64`` hashes of texts."""
+        """Return ``[N]`` keys for the binary search: the integers, or ``uint64`` hashes of strings."""
         if not self._is_text:
             return values.to_numpy()
         hashes = np.empty(len(values), dtype=np.uint64)

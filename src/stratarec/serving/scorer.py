@@ -1,7 +1,7 @@
-"""Scores of raw samples from an exported model, whose files are only data and are checked.
+"""Score raw samples with an exported model. The files of an export contain only data and are checked.
 
-The scores equal those of `predict` for the same samples up to rounding: exactly if batches have the same samples and
-nothing is deduplicated, within 0.004 in bf16, where products round differently in batches of other sizes. A seal is no
+Scores equal those of `predict` up to rounding: they are the same bits if batches are the same and nothing is
+deduplicated, and within 0.004 in bf16, where matrix products round differently for other batch sizes. A seal is not a
 signature: it does not show who wrote the export.
 """
 
@@ -26,18 +26,18 @@ from stratarec.models.request import averaged
 from stratarec.serving.export_manifest import ExportManifest
 from stratarec.serving.exported_model import ExportedModel
 
-# Samples that are scored at a time; bounds memory.
+# Number of samples that are scored at a time, which limits memory.
 _BATCH = 8192
 
 
 class Scorer:
-    """An exported model that turns raw columns of a log into click probabilities; open one by `Scorer.open`.
+    """An exported model that computes click probabilities from raw columns. Create one with `Scorer.open`.
 
     Notes
     -----
-    Threads may share a scorer. If they do, or if rows come one at a time, `torch.set_num_threads(1)` is fastest:
-    synchronising torch's threads takes longer than the network of a row. Tables stay in their file, which must not
-    change while the scorer is in use.
+    Several threads may use one scorer. With several threads, or to score one row at a time, call
+    ``torch.set_num_threads(1)``: synchronizing torch's threads takes longer than computing one row. Tables are read
+    from their mapped file, which must not change while the scorer is in use.
     """
 
     def __init__(self, model: ExportedModel) -> None:
@@ -50,34 +50,34 @@ class Scorer:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels that are predicted, by their columns in the log."""
+        """Names of the labels that are predicted, which are columns of the log."""
         return self.manifest.columns.label_columns
 
     @classmethod
     def open(cls, folder: str | Path) -> Scorer:
         """Open a directory that ``stratarec export`` wrote.
 
-        No code in the directory is run: configuration, weights, tables and vocabularies are read and checked. Every
-        byte that is used is read once, including the tables.
+        No code in the directory is run. Configuration, weights, tables and vocabularies are checked, which reads each
+        of these files once.
 
         Raises
         ------
         ExportError
-            If a file is missing, a link, damaged, of another export, or not as the manifest describes it.
+            If a file is missing, damaged, a symbolic link, or differs from its description in the manifest.
         """
         return cls(ExportedModel.open(Path(folder)))
 
     def update(self, delta: str | Path) -> None:
-        """Apply a directory of ``stratarec export --since``; scores are then exactly those of the later model.
+        """Apply a delta that ``stratarec export --since`` wrote; scores are then exactly those of the later model.
 
-        Threads that score meanwhile use either the old or the new model. The tables of the new model are in memory;
-        during the update those of both models are.
+        Threads that score at the same time use either the old or the new model. The tables of the new model are kept in
+        memory, and during the update those of both models are.
 
         Raises
         ------
         ExportError
-            If the delta is of another model than this one, as when a delta was skipped or is applied twice, or if its
-            files are damaged. The scorer does not change then.
+            If the delta does not belong to this model, for example because a delta was skipped or applied twice, or if
+            its files are damaged. The scorer is then unchanged.
         """
         with self._updating:
             self._model = self._model.updated(Path(delta))
@@ -89,22 +89,21 @@ class Scorer:
         return as_html("Scorer", rows)
 
     def score(self, frame: Any) -> NDArray[np.float32]:
-        """Return ``[N]`` probabilities, equal to those of ``stratarec predict`` up to rounding; ``[N, T]`` for several
-        `labels`.
+        """Return ``[N]`` click probabilities, or ``[N, T]`` for several `labels`.
 
         Parameters
         ----------
         frame : DataFrame or mapping of columns
-            A DataFrame of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series, with the values
-            of a log by the names of the schema's features. A history is a list of the earlier values, oldest first.
-            Other columns, such as label and time, are not read.
+            A DataFrame of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series. Its columns have
+            the names of the schema's features and raw values as in a log. A history is a list of earlier values, oldest
+            first. Other columns, such as label and time, are ignored.
 
         Raises
         ------
         DataError
-            If a column or value cannot be used; names the column, and the row.
+            If a column is missing or a value cannot be converted; names the column and the row.
         ExportError
-            If a score is no number.
+            If a score is NaN.
         """
         model = self._model  # once: another thread may replace it
         dense, sparse = model.encoder.encode(frame)
