@@ -1,4 +1,4 @@
-"""Models, from a batch to logits. A recipe selects one by its `kind`.
+"""Models that compute logits from a batch. A recipe selects a model by `model.kind`.
 
 Each model is a module of `zoo/` and an entry of `registry.SCORES`.
 """
@@ -62,32 +62,32 @@ def build_model(
     tiers: TierConfig | None = None,
     collection: Callable[[Sequence[EmbeddingBagConfig]], EmbeddingCollection[Any]] | None = None,
 ) -> CTRModel:
-    """Build the model of `config`; its weights are a function of `seed` only.
+    """Build the model that `config` describes; its initial weights depend on `seed` only.
 
     Parameters
     ----------
     schema : Schema
         Schema of the data set.
     table_rows : mapping of str to int
-        Vocabulary -> rows, from `Dataset.table_rows`.
+        Vocabulary -> number of rows of its table, from `Dataset.table_rows`.
     first_rows : mapping of str to int
-        Vocabulary -> rows in the first data set of the vocabularies; see `build_tables`.
+        Vocabulary -> number of rows in its first data set; see `build_tables`.
     optimizer : RowOptimizerConfig
         Optimizer of the embedding tables.
     click_rates : sequence of float
-        Share of positives of each label; the initial biases are their log-odds, unless `config` sets them to zero.
+        Share of positive samples of each label. The initial biases are the log-odds, unless `config` sets them to zero.
     tiers : TierConfig
-        Tables with a home outside level 0; by default none.
+        Homes and caches of tables outside level 0; by default all tables are in level 0.
     collection : callable
-        Builds the embeddings if other processes hold some of the tables; it then includes optimizer, seed and tiers.
+        Builds the embedding collection if tables are sharded over processes; `optimizer` and `tiers` are then not used.
     """
-    # torch's layers draw initial weights before ours replace them.
+    # torch's layers draw initial weights from the global generator; ours replace them afterwards.
     with torch.random.fork_rng(devices=[]):
         tables = build_tables(config, schema, table_rows, first_rows)
         if collection is None:
             collection = partial(TieredEmbeddingBagCollection, optimizer=optimizer, seed=seed, tiers=tiers)
         embeddings = collection(tables)
-        # Keys of all tables; a collection may look up only those of its host.
+        # The features of all tables, although a collection may look up only the features of its host.
         network = build_network(config, schema, tuple(key for table in tables for key in table.feature_names))
         initialize(network, seed, config.initialization)
         seed_dropout(dropouts(network), seed)

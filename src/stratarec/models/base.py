@@ -40,36 +40,36 @@ class VectorsConfig:
     default_overrides: ClassVar[Mapping[str, Any]] = {}
     """Field of a recipe, such as ``train.embedding.kind`` -> default value for this model."""
     embedding_dim: int = 16
-    """D, width of every vector that the network takes."""
+    """D, width of the vectors that are the network's input."""
     embedding_dims: Mapping[str, int] = field(default_factory=dict)
-    """Vocabulary -> width of its table, where it differs from `embedding_dim`: a learned linear projection maps its
-    vectors to `embedding_dim` (mixed dimensions, Ginart et al. 2019, arXiv 1909.11810). Small vocabularies need
-    less."""
+    """Vocabulary -> width of its table, if it differs from `embedding_dim`. A learned linear projection maps its
+    vectors to `embedding_dim` (mixed dimensions, Ginart et al. 2019, arXiv 1909.11810). Small vocabularies need smaller
+    widths."""
     pooling: Literal["mean", "sum"] = "mean"
-    """Pooling of multi-valued features; weighted, where they have weights."""
+    """Pooling of features with several values; a weighted mean or sum if the values have weights."""
     history: HistoryConfig = field(default_factory=HistoryConfig)
     """Pooling of histories and sequences."""
     heads: HeadsConfig = field(default_factory=HeadsConfig)
     """Layers for several labels on top of the shared network."""
     towers: TowersConfig | None = None
-    """Groups of features that are summarized before they meet the rest of the model; null for none."""
+    """Towers: groups of features whose outputs are computed separately and then combined; null for no towers."""
     dropout: float = 0.0
-    """Share of each hidden layer's outputs that a training step drops; not applied in a history's attention."""
+    """Dropout probability after each hidden layer; not applied in the attention over histories."""
     initialization: Initialization = "dlrm"
     """Initial weights of linear layers: Xavier's normal weights, with random biases (``dlrm``) or zeros
     (``xavier``)."""
     initial_logit: Literal["click_rate", "zero"] = "click_rate"
-    """Initial bias of the last layer: the log-odds of the click rate, or 0. From 0 all rows first learn the rate
-    together, which helps some models whose products start small."""
+    """Initial bias of the last layer: the log-odds of the click rate, or 0. With 0 all rows first learn the click rate
+    together, which helps some models whose products of vectors are small at the start."""
     initial_rows: float = 0.0
-    """Initial weights of rows are uniform in plus and minus this; 0 for 1 / sqrt(rows of a table), by which rows of
-    small tables are many times as large as those of large ones. A table that grows keeps its first number of rows."""
+    """Bound b of the initial weights of rows, which are uniform in [-b, b]. 0 uses 1 / sqrt(R) for a table of R rows,
+    so the weights of small tables are larger. If a table grows later, R remains its first number of rows."""
     batch_norm: bool = False
-    """Whether each hidden layer normalizes over the batch before its ReLU; not applied in a history's attention. Each
-    rank normalizes over its own samples."""
+    """Whether each hidden layer has batch normalization before its ReLU; not applied in the attention over histories.
+    Each rank normalizes over its own samples."""
 
     one_label: ClassVar[bool] = False
-    """Whether the model supports one label only."""
+    """Whether the model supports only one label."""
 
     def __post_init__(self) -> None:
         if self.embedding_dim < 1:
@@ -83,7 +83,7 @@ class VectorsConfig:
             raise ConfigError(f"model.dropout is {self.dropout}, expected 0 or more and less than 1")
 
     def mlp(self, inputs: int, sizes: Sequence[int], *, last: int | None = None) -> MLP:
-        """Return an `MLP` with the dropout and the batch normalization of this model."""
+        """Return an `MLP` with the dropout and batch normalization settings of this model."""
         return MLP(inputs, sizes, dropout=self.dropout, batch_norm=self.batch_norm, last=last)
 
     def table_width(self, vocabulary: str) -> int:
@@ -96,7 +96,7 @@ class VectorsConfig:
         return self.embedding_dim + self.first_order
 
     def check_labels(self, names: Sequence[str]) -> None:
-        """Raise `ConfigError` for several labels where the model supports one."""
+        """Raise `ConfigError` if there are several labels and the model supports only one."""
         if self.one_label and len(names) > 1:
             raise ConfigError(
                 f"model.kind is {self.kind}, which supports one label; got {', '.join(names)}. Set model.kind to "
@@ -104,7 +104,7 @@ class VectorsConfig:
             )
 
     def check_vocabularies(self, names: Collection[str]) -> None:
-        """Raise `ConfigError` for widths of unknown vocabularies."""
+        """Raise `ConfigError` if `embedding_dims` names an unknown vocabulary."""
         other = next((name for name in self.embedding_dims if name not in names), None)
         if other is not None:
             raise ConfigError(f"model.embedding_dims.{other}: no such vocabulary; there are {', '.join(names)}")
@@ -139,23 +139,23 @@ def build_tables(
 
 
 class Score(nn.Module):
-    """The part that differs between models: dense ``[B, F_dense]`` and vectors ``[B, F, W]`` -> logits.
+    """The part that differs between models. It maps dense ``[B, F_dense]`` and vectors ``[B, F, W]`` to logits.
 
     Logits are ``[B]``, or ``[B, T]`` for T labels. A score is built from its `config` and the counts F_dense and F.
     The third argument of `forward` is the `Runs` of shared vectors, or None. Models with tower modules take one more
-    argument in both calls: numbers ``[B, N]`` that enter only the last layers.
+    argument in the constructor and in `forward`: N, and numbers ``[B, N]`` that are input of the last layers only.
     """
 
     config: ClassVar[type[VectorsConfig]]
-    """Class of this model's section of a recipe; its `kind` is the name of the model."""
+    """Class of the ``model`` section of a recipe for this model; its `kind` is the name of the model."""
     out: nn.Linear | Terms | SharedBottom | MMoE
     """The last layer, or the heads of several labels."""
 
     def set_features(self, names: tuple[str, ...]) -> None:
-        """Set the names of the features of the vectors, in order; most models do not need them."""
+        """Set the names of the features, in the order of their vectors; most models do not need the names."""
 
     def logits(self, columns: Tensor) -> Tensor:
-        """Apply the last layer, without the axis of a single label."""
+        """Apply the last layer; for a single label, return ``[B]`` instead of ``[B, 1]``."""
         logits: Tensor = self.out(columns)
         return logits.squeeze(-1)
 
@@ -163,12 +163,12 @@ class Score(nn.Module):
 class Network(nn.Module):
     """The dense part of a model: pools histories and sequences, then calls `score`.
 
-    An event of a sequence is the sum of the rows of its columns. Attention compares it with the sum of the vectors of
-    the features that the columns refer to, which needs no weights and keeps both in one space.
+    The vector of an event in a sequence is the sum of the rows of its columns. Attention compares it with the sum of
+    the vectors of the features to which the columns refer; this needs no weights, and both sums are in one space.
     """
 
     labels: tuple[str, ...]
-    """Labels of the logits."""
+    """Names of the labels, in the order of the logits."""
     weighted_means: tuple[str, ...]
     """Features with a weighted mean."""
 
@@ -182,7 +182,7 @@ class Network(nn.Module):
         super().__init__()
         self.width = config.vector_width
         behaviours = tuple(schema.behaviours.values()) if config.history.pooling != "mean" else ()
-        # Columns of each history and sequence, and the pooled vectors that it is compared with.
+        # The columns of each history or sequence, and the pooled vectors with which attention compares its events.
         self.event_columns = tuple(tuple(feature.name for feature in columns) for columns in behaviours)
         self.sequence_keys = tuple(name for columns in self.event_columns for name in columns)
         self.targets = tuple(
@@ -200,13 +200,14 @@ class Network(nn.Module):
         self.projections = Projections(schema, config.table_width, self.width, pooled_keys)
         self.score = score(len(schema.dense), len(pooled_keys) + len(behaviours))
         self.correction: tuple[float, ...] = ()
-        """Added to the logit of each label except in training; by default none. It is the logarithm of the share of
-        negatives in training over the weight of a positive, the factor of the learned odds (Elkan 2001, theorem 2)."""
+        """Correction that is added to the logit of each label, except in training; empty for none. It is the logarithm
+        of (share of negatives kept in training / weight of a positive sample), by which training changed the odds
+        (Elkan 2001, theorem 2)."""
         self.calibration: Calibration | None = None
-        """Map that is applied to logits after that, where one was fitted."""
+        """Map that is applied to the corrected logits; None if no map was fitted."""
 
     def set_labels(self, labels: tuple[str, ...], config: VectorsConfig) -> None:
-        """Set the labels; for several, heads replace the last layer."""
+        """Set the labels. For several labels, heads replace the last layer."""
         self.labels = labels
         config.check_labels(labels)
         if len(labels) > 1:
@@ -229,11 +230,11 @@ class Network(nn.Module):
         dense : Tensor
             ``[B, F_dense]``.
         pooled : Tensor
-            ``[B, .]`` pooled embeddings with the widths of their tables; may be overwritten.
+            ``[B, sum of table widths]`` pooled embeddings; the tensor may be overwritten.
         histories : sequence of History
-            Histories of the unpooled features `sequence_keys`.
+            Rows of the features without pooling, in the order of `sequence_keys`.
         runs : Runs
-            Pooled embeddings that samples share; by default none.
+            Which samples share pooled embeddings; by default each sample has its own.
         """
         vectors = self.projections.of_pooled(pooled, runs)
         if runs is not None and any(runs.shared[place] for targets in self.targets for place in targets):
@@ -249,7 +250,9 @@ class Network(nn.Module):
         return self._logits(dense, vectors, extra, runs)
 
     def padded(self, dense: Tensor, pooled: Tensor, *sequences: Tensor) -> Tensor:
-        """Compute `forward` from tensors only, for export: rows ``[B, L, D]`` and mask ``[B, L]`` of each history."""
+        """Compute the same as `forward`, for export: each history is given as rows ``[B, L, D]`` and mask ``[B,
+        L]``.
+        """
         vectors = self.projections.of_pooled(pooled)
         wide = list(map(self.projections.of_rows, self.sequence_keys, sequences[::2]))
         parts = zip(self.poolings, self.targets, self._by_column(wide), self._by_column(sequences[1::2]), strict=True)
@@ -282,29 +285,29 @@ class Network(nn.Module):
 
 
 def _query(vectors: Tensor, targets: Sequence[int]) -> Tensor:
-    """Return ``[B, D]`` of ``[B, F, D]``: the vector that a history or sequence is compared with."""
+    """Return the sum ``[B, D]`` of the `targets` among ``[B, F, D]`` vectors; attention compares events with it."""
     return vectors[:, targets[0]] if len(targets) == 1 else chosen(vectors, targets).sum(1)
 
 
 def _joined(columns: Sequence[History]) -> History:
-    """Join the events of several columns with equal windows."""
+    """Sum the rows of several columns of a sequence, which have equal windows."""
     return columns[0] if len(columns) == 1 else replace(columns[0], rows=_sum([column.rows for column in columns]))
 
 
 def _sum(rows: Sequence[Tensor]) -> Tensor:
-    """Sum tensors of one shape in their order."""
+    """Sum tensors of equal shape, in the given order."""
     return sum(rows[1:], rows[0])
 
 
 class CTRModel(nn.Module):
-    """Model from a batch to logits.
+    """Complete model: embedding tables and a network, from a batch to logits.
 
     Parameters
     ----------
     embeddings : EmbeddingCollection
-        Trains itself in backward; its tables are not parameters.
+        Embedding tables. They are updated in the backward pass and are not parameters of the module.
     network : Network
-        All weights that a dense optimizer trains.
+        The network, whose weights are trained by a dense optimizer.
     """
 
     def __init__(self, embeddings: EmbeddingCollection[Any], network: Network) -> None:
@@ -312,10 +315,10 @@ class CTRModel(nn.Module):
         self.embeddings = embeddings
         self.network = network
         self.device = CPU
-        """Device of the network; rows stay in their memories."""
+        """Device of the network; rows of tables are not moved to it."""
 
     def place(self, device: torch.device) -> None:
-        """Move the network to a device, before an optimizer is built of its weights."""
+        """Move the network to a device. Call it before an optimizer is built for its weights."""
         try:
             self.network.to(device)
         except torch.OutOfMemoryError as error:
@@ -330,18 +333,20 @@ class CTRModel(nn.Module):
         Parameters
         ----------
         request : Request
-            Result of `request` for the batch, if that was called ahead of time.
+            Result of `request` for the batch, if it was computed ahead.
         prepared : Prepared
-            Result of ``embeddings.prepare(request.features)``, if that was called ahead of time.
+            Result of ``embeddings.prepare(request.features)``, if it was computed ahead.
         """
         return self.network(*self.vectors(batch, request or self.request(batch), prepared))  # type: ignore[no-any-return]
 
     def request(self, batch: Batch) -> Request:
-        """Return the ids to look up, each distinct value of a group once."""
+        """Return the ids to look up; each distinct value of a deduplication group appears once."""
         return Request.of(batch, self.network.sequence_keys, self.network.weighted_means)
 
     def lookup_zero(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
-        """Return a zero that depends on the lookups, for a rank whose batch has no samples while others have some."""
+        """Return a zero that depends on the lookups. A rank without samples uses it as its loss, so that it takes part
+        in the exchanges of the backward pass.
+        """
         output = self.embeddings(prepared or (request or self.request(batch)).features)
         total: Tensor = output.pooled.sum() + sum(bags.values.sum() for bags in output.sequences.values())
         return total
@@ -349,20 +354,20 @@ class CTRModel(nn.Module):
     def vectors(
         self, batch: Batch, request: Request, prepared: Handle | None = None
     ) -> tuple[Tensor, Tensor, list[History], Runs | None]:
-        """Return the network's inputs: dense, pooled, unpooled histories, and the `Runs` of shared vectors."""
-        # Copied before rows are looked up, so that it arrives in the meantime.
+        """Return the network's inputs: dense numbers, pooled vectors, histories, and the `Runs` of shared vectors."""
+        # The copy to the device starts first, so that it overlaps with the lookups.
         dense = self.embeddings.engine.transfers.up(batch.dense)
         return dense, *self.look_up(request, batch.size, self.network.sequence_keys, prepared)
 
     def look_up(
         self, request: Request, size: int, sequences: Sequence[str], prepared: Handle | None = None
     ) -> tuple[Tensor, list[History], Runs | None]:
-        """Return pooled vectors, histories and runs of `size` samples."""
+        """Return pooled vectors, histories and runs for a batch of `size` samples."""
         output = self.embeddings(prepared or request.features)
         histories = []
         for key in sequences:
             bags = output.sequences[key]
-            # Empty bags may follow those of the batch's samples.
+            # Empty bags may follow the bags of the batch's samples.
             offsets = bags.offsets[: size + 1]
             windows = request.windows.get(key) or HistoryWindows(start=offsets[:-1], length=offsets.diff())
             histories.append(History(rows=bags.values, windows=windows))
@@ -372,7 +377,7 @@ class CTRModel(nn.Module):
 
 
 def autocast(precision: str, device: torch.device = CPU) -> torch.autocast:
-    """Return the autocast context of the network on a device."""
+    """Return the autocast context for `precision` on a device; for ``float32`` it is disabled."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
@@ -383,9 +388,9 @@ def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class Projections(nn.ModuleList):
-    """Linear layers without bias from tables that are not D wide, one a vocabulary in the order of the schema.
+    """Linear layers without bias that project vectors of other widths to width D, one for each such vocabulary.
 
-    Shapes: B samples, F pooled features, D width of every vector that the network takes.
+    Shapes: B samples, F pooled features, D width of the network's input vectors.
 
     Parameters
     ----------
@@ -395,7 +400,7 @@ class Projections(nn.ModuleList):
     width : int
         D.
     pooled_keys : tuple of str
-        Features of pooled embeddings, in order.
+        Pooled features, in the order of their vectors.
     """
 
     def __init__(
@@ -417,7 +422,9 @@ class Projections(nn.ModuleList):
         return wide.float()
 
     def of_pooled(self, pooled: Tensor, runs: Runs | None = None) -> Tensor:
-        """Project pooled embeddings to ``[B, F, D]``; for shared ones only the rows of runs are defined."""
+        """Project pooled embeddings to ``[B, F, D]``. With `runs`, only the first rows, one for each run, are
+        defined.
+        """
         if not len(self):
             return pooled.view(pooled.shape[0], -1, self.width)
         parts = list(torch.split(pooled, [self._widths[name] for name in self._pooled], dim=1))
@@ -428,7 +435,7 @@ class Projections(nn.ModuleList):
         return torch.stack(parts, dim=1)
 
     def _of_runs(self, name: str, part: Tensor, runs: Runs | None) -> Tensor:
-        # Rows after those of runs are undefined, and would be NaN in the gradient of the layer.
+        # Rows beyond the runs are undefined, and could be NaN in the gradient of the layer.
         assert runs is not None
         count = runs.starts.numel() - 1
         wide = self.of_rows(name, part[:count])

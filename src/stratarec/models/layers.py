@@ -37,7 +37,7 @@ class Drawn(Protocol):
 
 
 def initialize(module: nn.Module, seed: int, kind: Initialization = "dlrm") -> None:
-    """Set the weights of all linear and `Drawn` layers, as a function of `seed` and the order of layers only.
+    """Set the weights of all linear and `Drawn` layers. They depend on `seed` and the order of the layers only.
 
     Weights are normal with variance 2 / (in + out) (Glorot and Bengio 2010). Biases are normal with variance 1 / out,
     as in DLRM's reference, or 0.
@@ -59,7 +59,7 @@ def initialize(module: nn.Module, seed: int, kind: Initialization = "dlrm") -> N
 class MLP(nn.Sequential):
     """Hidden layers of the given sizes: linear, batch normalization, ReLU, dropout.
 
-    The input may have more columns than the first layer, which are zeros.
+    The input may have more columns than the first layer; additional columns must be zeros.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class MLP(nn.Sequential):
     batch_norm : bool
         Whether hidden layers are normalized.
     last : int
-        Size of one more layer, linear and ReLU only; by default there is none.
+        Size of an additional last layer, with ReLU but without dropout and normalization; by default there is none.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class MLP(nn.Sequential):
     ) -> None:  # fmt: skip
         layers: list[nn.Module] = []
         for size in sizes:
-            # Normalization cancels a bias, up to rounding in bfloat16.
+            # No bias, because normalization would cancel it, up to rounding in bfloat16.
             layers.append(nn.Linear(inputs, size, bias=not batch_norm))
             if batch_norm:
                 layers.append(BatchNorm(size))
@@ -105,14 +105,15 @@ class MLP(nn.Sequential):
     def of_runs(self, unshared: Tensor, shared: Tensor, columns: tuple[Tensor, Tensor], starts: Tensor) -> Tensor:
         """Return ``[B, outputs]`` for inputs with columns that are the same for all samples of a run.
 
-        The first layer is linear: the product of the shared columns is computed once a run and then added.
+        As the first layer is linear, the product of the shared columns is computed once per run and added for each
+        sample.
 
         Parameters
         ----------
         unshared, shared : Tensor
             ``[B, .]`` and ``[R, .]``.
         columns : pair of Tensor
-            Places of both among the columns of the input, without padding.
+            Column numbers of both in the input of the first layer, without padding.
         starts : Tensor
             ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
         """
@@ -151,16 +152,16 @@ _STEPS = 1 << 16
 class Dropout(nn.Module):
     """Dropout with reproducible masks (Srivastava et al., JMLR 15, 2014).
 
-    In training elements are zero with probability `rate`, and the others are scaled by 1 / (1 - rate). Masks come from
-    a separate generator, which `seed_dropout` sets at each step: torch's global generator depends on other draws. An
-    element is decided by 16 random bits, four elements a draw, as torch's Bernoulli numbers take as long as a layer of
-    512 by 512. So the rate is rounded to a multiple of 1 / 65,536.
+    In training each element is set to zero with probability `rate`, and the others are scaled by 1 / (1 - rate). Masks
+    are drawn from a separate generator, which `seed_dropout` seeds at each step, because torch's global generator
+    depends on other draws. One draw of 64 random bits decides four elements: torch's Bernoulli numbers would take as
+    long as a layer of 512 by 512. So the rate is rounded to a multiple of 1 / 65,536.
 
     Parameters
     ----------
     rate : float
     shared : bool
-        Whether all entries of the first dimension have the same mask, as for ensemble members with different weights.
+        Whether all entries of the first dimension use the same mask, as the members of an ensemble do.
     """
 
     def __init__(self, rate: float, *, shared: bool = False) -> None:
@@ -178,9 +179,9 @@ class Dropout(nn.Module):
             -(1 << 63), None, generator=self.generator
         )
         bits = draws.view(torch.int16)[: shape.numel()].view(shape)
-        # Drawn on the host: the same masks on every device.
+        # Drawn on the host, so that masks are the same on every device.
         mask = on_device(bits >= self.dropped - _STEPS // 2, inputs).to(inputs.dtype)
-        # Scaled by a number, not in the mask: bfloat16 has three digits.
+        # The scale is a separate factor: in a bfloat16 mask it would have only three digits.
         return (inputs * mask).mul_(_STEPS / (_STEPS - self.dropped))
 
 
@@ -190,7 +191,7 @@ def dropouts(module: nn.Module) -> list[Dropout]:
 
 
 def seed_dropout(layers: Sequence[Dropout], *key: int) -> None:
-    """Seed the next masks from `key`, non-negative integers, and the place among `layers`."""
+    """Seed the next mask of each layer from `key` (non-negative integers) and the layer's place in `layers`."""
     if layers:
         for layer, seed in zip(layers, np.random.SeedSequence(key).generate_state(len(layers)), strict=True):
             layer.generator.manual_seed(int(seed))
@@ -199,8 +200,9 @@ def seed_dropout(layers: Sequence[Dropout], *key: int) -> None:
 class BatchNorm(nn.Module):
     """Batch normalization by column (Ioffe and Szegedy 2015, arXiv 1502.03167).
 
-    y = (x - mean) / sqrt(variance + 1e-5) * weight + bias. Outside training, and for a single sample, whose variance is
-    0, mean and variance are running statistics, of which each batch replaces a tenth.
+    y = (x - mean) / sqrt(variance + 1e-5) * weight + bias. In training, mean and variance are those of the batch, which
+    also replace a tenth of the running statistics. Outside training, and for a batch of one sample, the running
+    statistics are used.
     """
 
     running_mean: Tensor
@@ -221,6 +223,6 @@ class BatchNorm(nn.Module):
 
 
 def statistics(module: nn.Module) -> list[Tensor]:
-    """Return the running means and variances ``[H]`` of all batch normalization in a module."""
+    """Return the running means and variances ``[H]`` of all batch normalization layers in a module."""
     layers = [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
     return [tensor for layer in layers for tensor in (layer.running_mean, layer.running_var)]

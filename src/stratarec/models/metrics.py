@@ -1,10 +1,10 @@
 """Metrics of a complete split: AUC, log loss, normalized entropy, calibration, and the order within users.
 
-A sample of weight w counts as w samples, except in ranks, where it is one sample, or none for weight 0. A group's
-weight in the grouped AUC is that of its samples.
+A sample of weight w counts as w samples. In rankings it counts as one sample, or as none if its weight is 0. In the
+grouped AUC, the weight of a group is the total weight of its samples.
 
-A metric is a function of `Samples` and an entry of `METRICS` at the end of this module, which evaluation, reports,
-comparisons and early stopping use.
+A metric is a function of `Samples` and an entry of `METRICS` at the end of this module. Evaluation, reports,
+comparisons and early stopping use this list.
 
 Shapes: N samples in G groups; T *ties*, samples of equal score in one group.
 """
@@ -22,27 +22,27 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32] | NDArray[np.float64]
 Doubles = NDArray[np.float64]
-# Name of a figure -> ``[G]`` values, NaN for groups without one, and ``[G]`` weights of groups in the mean.
+# Name of a metric -> ``[G]`` values, NaN for groups without a value, and ``[G]`` weights of the groups in the mean.
 Figures: TypeAlias = Mapping[str, tuple[Doubles, Doubles]]
 
 _DRAWS = 500
 
 
 class RankedGroups:
-    """Ranking of samples within groups (users, sessions or slates) by falling score, and its figures.
+    """Ranking metrics within groups (users, sessions or slates); the sample with the highest score is first.
 
-    Samples of equal score have no order, so a figure is its expectation over random orders: NDCG (gain 1 of a positive)
-    as in scikit-learn, the others in closed form. Groups without a positive, and for AUC groups of one class, have no
-    figure and are left out.
+    Samples of equal score are in random order, and each metric is its expected value: NDCG (with gain 1 for a positive)
+    as in scikit-learn, the others in closed form. Groups without a positive are left out, and for AUC also groups
+    without a negative.
 
     Parameters
     ----------
     label, score : array
         ``[N]``, labels of 0 and 1; at least one sample.
     group : array
-        ``[N]`` number of the group of each sample.
+        ``[N]`` group number of each sample.
     weight : array or None
-        ``[N]`` weight of each sample in `areas`, by default 1; ranks do not depend on it.
+        ``[N]`` weight of each sample, by default 1. Only `areas` uses it; ranks do not depend on it.
     """
 
     def __init__(self, label: Floats, score: Floats, group: NDArray[np.int64], weight: Floats | None = None) -> None:
@@ -64,7 +64,7 @@ class RankedGroups:
 
     @cached_property
     def areas(self) -> tuple[Doubles, Doubles]:
-        """``[G]`` AUC of each group, by pairs (Mann and Whitney), and the weight of its samples."""
+        """Return the ``[G]`` AUC of each group (Mann and Whitney), and the total weight of its samples."""
         positive, negative = (
             np.add.reduceat(part, self._tie) for part in (self._scale * self._truth, self._scale * (1 - self._truth))
         )
@@ -75,7 +75,9 @@ class RankedGroups:
         return _ratio(totals[2], totals[0] * totals[1]), totals[0] + totals[1]
 
     def ndcg(self, at: int) -> Doubles:
-        """``[G]`` discounted gain of the first `at` samples over that of the best order (Järvelin and Kekäläinen)."""
+        """Return ``[G]`` NDCG of the first `at` samples: their discounted gain divided by that of the best order
+        (Järvelin and Kekäläinen).
+        """
         at = min(at, int(self._size.sum()))
         discount = np.concatenate([[0.0], np.cumsum(1 / np.log2(np.arange(2, at + 2)))])
         first, last = np.minimum(self._above, at), np.minimum(self._above + self._size, at)
@@ -84,15 +86,16 @@ class RankedGroups:
         return _ratio(np.add.reduceat(gained, self._first), best)
 
     def recall(self, at: int) -> Doubles:
-        """``[G]`` share of the positives that are among the first `at` samples."""
+        """Return ``[G]`` shares of the positives that are among the first `at` samples."""
         recalled = self._positive / self._size * self._inside(at)
         return _ratio(np.add.reduceat(recalled, self._first), self._positives)
 
     def hit_rate(self, at: int) -> Doubles:
-        """``[G]`` chance that a positive is among the first `at` samples."""
+        """Return ``[G]`` probabilities that at least one positive is among the first `at` samples."""
         inside, size, positive = self._inside(at), self._size, self._positive
         none = positive <= size - inside
-        # Of a tie across the limit only some samples are inside: the share of orders with all positives outside.
+        # Only some samples of a tie at the limit are inside. This is the share of orders with all its positives
+        # outside.
         missed = np.exp(
             _log_ways(np.where(none, size - positive, inside), inside) - _log_ways(size.astype(np.float64), inside)
         )
@@ -100,7 +103,7 @@ class RankedGroups:
         return np.where(self._positives > 0, 1 - np.multiply.reduceat(missed, self._first), np.nan)
 
     def reciprocal_rank(self) -> Doubles:
-        """``[G]`` reciprocal of the place of the first positive, counted from 1."""
+        """Return ``[G]`` reciprocals of the place of the first positive, counted from 1."""
         ranks = np.full(len(self._first), np.nan)
         places = np.where(self._positive > 0, np.arange(len(self._tie)), -1)
         best = np.maximum.reduceat(places, self._first)
@@ -118,7 +121,9 @@ class RankedGroups:
         return ranks
 
     def figures(self, at: int) -> dict[str, tuple[Doubles, Doubles]]:
-        """Return all figures; AUC weighted by the groups' samples (Zhu et al. 2017), the others equally by groups."""
+        """Return all metrics and the weights of groups in their means: the weight of a group's samples for AUC (Zhu et
+        al. 2017), and 1 for the others.
+        """
         equal = np.ones(len(self._first))
         return {
             f"NDCG@{at}": (self.ndcg(at), equal),
@@ -129,15 +134,15 @@ class RankedGroups:
         }
 
     def _inside(self, at: int) -> NDArray[np.int64]:
-        """``[T]`` number of samples of a tie among the first `at` of their group."""
+        """Return ``[T]`` numbers of samples of each tie that are among the first `at` of their group."""
         return np.clip(at - self._above, 0, self._size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Mean of a figure over groups, with a 95 % interval of the bootstrap over groups.
+    """Mean of a metric over groups, with a 95 % interval from a bootstrap over groups.
 
-    The value is NaN if no group has the figure, and the interval is NaN for a single group.
+    The value is NaN if no group has the metric, and the interval is NaN for a single group.
     """
 
     value: float
@@ -149,7 +154,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """Figures of the order within the groups of one column; `ungrouped` samples have no value of it."""
+    """Ranking metrics within the groups of one column. `ungrouped` is the number of samples without a group."""
 
     groups: int
     ungrouped: int
@@ -157,13 +162,13 @@ class Ranked:
 
 
 def mean(values: Doubles, weights: Doubles) -> float:
-    """Return the mean over groups that have a figure; NaN if none has."""
+    """Return the weighted mean over groups whose value is not NaN; NaN if there are none."""
     known = ~np.isnan(values)
     return float(np.average(values[known], weights=weights[known])) if weights[known].sum() > 0 else float("nan")
 
 
 def estimates(figures: Figures, seed: int = 0) -> dict[str, Estimate]:
-    """Return the mean of each figure with its interval; reproducible by the seed."""
+    """Return the mean of each metric with its interval; `seed` makes the bootstrap reproducible."""
     known = np.stack([~np.isnan(values) for values, _ in figures.values()])
     weights = np.stack([weights for _, weights in figures.values()]) * known
     sums = np.concatenate([np.nan_to_num(np.stack([values for values, _ in figures.values()])) * weights, weights]).T
@@ -183,7 +188,7 @@ def estimates(figures: Figures, seed: int = 0) -> dict[str, Estimate]:
 
 
 def _log_ways(of: NDArray[Any], chosen: NDArray[Any]) -> Doubles:
-    """Return the logarithm of the binomial coefficient."""
+    """Return the logarithm of the binomial coefficient `of` over `chosen`."""
     from scipy.special import gammaln  # importing it takes a tenth of a second
 
     ways: Doubles = gammaln(of + 1.0) - gammaln(chosen + 1.0) - gammaln(of - chosen + 1.0)
@@ -201,16 +206,16 @@ MOST_BINS = 20
 _LEAST_SAMPLES = 50
 _CELLS_PER_LOGIT, _HIGHEST = 256, 16
 _CELLS = 2 * _HIGHEST * _CELLS_PER_LOGIT
-# Samples that are added at once, which bounds memory.
+# Number of samples that are added at a time, which limits memory.
 _AT_ONCE = 1 << 18
 # Quantile of the normal distribution for intervals of 95 %.
 _Z = 1.959964
 
 
 class Bin(NamedTuple):
-    """Bin of samples with neighbouring logits: share of all weight, mean prediction, and rate of positives.
+    """Bin of samples with similar logits: its share of the total weight, mean prediction, and rate of positives.
 
-    `low` and `high` are the 95 % interval of the rate (Wilson 1927), for the effective number of samples (Kish 1965).
+    `low` and `high` are the 95 % interval of the rate (Wilson 1927) for the effective number of samples (Kish 1965).
     """
 
     samples: int
@@ -222,24 +227,23 @@ class Bin(NamedTuple):
 
 
 class Reliability:
-    """Predictions and observed rates in bins of equal mass, and their calibration error, from sums in cells of logits.
+    """Predictions and observed rates in bins of equal weight, and the expected calibration error (ECE).
 
         ECE = sum_b m_b |p_b - y_b|
 
-    over bins b of samples with neighbouring logits: m_b is a bin's share of all weight, p_b its mean prediction and y_b
-    its rate of positives (Naeini et al. 2015; bins of equal mass as in Nguyen and O'Connor 2015).
+    The sum is over bins b of samples with similar logits: m_b is the bin's share of the total weight, p_b its mean
+    prediction and y_b its rate of positives (Naeini et al. 2015; bins of equal weight as in Nguyen and O'Connor 2015).
 
-    Samples are counted in cells of a 256th of a logit. Only the sums of cells are stored: memory does not depend on the
-    number of samples, and sums of batches or ranks can be added. A bin consists of complete cells, so samples of one
-    logit share a bin; means are exact, and only the ends of bins are rounded to cells.
+    Samples are summed in cells that are 1/256 of a logit wide. Only these sums are stored, so memory does not depend on
+    the number of samples, and the sums of batches or ranks can be added. A bin consists of whole cells: the means of a
+    bin are exact, and only its limits are rounded.
 
-    *Bias.* Samples of a bin scatter around their probabilities, so for few samples even a perfectly calibrated model
-    has an expected ECE of
+    *Bias.* Labels scatter around their probabilities, so even a perfectly calibrated model has an expected ECE of
 
         sum_b sqrt(2 / pi) sqrt(sum_i w_i^2 p_i (1 - p_i)) / sum_i w_i
 
-    (the mean absolute value of a normal variable), where the inner sum is over the samples of a bin and the denominator
-    over all. It is reported next to the ECE, which is meaningful where it is well above it.
+    (the mean absolute value of a normal variable). The inner sum is over the samples of a bin, the denominator over all
+    samples. This value is reported next to the ECE, which is only meaningful if it is clearly larger.
     """
 
     def __init__(self) -> None:
@@ -248,7 +252,7 @@ class Reliability:
         self.sums = np.zeros((6, _CELLS))
 
     def add(self, label: Floats, logit: Floats, weight: Floats | None = None) -> Reliability:
-        """Add ``[N]`` samples with labels of 0 and 1 and weights, by default 1; return the object."""
+        """Add ``[N]`` samples with labels 0 or 1 and weights, by default 1; return this object."""
         for first in range(0, len(label), _AT_ONCE):
             part = slice(first, first + _AT_ONCE)
             self._add(label[part], np.asarray(logit[part], np.float64), None if weight is None else weight[part])
@@ -265,17 +269,17 @@ class Reliability:
             sums += np.bincount(cell, weights=column, minlength=_CELLS)
 
     def __add__(self, other: Reliability) -> Reliability:
-        """Return the sums over the samples of both."""
+        """Return the sums over the samples of both objects."""
         total = Reliability()
         total.sums = self.sums + other.sums
         return total
 
     def bins(self, most: int = MOST_BINS) -> tuple[Bin, ...]:
-        """Return up to `most` bins of about equal weight, fewer if they would have less than 50 samples each."""
+        """Return at most `most` bins of about equal weight; fewer if a bin would have less than 50 samples."""
         return tuple(_bin(sums, self.sums[1].sum()) for sums in self._by_bin(most).T)
 
     def error(self) -> tuple[float, float]:
-        """Return the ECE, and the ECE expected by chance; NaN without samples."""
+        """Return the ECE, and the expected ECE of a perfectly calibrated model; NaN if there are no samples."""
         bins = self._by_bin(MOST_BINS)
         total = bins[1].sum()
         if not total:
@@ -284,13 +288,13 @@ class Reliability:
         return float(np.abs(bins[3] - bins[2]).sum() / total), float(chance / total)
 
     def _by_bin(self, most: int) -> NDArray[np.float64]:
-        """Return ``[6, bins]`` sums of the bins that have samples."""
+        """Return the ``[6, bins]`` sums of all bins with samples."""
         samples, mass = self.sums[:2]
         total = mass.sum()
         if not total:
             return np.zeros((6, 0))
         bins = max(min(int(samples.sum()) // _LEAST_SAMPLES, most), 1)
-        # A cell is in the bin of its middle, so that a cell with more than a bin's share is a bin of its own.
+        # The middle of a cell decides its bin, so a cell with more than the weight of a bin becomes a separate bin.
         middle = (mass.cumsum() - mass / 2) / total
         place = np.minimum((middle * bins).astype(np.int64), bins - 1)
         totals = np.stack([np.bincount(place, weights=sums, minlength=bins).astype(np.float64) for sums in self.sums])
@@ -315,7 +319,7 @@ def _bin(sums: NDArray[np.float64], total: float) -> Bin:
 
 
 class Samples:
-    """Samples of a split, the argument of metrics, with sums that several metrics share.
+    """Samples of a split, which metrics take as their argument. Sums that several metrics use are cached.
 
     Parameters
     ----------
@@ -355,7 +359,7 @@ class Samples:
 
     @cached_property
     def reliability(self) -> Reliability:
-        """Predictions and labels in cells of logits."""
+        """Sums of predictions and labels in cells of logits."""
         return Reliability().add(self.truth, self.score, self.weight)
 
 
@@ -368,17 +372,17 @@ class Metric:
     label : str
         Name in reports.
     measure : callable
-        Returns the value, NaN where it is not defined.
+        Returns the value, or NaN if the metric is not defined for the samples.
     better : str or None
-        Direction, for metrics that early stopping, plateaus and studies may use.
+        Whether higher or lower values are better. None for metrics that early stopping and studies cannot use.
     headline : bool
-        Whether a run reports it first.
+        Whether a run shows the metric among its main results.
     of_both_classes : bool
-        Whether it needs positive and negative samples.
+        Whether the metric needs positive and negative samples.
     of_users : bool
-        Whether it needs samples with users.
+        Whether the metric needs samples with users.
     compared : bool
-        Whether runs are compared by it.
+        Whether ``compare`` shows the metric.
     """
 
     label: str
@@ -392,7 +396,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """Results of one evaluation: values of all `METRICS`, NaN where not defined, and bins by rising prediction."""
+    """Results of one evaluation: values of all `METRICS`, NaN if undefined, and calibration bins in ascending order."""
 
     samples: int
     positives: int
@@ -415,7 +419,7 @@ class Metrics:
 def evaluate_logits(
     label: Floats, logit: Floats, group: NDArray[np.int64] | None = None, weight: Floats | None = None
 ) -> Metrics:
-    """Return all metrics of `Samples` with these arguments."""
+    """Return all metrics; the arguments are those of `Samples`."""
     samples = Samples(label, logit, group, weight)
     return Metrics(
         samples=len(samples.truth),
@@ -432,7 +436,7 @@ def evaluate_labels(
     group: NDArray[np.int64] | None = None,
     weight: Floats | None = None,
 ) -> dict[str, Metrics]:
-    """Return the metrics of each label: of ``[N]`` for one label, else of columns of ``[N, T]``, NaN where unknown."""
+    """Return the metrics of each label. Arrays are ``[N]`` for one label, else ``[N, T]``; an unknown label is NaN."""
     if label.ndim == 1:
         return {names[0]: evaluate_logits(label, logit, group, weight)}
     metrics = {}
@@ -444,13 +448,13 @@ def evaluate_labels(
 
 
 def figures(metrics: Mapping[str, Metrics]) -> dict[str, Any]:
-    """Return JSON data of the first label, with those of several labels under ``labels``."""
+    """Return the metrics of the first label as JSON data. If there are several labels, ``labels`` has those of all."""
     first = next(iter(metrics.values())).to_dict()
     return first if len(metrics) == 1 else {**first, "labels": {name: m.to_dict() for name, m in metrics.items()}}
 
 
 def normalized_entropy(samples: Samples) -> float:
-    """Return the log loss over that of always predicting the split's click rate (He et al. 2014); below 1 is better."""
+    """Return the log loss divided by that of the constant click rate of the split (He et al. 2014); lower is better."""
     rate = samples.rate
     if not 0 < rate < 1:
         return float("nan")
@@ -458,19 +462,19 @@ def normalized_entropy(samples: Samples) -> float:
 
 
 def calibration(samples: Samples) -> float:
-    """Return the mean prediction over the click rate; 1 is right on average."""
+    """Return the mean prediction divided by the click rate; 1 means that predictions are right on average."""
     predicted = samples.scale / (1 + np.exp(-np.clip(samples.score, -80, 80)))
     return float(predicted.sum()) / samples.total / samples.rate if samples.rate > 0 else float("nan")
 
 
 def auc(label: Floats, score: Floats, weight: Floats | None = None) -> float:
-    """Return the area under the ROC curve by pairs (Mann and Whitney), ties counting half; NaN for one class."""
+    """Return the area under the ROC curve (Mann and Whitney; ties count half); NaN if all labels are equal."""
     group = np.zeros(len(label), dtype=np.int64)
     return float(RankedGroups(label, score, group, weight).areas[0][0]) if len(label) else float("nan")
 
 
 def _within_users(label: str, measure: Callable[[RankedGroups], tuple[Doubles, Doubles] | Doubles]) -> Metric:
-    """Return the metric of a figure's mean over the users that have it, equally or by weights."""
+    """Return a metric that is a mean over users; `measure` returns the values and, if users have weights, these."""
 
     def measured(samples: Samples) -> float:
         if samples.ranked is None:
@@ -517,5 +521,5 @@ else:
 
 
 def goodness(name: str, value: float) -> float:
-    """Return a metric's value with a sign such that higher is better."""
+    """Return the value of a metric, negated if lower is better, so that higher is always better."""
     return value if METRICS[name].better == "higher" else -value

@@ -172,7 +172,7 @@ def _of_mean(weights: Tensor, lengths: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """Vectors of a batch that are the same for all samples of a run; row r of those is run r's.
+    """Runs of samples that share some vectors; row r of a shared vector tensor belongs to run r.
 
     Parameters
     ----------
