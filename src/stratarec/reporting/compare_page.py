@@ -1,4 +1,4 @@
-"""Comparison of runs, one column each: on the terminal, and as a page with their curves."""
+"""Comparison of runs, with a column for each run: on the terminal, and as an HTML page with curves."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Content = Mapping[str, Any]
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 """Run -> (step, value)."""
 
-# Characters of a recipe's value, which may be a list of a hundred features.
+# Maximum number of characters that are shown of a recipe's value, which may be a list of a hundred features.
 _WIDEST = 24
 _MARK = "*"
 
 
 def print_contest(content: Content) -> None:
-    """Print a table of figures, one of the recipe's fields that differ, and what the marks mean."""
+    """Print a table of metrics, a table of the recipe fields that differ, and the meaning of the marks."""
     console = make_console()
     heads = ("", *_heads(content))
     print_table(console, heads, figures(content), text=("",))
@@ -38,7 +38,7 @@ def print_contest(content: Content) -> None:
 
 
 def write_contest(path: Path, content: Content, curves: Mapping[str, Curves]) -> None:
-    """Write the tables and the curves as HTML, a chart for each title."""
+    """Write an HTML page with the tables and a chart for each entry of `curves`, whose keys are the titles."""
     heads = _heads(content)
     charts = [_chart(title, lines) for title, lines in curves.items()]
     write_html(
@@ -60,7 +60,7 @@ def _heads(content: Content) -> list[str]:
 
 
 def figures(content: Content) -> list[tuple[str, ...]]:
-    """Return a row for each figure, with a column for each run."""
+    """Return a row for each metric or other result, with a column for each run."""
     runs = content["runs"]
     rows = []
     for split, results in (("test", [_test(run) for run in runs]), ("validation", [run["validation"] for run in runs])):
@@ -92,7 +92,7 @@ def _costs(runs: Sequence[Content]) -> Iterator[list[str]]:
 
 
 def fields(content: Content) -> list[tuple[str, ...]]:
-    """Return a row for each field of the recipe that differs."""
+    """Return a row for each field of the recipes that differs between runs."""
     return [(name, *map(_short, values)) for name, values in content["differences"].items()]
 
 
@@ -128,7 +128,7 @@ def _verdict(content: Content) -> list[str]:
 
 
 def remarks(content: Content) -> list[str]:
-    """Return remarks that a reader of the comparison needs."""
+    """Return remarks on the comparison, such as runs on different data."""
     first, *others = content["runs"]
     lines = []
     if any(run["other_data"] for run in others):
@@ -144,7 +144,7 @@ def remarks(content: Content) -> list[str]:
 
 
 def _chart(title: str, curves: Curves) -> Chart | None:
-    """Draw a line for each run that has two points."""
+    """Draw a line for each run with at least two points; None if there is no such run."""
     drawn = {name: np.array(points).T for name, points in curves.items() if len(points) > 1}
     if not drawn:
         return None

@@ -1,8 +1,8 @@
-"""Writers of a run's curves besides its report: one small class for each library, one registry.
+"""Writers of training curves for experiment trackers: one small class for each library, one registry.
 
-A writer is opened before the first step, and an error then is reported to the user. If a library fails later, as when
-the network is down, the run continues without that library's curves. Each library is imported when its writer is
-opened; its usual environment variables, such as MLFLOW_TRACKING_URI, WANDB_MODE or TRACKIO_DIR, are honoured.
+A writer is opened before the first step; if that fails, the run does not start. If a library fails later, for example
+because the network is down, the run continues without that library's curves. Each library is imported when its writer
+is opened, and is configured by its usual environment variables, such as MLFLOW_TRACKING_URI, WANDB_MODE or TRACKIO_DIR.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from typing import Any, Protocol
 
 from stratarec.errors import ConfigError, StrataError
 
-# Kind that `train.curves` may name, which is also the package that it needs -> its class.
+# Value of `train.curves`, which is also the name of the package that it needs -> class of the writer.
 _WRITERS = {
     "tensorboard": "TensorBoardCurves", "wandb": "WandbCurves", "mlflow": "MlflowCurves", "trackio": "TrackioCurves",
 }  # fmt: skip
-# Characters of an MLflow parameter, and parameters of a call, that every store takes.
+# Maximum length of an MLflow parameter, and number of parameters per call, that every MLflow store accepts.
 _LONGEST, _MOST = 500, 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurvesOf:
-    """Run whose curves are written."""
+    """Description of the run whose curves are written."""
 
     name: str
-    """Name of the recipe: the project, or experiment."""
+    """Name of the recipe, which becomes the name of the project or experiment."""
     run: Path
     recipe: Mapping[str, Any]
-    """Path of a field -> its value, for fields that are not at their defaults."""
+    """Path of a field -> its value, for the fields that differ from their defaults."""
     step: int
-    """First step of this session. A library that cannot delete later points starts a new run of its own."""
+    """First step of this process; larger than 0 if the run was resumed. Points of later steps are replaced, or, if the
+    library cannot delete points, a new run begins in that library."""
 
 
 class CurveWriter(Protocol):
@@ -46,11 +47,11 @@ class CurveWriter(Protocol):
         """Add a point to each named curve, such as ``train/loss``."""
 
     def close(self, *, failed: bool) -> None:
-        """Finish; `failed` says that the run ended by an error or was stopped."""
+        """Finish the curves. `failed` is true if the run ended with an error or was stopped."""
 
 
 def check_installed(kinds: Sequence[str]) -> None:
-    """Refuse a kind whose package is not installed."""
+    """Raise `ConfigError` if the package of a kind is not installed."""
     for kind in kinds:
         if find_spec(kind) is None:
             raise ConfigError(
@@ -60,7 +61,7 @@ def check_installed(kinds: Sequence[str]) -> None:
 
 @contextmanager
 def curve_writers(kinds: Sequence[str], of: CurvesOf, say: Callable[[str], None]) -> Iterator[CurveWriters]:
-    """Open a writer of each kind; raise `ConfigError` when one cannot be opened."""
+    """Open a writer of each kind, and close all at the end; `ConfigError` if one cannot be opened."""
     curves = CurveWriters([], say)
     failed = True
     try:
@@ -110,7 +111,7 @@ def _one_line(error: Exception) -> str:
 
 
 class TensorBoardCurves:
-    """Event files in the run's directory; points after the first step of a session are deleted."""
+    """TensorBoard event files in the directory of the run. A resumed run deletes points of steps that it repeats."""
 
     def __init__(self, of: CurvesOf) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -126,13 +127,13 @@ class TensorBoardCurves:
 
 
 class MlflowCurves:
-    """One MLflow run a session, in the experiment of the recipe's name; fields of the recipe are parameters."""
+    """One MLflow run per process, in the experiment with the recipe's name; fields of the recipe are parameters."""
 
     def __init__(self, of: CurvesOf) -> None:
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        # A client, not `mlflow.start_run`: the global run may be the user's.
+        # A client instead of `mlflow.start_run`, because the global run may belong to the user.
         self._client = MlflowClient()
         experiment = self._client.get_experiment_by_name(of.name)
         number = self._client.create_experiment(of.name) if experiment is None else experiment.experiment_id
@@ -152,7 +153,7 @@ class MlflowCurves:
 
 
 class TrackioCurves:
-    """One Trackio run a session, in the project of the recipe's name."""
+    """One Trackio run per process, in the project with the recipe's name."""
 
     def __init__(self, of: CurvesOf) -> None:
         import trackio
@@ -176,12 +177,12 @@ class TrackioCurves:
 
 
 def _silence() -> AbstractContextManager[object]:
-    """Discard Trackio's greetings: standard output is for results."""
+    """Discard what Trackio prints, because standard output is for results."""
     return redirect_stdout(io.StringIO())
 
 
 class WandbCurves:
-    """One Weights & Biases run a session, in the group of the run's name."""
+    """One Weights & Biases run per process, in the group with the run's name."""
 
     def __init__(self, of: CurvesOf) -> None:
         import wandb

@@ -16,7 +16,7 @@ Content = Mapping[str, Any]
 
 
 def write_drift(path: Path, run: str, periods: Sequence[Content], alarming: Sequence[str]) -> None:
-    """Write a page of the periods of a run that trained on a log, with the alarms of the last one."""
+    """Write the page of all periods of a continued run, with the alarms of the last period."""
     last = periods[-1]
     rows = [
         (
@@ -63,7 +63,7 @@ def _kinds(period: Content) -> Iterator[tuple[str, ...]]:
 
 
 def _shares(lookups: Content) -> tuple[float, float]:
-    """Return the share of lookups of rare values, and of new values."""
+    """Return the shares of lookups that are of rare values and of new values."""
     total = max(lookups["known"] + lookups["tail"] + lookups["new"], 1)
     return lookups["tail"] / total, lookups["new"] / total
 
@@ -77,7 +77,7 @@ def _lookups(period: Content) -> Iterator[tuple[str, ...]]:
 
 
 def _charts(periods: Sequence[Content]) -> Iterator[Chart]:
-    """Draw curves over the periods, if there are at least two."""
+    """Draw curves over the periods; none if there is only one period."""
     if len(periods) < 2:
         return
     scored = [period for period in periods if period["auc"]["low"] is not None]

@@ -13,13 +13,13 @@ from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]
 """Output of ``stratarec explain --json``."""
-# Rows of a table on the terminal and in a run's report, curves on a page, and characters of a name or a value.
+# Maximum numbers of table rows on the terminal and in a report, curves on a page, and characters of a name or value.
 _ROWS, _FEW_ROWS, _CURVES, _WIDEST = 30, 15, 40, 30
 _CAVEAT = "each feature is permuted by itself: features with the same information share their importance"
 
 
 def print_explanation(content: Content) -> None:
-    """Print importance and the ends of curves."""
+    """Print the importance of features, and the lowest and highest points of prediction curves."""
     console = make_console()
     for line in _about(content):
         console.print(line)
@@ -43,7 +43,7 @@ def print_explanation(content: Content) -> None:
 
 
 def print_row(content: Content) -> None:
-    """Print the contribution of each feature to one score."""
+    """Print the contribution of each feature to the score of one row."""
     console = make_console()
     console.print(f"model: {content['model']}")
     for name, figures in content["labels"].items():
@@ -67,7 +67,7 @@ def _probability(logit: float) -> str:
 
 
 def write_explanation(path: Path, title: str, content: Content) -> None:
-    """Write the importance of every feature, and the curves of numbers."""
+    """Write a page with the importance of every feature and the prediction curves of dense features."""
     # matplotlib is imported only for a page.
     from stratarec.reporting.html import write_html
 
@@ -87,7 +87,7 @@ def write_explanation(path: Path, title: str, content: Content) -> None:
 
 
 def importance_sections(content: Content) -> list[tuple[str, list[tuple[str, ...]], str]]:
-    """Return for each label a heading, the first rows of `importance_rows`, and a note."""
+    """Return a section for each label: a heading, the first rows of `importance_rows`, and a note."""
     several = len(content["labels"]) > 1
     sections = []
     for label, column in content["labels"].items():
@@ -103,7 +103,9 @@ def importance_sections(content: Content) -> list[tuple[str, list[tuple[str, ...
 
 
 def importance_rows(figures: Content) -> list[tuple[str, ...]]:
-    """Return name, per cent of the largest drop, drop of AUC and rise of log loss of each feature."""
+    """Return a row for each feature: name, drop of AUC in per cent of the largest drop, drop of AUC, rise of log
+    loss.
+    """
     drops = [column["auc_drop"]["value"] or 0.0 for column in figures["columns"]]
     most = max([*drops, 1e-12])
     return [
@@ -134,7 +136,7 @@ def _figures(column: Content) -> tuple[str, str]:
 
 
 def _ends(curve: Content, label: str) -> Iterator[tuple[str, ...]]:
-    """Yield where a curve is lowest and highest, and its value in the middle."""
+    """Yield the lowest and highest points of a curve, and its value in the middle."""
     values, predictions = curve["values"], curve["predictions"][label]
     low, high = int(np.argmin(predictions)), int(np.argmax(predictions))
     ends = [text for place in (low, high) for text in (_number(values[place]), f"{predictions[place]:.4f}")]
@@ -142,7 +144,7 @@ def _ends(curve: Content, label: str) -> Iterator[tuple[str, ...]]:
 
 
 def _charts(content: Content) -> Iterator[Any]:
-    """Draw the curves with the largest range of predictions, label by label."""
+    """Draw, for each label, the curves with the largest range of predictions."""
     from stratarec.reporting.html import ACCENT, LINE, Chart, new_axes
 
     several = len(content["labels"]) > 1
@@ -173,7 +175,7 @@ def _charts(content: Content) -> Iterator[Any]:
 
 
 def _drawable(curve: Content) -> bool:
-    """Whether there are two values, and all are numbers that a chart can show."""
+    """Whether a curve has at least two points and all its values are finite."""
     numbers: Sequence[float | None] = [*curve["values"], *curve["edges"]]
     return len(curve["values"]) > 1 and all(number is not None and abs(number) < 1e30 for number in numbers)
 

@@ -1,8 +1,7 @@
 """Self-contained HTML files: templates and style from ``pages/``, charts inline.
 
-The pointer, or the slider under a chart, reads the values at each place. The page's policy allows only the script that
-does this.
-"""
+The mouse pointer, or the slider under a chart, shows the values at each place of the horizontal axis. The page's
+content security policy allows only the script that does this."""
 
 from __future__ import annotations
 
@@ -49,10 +48,10 @@ _STYLE: Any = {
     "grid.color": LINE,
     "axes.facecolor": "none",
 }
-# Largest number of readable places of a chart: more cannot be pointed at.
+# Maximum number of places with values in a chart; more could not be selected with a pointer.
 _MOST_READ = 240
 _CODE = re.compile(r"`([^`]+)`")
-# What matplotlib writes around a drawing: the page sets its size and does not need the rest.
+# Parts that matplotlib writes around a drawing and that are removed: the page sets the size and needs no header.
 _AROUND = re.compile(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)
 
 
@@ -63,7 +62,7 @@ def css(color: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Figure with a title and a note. The legend names lines that have a label, and their values can be read."""
+    """A matplotlib figure with a title and a note. The legend lists the lines that have a label."""
 
     title: str
     note: str = ""
@@ -71,14 +70,14 @@ class Chart:
     words: Mapping[str, str] = field(default_factory=dict)
     """Label of a line -> text in the legend."""
     readings: Sequence[tuple[float, str]] = ()
-    """Text at each place along the first axis, in ascending order; by default the values of the lines."""
+    """Place on the horizontal axis and the text shown there, in ascending order; by default the values of the lines."""
     wide: bool = False
     text: str = ""
     """Description of the chart for screen readers."""
 
     @property
     def legend(self) -> list[tuple[str, str]]:
-        """Colours and texts of the legend; empty for a single line without a text."""
+        """Return the colours and texts of the legend; empty for a single line without a text."""
         named = [(css(str(line.get_color())), str(line.get_label())) for line in self._lines()]
         return [(color, self.words.get(name, name)) for color, name in named if self.words or len(named) > 1]
 
@@ -87,7 +86,7 @@ class Chart:
 
     @property
     def points(self) -> str:
-        """JSON of places, as shares of the chart's width, and their texts. The chart must have been drawn."""
+        """Return JSON of places, as shares of the chart's width, and their texts. Call it after the chart was drawn."""
         axes, readings = self.figure.axes[0], self.readings or self._read()
         if not readings:
             return ""
@@ -96,7 +95,7 @@ class Chart:
         return json.dumps([[share, text] for share, (_, text) in zip(shares, readings, strict=True)])
 
     def _read(self) -> list[tuple[float, str]]:
-        """Return the values of all lines at each place; lines of separate points count only at their points."""
+        """Return the values of all lines at each place. A line of separate points has values only at its points."""
         lines = [(line, np.array(line.get_xydata(), dtype=np.float64)) for line in self._lines()]
         places = np.unique([x for _, values in lines for x, y in values if np.isfinite([x, y]).all()])
         if len(places) > _MOST_READ:
@@ -112,7 +111,7 @@ class Chart:
 
 
 def _at(place: float, line: Line2D, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the ``[0 or more]`` values of a line at a place."""
+    """Return the values of a line at a place; there may be none, one or several."""
     x, y = values[np.isfinite(values).all(axis=1)].T
     drawn_through = line.get_marker() == "None" and len(x) > 1 and x.min() <= place <= x.max()
     order = np.argsort(x, kind="stable")
@@ -126,13 +125,13 @@ def _figure(value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownTable:
-    """Heads and rows of a table."""
+    """Column heads and rows of a table."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
-# Most rows of a table on a page: nobody reads ten thousand, and the page stays small.
+# Maximum number of rows of a table on a page, which keeps the page small.
 _MOST_ROWS = 400
 
 
@@ -171,7 +170,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.globals["style"] = Markup((pages / "style.css").read_text(encoding="utf-8"))
     script = (pages / "read.js").read_text(encoding="utf-8")
-    # A browser runs only the script with this hash, and none that a name or a value contains.
+    # The browser runs only the script with this hash, so a script inside a name or value never runs.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals |= {"script": Markup(script), "script_hash": f"sha256-{digest}", "most_rows": _MOST_ROWS}
     environment.filters |= {"svg": _svg, "marked": _marked}

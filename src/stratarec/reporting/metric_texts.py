@@ -1,4 +1,4 @@
-"""Metrics as text, and a verdict on a run: whether it was still improving, and whether its scores can be used."""
+"""Format metrics as text, and state the verdict on a run: whether it was still improving, and whether it is useful."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ INTERVAL = "95 %"
 """Head of a column of `interval`."""
 
 Figures = Mapping[str, Any]
-# Characters of a value that a line repeats.
+# Maximum number of characters of a value that a line shows.
 _WIDEST = 30
 
 
 def show(value: float | None, digits: int) -> str:
-    """Return a figure as text, or a dash where it is not defined."""
+    """Return a value as text with `digits` decimals, or a dash if it is not defined."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def shown(evaluations: Iterable[Figures]) -> tuple[str, ...]:
-    """Return the metrics to show: all except those by user that no evaluation has."""
+    """Return the names of the metrics to show: all, except metrics of users if no evaluation has them."""
     defined = {name for figures in evaluations for name, value in figures.items() if value is not None}
     return tuple(name for name, metric in METRICS.items() if name in defined or not metric.of_users)
 
 
 def by_label(split: str, figures: Mapping[str, Any]) -> list[tuple[str, Figures]]:
-    """Return the name and figures of a split; with several labels, of each label."""
+    """Return the name and metrics of a split; with several labels, an entry for each label."""
     labels = figures.get("labels")
     if labels is None:
         return [(split, figures)]
@@ -37,17 +37,17 @@ def by_label(split: str, figures: Mapping[str, Any]) -> list[tuple[str, Figures]
 
 
 def lines(split: str, figures: Mapping[str, Any]) -> Sequence[str]:
-    """Return the figures of a split for the terminal; a dash marks undefined ones."""
+    """Return the metrics of a split as lines for the terminal; a dash marks undefined metrics."""
     return [line for name, part in by_label(split, figures) for line in _lines(name, part)]
 
 
 def interval(row: Mapping[str, float]) -> str:
-    """Return the interval of the rate of a bin."""
+    """Return the confidence interval of a bin's rate of positives as text."""
     return f"{row['low']:.4f}-{row['high']:.4f}"
 
 
 def bins(split: str, figures: Mapping[str, Any]) -> Sequence[str]:
-    """Return predicted and observed rates, a line a bin; nothing without samples."""
+    """Return a line with predicted and observed rates for each calibration bin; no lines if there are no samples."""
     output = []
     for name, part in by_label(split, figures):
         rows = part["reliability"] or ()
@@ -70,7 +70,7 @@ def _lines(split: str, figures: Figures) -> Sequence[str]:
 
 
 def ranks(split: str, column: str, rankings: Mapping[str, Ranked]) -> Sequence[str]:
-    """Return ranking metrics within the values of a column, with intervals, and the samples left out."""
+    """Return lines with ranking metrics within groups of equal `column`, with intervals, and the samples left out."""
     output_lines = []
     for label, ranked in rankings.items():
         head = split if len(rankings) == 1 else f"{split}, {visible(label)[:_WIDEST]}"
@@ -95,7 +95,7 @@ def _number(value: float) -> str:
 
 
 def sliced(name: str, slices: Sequence[tuple[str, Figures]], most: int = 20) -> Sequence[str]:
-    """Return a line for each of the first `most` slices of a column, and one with the number of others."""
+    """Return a line for each of the first `most` values of a column, and a line with the number of other values."""
     shown_slices = [(visible(value)[:_WIDEST], figures) for value, figures in slices[:most]]
     width = max(len(name), *(len(value) for value, _ in shown_slices))
     output = [f"{visible(name):{width}} {'samples':>12} {'AUC':>9} {'log loss':>9} {'calibration':>12}"]
@@ -118,7 +118,7 @@ _LOCAL_TOLERANCE, _TIMES_CHANCE = 0.1, 2.0
 
 
 def verdict(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any], metric: str) -> list[str]:
-    """Return the main findings on a finished run, the worst first; a sentence part.
+    """Return the main findings about a finished run, the most severe first. Each is a part of a sentence.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def verdict(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any],
 
 
 def tested(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> tuple[str, Figures | None]:
-    """Return the name and figures of the test split, or of the validation split without a test."""
+    """Return the name and metrics of the test split, or of the validation split if there is no test split."""
     if result.get("test") is not None:
         return "test", result["test"]
     return "valid", next((part for part in evaluations if part["step"] == _step(result)), None)
