@@ -33,12 +33,13 @@ RowsConfig: TypeAlias = AvazuConfig | CriteoConfig | CsvConfig | ParquetConfig
 
 __all__ = ["Chunk", "OnBadRow", "RowsConfig", "Source", "SourceConfig", "open_rows", "open_source"]
 
-# Bytes of a file by which its format is recognised.
+# Number of bytes from which the format of a file is recognized.
 _FRONT_BYTES = 64
 
 
 def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfig) -> Source:
-    """Open the source that `config` describes; a source that draws negatives draws them within a split."""
+    """Open the source that `config` describes. `split` is used by sources that draw negatives, which draw them within a
+    split."""
     match config:
         case ClicksConfig():
             return ClicksSource(config, on_bad_row, split)
@@ -51,7 +52,8 @@ def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfi
 def open_rows(config: RowsConfig, on_bad_row: OnBadRow, view: View | None = None) -> CsvSource | ParquetSource:
     """Open a log whose samples are rows of files.
 
-    The format of the first file decides, not the recipe: ``kind: csv`` reads Parquet files, ``kind: parquet`` text.
+    The format of the first file decides, not the recipe: with ``kind: csv`` Parquet files are read too, with ``kind:
+    parquet`` also text.
     """
     match config, _format(config.paths):
         case AvazuConfig(), _:
@@ -72,7 +74,7 @@ def open_rows(config: RowsConfig, on_bad_row: OnBadRow, view: View | None = None
 
 
 def _format(paths: Sequence[str]) -> str:
-    """Return the format of the first file: ``parquet``, ``text``, or empty if its beginning is neither."""
+    """Return the format of the first file: ``parquet``, ``text``, or an empty string if it is neither."""
     first = expand(tuple(paths[:1]))[0]
     with first.open() as file:
         front = file.read(_FRONT_BYTES)

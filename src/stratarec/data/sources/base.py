@@ -1,9 +1,9 @@
-"""Interface of the sources of raw logs: a schema, and rows as a deterministic sequence of frames.
+"""Interface of the sources of raw logs. A source has a schema and yields its rows as frames, always in the same order.
 
 A frame is a polars DataFrame with these columns; a column has one type in all frames of a source.
 
-- Label: UInt8, 0 or 1; null for a positive event that is no sample and only enters histories. With several labels, each
-  is 0, 1 or `UNKNOWN`.
+- Label: UInt8, 0 or 1. Null marks a positive event that is not a sample and is only used in histories. With several
+  labels, each is 0, 1 or `UNKNOWN`.
 - Weight of the sample, if the schema names one: Float64.
 - Dense features: Float32 or Float64, null where missing.
 - Sparse features: String, Int64, UInt64, or a List of these, null where missing. The weights of a feature's values are
@@ -28,7 +28,7 @@ from stratarec.config.units import parse_bytes
 from stratarec.data.schema import Schema
 
 LIMITS = ("max_line_bytes", "max_row_group_bytes")
-"""Options that decide whether a log is read, but not what is read."""
+"""Options that limit what may be read, but do not change the result."""
 
 
 def Size(field: str) -> BeforeValidator:
@@ -37,7 +37,7 @@ def Size(field: str) -> BeforeValidator:
 
 
 def set_size(config: object, name: str, field: str) -> None:
-    """Convert a size to bytes in a configuration that was made in Python."""
+    """Convert a size such as ``16MiB`` to bytes in a configuration that was built in Python."""
     object.__setattr__(config, name, parse_bytes(getattr(config, name), field))
 
 
@@ -46,24 +46,25 @@ class Chunk:
     """One frame of raw samples, with at most a few hundred thousand rows."""
 
     index: int
-    """Place in the sequence of the source: rises, with gaps between files. A chunk with the same index has the same
+    """Index of the chunk in its source. Indexes increase, with gaps between files. The chunk with an index has the same
     rows whenever the same files are read."""
     file: int | NDArray[np.int32]
-    """Index of the input file, for splits by file, 0 if there is none; ``[N]`` if the rows come from several files."""
+    """Index of the input file, used for splits by file; 0 if there are no files. ``[N]`` indexes if the rows come from
+    several files."""
     frame: pl.DataFrame
     rows: NDArray[np.int64] | None = None
-    """``[N]`` row of the file that each sample was made of, strictly rising, counted from 1 as in messages. None if
-    samples are not rows of a file, and are counted in the order of the source."""
+    """``[N]`` row numbers in the file of each sample, strictly increasing, counted from 1 as in messages. None if
+    samples are not rows of a file; they are then counted in the order of the source."""
     bytes_done: int
-    """Input bytes (or rows, for generated data) read up to the end of this chunk, of `Source.total_bytes`."""
+    """Input bytes (or rows, for generated data) read up to the end of this chunk; `Source.total_bytes` at the end."""
     bad_rows: int = 0
     """Rows that `on_bad_row: skip` left out."""
     bad_examples: tuple[str, ...] = ()
-    """Some error messages of these rows: file, row, field, what was expected."""
+    """Error messages of some of these rows, with file, row, field and what was expected."""
     note: str = ""
     """Message about the rows up to this chunk, to be shown to the user."""
     passed_through: pl.DataFrame | None = None
-    """Columns of `View.pass_through`, as the file has them."""
+    """The columns `View.pass_through`, with the values and types of the file."""
 
 
 # Largest number of chunks in a file: text is cut into blocks of 16 MiB.
@@ -72,13 +73,13 @@ _FILE_CHUNKS = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkShare:
-    """The chunks of a source that a reader needs: those of some files, or every n-th piece, without completed ones."""
+    """Selection of a source's chunks: some files, or every n-th piece of each file, without completed chunks."""
 
     files: range | None = None
     """Indexes of the files; None for all."""
     stripe: int = 0
     stripes: int = 1
-    """The share has the pieces of a file whose number leaves the remainder `stripe` when divided by `stripes`."""
+    """The share includes piece p of a file if ``p % stripes == stripe``."""
     done: frozenset[int] = frozenset()
     """Indexes of completed chunks."""
 
@@ -87,7 +88,7 @@ class ChunkShare:
         return self.files is None or file in self.files
 
     def has(self, index: int, file: int, piece: int) -> bool:
-        """Whether the share has a chunk, which is in a piece of a file."""
+        """Whether the share includes the chunk `index`, which is piece `piece` of file `file`."""
         return self.has_file(file) and piece % self.stripes == self.stripe and index not in self.done
 
 
@@ -95,7 +96,7 @@ ALL_CHUNKS = ChunkShare()
 
 
 def chunk_index(file: int, piece: int) -> int:
-    """Return the index of a piece of a file; it does not depend on the number of pieces of earlier files."""
+    """Return the chunk index of a piece of a file. It does not depend on the number of pieces of earlier files."""
     return file * _FILE_CHUNKS + piece
 
 
@@ -120,34 +121,34 @@ class Source(Protocol):
 
     @property
     def divisible(self) -> bool:
-        """Whether chunks can be made without the chunks before them, and rows are numbered within their file."""
+        """Whether a chunk can be read without the chunks before it. Rows are then numbered within their file."""
         ...
 
     def estimate_rows(self) -> int:
-        """Estimate the number of samples within a factor of about two; decides the number of shards."""
+        """Estimate the number of samples, within a factor of about two. The number of shards depends on it."""
         ...
 
     def fingerprint(self) -> dict[str, object]:
-        """Return JSON that changes with the content of the input or its configuration, for a resumed `prepare`."""
+        """Return JSON that identifies the input's content and configuration; `prepare` resumes only if it is equal."""
         ...
 
     def chunks(self, workspace: Path, share: ChunkShare = ALL_CHUNKS) -> Iterator[Chunk]:
-        """Yield the chunks of a share in order; if the source is not divisible, the share must have all files.
+        """Yield the chunks of a share in order. If the source is not divisible, the share must have all files.
 
-        A source may write temporary files into `workspace`, a directory that survives an interruption of `prepare`.
+        A source may write temporary files to `workspace`, a directory that remains when `prepare` is interrupted.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The columns of a log to read, if they are not exactly those of its schema."""
+    """Columns to read, if they differ from those of the schema."""
 
     schema: Schema
     label: bool = True
-    """Whether the log has a label."""
+    """Whether the label is read."""
     pass_through: tuple[str, ...] = ()
-    """Columns to return as they are in the file."""
+    """Columns to return unchanged, in addition."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,24 +1,26 @@
-"""Click-through samples from a log of clicks alone.
+"""Click-through samples from a log that contains only clicks.
 
-Each click is a positive sample. Its K negatives are the items of K clicks that *other users* make within
-`negative_window` after it, in the same split, drawn uniformly with replacement. Every number of a sample counts clicks
-strictly before its time. So in a log without signal a positive and a negative have the same distribution whatever is
-counted, and a new item is as likely to be one as the other: an AUC above 0.5 is signal. ``docs/log.md`` has the designs
-that lose this property, and how much they leak: draws from the window before the click, which is what is counted; draws
-across splits; and draws that must differ from the clicked item, which makes popular items rarer among negatives.
-Training against draws from what is clicked anyway is noise-contrastive estimation (Gutmann and Hyvarinen 2010), where
-noise may equal the observation. Negatives have the user, session, time and contexts of their click. A click that no
-click of another user follows is no sample, so that every positive has exactly K negatives; it still enters histories.
-An item that first appears within the window is a negative that nobody could have clicked yet: a shorter window has
-fewer of these.
+Each click is a positive sample. Its K negatives are the items of K clicks by *other users* within `negative_window`
+after it and in the same split, drawn uniformly with replacement. Negatives have the user, session, time and contexts of
+their click. The counts of a sample (its dense features) only count clicks strictly before its time. So in a log without
+signal, positives and negatives have the same distribution, and an AUC above 0.5 is signal. Other designs leak, as
+``docs/log.md`` shows: draws from the window before the click, which the counts also use; draws from other splits; and
+draws that must differ from the clicked item, which makes popular items rarer among negatives. Training against draws
+from the distribution of clicks is noise-contrastive estimation (Gutmann and Hyvarinen 2010), where noise may equal the
+observation.
 
-What follows the clicks of a log's last window is partly unknown. These clicks draw from what there is (``last_window:
-cut``), or wait: a log that continues this one begins with them. The samples of consecutive logs are then the same as
-those of all their clicks in one log. A later log also looks back on the same clicks (`ClickMemory`).
+If no click of another user follows a click, it is not a sample, so that every positive has exactly K negatives; it is
+still part of histories. An item whose first click is within the window is a negative that nobody could have clicked
+yet; a shorter window has fewer such negatives.
 
-The log need not be sorted: it is first written into buckets of one `negative_window` each, which are then read in order
-of time. Memory holds two buckets, keys and counts of the clicks of `memory`, and each item's first click; at the end,
-the clicks that a later log looks back on.
+For the clicks in a log's last window, some of the later clicks are unknown. They either draw negatives from the known
+clicks (``last_window: cut``), or they wait and become samples of the log that continues this one. In the second case,
+consecutive logs give the same samples as one log with all their clicks. A later log also counts the same earlier clicks
+(`ClickMemory`).
+
+The log need not be sorted: its clicks are first written to buckets of one `negative_window` each, which are then read
+in order of time. In memory are two buckets, keys and counts of the clicks within `memory`, each item's first click, and
+at the end the clicks that a later log needs.
 """
 
 from __future__ import annotations
@@ -50,12 +52,12 @@ from stratarec.kernels.click_counts import FEATURES, Clicks, Lookback
 from stratarec.kernels.negatives import draw_negatives
 from stratarec.kernels.random import table_key
 
-# Features that are made of a click, in addition to its own columns.
+# Features that are computed for a sample, in addition to the columns of its click.
 _DERIVED = ("hour_of_day", "weekday", "history")
 _RECENT_SHARE = 6
-# Largest number of clicks in a chunk; bounds memory however dense the log is.
+# Maximum number of clicks in a chunk, which limits memory for any density of clicks.
 _CHUNK_CLICKS = 1 << 15
-# File of a bucket that comes before those of the log's pieces when sorted by name.
+# Name of the file of a bucket with the clicks of the earlier log; it sorts before the files of this log.
 _WAITING = "0.parquet"
 
 
@@ -69,27 +71,28 @@ class ClicksConfig:
     user: str = "user_id"
     """Column of the user."""
     session: str = "session_id"
-    """Column of the session; empty when there is none."""
+    """Column of the session; empty for none."""
     item: str = "item_id"
     """Column of the clicked item."""
     time: str = "timestamp"
     """Column of the time of the click."""
     time_unit: TimeUnit = "s"
-    """Unit of the time column, where it is an integer."""
+    """Unit of the time column, if its values are integers."""
     contexts: tuple[str, ...] = ()
-    """Categorical columns that describe the situation of the click."""
+    """Categorical columns that describe the context of a click."""
     negatives: int = 4
     """K, the number of negatives for each click."""
     negative_window: str = "1h"
-    """Time after a click in which the clicks of other users give its negatives."""
+    """Time after a click from which its negatives are drawn."""
     last_window: Literal["cut", "wait"] = field(default="cut", repr=False)
-    """Use of the clicks of the log's last `negative_window`, whose negatives are partly unknown: ``cut`` makes samples
-    with the negatives that there are, ``wait`` leaves them to a data set with this one as its base, as `stratarec
-    continue` does."""
+    """Use of the clicks in the log's last `negative_window`, whose possible negatives are partly unknown. ``cut`` draws
+    from the known clicks. ``wait`` leaves these clicks to a data set with this one as its base, as `stratarec continue`
+    does."""
     popularity_window: str = "1h"
     """Time over which the `popularity` feature counts clicks; `recent_popularity` counts over a sixth of it."""
     memory: str = "1d"
-    """Time over which moves between items, the user's clicks, the session and `long_popularity` are counted."""
+    """Time before a sample in which moves between items, clicks of the user and session, and `long_popularity` are
+    counted."""
     history_length: int = 50
     """L, the number of the user's earlier clicks in the `history` feature; 0 for no history."""
     dense: tuple[str, ...] | None = None
@@ -97,7 +100,7 @@ class ClicksConfig:
     seed: int = 0
     """Seed of the negatives."""
     max_row_group_bytes: Annotated[int, Size("data.source.max_row_group_bytes")] = 2 << 30
-    """Largest row group, counting the columns that are used: a row group must fit in memory."""
+    """Maximum size of the used columns of a row group, because a row group is read into memory."""
 
     def __post_init__(self) -> None:
         if self.negatives < 1:
@@ -123,17 +126,17 @@ class ClicksConfig:
 
     @property
     def countable(self) -> tuple[str, ...]:
-        """All counts that `dense` may name."""
+        """Names of all counts that `dense` may contain."""
         return (*FEATURES, *(f"{name}_popularity" for name in self.contexts))
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """The counts that `dense` names, in the order of `countable`."""
+        """Names of the counts in `dense`, in the order of `countable`."""
         return tuple(name for name in self.countable if self.dense is None or name in self.dense)
 
 
 class ClicksSource:
-    """Samples of a click log in order of time; negatives are drawn within a split."""
+    """Samples of a click log, in order of time."""
 
     divisible = False
 
@@ -157,7 +160,7 @@ class ClicksSource:
         self._before: ClickMemory | None = None
 
     def resume(self, memory: ClickMemory) -> None:
-        """Continue the log that `memory` is of: begin with its waiting clicks, and look back on the others."""
+        """Continue an earlier log: its waiting clicks become the first samples, and its other clicks are counted."""
         names = self._columns
         if sorted(memory.recent.columns) != sorted(names):
             raise ConfigError(f"data.source has columns {names}, and {memory.recent.columns} in data.vocabulary.base")
@@ -165,7 +168,7 @@ class ClicksSource:
 
     @property
     def _columns(self) -> list[str]:
-        """Columns of the log that are read, in the order of frames."""
+        """Columns that are read from the log, in the order of the frames."""
         config = self._config
         keys = filter(None, [config.user, config.session, config.time])
         return list(dict.fromkeys([config.item, *config.contexts, *keys]))
@@ -217,7 +220,7 @@ class ClicksSource:
                 drawn = window.draw(first, last, self._window, number)
                 is_followed: NDArray[np.bool_] = np.all(drawn >= 0, axis=1)
                 unpaired += int((~is_followed).sum())
-                # Completed chunks are counted too, since later clicks look back on them.
+                # Completed chunks are counted too, because the counts of later samples include their clicks.
                 is_needed = index not in share.done
                 shown = window.shown(first, drawn) if is_needed else np.zeros((last - first, 0), dtype=np.int64)
                 counts = lookback.features(window.part(first, last), window.hashes(shown))
@@ -269,14 +272,14 @@ class ClicksSource:
         return lookback
 
     def _read(self, workspace: Path, bucket: int) -> pl.DataFrame:
-        """Read the clicks of one bucket, sorted by time; clicks of equal times in the order of the log."""
+        """Read the clicks of one bucket, sorted by time. Clicks with equal times keep the order of the log."""
         folder = workspace / f"bucket={bucket}"
         with reporting_damage(folder):
             parts = [read_frame(path) for path in sorted(folder.glob("[0-9]*.parquet"))]
             return pl.concat(parts).sort(column(self._config.time), maintain_order=True)
 
     def _write_buckets(self, workspace: Path) -> tuple[int, list[str]]:
-        """Cut the log into buckets of one window; return the number of bad rows and some of their messages."""
+        """Write the clicks to buckets of one window each; return the number of bad rows and some of their messages."""
         config = self._config
         make_directory(workspace / "done")
         done = frozenset(int(path.stem) for path in (workspace / "done").glob("*.json"))
@@ -293,7 +296,7 @@ class ClicksSource:
         return sum(count for count, _ in records), [text for _, texts in records for text in texts][:5]
 
     def _check_types(self, frame: pl.DataFrame, path: str) -> None:
-        """Refuse columns with other types than those of the earlier log."""
+        """Raise `DataError` if a column has another type than in the earlier log."""
         for name, kind in ({} if self._before is None else dict(self._before.waiting.schema)).items():
             if frame[name].dtype != kind:
                 raise DataError(
@@ -302,13 +305,13 @@ class ClicksSource:
                 )
 
     def _write_clicks(self, workspace: Path, clicks: pl.DataFrame, file: int, name: str) -> None:
-        """Write clicks of a file to their buckets."""
+        """Append the clicks of a file to their buckets."""
         clicks = clicks.with_columns(pl.lit(file, dtype=pl.Int32).alias(FILE))
         for (bucket,), part in clicks.group_by(column(self._config.time) // self._window, maintain_order=True):
             write_atomic(workspace / f"bucket={bucket}" / name, part.write_parquet)
 
     def _check_order(self, workspace: Path) -> None:
-        """Refuse a log that begins before the end of the log that it continues."""
+        """Raise `DataError` if the log begins before the end of the log that it continues."""
         if self._before is None:
             return
         time = self._config.time
@@ -321,7 +324,7 @@ class ClicksSource:
             )
 
     def _write_memory(self, workspace: Path, lookback: Lookback, buckets: list[int], end: int, clicks: int) -> None:
-        """Write what a later log needs into `workspace`, where `memory` reads it."""
+        """Write the clicks that a later log needs to `workspace`, from where `memory` reads them."""
         frames = [] if self._before is None else [self._before.recent]
         oldest = end - 1 - lookback.reach
         frames += [
@@ -340,7 +343,9 @@ class ClicksSource:
         write_json(workspace / "clicks.json", clicks)
 
     def memory(self, workspace: Path) -> ClickMemory:
-        """Return what a later log needs of this one; all chunks must have been made in `workspace`."""
+        """Return the clicks that a later log needs. All chunks must have been read before, with the same
+        `workspace`.
+        """
         paths = {part: workspace / f"{part}.parquet" for part in PARTS}
         return read_click_memory(paths, read_json(workspace / "clicks.json"), self._config.time)
 
@@ -356,9 +361,10 @@ class ClicksSource:
     def _samples(
         self, clicks: pl.DataFrame, is_followed: NDArray[np.bool_], items: pl.Series, counts: NDArray[np.float32]
     ) -> pl.DataFrame:
-        """Return clicks and their negatives, click by click, the positive first.
+        """Return the samples of clicks: each click followed by its K negatives.
 
-        `items` are ``[N (1 + K)]``, `counts` are ``[N, 1 + K, F]``; clicks that are not followed are only events.
+        `items` are ``[N (1 + K)]``, `counts` are ``[N, 1 + K, F]``. Clicks without negatives are only events of
+        histories.
         """
         config, width = self._config, counts.shape[1]
         time = pl.from_epoch(clicks[config.time] // in_unit("1s", config.time_unit, "time_unit"), "s")
@@ -380,7 +386,7 @@ class ClicksSource:
 
 
 class _ClickWindow:
-    """Clicks of a bucket and of the next one, in the form of the kernels."""
+    """Clicks of a bucket and of the next bucket, as arrays for kernels."""
 
     def __init__(self, config: ClicksConfig, frame: pl.DataFrame, splitter: Splitter, last_time: int) -> None:
         self.frame, self._config = frame, config
@@ -391,14 +397,14 @@ class _ClickWindow:
         self._key = table_key(config.seed, "negatives")
 
     def draw(self, first: int, last: int, window: int, number: int) -> NDArray[np.int64]:
-        """Draw ``[last - first, K]`` clicks whose items are negatives, -1 where there are none."""
+        """Draw ``[last - first, K]`` clicks, whose items are the negatives; -1 if there is no click to draw."""
         return draw_negatives(
             self.times, self._users, self._splits, clicks=(first, last), window=window,
             count=self._config.negatives, key=self._key, number=number,
         )  # fmt: skip
 
     def shown(self, first: int, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return ``[N, 1 + K]`` clicks whose items are shown: each click itself, then the draws for it."""
+        """Return ``[N, 1 + K]`` clicks whose items are the samples: each click itself, then the clicks drawn for it."""
         return np.concatenate([np.arange(first, first + len(drawn))[:, None], drawn], axis=1)
 
     def hashes(self, shown: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -406,11 +412,11 @@ class _ClickWindow:
         return np.where(shown >= 0, self._items[shown], np.uint64(0))
 
     def items(self, shown: NDArray[np.int64]) -> pl.Series:
-        """Return the items of clicks, click by click."""
+        """Return the items of `shown` as one series, click by click."""
         return self.frame[self._config.item][np.maximum(shown, 0).ravel()]
 
     def part(self, first: int, last: int) -> Clicks:
-        """Return some clicks in the form of `Lookback`."""
+        """Return the clicks ``first:last`` as `Lookback` takes them."""
         config, clicks = self._config, self.frame[first:last]
         contexts = [
             np.where(clicks[name].is_null().to_numpy(), np.uint64(0), stable_hash(clicks[name]))
@@ -426,7 +432,7 @@ class _ClickWindow:
 
 
 def _piece_edges(times: NDArray[np.int64]) -> list[int]:
-    """Return the edges of pieces of about `_CHUNK_CLICKS`; clicks of the same time are in one piece."""
+    """Return the limits of pieces of about `_CHUNK_CLICKS` clicks; clicks with equal times are in the same piece."""
     edges = [0]
     while edges[-1] < len(times):
         last = min(edges[-1] + _CHUNK_CLICKS, len(times)) - 1

@@ -1,8 +1,8 @@
 """Logs in CSV, TSV and JSON lines: any columns by a schema in the recipe, and the public logs of Criteo and Avazu.
 
-Text has no types, so the schema gives them: the label, dense columns and times are numbers (or words and dates), and a
-category is text unless the schema calls it integer. What looks like a number in the first gigabyte may not be one in
-the last.
+Text has no types, so types follow from the schema: the label, dense columns and times are numbers (or words and dates),
+and a category is text unless the schema says integer. Types are not guessed from values, because a column with numbers
+in the first gigabyte may have other text in the last.
 
 Criteo display advertising logs (Kaggle and Terabyte) are tab-separated without a header: label, 13 integers, 26 hashed
 categories. Avazu click logs are CSV with a header, all columns categorical, the hour as YYMMDDHH.
@@ -44,11 +44,11 @@ from stratarec.errors import ConfigError, DataError
 Format = Literal["auto", "csv", "tsv", "jsonl"]
 
 _TSV_SUFFIXES, _JSON_SUFFIXES = (".tsv", ".tab"), (".jsonl", ".ndjson", ".json")
-# Delimiters that are tried where the recipe's gives none of the names of the schema.
+# Delimiters that are tried if the recipe's delimiter yields none of the schema's names.
 _DELIMITERS = "\t;|,"
-# Bytes that are searched for the names of columns.
+# Number of bytes that are searched for the names of columns.
 _FRONT_BYTES = 1 << 20
-# Blocks that are parsed at a time, and ahead of the reader: so many are in memory.
+# Number of blocks that are parsed at a time, and of parsed blocks that wait for the reader; all are in memory.
 _WORKERS, _AHEAD = 2, 2
 
 
@@ -60,17 +60,18 @@ class CsvConfig:
     paths: tuple[str, ...] = ()
     """Files, directories, globs or URLs; .gz, .zst and .bz2 are decompressed."""
     schema: Schema = field(default_factory=Schema)
-    """The columns to use; others are not read."""
+    """Columns to use, and the role of each. Other columns are not read."""
     format: Format = "auto"
-    """``auto`` depends on the name of each file: .tsv and .tab, .jsonl, .ndjson and .json, else csv."""
+    """``auto`` chooses by the name of each file: tsv for .tsv and .tab, json lines for .jsonl, .ndjson and .json, else
+    csv."""
     delimiter: str = ""
     """Character between fields; empty for a comma, or a tab in tsv."""
     quote: str = '"'
-    """Character around fields that contain a delimiter or a line end, doubled inside them; empty for none."""
+    """Quotation character around fields that contain a delimiter or a line end, doubled inside them; empty for none."""
     columns: tuple[str, ...] = ()
     """Names of all fields in order, for files without a header; empty if the first line of each file has them."""
     nulls: tuple[str, ...] = ()
-    """Texts of a missing value, such as NA, in addition to an empty field."""
+    """Texts that mean a missing value, such as NA, in addition to an empty field."""
     encoding: str = "utf-8"
     """Encoding of the text, such as latin-1, cp1252 or utf-16."""
     max_line_bytes: Annotated[int, Size("data.source.max_line_bytes")] = 16 << 20
@@ -130,11 +131,11 @@ class CsvSource:
         raise no_rows(self._files[0])
 
     def _header(self, file: InputFile, content: bytes) -> _Header:
-        """Return the names of the fields of a file by its beginning.
+        """Return the delimiter and the field names of a file, found in its first bytes.
 
-        A log to score may have another format than the log of the recipe: another delimiter is used if the recipe's
-        gives none of the names, and a header is read even if the recipe says that there is none.
-        """
+        A log to score may have another format than the log of the recipe. If the recipe's delimiter yields none of the
+        schema's names, other delimiters are tried, and a header is recognized even if the recipe says that there is
+        none."""
         config, names = self._config, set(self._names)
         default = _delimiter(config, file)
         if default == config.quote:
@@ -161,7 +162,7 @@ class CsvSource:
         return {"kind": self.kind, "files": fingerprint(self._files), "block_bytes": self._block_bytes}
 
     def chunks(self, workspace: Path, share: ChunkShare = ALL_CHUNKS) -> Iterator[Chunk]:
-        """Yield a chunk per block; blocks that are not in the share are read but not parsed."""
+        """Yield a chunk for each block of the share; other blocks are read but not parsed."""
         return in_order(self._tasks(share), self._chunk)
 
     def _tasks(self, share: ChunkShare) -> Iterator[_Task]:
@@ -192,14 +193,14 @@ class CsvSource:
             raise no_rows(file)
 
     def _reader(self, file: InputFile, content: bytes) -> tuple[Delimited | JsonLines, int, int]:
-        """Return the reader of a file by its beginning, and the bytes and lines of its header."""
+        """Return a reader for a file that begins with `content`, and the numbers of bytes and lines of its header."""
         config = self._config
         if _is_json(config, file):
             check_json_lines(content, file.path)
             values = first_json_values(content)
             for name in self._names if values else ():
                 check_present(list(values), name, file.path)
-            # Lists may be text that is split, as in the text files that the schema was written for.
+            # A list may be text that is split at a separator, as in the text files for which the schema was written.
             features = [f for f in self.schema.sparse if f.traits.lists and not f.traits.derived]
             lists = frozenset(
                 name
@@ -222,7 +223,7 @@ class CsvSource:
         return reader, header.bytes, header.lines
 
     def _advice(self) -> str:
-        """Return what to do about a header without any column of the schema."""
+        """Return the advice for an error about a header with none of the schema's columns."""
         if self.kind != "csv" or self._config.columns:
             return ""
         return (
@@ -255,20 +256,20 @@ class CsvSource:
         )
 
     def _columns(self, frame: pl.DataFrame, converter: Converter) -> dict[str, pl.Series]:
-        """Return typed columns, with the bad rows."""
+        """Return columns with their final types; bad rows are still included."""
         return converter.columns(frame, self.schema)
 
     def _check_integers(self, reader: Delimited, content: bytes) -> None:
-        """Read integers as text from now on if a field has leading zeros: Polars would read 007 as 7.
+        """If a field has leading zeros, read integers as text from this block on: Polars would read 007 as 7.
 
-        Reading every column of integers as text takes longer: 54 instead of 47 ms for a block of 16 MiB.
+        Integers are not always read as text, because that takes longer: 54 instead of 47 ms for a block of 16 MiB.
         """
         if self._integers and reader.has_leading_zeros(content):
             self._types.update(dict.fromkeys(self._integers, pl.String))
             self._integers = set()
 
     def _learn_types(self, frame: pl.DataFrame) -> None:
-        """Read as text from now on the columns that had to be read as text and are valid, such as dates."""
+        """Read columns such as dates as text from the next block on, if this block could only be read as text."""
         for name, type in list(self._types.items()):
             text = frame[name]
             if text.dtype == pl.String and text.cast(type, strict=False).null_count() > text.null_count():
@@ -281,7 +282,7 @@ class _Header(NamedTuple):
     delimiter: str
     names: list[str]
     bytes: int
-    """Size of the header; 0 if there is none."""
+    """Number of bytes of the header; 0 if the file has none."""
     lines: int
 
 
@@ -289,18 +290,21 @@ class _Task(NamedTuple):
     """A block to be parsed."""
 
     chunk: int
-    """Index of the chunk that it becomes."""
+    """Index of the chunk with the rows of the block."""
     file: int
     reader: Delimited | JsonLines
     content: bytes
-    """Whole lines."""
+    """Bytes of the block, which are whole lines."""
     numbers: range
-    """Numbers of the lines in the file."""
+    """Line numbers of the block in the file."""
     bytes_done: int
 
 
 def in_order(tasks: Iterator[_Task], run: Callable[[_Task], Chunk]) -> Iterator[Chunk]:
-    """Run tasks on threads, and yield the results in the order of the tasks; an error of `tasks` comes last."""
+    """Run tasks on threads and yield the results in the order of the tasks.
+
+    A `DataError` that the iterator `tasks` raises is raised again after the results of all earlier tasks.
+    """
     fault: DataError | None = None
     with ThreadPoolExecutor(_WORKERS, "parse") as pool:
         pending: deque[Future[Chunk]] = deque()
@@ -322,7 +326,9 @@ def in_order(tasks: Iterator[_Task], run: Callable[[_Task], Chunk]) -> Iterator[
 
 
 def _column_types(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
-    """Yield the type with which each column is read first; text if its roles in the schema have different types."""
+    """Yield the name of each column and the type with which it is read first; text if its roles need different
+    types.
+    """
     schema = view.schema
     # Integers are parsed faster than text.
     roles: list[tuple[str, type[pl.DataType]]] = [
@@ -358,7 +364,7 @@ def _delimiter(config: CsvConfig, file: InputFile) -> str:
 
 
 def _bare_name(file: InputFile) -> str:
-    """Return the name of a file in lower case, without the suffix of its compression."""
+    """Return the name of a file in lower case, without a suffix such as ``.gz``."""
     name = file.path.lower()
     return next((name.removesuffix(ending) for ending in CODECS if name.endswith(ending)), name)
 
@@ -381,7 +387,7 @@ AVAZU = Schema(
     sparse=tuple(SparseFeature(name=name) for name in (*AVAZU_CATEGORIES, "hour_of_day", "weekday")),
     time="time",
 )
-# The columns of an Avazu log, before the hour becomes two features and the time.
+# Columns of an Avazu log. The column hour becomes two features and the time.
 _AVAZU_COLUMNS = Schema(label="click", sparse=tuple(SparseFeature(name=name) for name in (*AVAZU_CATEGORIES, "hour")))
 
 
@@ -428,7 +434,7 @@ class CriteoSource(CsvSource):
             max_line_bytes=config.max_line_bytes,
         )
         super().__init__(csv_config, on_bad_row, block_bytes, view)
-        # A log to score may have no label, and has no header either.
+        # A log to score may lack the label, and has no header that would show it.
         if view is not None:
             fields = read_header(self._front()[1], self.files[0], "\t", "")[0]
             if len(fields) == len(csv_config.columns) - 1:

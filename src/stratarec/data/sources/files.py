@@ -1,7 +1,7 @@
 """Input files by paths, globs, directories and URLs, with clear errors.
 
 A recipe may be untrusted, and some file systems of fsspec run templates, open archives or read the memory of this
-process: only `PROTOCOLS` are opened, never a chain of them.
+process. So only URLs of `PROTOCOLS` are opened, and never chained URLs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROTOCOLS = {
 }  # fmt: skip
 """Protocols of URLs that may be read, and the package that reads each."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-# Parts of paths that are no data for Spark and Hive either.
+# Prefixes of hidden files and directories, as in Spark and Hive.
 _HIDDEN = re.compile(r"/[._]")
 
 
@@ -36,16 +36,17 @@ class InputFile:
     """One input file."""
 
     path: str
-    """Path or URL in the form that users write."""
+    """Path or URL, as a user would write it."""
     size: int
-    """Bytes, compressed where the file is."""
+    """Number of bytes as stored; if the file is compressed, of the compressed content."""
     stamp: str
-    """Modification time, or a similar property of the file system."""
+    """Modification time, or another property that changes with the file, from its file system."""
 
     def open(self) -> IO[bytes]:
         """Open the file as it is stored, without decompression."""
         with _as_data_error(self.path):
-            # Without fsspec, which would read some names as patterns, and wait for the writer of a pipe.
+            # Not opened by fsspec, which would interpret some names as patterns and would wait for the writer of a
+            # pipe.
             if not _URL.match(self.path):
                 return open_regular(self.path)
             system, path = _file_system(self.path)  # a listing may have names of any form
@@ -56,14 +57,14 @@ class InputFile:
 def expand(paths: tuple[str, ...]) -> tuple[InputFile, ...]:
     """Expand globs, directories and URLs, each in sorted order.
 
-    A directory means all files in it and below, except those whose path has a part that begins with ``_`` or ``.``,
-    such as ``_SUCCESS``. Empty files of a glob or directory are left out.
+    A directory stands for all files in it and in its subdirectories, except files and directories whose names begin
+    with ``_`` or ``.``, such as ``_SUCCESS``. Empty files of a glob or directory are left out.
 
     Raises
     ------
     DataError
-        If there are no paths, if a path, glob or directory matches no file with content, if the protocol of a URL is
-        not supported, or if a file is named twice, even under another name: its rows would count twice.
+        If there are no paths, if a path, glob or directory matches no file with content, or if the protocol of a URL is
+        not supported. Also if a file is given twice, even by different names, because its rows would count twice.
     """
     if not paths:
         raise DataError("the source has no paths; name at least one file, glob or URL in data.source.paths")
@@ -79,12 +80,12 @@ def expand(paths: tuple[str, ...]) -> tuple[InputFile, ...]:
 
 
 def _matches(pattern: str) -> list[tuple[Any, str, dict[str, Any]]]:
-    """Return the file system, path and properties of each file that `pattern` names."""
+    """Return the file system, path and properties of each file that matches `pattern`."""
     if not pattern:
         raise DataError("'': an empty name; check data.source.paths")
     with _as_data_error(pattern):
         system, path = _file_system(pattern)
-        # A file may have brackets in its name.
+        # The name of a file may contain brackets.
         glob = any(mark in path for mark in "*?[") and not system.exists(path)
         matches: dict[str, dict[str, Any]] = {}
         for match in sorted(system.glob(path)) if glob else [path]:
@@ -92,7 +93,7 @@ def _matches(pattern: str) -> list[tuple[Any, str, dict[str, Any]]]:
             matches |= _files_below(system, match) if info["type"] == "directory" else {match: info}
     if not matches:
         raise DataError(f"{pattern}: no file matches; check data.source.paths")
-    # Pipes and devices have no size, and get their own error later.
+    # Pipes and devices have no size; a later check refuses them with a better error.
     filled = [match for match, info in matches.items() if info["size"] or info["type"] != "file"]
     if not filled or (path in matches and path not in filled):
         raise DataError(f"{next(iter(matches))}: the file is empty, expected at least one row")
@@ -100,7 +101,8 @@ def _matches(pattern: str) -> list[tuple[Any, str, dict[str, Any]]]:
 
 
 def _files_below(system: Any, folder: str) -> dict[str, dict[str, Any]]:
-    """Return path and properties of the files in a directory and below, except hidden files and linked directories."""
+    """Return path and properties of all files in a directory and its subdirectories, except hidden files and files
+    behind symbolic links to directories."""
     files = {}
     for path, listed in sorted(system.find(folder, detail=True).items()):
         info = system.info(path) if listed.get("islink") else listed
@@ -110,7 +112,7 @@ def _files_below(system: Any, folder: str) -> dict[str, dict[str, Any]]:
 
 
 def _file_system(pattern: str) -> tuple[Any, str]:
-    """Return the file system of a path or URL, and its path there."""
+    """Return the file system of a path or URL, and the path in that file system."""
     url, chain = _URL.match(pattern), "::" in pattern and "://" in pattern
     if url is None and not chain:  # fsspec would split some paths
         return LocalFileSystem(), LocalFileSystem._strip_protocol(pattern)
@@ -122,7 +124,7 @@ def _file_system(pattern: str) -> tuple[Any, str]:
 
 
 def _identity(system: Any, path: str) -> object:
-    """Return a key that is equal for two names of one file, such as a link or a relative path; for a URL, the URL."""
+    """Return a key that is equal for all names of one file, such as a link and a relative path; for a URL, the URL."""
     if isinstance(system, LocalFileSystem):
         status = os.stat(path)
         return status.st_dev, status.st_ino
@@ -131,7 +133,7 @@ def _identity(system: Any, path: str) -> object:
 
 @contextmanager
 def _as_data_error(pattern: str) -> Iterator[None]:
-    """Turn errors of a path or URL into `DataError`. File systems of other libraries raise errors of any kind."""
+    """Convert errors of a path or URL to `DataError`. File systems of other libraries raise exceptions of any class."""
     try:
         yield
     except DataError:
@@ -161,9 +163,9 @@ def no_rows(file: InputFile) -> DataError:
 
 
 def hash_logs(paths: Sequence[str], advance: Callable[[int], object] = lambda done: None) -> dict[str, str]:
-    """Return the hash of each path that is no URL; `advance` is called with the bytes of each.
+    """Return path -> hash of content for all paths that are not URLs; `advance` is called with the size of each.
 
-    Files that were hashed earlier and have not changed are not read.
+    Files that were hashed earlier and have not changed are not read again.
     """
     local = [path for path in paths if not _URL.match(path)]
     try:
@@ -173,9 +175,10 @@ def hash_logs(paths: Sequence[str], advance: Callable[[int], object] = lambda do
 
 
 def fingerprint(files: tuple[InputFile, ...]) -> list[list[object]]:
-    """Return JSON that changes with the content of a file: its hash, or for a URL what its file system says.
+    """Return JSON that identifies the content of files: name, size, and hash. A URL has no hash; it has the
+    modification time or tag that its file system reports.
 
-    It has neither the folder nor the time of a local file: a copy is the same log.
+    Folder and modification time of a local file are left out, so a copy counts as the same log.
     """
     hashes = hash_logs([file.path for file in files])
     return [[file.path.rpartition("/")[2], file.size, hashes.get(file.path, file.stamp)] for file in files]

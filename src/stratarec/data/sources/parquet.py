@@ -1,9 +1,8 @@
-"""Parquet logs with any columns, by a schema in the recipe; row groups are read only once it is known that they fit.
+"""Parquet logs with the columns that the schema of a recipe names. A row group is read only if it fits in memory.
 
-A kilobyte of Parquet can stand for many gigabytes: a repeated value is stored once, with a count. So the values of the
-columns are counted first, by the footer. Text is read as a dictionary, which has each distinct value once, and is
-expanded when the total length is known.
-"""
+A kilobyte of Parquet can expand to many gigabytes, because a repeated value is stored once, with a count. So the
+number of values is first taken from the footer. Text is read as a dictionary, which has each distinct value once, and
+is expanded only when its total length is known to fit."""
 
 from __future__ import annotations
 
@@ -44,9 +43,9 @@ class ParquetConfig:
     paths: tuple[str, ...] = ()
     """Files, directories, globs or URLs."""
     schema: Schema = field(default_factory=Schema)
-    """The columns to use; others are not read."""
+    """Columns to use, and the role of each. Other columns are not read."""
     max_row_group_bytes: Annotated[int, Size("data.source.max_row_group_bytes")] = 2 << 30
-    """Largest row group, counting the columns that are used: a row group must fit in memory."""
+    """Maximum size of the used columns of a row group, because a row group is read into memory."""
 
     def __post_init__(self) -> None:
         set_size(self, "max_row_group_bytes", "data.source.max_row_group_bytes")
@@ -108,7 +107,7 @@ class FileSlice:
 
 
 def open_parquet(raw: IO[bytes], file: InputFile) -> pq.ParquetFile:
-    """Return the reader of a file; `DataError` if it is no Parquet file."""
+    """Return the reader of a file; `DataError` if it is not a Parquet file."""
     try:
         return pq.ParquetFile(raw)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -116,7 +115,7 @@ def open_parquet(raw: IO[bytes], file: InputFile) -> pq.ParquetFile:
 
 
 def count_rows(files: tuple[InputFile, ...]) -> int:
-    """Count the rows of all files, by their footers."""
+    """Return the number of rows of all files, according to their footers."""
     total = 0
     for file in files:
         with file.open() as raw:
@@ -127,7 +126,7 @@ def count_rows(files: tuple[InputFile, ...]) -> int:
 def parquet_pieces(
     files: tuple[InputFile, ...], columns: list[str], max_bytes: int, share: ChunkShare = ALL_CHUNKS
 ) -> Iterator[FileSlice]:
-    """Yield the row groups of a share, large ones cut and small ones joined; other row groups are not read."""
+    """Yield the row groups of a share; large row groups are split and small ones joined. Others are not read."""
     bytes_before = 0
     types = ColumnTypes(columns, lambda number: _schemas(files[number:]))
     for number, file in enumerate(files):
@@ -168,7 +167,7 @@ def _slices(
 
 
 def _schemas(files: Iterable[InputFile]) -> Iterator[tuple[str, pa.Schema]]:
-    """Yield path and schema of each file with rows: without values, a column may have any type."""
+    """Yield path and schema of each file with rows. Files without rows are left out, as their types mean nothing."""
     for file in files:
         with file.open() as raw:
             reader = open_parquet(raw, file)
@@ -185,7 +184,7 @@ def _read_run(groups: RowGroups, run: range, types: ColumnTypes) -> pa.Table:
 
 
 def without_metadata(table: pa.Table) -> pa.Table:
-    """Return the columns without the metadata of writers: Polars ends with a panic if that is no UTF-8."""
+    """Return the columns without the metadata of writers, because Polars panics if the metadata is not UTF-8."""
     columns = [_without_metadata(column) for column in table.columns]
     return pa.Table.from_arrays(columns, names=table.schema.names)
 
@@ -201,7 +200,7 @@ def _without_metadata(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 class RowGroups:
-    """Row groups of one open file, with some of its columns.
+    """Some columns of the row groups of one open file.
 
     Parameters
     ----------
@@ -210,7 +209,7 @@ class RowGroups:
     reader : ParquetFile
         The reader of `raw`.
     max_bytes : int
-        Memory that a row group may take.
+        Maximum memory of a row group.
     """
 
     def __init__(
@@ -243,7 +242,7 @@ class RowGroups:
             raise DataError(f"{file.path}: damaged (its footer counts other rows than its row groups have)")
 
     def runs(self) -> Iterator[range]:
-        """Yield the row groups to read together: one, or small ones with at most the rows of a chunk."""
+        """Yield the row groups to read together: one large row group, or several with at most a chunk of rows."""
         first, rows, size = 0, 0, 0.0
         for group, (more, bytes_more) in enumerate(zip(self._rows, self._bytes.tolist(), strict=True)):
             if group > first and (rows + more > _CHUNK_ROWS or size + bytes_more > min(_RUN_BYTES, self._max_bytes)):
@@ -288,7 +287,7 @@ class RowGroups:
         return table
 
     def _expanded(self, run: range, table: pa.Table) -> pa.Table:
-        """Replace dictionaries by their values, if the values fit in memory."""
+        """Replace dictionaries by their values; `DataError` if the values do not fit in memory."""
         sizes = {name: sum(_expanded_bytes(chunk) for chunk in table[name].chunks) for name in self._columns}
         if sum(sizes.values()) > self._max_bytes:
             raise self._too_large(run, sum(sizes.values()))
@@ -299,7 +298,7 @@ class RowGroups:
         return table
 
     def error(self, run: range, fault: str) -> DataError:
-        """Return the error for a fault in row groups."""
+        """Return the error for a fault in the row groups `run`."""
         groups = f"row group {run.start}" if len(run) == 1 else f"row groups {run.start} to {run.stop - 1}"
         return DataError(f"{self._file.path}, {groups}: {fault}")
 
@@ -318,7 +317,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _expanded_bytes(array: pa.Array) -> int:
-    """Return the bytes of an array with its dictionaries replaced by their values."""
+    """Return the number of bytes of an array after its dictionaries are replaced by their values."""
     while any(test(array.type) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)):
         array = array.flatten()
     text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
@@ -329,7 +328,7 @@ def _expanded_bytes(array: pa.Array) -> int:
 
 
 def _expanded_type(kind: pa.DataType, read: pa.DataType, size: int) -> pa.DataType | None:
-    """Return the type to cast a column of `size` bytes to that was read as `read`; None if it is `kind` already."""
+    """Return the type to which a column of `size` bytes with type `read` must be cast; None if it already is `kind`."""
     if kind == read:
         return None
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -340,15 +339,15 @@ def _expanded_type(kind: pa.DataType, read: pa.DataType, size: int) -> pa.DataTy
 
 
 class ColumnTypes:
-    """Type of each column of a log of several files, by the first file in which the column has one.
+    """Type of each column of a log with several files: the type in the first file in which the column is not all null.
 
     Parameters
     ----------
     names : sequence of str
         The columns to read.
     schemas : callable
-        Called with the index of a file, returns the path and schema of each file from there on. Used only for a column
-        that is all null in a file, and so has no type there.
+        Returns the path and schema of each file from the given index on. It is called only for a column that is all
+        null in a file and so has no type there.
     """
 
     def __init__(self, names: Sequence[str], schemas: Callable[[int], Iterable[tuple[str, pa.Schema]]]) -> None:
@@ -356,7 +355,7 @@ class ColumnTypes:
         self._types: dict[str, tuple[pa.DataType, str]] = {}
 
     def check(self, number: int, path: str, schema: pa.Schema) -> None:
-        """Refuse a file that lacks a column, has it twice, or with another kind of values than earlier files."""
+        """Raise `DataError` if a file lacks a column, has it twice, or has other types of values than earlier files."""
         for name in self._names:
             check_present(schema.names, name, path)
             kind = schema.field(name).type
