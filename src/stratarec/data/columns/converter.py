@@ -1,7 +1,8 @@
-"""Conversion of raw columns to the types of a `Source`; errors name file, row and column.
+"""Conversion of raw columns to the types that a `Source` yields. Errors name file, row and column.
 
-The lists of one row in the columns of a sequence, or in a feature and its weights, must have the same length. An event
-that lacks a value in one of these columns is removed from all of them, before the lists are cut to `max_length`.
+In each row, the lists in all columns of a sequence must have the same length, as must the lists of a feature and its
+weights. An event that lacks a value in one of these columns is removed from all of them. The lists are then cut to
+`max_length`.
 """
 
 from __future__ import annotations
@@ -34,26 +35,27 @@ from stratarec.errors import DataError
 OnBadRow = Literal["error", "skip"]
 
 MAX_NUMBER = 3.0e38
-"""Largest absolute value of a number; float32 holds slightly larger ones."""
+"""Maximum absolute value of a number, slightly less than the maximum of float32."""
 _EXAMPLES = 5
 _INTEGER = ", without leading zeros, as its type is integer; type text keeps them"
 
 
 @dataclass
 class BadRows:
-    """Number of unusable rows of one block, and error messages for the first ones.
+    """Count of bad rows in one block, and error messages for the first of them.
 
-    Columns are checked one after another, so the first bad row is known only at the end: call `raise_first` then.
+    Columns are checked one after another, so the first bad row is known only when all are checked. Then call
+    `raise_first`.
     """
 
     on_bad_row: OnBadRow | None
-    """None where a bad row is an error and no setting can skip it."""
+    """Setting of the recipe; None if a bad row is always an error."""
     count: int = 0
     _first: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def examples(self) -> list[str]:
-        """Messages for the first bad rows, in the order of the file."""
+        """Error messages for the first bad rows, in the order of the file."""
         return [message for _, message in self._first]
 
     def add(self, file: str, line: int, problem: str, unit: str = "line") -> None:
@@ -63,7 +65,9 @@ class BadRows:
         del self._first[_EXAMPLES:]
 
     def raise_first(self, rows: int = 0) -> None:
-        """Raise `DataError` for the first bad row, unless bad rows are skipped; `rows` is the size of the block."""
+        """Raise `DataError` for the first bad row, unless bad rows are skipped. `rows` is the number of rows
+        checked.
+        """
         if not self.count or self.on_bad_row == "skip":
             return
         if self.on_bad_row is None:
@@ -77,7 +81,7 @@ class BadRows:
 
 
 def check_present(names: Sequence[Any], name: str, path: str, advice: str = "") -> None:
-    """Raise `DataError` if `name` is not exactly once among the columns `names`; `advice` ends its message."""
+    """Raise `DataError` unless `name` occurs exactly once in `names`; the message ends with `advice`."""
     if name not in names:
         present = [str(other) for other in names]
         close = difflib.get_close_matches(name, present, 1)
@@ -89,7 +93,7 @@ def check_present(names: Sequence[Any], name: str, path: str, advice: str = "") 
 
 @contextmanager
 def naming_column(path: str, name: str) -> Iterator[None]:
-    """Turn an error that Polars, Arrow or Python raises for the values of a column into a `DataError`."""
+    """Convert errors of Polars, Arrow or Python for the values of a column to `DataError`."""
     try:
         yield
     except DataError:
@@ -103,18 +107,18 @@ def naming_column(path: str, name: str) -> Iterator[None]:
 
 
 class Converter:
-    """Typed columns of the rows of one frame.
+    """Converter for the columns of one frame.
 
     Parameters
     ----------
     path : str
-        File of the rows, for messages.
+        File of the rows, for error messages.
     numbers : ndarray
-        ``[N]`` number of each row in the file, or its line.
+        ``[N]`` row number or line number of each row in the file.
     bad : BadRows
         Collects the rows that cannot be used.
     from_text : bool
-        The file knows no types: numbers are read from text, and messages count lines.
+        Whether the file is text without types. Numbers are then parsed from text, and messages count lines.
     """
 
     def __init__(self, path: str, numbers: NDArray[np.int64], bad: BadRows, *, from_text: bool = False) -> None:
@@ -123,15 +127,15 @@ class Converter:
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """Numbers of the good rows."""
+        """Row numbers of the good rows."""
         return self._numbers[self._is_good]
 
     def convert(self, frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-        """Return all columns of `schema` for the good rows; labels only if `frame` has them."""
+        """Return all columns of `schema` for the good rows. Labels are left out if `frame` has none."""
         return self.good_rows(pl.DataFrame(self.columns(frame, schema)))
 
     def good_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return the good rows of a frame; raise the first error if no row may be bad."""
+        """Return the good rows of a frame, or raise the first error if bad rows are not skipped."""
         self._bad.raise_first(len(self._numbers))
         return frame if self._is_good.all() else frame.filter(pl.Series(self._is_good))
 
@@ -165,7 +169,7 @@ class Converter:
         return columns
 
     def require(self, raw: pl.Series, fits: pl.Series, expected: str) -> None:
-        """Record the rows of `raw` where `fits` is not true as bad."""
+        """Record as bad the rows of `raw` for which `fits` is not true."""
         if not fits.null_count() and fits.all():
             return
         for row in np.flatnonzero(~fits.fill_null(False).to_numpy() & self._is_good):
@@ -181,7 +185,7 @@ class Converter:
         return DataError(f"{self._path}: column {raw.name!r} is {raw.dtype}, expected {expected}")
 
     def _labels(self, frame: pl.DataFrame, schema: Schema) -> dict[str, pl.Series]:
-        """Return every label; of several, missing ones are `UNKNOWN`, and a row needs at least one."""
+        """Return every label. If there are several, missing labels are `UNKNOWN`, and a row must have at least one."""
         if not schema.labels:
             return {schema.label_column: self._label(frame[schema.label_column], schema.label)}
         names = schema.label_columns
@@ -193,7 +197,7 @@ class Converter:
         return labels
 
     def _label(self, raw: pl.Series, rule: str | LabelRule, *, optional: bool = False) -> pl.Series:
-        """Return a label as ``UInt8`` 0 or 1; with `optional` a missing one is `UNKNOWN`."""
+        """Return a label as ``UInt8`` 0 or 1; with `optional`, a missing label is `UNKNOWN`."""
         if isinstance(rule, LabelRule) and rule.equals:
             return self._label_by_word(raw, rule.equals, optional=optional)
         threshold = None if isinstance(rule, str) else rule.at_least
@@ -217,7 +221,7 @@ class Converter:
         return label.set(raw.is_null(), UNKNOWN) if optional else label
 
     def _label_by_word(self, raw: pl.Series, word: str, *, optional: bool) -> pl.Series:
-        """Return a label that is 1 where the text is `word`."""
+        """Return a label that is 1 if the text is `word`, else 0."""
         if raw.dtype not in (*TEXT_TYPES, pl.Null):
             raise self._type_error(raw, f"text, as its rule is equals {word!r}; at_least is for numbers")
         text = raw.cast(pl.String).str.strip_chars()
@@ -227,7 +231,7 @@ class Converter:
         return (text == word).fill_null(False).cast(pl.UInt8).set(missing & optional, UNKNOWN).alias(raw.name)
 
     def _numeric(self, raw: pl.Series, expected: str, *, booleans: bool = False) -> pl.Series:
-        """Return ``Float64``, null where a value is no number; `booleans` also reads the texts true and false."""
+        """Return ``Float64``, null for values that are not numbers; with `booleans`, true and false are numbers."""
         if self._from_text and raw.dtype == pl.String:
             text = raw.str.strip_chars()
             value = text.cast(pl.Float64, strict=False)
@@ -240,30 +244,30 @@ class Converter:
         return raw.cast(pl.Float64)
 
     def number(self, raw: pl.Series) -> pl.Series:
-        """Return a dense column as ``Float64``, null where a value is missing."""
+        """Return a dense column as ``Float64``, null for missing values."""
         value = self._numeric(raw, "numbers for a dense feature")
         if not value.null_count() and np.abs(value.to_numpy()).max(initial=0.0) <= MAX_NUMBER:  # as most columns are
             return value
-        # NaN is a missing value in a column of floats, and an error in a column that had to be read as text.
+        # In a column of floats, NaN is a missing value. In a column that had to be read as text, it is an error.
         value = value.fill_nan(None)
         missing = raw.is_null() if raw.dtype in TEXT_TYPES else value.is_null()
         self.require(raw, missing | (value.abs() <= MAX_NUMBER), "a finite number or nothing")
         return value
 
     def weight(self, raw: pl.Series) -> pl.Series:
-        """Return sample weights as ``Float64``, each of 0 or more."""
+        """Return sample weights as ``Float64``; a negative weight is bad."""
         value = self._numeric(raw, "numbers for a weight")
         self.require(raw, value.is_between(0.0, MAX_NUMBER), "a finite number of 0 or more")
         return value
 
     def key(self, raw: pl.Series, type: ValueType = "auto") -> pl.Series:
-        """Return a `category` that must have a value in every row, such as a user."""
+        """Return a column like `category` that must have a value in every row, such as the user."""
         value = self.category(raw, type)
         self.require(raw, value.is_not_null(), "a value")  # of `value`: NaN is missing, and no null in `raw`
         return value
 
     def category(self, raw: pl.Series, type: ValueType = "auto") -> pl.Series:
-        """Return ``Int64``, ``String``, or ``UInt64`` where the column is that; null where a value is missing."""
+        """Return ``Int64`` or ``String``, or ``UInt64`` if the raw column has that type; null for missing values."""
         if type == "text":
             return self.category(raw).cast(pl.String)
         if raw.dtype in TEXT_TYPES:
@@ -272,7 +276,7 @@ class Converter:
         if raw.dtype == pl.UInt64:
             return raw
         if raw.dtype.is_float() or raw.dtype.is_decimal():
-            # Integers stored as decimals, or as floats because some are missing, as pandas writes them.
+            # Integers may be stored as decimals, or as floats because some are missing, as pandas does.
             missing = raw.fill_nan(None).is_null() if raw.dtype.is_float() else raw.is_null()
             return self._integers(raw, integers_from_numbers(raw), missing)
         if raw.dtype.is_integer() or raw.dtype in (pl.Boolean, pl.Null):
@@ -289,7 +293,7 @@ class Converter:
         return self._typed_lists(raw, lists, feature.type).list.head(feature.max_length)
 
     def _sequence(self, raw: Sequence[pl.Series], features: Sequence[SparseFeature]) -> dict[str, pl.Series]:
-        """Return the lists of the columns of one sequence, complete events only, the last `max_length` of each row."""
+        """Return the lists of the columns of one sequence: the last `max_length` complete events of each row."""
         lists = [
             self._typed_lists(part, self._lists(part, feature.separator), feature.type)
             for part, feature in zip(raw, features, strict=True)
@@ -300,7 +304,9 @@ class Converter:
         return {f.name: part.list.tail(f.max_length) for f, part in zip(features, complete, strict=True)}
 
     def _weighted(self, raw: pl.Series, weights: pl.Series, feature: SparseFeature) -> dict[str, pl.Series]:
-        """Return lists as `_values` does, and by `weights_of` a ``List(Float32)`` with the weight of each value."""
+        """Return lists as `_values` does, and the column `weights_of` with the weight of each value
+        (``List(Float32)``).
+        """
         values = self._typed_lists(raw, self._lists(raw, feature.separator), feature.type)
         numbers = self._weight_lists(weights, feature.separator)
         self._require_same_length(feature.weights, numbers, feature.name, values, "whose weights they are")
@@ -311,7 +317,7 @@ class Converter:
         return {feature.name: values, weights_of(feature.name): numbers.cast(pl.List(pl.Float32))}
 
     def _weight_lists(self, raw: pl.Series, separator: str) -> pl.Series:
-        """Return ``List(Float64)``, null in a list where a weight is missing or no number."""
+        """Return ``List(Float64)``; a missing weight, or one that is not a number, is null."""
         lists = self._raw_lists(raw, separator, "lists of numbers, or text")
         inner = lists.dtype.inner  # type: ignore[attr-defined]
         if not (inner.is_numeric() or inner in (pl.String, pl.Null)):
@@ -321,7 +327,7 @@ class Converter:
         return lists.cast(pl.List(pl.Float64), strict=False)
 
     def _require_weights(self, name: str, values: pl.Series, weights: pl.Series) -> None:
-        """Record the rows in which a value has no weight as bad; lists of a row have the same length."""
+        """Record as bad the rows in which a value has no weight. The lists of a row must have the same length."""
         lengths = _lengths(values)
         flat_values, flat_weights = (part.drop_nulls().explode(empty_as_null=False) for part in (values, weights))
         fits = flat_weights.is_between(0.0, MAX_NUMBER).fill_null(False)
@@ -333,7 +339,7 @@ class Converter:
             self._mark_bad(row, name, f"{value}, expected finite numbers of 0 or more, one for each value")
 
     def _without_bad(self, lists: Sequence[pl.Series]) -> list[pl.Series]:
-        """Return lists that are null in bad rows, whose lists of different lengths would shift the later rows."""
+        """Return lists with null in bad rows. Lists of unequal length there would shift the values of later rows."""
         return pl.DataFrame(lists).select(pl.when(pl.Series(self._is_good)).then(pl.all())).get_columns()
 
     def _require_same_length(self, name: str, lists: pl.Series, main: str, expected: pl.Series, relation: str) -> None:
@@ -343,7 +349,7 @@ class Converter:
             self._mark_bad(row, name, f"a list of {length[row]}, expected {size}")
 
     def _raw_lists(self, raw: pl.Series, separator: str, expected: str) -> pl.Series:
-        """Return a column of lists of any type; null in a list where text holds nothing."""
+        """Return a column of lists of any type; an empty part of a text is null in its list."""
         if raw.dtype in TEXT_TYPES or (separator and raw.dtype == pl.Null):
             lists, is_list = lists_from_text(raw.cast(pl.String), separator)
             form = f"values divided by {separator!r}; to read lists in brackets leave out `separator`"
@@ -360,7 +366,7 @@ class Converter:
         return raw
 
     def _lists(self, raw: pl.Series, separator: str) -> pl.Series:
-        """Return lists of ``Int64``, ``UInt64`` or ``String``; null in a list where a value is missing."""
+        """Return lists of ``Int64``, ``UInt64`` or ``String``; a missing value is null in its list."""
         lists = self._raw_lists(raw, separator, "lists, or text")
         if raw.dtype.base_type() not in (pl.List, pl.Array):
             return lists
@@ -372,7 +378,7 @@ class Converter:
         is_text = inner in (pl.String, pl.Categorical)
         if inner != pl.UInt64:
             lists = lists.cast(pl.List(pl.String if is_text else pl.Int64))
-        # Text that is split has no empty values either.
+        # Empty parts are missing, as in text that is split.
         if is_text and separator:
             return lists.list.eval(pl.when(pl.element() != "").then(pl.element()))
         return lists
@@ -388,7 +394,7 @@ class Converter:
     def _integer_lists(
         self, raw: pl.Series, lists: pl.Series, read: Callable[[pl.Series], pl.Series], expected: str
     ) -> pl.Series:
-        """Return lists of ``Int64``; every value that is not missing must be an integer."""
+        """Return lists of ``Int64``; a row with a value that is not an integer is bad."""
         integers = map_values(lists, read)
         count, total = (part.list.drop_nulls().list.len() for part in (integers, lists))
         self.require(raw, raw.is_null() | (count == total).fill_null(True), expected)
@@ -400,7 +406,7 @@ class Converter:
         Raises
         ------
         DataError
-            If `unit` is too coarse to keep different times apart, or if numbers are no dates in `unit` but in another.
+            If different times would become equal in `unit`, or if numbers are dates in another unit but not in `unit`.
         """
         times = read_times(raw, unit, form)
         if times is None:
@@ -414,7 +420,7 @@ class Converter:
         return value
 
     def passed_through(self, frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame | None:
-        """Return raw columns of the good rows; None for no columns."""
+        """Return the raw columns `names` of the good rows; None if there are no names."""
         return self.good_rows(frame.select(column(name) for name in names)) if names else None
 
 

@@ -1,7 +1,7 @@
-"""Columns of DataFrames, tables, mappings and Python objects, for `Converter`; a few plain rows without Polars.
+"""Read the columns of DataFrames, tables, mappings and Python objects, for `Converter`; and a few rows without Polars.
 
-Python objects get their type here and not in Polars, which takes time cubic in the depth of nested lists, reads 2.5 as
-2 in a list of integers, and ends with unexpected errors for some objects.
+The types of Python objects are determined here. Polars would take time cubic in the depth of nested lists, would read
+2.5 as 2 in a list of integers, and would raise unexpected errors for some objects.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from stratarec.data.schema import Schema, SparseFeature
 from stratarec.errors import DataError
 
 FRAME = "the frame"
-"""Name of a frame in messages."""
+"""Name of a frame in error messages."""
 MAX_PLAIN_ROWS = 32
-"""From about this number of rows on, conversion by column is faster than by cell."""
+"""Maximum number of rows that are converted cell by cell; for more rows, conversion by column is faster."""
 _UNLIMITED = 1 << 62
 _POLARS_TYPES: Mapping[type, Any] = {float: pl.Float64, int: pl.Int64, str: pl.String}
-"""Python types whose columns Polars reads as they are."""
+"""Python types whose columns Polars converts correctly."""
 _Family: TypeAlias = Literal["", "nothing", "text", "integer", "real", "list"]
 _NoneType = type(None)
 
 
 def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
-    """Return the column of every feature with the type that it has in a log; null where a value is missing.
+    """Return the column of every feature, with the type that it has in a log and null for missing values.
 
-    Histories are columns of lists here, and are not cut to `max_length`.
+    Histories are columns of lists, and are not cut to `max_length`.
 
     Parameters
     ----------
     frame : DataFrame or mapping of columns
-        A DataFrame of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series. Columns that are no
-        feature are not read.
+        A DataFrame of Polars or pandas, a pyarrow table, or a mapping of lists, arrays or series. Columns that are not
+        features are ignored.
 
     Raises
     ------
     DataError
-        Naming column and row, counted from 1.
+        If a column or value cannot be read; names the column and the row, counted from 1.
     """
     sparse = tuple(
         replace(f, kind="multi", of="", max_length=_UNLIMITED, separator="") if f.kind == "history" else f
@@ -70,12 +70,12 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
 
 
 def read_columns(frame: Any) -> dict[str, pl.Series]:
-    """Return every column of a frame, or of a 2-d array, whose columns get the names x0, x1 and so on.
+    """Return every column of a frame, or of a 2-d array. The columns of an array are named x0, x1 and so on.
 
     Raises
     ------
     DataError
-        Naming the column that cannot be read.
+        If a column cannot be read; names the column.
     """
     if hasattr(frame, "toarray"):
         raise DataError("got a sparse matrix, and sparse input is not supported; give a DataFrame or a dense array")
@@ -97,7 +97,7 @@ def read_columns(frame: Any) -> dict[str, pl.Series]:
 
 
 def check_lengths(columns: Mapping[str, pl.Series]) -> int:
-    """Return the number of rows; `DataError` if columns differ in it."""
+    """Return the number of rows; `DataError` if columns have different lengths."""
     lengths = {len(column) for column in columns.values()}
     if len(lengths) != 1:
         sizes = ", ".join(f"{name!r} {len(column):,}" for name, column in list(columns.items())[-6:])
@@ -106,7 +106,7 @@ def check_lengths(columns: Mapping[str, pl.Series]) -> int:
 
 
 def has_column_names(frame: Any) -> bool:
-    """Whether the columns of a frame have names."""
+    """Whether a frame has column names, which a 2-d array has not."""
     return isinstance(frame, Mapping) or any(hasattr(frame, name) for name in ("columns", "column_names"))
 
 
@@ -122,7 +122,7 @@ def _column_names(frame: Any) -> list[Any]:
 
 
 def read_column(name: str, column: Any) -> pl.Series:
-    """Return a column of any kind as a series; Python objects become text, integers, floats, or lists of these."""
+    """Convert a column of any kind to a series. Python objects become text, integers, floats, or lists of these."""
     if isinstance(column, pa.Array | pa.ChunkedArray):
         column.validate(full=True)  # Polars does not notice bytes that are no text
         inner = getattr(column.type, "value_type", None)
@@ -152,7 +152,7 @@ def _from_array(name: str, column: np.ndarray[Any, Any]) -> pl.Series:
 
 
 def _from_cells(name: str, cells: list[Any]) -> pl.Series:
-    """Return a column of Python objects: values, or lists of values; null where they are None or NaN."""
+    """Convert a column of Python objects, which are values or lists of values; None and NaN become null."""
     families = _families(cells)
     if "list" not in families.values():
         return _from_values(name, cells, range(len(cells)), families)
@@ -180,7 +180,8 @@ def _list_or_none(name: str, row: int, cell: Any) -> list[Any] | None:
 def _from_values(
     name: str, cells: list[Any], rows: Sequence[int] | NDArray[np.int64], families: Mapping[type, _Family]
 ) -> pl.Series:
-    """Return text, integers or floats; `rows` is the row of each cell, and `families` the family of each type."""
+    """Convert cells to a series of text, integers or floats. `rows` has the row of each cell, `families` the family of
+    each type."""
     if any(issubclass(kind, Decimal) for kind in families):
         cells = [_integer_or_cell(cell) for cell in cells]
         families = _families(cells)
@@ -191,7 +192,7 @@ def _from_values(
             return pl.Series(name, cells, dtype=polars_type, nan_to_null=True)
     if not present:
         return pl.Series(name, [None] * len(cells), dtype=pl.Null)
-    # pandas has NaN where text is missing.
+    # pandas uses NaN for missing text.
     if present == {"text", "real"} and all(families[type(cell)] == "text" or _is_missing(cell) for cell in cells):
         present = {"text"}
     if present == {"text"}:
@@ -213,7 +214,7 @@ def _from_values(
 
 
 def _integer_or_cell(cell: Any) -> Any:
-    """Return a decimal that is an integer of 64 bits as such, and any other cell unchanged."""
+    """Return the integer for a decimal that is a 64-bit integer; return any other cell unchanged."""
     fits = isinstance(cell, Decimal) and cell.is_finite() and cell.adjusted() < 20
     return int(cell) if fits and cell == cell.to_integral_value() else cell
 
@@ -223,7 +224,7 @@ def _families(cells: list[Any]) -> dict[type, _Family]:
 
 
 def _family(kind: type) -> _Family:
-    """Return what cells of a type are; empty if the type is not supported."""
+    """Return the family of a Python type, such as integers; an empty string if the type is not supported."""
     if issubclass(kind, str):
         return "text"
     if issubclass(kind, Integral | np.bool_):
@@ -232,7 +233,7 @@ def _family(kind: type) -> _Family:
         return "real"
     if issubclass(kind, list | tuple | np.ndarray | pl.Series):
         return "list"
-    # The last two are types of pandas.
+    # The last two are pandas' missing values.
     return "nothing" if kind is _NoneType or kind.__name__ in ("NAType", "NaTType") else ""
 
 
@@ -252,14 +253,14 @@ def _describe(value: Any) -> str:
 
 
 class _NotPlain(Exception):
-    """A cell that `Converter` has to convert or refuse."""
+    """A cell that cannot be read as it is; `Converter` must convert or refuse it."""
 
 
 class PlainRowReader:
-    """Reader of a few rows, cell by cell, for which calls of a library would take longer than the work.
+    """Reader of a few rows, cell by cell. It avoids the cost of library calls for each column.
 
-    Polars took 30 ms for one row of 26 categories and 13 numbers. Only cells that need no conversion are read:
-    integers or text as the vocabulary has them, numbers, lists of these, and None.
+    Polars takes 30 ms for one row of 26 categories and 13 numbers. Only *plain* cells are read, which need no
+    conversion: integers or text with the type of the vocabulary, numbers, lists of these, and None.
 
     Parameters
     ----------
@@ -271,13 +272,15 @@ class PlainRowReader:
     def __init__(self, schema: Schema, types: Mapping[str, pl.DataType]) -> None:
         self._names, self._dense = schema.names, len(schema.dense)
         self._features = [(feature, types[feature.vocabulary]) for feature in schema.sparse]
-        # Columns that share their places lose values in each other; only whole columns are read for that.
+        # In columns of one sequence, a missing value removes values of the other columns too. Only `Converter` does
+        # that.
         self._is_supported = not any(feature.kind == "sequence" or feature.weights for feature in schema.sparse)
 
     def read(self, frame: Any) -> tuple[NDArray[np.float64], list[list[list[Any]]]] | None:
-        """Return ``[F_dense, N]`` numbers, NaN where missing, and the values of each sparse feature and row.
+        """Return ``[F_dense, N]`` numbers, NaN if missing, and for each sparse feature the values of each row.
 
-        None if a cell is not plain, or if there are more than `MAX_PLAIN_ROWS` rows.
+        Return None if the rows cannot be read this way, for example because a cell is not plain or there are more than
+        `MAX_PLAIN_ROWS` rows.
         """
         if not self._is_supported:
             return None
@@ -293,7 +296,7 @@ class PlainRowReader:
 
 
 def _plain_columns(frame: Any, names: Sequence[str]) -> list[Sequence[Any]]:
-    """Return the columns of a few rows as Python values."""
+    """Return the columns of a small frame as sequences of Python values."""
     try:
         if isinstance(frame, Mapping):
             columns = [_plain_list(frame[name]) for name in names]
@@ -332,7 +335,7 @@ def _plain_numbers(columns: Sequence[Sequence[Any]], rows: int) -> NDArray[np.fl
 
 
 def _plain_values(column: Sequence[Any], feature: SparseFeature, type: pl.DataType) -> list[list[Any]]:
-    """Return the values of each row."""
+    """Return a list with the values of each row."""
     if feature.kind == "single":
         lists = [[] if cell is None else [cell] for cell in column]
     else:
@@ -340,7 +343,7 @@ def _plain_values(column: Sequence[Any], feature: SparseFeature, type: pl.DataTy
     cells = [cell for items in lists for cell in items]
     is_text = type == pl.String
     if cells:
-        # Integers that the schema reads as text, and text that it reads as integers, need conversion.
+        # Integers that the schema reads as text must be converted, as must text that it reads as integers.
         has_type = feature.type in ("auto", "text" if is_text else "integer")
         if not has_type or _common_type(cells) is not (str if is_text else int):
             raise _NotPlain
@@ -364,7 +367,7 @@ def _plain_items(cell: Any, feature: SparseFeature) -> list[Any]:
 
 
 def _common_type(cells: Sequence[Any]) -> type:
-    """Return the type of all cells that are not None."""
+    """Return the type that all cells have except None; `_NotPlain` if they differ."""
     kinds = set(map(type, cells)) - {_NoneType}
     if len(kinds) > 1:
         raise _NotPlain

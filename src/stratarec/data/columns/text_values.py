@@ -1,4 +1,4 @@
-"""Values read from text and numbers: integers, times and lists; and lists that share their places.
+"""Parse integers, times and lists from text and numbers; remove incomplete events from lists of equal length.
 
 A time column is refused, with the unit to set, if its timestamps are finer than the unit of the schema, or if its
 integers are dates between 1990 and 2100 only in another unit.
@@ -21,21 +21,21 @@ from stratarec.data.splits import FIRST_DATE, LAST_DATE, too_coarse, unlikely_un
 from stratarec.errors import ConfigError
 
 TEXT_TYPES = (pl.String, pl.Categorical, pl.Enum)
-# Integers below this are exact as floats.
+# Every integer below this is exact as float64.
 _EXACT = float(1 << 53)
 # A date, optionally with a time of day, a fraction and an offset.
 _ISO_TIME = r"^\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?)?$"
 _OFFSET = r"(Z|[+-]\d\d:?\d\d)$"
-# Number of digits of each part of a time format that consists of digits.
+# Directive of a time format that consists of digits -> number of digits.
 _WIDTHS = {"%Y": 4, "%y": 2, "%m": 2, "%d": 2, "%H": 2, "%M": 2, "%S": 2}
 _LEADING_ZEROS = r"^\s*[+-]?0\d"
-# Lists as JSON, Python and NumPy write them. Polars and Python must agree on blanks, so they are listed.
+# Lists as JSON, Python and NumPy write them. White space is listed, because Polars and Python differ on what it is.
 _BLANKS = " \t\r\n"
 _NOTHING = ("null", "None", "nan", "NaN")
 _QUOTED = r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
 _ITEM = rf"(?s:{_QUOTED}|[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[tT]rue|[fF]alse|{'|'.join(_NOTHING)})"
 _LIST = rf"^\s*\[\s*(?:{_ITEM}(?:(?:\s*,\s*|\s+){_ITEM})*\s*,?\s*)?\]\s*$"
-# Brackets around a whole text that is to be split would remain in its first and last part.
+# Text in brackets must not be split, because the brackets would become parts of the first and last value.
 _ENCLOSED = r"""(?s)^\s*(?:\[\s*["'\[({].*\]|\[[^\[\]]*\]|\([^()]*\)|\{[^{}]*\})\s*$"""
 _BRACKETS = ("[", "(", "{")
 _ESCAPE = re.compile(r"(?s)\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|U(00[0-9a-fA-F]{6})|(.))")
@@ -43,10 +43,11 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", '"
 
 
 def read_times(raw: pl.Series, unit: TimeUnit, form: str = "") -> tuple[pl.Series, str] | None:
-    """Return times as ``Int64`` in `unit`, null where a value is no time, and the error of the column or an empty text.
+    """Return times as ``Int64`` in `unit`, null for values that are not times, and an error text, empty if there is
+    none.
 
-    None for a column of a type that holds no times. `form` is the format of text and integers, as %d/%m/%Y; empty for
-    ISO 8601 and for numbers that count from 1970. `ConfigError` if it is no format.
+    Return None if the column has a type that cannot be a time. `form` is the format of text and integers, such as
+    %d/%m/%Y; empty for ISO 8601 text and for numbers that count from 1970. `ConfigError` if it is not a valid format.
     """
     if form and (raw.dtype in TEXT_TYPES or raw.dtype.is_integer()):
         return _epochs(parse_times(raw.cast(pl.String).str.strip_chars(), form, _ticks(unit)), unit)
@@ -72,10 +73,10 @@ def read_times(raw: pl.Series, unit: TimeUnit, form: str = "") -> tuple[pl.Serie
 
 
 def _times_from_numbers(numbers: pl.Series, unit: TimeUnit) -> tuple[pl.Series, str]:
-    """Read times from numbers that may have fractions, as `read_times` does.
+    """Read times from numbers, which may have fractions; returns the same as `read_times`.
 
-    Integers count in `unit`. If the column has fractions, or is no dates in `unit`, numbers that are dates in seconds
-    or milliseconds are read as such.
+    Integers count in `unit`. If the column has fractions, or its numbers are not dates in `unit`, they are read as
+    seconds or milliseconds if they are dates in that unit.
     """
     integers = integers_from_numbers(numbers)
     missing = numbers.fill_nan(None).null_count() if numbers.dtype.is_float() else numbers.null_count()
@@ -97,14 +98,14 @@ def _epochs(times: pl.Series, unit: TimeUnit) -> tuple[pl.Series, str]:
 
 
 def _ticks(unit: TimeUnit) -> Literal["us", "ns"]:
-    """Return the unit to read text in: fine enough to notice what `unit` would lose, but for many years."""
+    """Return the unit in which text is parsed: finer than `unit`, to notice lost digits, but with enough range."""
     return "ns" if unit == "ns" else "us"
 
 
 def parse_times(text: pl.Series, form: str, ticks: Literal["us", "ns"] = "us") -> pl.Series:
-    """Return ``Datetime`` of text in the format `form`, null where a value has another; `ConfigError` if it is none.
+    """Parse text in the format `form` as ``Datetime``, null for text in other formats; `ConfigError` for a bad format.
 
-    Polars alone would also read 2023111 as ``%Y%m%d``, and 23 as ``%Y``.
+    This is stricter than Polars, which also parses 2023111 as ``%Y%m%d``, and 23 as ``%Y``.
     """
     full, suffix = form, ""
     if re.search("%[HI]", form) and not re.search("%[MTRrcXs+]", form):  # Polars requires minutes with hours
@@ -131,7 +132,7 @@ def _iso_times(text: pl.Series, unit: TimeUnit) -> pl.Series:
 
 
 def _mixed_iso_times(text: pl.Series, unit: TimeUnit) -> pl.Series:
-    """Read times of which some have offsets, or another form than others, or are no times."""
+    """Parse ISO 8601 text in mixed forms: some values have offsets or no time of day, or are not times."""
     is_time = text.str.contains(_ISO_TIME).fill_null(False)
     plain = text.set(~is_time, None).str.replace(" ", "T", literal=True).str.replace(r"Z$", "+00:00")
     has_offset = plain.str.contains(_OFFSET).fill_null(False)
@@ -149,7 +150,7 @@ def _mixed_iso_times(text: pl.Series, unit: TimeUnit) -> pl.Series:
 
 
 def integers_from_numbers(raw: pl.Series) -> pl.Series:
-    """Return floats or decimals as ``Int64``; null for fractions, and for floats too large to be exact."""
+    """Convert floats or decimals to ``Int64``; null for fractions, and for floats too large to be exact integers."""
     if raw.dtype.is_decimal():
         integers = raw.cast(pl.Int64, strict=False)
         return integers.set((integers.cast(raw.dtype, strict=False) != raw).fill_null(True), None)
@@ -160,7 +161,9 @@ def integers_from_numbers(raw: pl.Series) -> pl.Series:
 
 
 def integers_from_text(raw: pl.Series) -> pl.Series:
-    """Return text such as 12 and 12.0 as ``Int64``; null for other text, such as 012, which is not the text 12."""
+    """Parse text such as 12 and 12.0 as ``Int64``; null for other text, such as 012, which is a different id than
+    12.
+    """
     integers = raw.cast(pl.Int64, strict=False)
     if integers.null_count() > raw.null_count():
         bare = raw.str.strip_chars()
@@ -173,7 +176,7 @@ def integers_from_text(raw: pl.Series) -> pl.Series:
 
 
 def _digits(integers: pl.Series) -> pl.Series:
-    """Return the number of characters of each integer when it is written."""
+    """Return the number of characters of each integer in decimal notation."""
     present = integers.fill_null(0).to_numpy()
     digits = 1 + (present < 0).astype(np.uint32)
     largest = max(int(present.max(initial=0)), -int(present.min(initial=0)))
@@ -183,7 +186,7 @@ def _digits(integers: pl.Series) -> pl.Series:
 
 
 def cast_exactly(values: pl.Series, kind: pl.DataType) -> pl.Series:
-    """Cast values; raise `PolarsError` for text that is no number, or has leading zeros."""
+    """Cast values to `kind`; raise `PolarsError` for text that is not a number or has leading zeros."""
     if values.dtype == pl.String and kind.is_integer():
         padded = values.filter(values.str.contains(_LEADING_ZEROS))
         if len(padded):
@@ -192,10 +195,10 @@ def cast_exactly(values: pl.Series, kind: pl.DataType) -> pl.Series:
 
 
 def lists_from_text(text: pl.Series, separator: str) -> tuple[pl.Series, pl.Series]:
-    """Return the list in each text, and whether the text is a list.
+    """Parse each text as a list. Return the lists, and flags that say which texts are lists.
 
-    With a separator, blanks around parts are stripped, empty parts are null, and a text in brackets is no list.
-    Without one, a text must be a list such as ``[1, 2]``, ``["a", "b"]`` or ``['a', 'b']``. Blank text is null.
+    With a separator, spaces around parts are removed, empty parts are null, and text in brackets is not a list. Without
+    a separator, a text must be a list such as ``[1, 2]``, ``["a", "b"]`` or ``['a', 'b']``. Blank text is null.
     """
     text = text.set((text.str.strip_chars(_BLANKS) == "").fill_null(False), None)
     if separator:
@@ -216,7 +219,7 @@ def lists_from_text(text: pl.Series, separator: str) -> tuple[pl.Series, pl.Seri
 
 
 def split_text(text: str, separator: str) -> list[str] | None:
-    """Return the parts of one text, without empty ones; None where `lists_from_text` must decide."""
+    """Return the non-empty parts of one text; None if the text needs the full rules of `lists_from_text`."""
     if not separator or text.lstrip().startswith(_BRACKETS):
         return None
     return [stripped for part in text.split(separator) if (stripped := part.strip(_BLANKS))]
@@ -228,19 +231,19 @@ def _unescaped(items: pl.Series) -> pl.Series:
 
 
 def _unescape(text: str) -> str:
-    """Decode the escapes of JSON and Python; a backslash before another character stays."""
+    """Decode the escape sequences of JSON and Python; a backslash before any other character is kept."""
     plain = _ESCAPE.sub(
         lambda match: _ESCAPED.get(match[4], match[0]) if match[4] else chr(int(match[1] or match[2] or match[3], 16)),
         text,
     )
-    # JSON writes characters beyond 16 bits as two.
+    # JSON writes a character beyond 16 bits as two escapes.
     return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def map_values(lists: pl.Series, read: Callable[[pl.Series], pl.Series]) -> pl.Series:
-    """Return the lists with `read` applied to their values.
+    """Apply `read` to the values of lists.
 
-    `list.eval` would deadlock: its threads wait for the interpreter, which a thread that waits for them may hold.
+    `list.eval` could deadlock: its threads wait for the interpreter lock, held by a thread that waits for them.
     """
     lengths = lists.list.len().fill_null(0).to_numpy()
     values = read(lists.drop_nulls().explode(empty_as_null=False))
@@ -249,7 +252,7 @@ def map_values(lists: pl.Series, read: Callable[[pl.Series], pl.Series]) -> pl.S
 
 
 def drop_incomplete(lists: Sequence[pl.Series]) -> list[pl.Series]:
-    """Remove the places at which one of the lists of a row has no value; lists of a row have the same length."""
+    """Remove every place at which one of a row's lists has null from all lists of the row, which have equal lengths."""
     flat = [column.drop_nulls().explode(empty_as_null=False) for column in lists]
     is_complete = np.logical_and.reduce([column.is_not_null().to_numpy() for column in flat])
     if is_complete.all():

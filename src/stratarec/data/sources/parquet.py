@@ -28,9 +28,9 @@ from stratarec.data.sources.files import InputFile, expand, fingerprint, no_rows
 from stratarec.errors import DataError
 
 _CHUNK_ROWS = 1 << 18
-# Largest size of row groups that are read together.
+# Maximum total size of row groups that are read together.
 _RUN_BYTES = 64 << 20
-# Size of a value, which no number exceeds; also of an index into a dictionary with the offset of its text.
+# Assumed bytes per value. No number is larger; it is also the size of a dictionary index and the offset of its text.
 _VALUE_BYTES = 8
 _MAX_TEXT_BYTES = (1 << 31) - 1
 

@@ -1,11 +1,11 @@
-"""A generated log in the form of Criteo's: skewed tables, sessions, and a true model that can be learned.
+"""A generated log with the columns of Criteo's: skewed tables, sessions, and a true model that can be learned.
 
-Every chunk is a function of (config, chunk). Row r of a table of R rows is drawn as ``floor(R * u ** a)`` with u
-uniform: the first q of its rows take ``q ** (1 / a)`` of the accesses at any R, and a is chosen so that 6.8 % of the
-rows take 76 % (the figure published for Criteo in FAE, arXiv 2103.00686). The click probability comes from a
-factorisation machine over latent vectors of all rows, plus first-order effects and the dense columns, so a model that
-sees interactions scores better than one that does not. With `SyntheticConfig.blocks`, only features of one block
-interact.
+Every chunk is a function of the configuration and its number. Rows of a table of R rows are drawn as ``floor(R * u **
+a)`` with u uniform in [0, 1). For any R, the first share q of the rows then gets a share ``q ** (1 / a)`` of the
+accesses; a is chosen so that 6.8 % of the rows get 76 % (as published for Criteo in FAE, arXiv 2103.00686). The click
+probability is that of a factorization machine over latent vectors of all rows, plus first-order effects and the dense
+columns. So a model with interactions scores better than one without. With `SyntheticConfig.blocks`, only features in
+the same block interact.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _CHUNK = 1 << 17
 _PILOT_SEED, _BLOCK_SEED = 1 << 40, 1 << 41
 _PILOT = 1 << 15
 _LATENT = 4
-# Features 0 to 15 belong to the user and the session; the rest change with every sample, as items do.
+# Features 0 to 15 describe the user and the session; the others change with every sample, like items.
 _CONTEXT_FEATURES = 16
-# Missing now and then, as in real logs.
+# Features with missing values, as in real logs.
 _MISSING_SPARSE = (2, 21)
 _MISSING_DENSE = (3, 9)
 _MOST_BLOCKS = len(CRITEO_ROWS) // 2
@@ -54,24 +54,24 @@ class SyntheticConfig:
 
     kind: Literal["synthetic"] = "synthetic"
     samples: int = 1_000_000
-    """Rows of the log."""
+    """Number of rows of the log."""
     scale: float = 0.01
-    """Factor on Criteo's 26 table sizes; no table gets fewer than its own size or 3 rows, whichever is less."""
+    """Factor on Criteo's 26 table sizes. A table has at least 3 rows, or its original size if that is smaller."""
     max_rows: int = 0
-    """Cap on the rows of a table; 0 for none."""
+    """Maximum number of rows of a table; 0 for no maximum."""
     click_rate: float = 0.25
     """Share of positive labels."""
     signal: float = 1.8
     """Standard deviation of the true log-odds; 1.8 allows an AUC of about 0.84."""
     session_length: float = 4.0
-    """Mean samples a session; 1 for none."""
+    """Mean number of samples per session; 1 for no sessions."""
     session_keep: float = 0.9
-    """Chance that a context feature stays the same from one sample of a session to the next."""
+    """Probability that a context feature has the same value in the next sample of a session."""
     missing: float = 0.1
-    """Chance that a value is missing, in the columns that have missing values."""
+    """Probability that a value is missing, in the columns with missing values."""
     blocks: int = 0
-    """Number of blocks of equal size (within one) to which features are assigned at random. Only features of one block
-    interact, and their interactions weigh as much as those of all pairs do with 0, where any two features interact."""
+    """Number of blocks, to which features are assigned at random; block sizes differ by at most one. Only features in
+    the same block interact. 0 lets all pairs of features interact; the total strength of interactions is the same."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -92,12 +92,12 @@ class SyntheticConfig:
         check_seed(self.seed, "data.source.seed")
 
     def table_rows(self) -> tuple[int, ...]:
-        """Return the rows of the 26 tables."""
+        """Return the numbers of rows of the 26 tables."""
         cap = self.max_rows or max(CRITEO_ROWS) * 100
         return tuple(min(max(int(rows * self.scale), min(rows, 3)), cap) for rows in CRITEO_ROWS)
 
     def feature_blocks(self) -> tuple[tuple[int, ...], ...]:
-        """Return the features, 0 to 25, of each block; one block of all if `blocks` is 0."""
+        """Return the features (0 to 25) of each block; one block with all features if `blocks` is 0."""
         features = np.arange(len(CRITEO_ROWS))
         if not self.blocks:
             return (tuple(features.tolist()),)
@@ -140,7 +140,8 @@ class SyntheticSource:
             yield Chunk(index=index, file=0, frame=frame, bytes_done=first + count)
 
     def truth(self, index: int, count: int) -> pl.DataFrame:
-        """Generate a chunk, with the true click `probability`, and the log-odds without interactions as `additive`."""
+        """Generate a chunk with two more columns: the true click `probability`, and `additive`, the log-odds without
+        interactions."""
         draws = np.random.default_rng([self._config.seed, index])
         session = self._sessions(draws, count)
         rows = self._draw_rows(draws, session)
@@ -167,7 +168,7 @@ class SyntheticSource:
         return pl.DataFrame(columns)
 
     def _sessions(self, draws: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """Draw the ``[count]`` session of each sample: 0, 0, 1, ..."""
+        """Draw the ``[count]`` session numbers of the samples, such as 0, 0, 1, ..."""
         starts = draws.random(count) < 1 / self._config.session_length
         return np.cumsum(starts).astype(np.int64)
 
@@ -186,14 +187,14 @@ class SyntheticSource:
         return columns
 
     def _names(self, rows: NDArray[np.int64], feature: int) -> NDArray[np.int64]:
-        """Return raw values: scrambled ranks, so that only counting finds the popular ones."""
+        """Return raw values. They are scrambled popularity ranks, so popular values can only be found by counting."""
         keys = rows.astype(np.uint64) + np.uint64((feature + 1) << 40)
         return mix_array(keys).astype(np.int64)
 
     def _scores(
         self, rows: list[NDArray[np.int64]], dense: NDArray[np.float32]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return first-order and second-order log-odds, before scaling."""
+        """Return the first-order and the second-order terms of the log-odds, before scaling."""
         count = len(rows[0])
         additive = (np.log1p(dense) - 1.3) @ np.linspace(-0.12, 0.12, DENSE)
         blocks = self._config.feature_blocks()
@@ -213,7 +214,7 @@ class SyntheticSource:
 
     @cached_property
     def _calibration(self) -> tuple[float, float, float]:
-        """Center, gain and bias with which a pilot sample has the configured spread of log-odds and click rate."""
+        """Return center, gain and bias that give a pilot sample the configured deviation of log-odds and click rate."""
         draws = np.random.default_rng([self._config.seed, _PILOT_SEED])
         rows = self._draw_rows(draws, np.arange(_PILOT))
         dense = np.floor(np.exp(draws.normal(1.0, 1.2, (_PILOT, DENSE)))).astype(np.float32)

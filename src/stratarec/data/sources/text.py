@@ -1,12 +1,13 @@
-"""Text logs of any size: blocks of whole lines, and the records of delimited text and JSON lines in them.
+"""Text logs of any size: files are cut into blocks of whole lines, which are parsed as delimited text or JSON lines.
 
 Delimited text is cut at line ends outside of quotes (after an even number of quotes), JSON lines at every line end.
-The longest line bounds memory, and does not change what is read. Lines are counted from 1. Damage to a file itself,
-such as a truncated gzip, always ends the run.
-Polars parses the blocks. A block with a value that does not fit the type of its column is read as text. What Polars
-accepts but should not, such as a record that ends early and is filled with nulls, is detected by counting fields, and
-the block is then split by record. A quote that is never closed ends the run even where bad rows are skipped: which rows
-it swallowed is unknown.
+Memory is limited by the longest allowed line. Lines are counted from 1. Damage to a file itself, such as a truncated
+gzip, is always an error.
+
+Polars parses the blocks. If a value does not fit the type of its column, the block is read again as text. Polars also
+accepts records that end early, and fills them with nulls. Such records are detected by counting delimiters, and the
+block is then split by record. A quote that is never closed is an error even if bad rows are skipped, because it is
+unknown how many rows it covers.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from stratarec.kernels import csv_records
 BLOCK_BYTES = 16 << 20
 CODECS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 BOM = b"\xef\xbb\xbf"
-# Bytes that are compared at a time: the result stays in the processor's cache.
+# Number of bytes that are compared at a time, so that the result stays in the processor's cache.
 _COMPARE_BYTES = 1 << 18
-# Bytes in which the last line end of a block is searched.
+# Number of bytes at a time in which the last line end of a block is searched.
 _SEARCH_BYTES = 1 << 16
 _MAX_HEADER_BYTES = 1 << 20
-# Lines of JSON that are searched for the names of columns.
+# Number of JSON lines that are searched for the names of columns.
 _NAME_LINES = 1000
-# Byte order marks of wide characters; the longer ones first.
+# Byte order marks of UTF-16 and UTF-32. The longer marks are first, because they begin like the shorter ones.
 _WIDE = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -58,7 +59,7 @@ _JSON_TYPES = {list: "a list", dict: "an object", str: "text", bool: "a truth va
 
 ColumnTypes = Mapping[str, "pl.DataType | type[pl.DataType]"]
 Parsed = tuple[pl.DataFrame, NDArray[np.int64]]
-"""Columns, and the line of each row."""
+"""Columns, and the line number of each row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,22 +69,23 @@ class Block:
     first_line: int
     content: bytes
     bytes_done: int
-    """Stored bytes of the file up to the end of the block."""
+    """Number of bytes of the file, as stored, up to the end of the block."""
     lines: int
-    """Line ends in `content`."""
+    """Number of line ends in `content`."""
 
 
 def read_blocks(
     file: InputFile, block_bytes: int, max_line_bytes: int, quote: bytes = b"", encoding: str = "utf-8"
 ) -> Iterator[Block]:
-    """Cut a file into one or more blocks that end at line ends outside of quotes, with their content in UTF-8.
+    """Yield the content of a file, converted to UTF-8, as blocks that end at line ends outside of quotes.
 
     Raises
     ------
     DataError
-        If the file is damaged or not in `encoding`, or if a line is too long, before more of it is in memory.
+        If the file is damaged or not in `encoding`, or if a line is longer than `max_line_bytes`.
     """
-    # Pieces of a line whose end has not come yet; joining each to the ones before would copy them again and again.
+    # Pieces of a line whose end was not read yet. They are joined once, because joining each piece would copy all
+    # again.
     line, pending, pending_bytes, in_quotes = 1, [b""], 0, False
     with file.open() as raw:
         for data in _text(raw, file, block_bytes, encoding):
@@ -108,7 +110,7 @@ def read_blocks(
 
 
 def _count_byte(content: bytes, mark: str) -> int:
-    """Count an ASCII character in `content`; `bytes.count` takes ten times as long for a frequent one."""
+    """Count an ASCII character in `content`. For frequent characters `bytes.count` takes ten times as long."""
     data, equal, count = np.frombuffer(content, dtype=np.uint8), np.empty(_COMPARE_BYTES, dtype=bool), 0
     for first in range(0, len(data), _COMPARE_BYTES):
         piece = data[first : first + _COMPARE_BYTES]
@@ -117,7 +119,8 @@ def _count_byte(content: bytes, mark: str) -> int:
 
 
 def estimate_rows(files: tuple[InputFile, ...], max_line_bytes: int, encoding: str = "utf-8") -> int:
-    """Estimate the rows of all files from the first block; compressed text is assumed to shrink fourfold."""
+    """Estimate the number of rows of all files from the first block. Compressed text is assumed to be four times as
+    large when decompressed."""
     fronts = (next(read_blocks(file, 1 << 20, max_line_bytes, encoding=encoding)) for file in files)
     first = next((front for front in fronts if front.content), None)
     if first is None:
@@ -128,9 +131,9 @@ def estimate_rows(files: tuple[InputFile, ...], max_line_bytes: int, encoding: s
 
 
 def _last_line_end(data: bytes, quote: bytes, in_quotes: bool) -> tuple[int, bool]:
-    """Return the place behind the last line end outside of quotes, and whether `data` ends in quotes.
+    """Return the place after the last line end outside of quotes, and whether `data` ends inside quotes.
 
-    `in_quotes` is whether `data` begins in quotes.
+    `in_quotes` says whether `data` begins inside quotes.
     """
     end = data.rfind(b"\n") + 1
     if not quote or not (in_quotes or quote in data):  # the search is ten times as fast as counting
@@ -138,7 +141,7 @@ def _last_line_end(data: bytes, quote: bytes, in_quotes: bool) -> tuple[int, boo
     inside = (data.count(quote, 0, end) + in_quotes) % 2 == 1
     ends_inside = inside ^ (data.count(quote, end) % 2 == 1)
     while inside and end:
-        # No line end behind the last quote is outside of quotes either.
+        # The text after the last quote is inside quotes too, so its line ends do not count.
         last = data.rfind(quote, 0, end)
         before = data.rfind(b"\n", 0, max(last, 0)) + 1
         inside ^= data.count(quote, before, end) % 2 == 1
@@ -147,7 +150,7 @@ def _last_line_end(data: bytes, quote: bytes, in_quotes: bool) -> tuple[int, boo
 
 
 def _check_line_lengths(content: bytes, path: str, first_line: int, max_bytes: int) -> None:
-    """Refuse a line of more than `max_bytes`; looks at few line ends."""
+    """Raise `DataError` for a line of more than `max_bytes`. Only a few line ends are looked up."""
     start = 0
     while start < len(content):
         end = content.rfind(b"\n", start, start + max_bytes + 1)
@@ -166,7 +169,10 @@ def _unclosed_quote(path: str, line: int, content: bytes, quote: str) -> DataErr
 
 
 def _opening_quote(content: bytes, quote: bytes) -> int:
-    """Return the place of the unclosed quote: the first after whose closing quote a field continues, or the last."""
+    """Return the place of the quote that is not closed.
+
+    It is the first quote whose supposed closing quote is followed by more text of a field, else the last quote.
+    """
     ends, opening, place = (quote, b"", *(bytes([mark]) for mark in b",;|\t\r\n")), 0, content.find(quote)
     while place >= 0:
         opening = opening if place and content[place - 1 : place] == quote else place
@@ -185,7 +191,7 @@ def _line_too_long(path: str, line: int, max_bytes: int) -> DataError:
 
 
 def _text(raw: IO[bytes], file: InputFile, block_bytes: int, encoding: str) -> Iterator[bytes]:
-    """Decompress a file, and convert it to UTF-8."""
+    """Yield the content of a file, decompressed and converted to UTF-8."""
     pieces = _decompressed(raw, file, block_bytes)
     first = next(pieces, b"")
     _check_front(first, file.path, encoding)
@@ -233,7 +239,7 @@ def _transcoded(pieces: Iterator[bytes], path: str, encoding: str) -> Iterator[b
 
 
 def utf8_fault(content: bytes) -> str:
-    """Return what is wrong with bytes that are no UTF-8, and how to convert them; empty if nothing is."""
+    """Return an error text, with advice, for bytes that are not valid UTF-8; an empty string if they are."""
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -247,7 +253,7 @@ def _no_utf8(error: UnicodeDecodeError) -> str:
 
 
 def check_utf8(content: bytes, path: str) -> None:
-    """Refuse the beginning of a file that is no UTF-8, naming the line."""
+    """Raise `DataError`, which names the line, if the first bytes of a file are not valid UTF-8."""
     for line, record in enumerate(content.split(b"\n") if utf8_fault(content) else [], 1):
         if fault := utf8_fault(record):
             raise DataError(f"{path}, line {line}: {fault}")
@@ -272,9 +278,9 @@ def _decompressed(raw: IO[bytes], file: InputFile, block_bytes: int) -> Iterator
 
 
 def _read_lines(raw: IO[bytes], block_bytes: int) -> Iterator[bytes]:
-    """Read a file in pieces that end at the last line end before each multiple of `block_bytes`.
+    """Read a file in pieces of about `block_bytes` that end at line ends, so they need not be copied to be cut.
 
-    Pieces of whole lines need no copy to cut them. A piece ends inside a line if the line is long.
+    A piece ends inside a line if the line is long.
     """
     place, goal = 0, block_bytes
     while True:
@@ -295,18 +301,18 @@ class Delimited:
 
     path: str
     names: tuple[str, ...]
-    """Names of all fields of a record."""
+    """Names of all fields of a record, in order."""
     delimiter: str
     quote: str
-    """Empty where nothing is quoted."""
+    """Quotation character; empty for none."""
     nulls: tuple[str, ...]
-    """Texts of a missing value, in addition to an empty field."""
+    """Texts that mean a missing value, in addition to an empty field."""
 
     def parse(self, content: bytes, numbers: range, types: ColumnTypes, bad: BadRows) -> Parsed:
-        """Return the columns of `types`, all of them as text if a value does not fit, and the line of each row.
+        """Parse a block. Return columns of `types`, or all of them as text if a value does not fit, and line numbers.
 
-        `numbers` are the numbers of the lines in `content`. Malformed records become `bad` rows; empty lines are left
-        out.
+        `numbers` are the numbers of the lines in `content`. Malformed records are added to `bad`; empty lines are
+        ignored.
         """
         if self._is_plain(content, len(numbers)):
             frame = self._read(content, types)
@@ -315,11 +321,11 @@ class Delimited:
         return self._parse_records(content, numbers.start, types, bad)
 
     def has_leading_zeros(self, content: bytes) -> bool:
-        """Whether a field may begin as 007 does, which Polars would read as the integer 7."""
+        """Whether a field may have leading zeros, such as 007, which Polars would read as the integer 7."""
         return csv_records.has_leading_zeros(content, self.delimiter, self.quote)
 
     def _is_plain(self, content: bytes, lines: int) -> bool:
-        """Whether nothing is quoted, and the number of delimiters is right; Polars refuses records with too many."""
+        """Whether nothing is quoted and no record lacks fields. (Polars refuses records with too many fields.)"""
         if len(self.names) == 1 or b"\r" in content or self._is_quoted(content):
             return False
         return _count_byte(content, self.delimiter) == lines * (len(self.names) - 1)
@@ -357,7 +363,7 @@ class Delimited:
         return csv_records.split(np.frombuffer(content, dtype=np.uint8), ord(self.delimiter), quote)
 
     def _decodable(self, content: bytes, lines: NDArray[np.int64], bad: BadRows) -> tuple[bytes, NDArray[np.int64]]:
-        """Leave out records that are no UTF-8."""
+        """Remove records that are not valid UTF-8, and add them to `bad`."""
         ends = self._split(content).ends
         is_good = np.ones(len(ends), dtype=bool)
         for row, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
@@ -367,7 +373,7 @@ class Delimited:
         return _select_records(content, ends, is_good), lines[is_good]
 
     def _read(self, content: bytes, types: ColumnTypes) -> pl.DataFrame | None:
-        """Read columns of well-formed records; None if Polars refuses them."""
+        """Parse well-formed records with Polars; None if Polars refuses them."""
         if not content:
             return pl.DataFrame(schema=dict(types))
         is_quoted = self._is_quoted(content)
@@ -394,7 +400,7 @@ class Delimited:
 
 
 def read_header(content: bytes, path: str, delimiter: str, quote: str) -> tuple[list[str], int, int]:
-    """Return the names in the first record, without spaces around them, and the bytes and lines of the record."""
+    """Return the field names in the first record, stripped, and the numbers of bytes and lines of the record."""
     front = content[:_MAX_HEADER_BYTES]
     records = csv_records.split(np.frombuffer(front, dtype=np.uint8), ord(delimiter), ord(quote) if quote else -1)
     if not len(records.ends):
@@ -425,15 +431,15 @@ class JsonLines:
 
     path: str
     lists: frozenset[str]
-    """Columns that may hold lists, which become text as JSON writes them."""
+    """Names of the columns that may contain lists; a list becomes its JSON text."""
     nulls: tuple[str, ...]
-    """Texts of a missing value, in addition to null and an empty text."""
+    """Texts that mean a missing value, in addition to null and an empty text."""
 
     def parse(self, content: bytes, numbers: range, names: tuple[str, ...], bad: BadRows) -> Parsed:
-        """Return the columns `names` as text, and the line of each row.
+        """Parse a block. Return the columns `names` as text, and the line number of each row.
 
-        `numbers` are the numbers of the lines in `content`. A line is `bad` if it is no object, or has a list or an
-        object where one value is expected; empty lines are left out.
+        `numbers` are the numbers of the lines in `content`. A line is added to `bad` if it is not a JSON object, or has
+        a list or an object in place of a single value. Empty lines are ignored.
         """
         lines = np.arange(numbers.start, numbers.stop, dtype=np.int64)
         frame = self._read(content, names)
@@ -445,7 +451,9 @@ class JsonLines:
         return frame, lines
 
     def with_lists(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return the frame with lists in place of their text: a separator of the schema is for files with text."""
+        """Return the frame with the JSON text of lists parsed. The schema's separator is only for files with plain
+        text.
+        """
         for name in self.lists & set(frame.columns):
             lists, is_list = lists_from_text(frame[name], "")
             if is_list.fill_null(True).all():
@@ -453,7 +461,7 @@ class JsonLines:
         return frame
 
     def _may_have_nested(self, frame: pl.DataFrame) -> bool:
-        """Whether a value may have been a list or an object, which Polars writes as text."""
+        """Whether a value may have been a list or an object in the file, which Polars converts to text."""
         return any(frame[name].str.contains(r"^[\[{]").any() for name in frame.columns if name not in self.lists)
 
     def _good_lines(
@@ -498,7 +506,7 @@ class JsonLines:
 
 
 def check_json_lines(content: bytes, path: str) -> None:
-    """Refuse a file that begins as one JSON array."""
+    """Raise `DataError` if a file is a JSON array instead of JSON lines."""
     if content.lstrip().startswith(b"["):
         raise DataError(
             f"{path}, line 1: a JSON array, expected an object on each line; write it as JSON lines, as by "
@@ -507,7 +515,9 @@ def check_json_lines(content: bytes, path: str) -> None:
 
 
 def first_json_values(content: bytes) -> dict[str, Any]:
-    """Return the names in the first lines, in order of appearance, and the first value of each that is not null."""
+    """Return the names of the fields in the first lines, in order of appearance, and the first non-null value of
+    each.
+    """
     values: dict[str, Any] = {}
     for text in content.split(b"\n", _NAME_LINES)[:_NAME_LINES]:
         try:
