@@ -3,11 +3,11 @@
 A recipe's data section and the data set at its path can change independently. The recipe's settings are compared field
 by field with those of the data set. These fields may differ:
 
-- ``path``, and the ``paths`` of the logs if they name logs with the same content, or logs that are not present;
+- ``path``, and the ``paths`` of the logs if these have the same content or do not exist;
 - ``on_bad_row``, which decides whether bad rows are refused, and does not change the good rows;
-- ``shard_samples``, which bounds the memory of `prepare` and changes only the files of samples;
-- ``keep_rows``, which training does not read;
-- ``vocabulary.base``, if it names the same data set, or one that is not present.
+- ``shard_samples``, which limits the memory of `prepare` and changes only how samples are divided into files;
+- ``keep_rows``, because training does not read row numbers;
+- ``vocabulary.base``, if it names the same data set or one that does not exist.
 
 A model depends on a data set's *inputs*: features, the values of vocabularies in order of id, and moments, up to
 rounding. Evaluation, prediction and export require equal inputs. Resuming training requires the same fingerprint, which
@@ -29,12 +29,12 @@ from stratarec.data.sources.base import LIMITS
 from stratarec.errors import ConfigError, DataError, DatasetError
 
 _FREE = ("on_bad_row", "shard_samples", "keep_rows")
-# Sums of the same numbers in another order differ in their last digits.
+# Relative tolerance, because sums of the same numbers in another order differ in their last digits.
 _TOLERANCE = 1e-6
 
 
 def settings(config: PrepareConfig) -> dict[str, Any]:
-    """Return a data section as JSON, without the paths of the data set, the logs and the base."""
+    """Return the data section of a recipe as JSON, without the paths of the data set, the logs and the base."""
     content: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     del content["path"]
     del content["vocabulary"]["base"]
@@ -49,17 +49,17 @@ def settings(config: PrepareConfig) -> dict[str, Any]:
 
 
 def check_prepared(config: PrepareConfig, dataset: Dataset) -> str:
-    """Refuse a data set that was prepared with other settings or logs than the recipe's.
+    """Check that a data set was prepared with the settings and logs of the recipe.
 
     Returns
     -------
     str
-        A message about what could not be compared; empty if everything was.
+        A message about what could not be compared; empty if everything was compared.
 
     Raises
     ------
     ConfigError
-        If they differ; names the field and both values.
+        If a setting or a log differs; names the field and both values.
     """
     prepared = dataset.about.origin
     difference = settings_difference(settings(config), prepared.settings, _FREE)
@@ -72,7 +72,7 @@ def check_prepared(config: PrepareConfig, dataset: Dataset) -> str:
 
 
 def _compare_base(config: PrepareConfig, dataset: Dataset) -> str:
-    """Refuse another base; returns a message if it could not be compared."""
+    """Raise `ConfigError` if the base differs; return a message if it could not be compared."""
     path, base = config.vocabulary.base, dataset.about.origin.base
     if bool(path) == (base is not None):
         if not path:
@@ -91,7 +91,7 @@ def _compare_base(config: PrepareConfig, dataset: Dataset) -> str:
 
 
 def _compare_logs(config: PrepareConfig, dataset: Dataset) -> str:
-    """Refuse logs with other content; returns a message if they could not be compared."""
+    """Raise `ConfigError` if the content of the logs differs; return a message if it could not be compared."""
     prepared = dataset.about.origin
     paths = list(getattr(config.source, "paths", ()))
     if paths == list(dataset.about.paths):
@@ -120,7 +120,7 @@ def settings_difference(
 
 
 def input_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
-    """Explain why a model with the inputs `trained_on` cannot read `dataset`; empty if it can."""
+    """Return why a model that was trained on the inputs `trained_on` cannot use `dataset`; empty if it can."""
     for name, entry in dataset.inputs()["vocabularies"].items():
         theirs = trained_on["vocabularies"].get(name, entry)
         if theirs != entry:
@@ -137,7 +137,7 @@ def input_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
 
 
 def feature_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
-    """Explain as `input_difference`, without the values of vocabularies."""
+    """Like `input_difference`, but the values of vocabularies are not compared."""
     mine = dataset.inputs()
     if len(mine["dense"]) == len(trained_on["dense"]):
         mine["dense"] = list(map(_same_figures, mine["dense"], trained_on["dense"]))
@@ -151,7 +151,7 @@ def feature_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
 
 
 def _same_figures(mine: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace figures of a dense input by those of training if they differ only by rounding."""
+    """Replace the mean and deviation of a dense input by those of training if they differ only by rounding."""
     margin = _TOLERANCE * trained.get("deviation", 0.0)
     close = {
         key: trained[key]

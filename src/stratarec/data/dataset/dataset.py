@@ -1,18 +1,19 @@
-"""A prepared data set on disk: it describes itself, and is checked when it is opened and read.
+"""A prepared data set on disk. It is checked when it is opened and when its files are read.
 
     stratarec.json                      marker of a data set of StrataRec
     dataset.json                        the manifest
     vocabulary/0000-<name>.parquet      value, id, count
-    carried/0000-<name>.parquet         value, count, recent, last: of all values, with or without a row
+    carried/0000-<name>.parquet         value, count, recent, last of every value, with or without a row
     carried/events-00000.parquet        the last positive events of users
     carried/clicks-<part>.parquet       only for a log of clicks: see `click_memory`
     <split>/shard-00000.parquet         @label, dense (float32), ids (int32, or lists of int32), @time, @row,
                                         @weights/<feature> (lists of float32) if values have weights
-    <split>/shard-00000.tables.parquet  the tables into which samples point: one row a row group of the samples, a
-                                        column ``<table>/<column>`` holding the whole column as one list
+    <split>/shard-00000.tables.parquet  tables with distinct values, to which samples point. One row for each row group
+                                        of samples; column ``<table>/<column>`` has a whole column as one list
 
-Without groups there are no tables: histories are lists, and @user and @session columns of the samples. Only `writer`,
-`row_group_reader` and `row_group` know the layout of files. Names that begin with @ are in `column_names`.
+Without deduplication groups there are no tables: histories are lists, and @user and @session are columns of the
+samples. Only `writer`, `row_group_reader` and `row_group` know this layout. Names that begin with @ are defined in
+`column_names`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from stratarec.io.sealed import regular_file_below
 Verify = Literal["full", "all", "used"]
 Item = TypeVar("Item")
 
-# Number of attempts to open a data set that is replaced meanwhile.
+# Number of attempts to open a data set that another process replaces at the same time.
 _TRIES = 3
 
 
@@ -74,7 +75,7 @@ class Dataset:
         self.positives, self.vocabularies = manifest.positives, manifest.vocabularies
         self.label_counts = manifest.label_counts
         self.fingerprint = manifest.fingerprint
-        """Hash of the content: equal for data sets with equal files, however they were prepared."""
+        """Hash of the content; data sets with equal files have equal fingerprints."""
         self._verified: set[str] = set()
 
     @classmethod
@@ -84,15 +85,15 @@ class Dataset:
         Parameters
         ----------
         verify : {"full", "all", "used"}
-            Files whose hash is checked: ``full`` reads all files; ``all`` those whose size, times or inode have changed
-            since this user last hashed them; ``used`` does that at the first use of each file.
+            When hashes are checked. ``full`` hashes all files. ``all`` hashes the files whose size, times or inode have
+            changed since this user last hashed them. ``used`` does the same, but only when a file is first used.
         untouched : collection of str
-            Splits whose files are not checked; they cannot be read.
+            Splits that will not be read; their files are not checked.
 
         Raises
         ------
         DatasetError
-            If it is missing, of another format, or a file was changed; the message names the file.
+            If the data set is missing or of another format version, or a file was changed; names the file.
         """
         path = Path(path)
         for tries in range(_TRIES):
@@ -100,7 +101,7 @@ class Dataset:
             try:
                 return cls._opened(path, verify, untouched)
             except DatasetError:
-                # A data set that was replaced meanwhile is not damaged.
+                # If the data set was replaced during the check, it is not damaged.
                 if tries == _TRIES - 1 or _stamp(path) == stamp:
                     raise
         raise AssertionError
@@ -125,7 +126,7 @@ class Dataset:
 
     @property
     def suspicions(self) -> list[str]:
-        """Lines about features that seem to reveal the label, and held-out samples that repeat training samples."""
+        """Remarks on features that seem to reveal the label, and on held-out samples that repeat training samples."""
         leaks = [f"a leak? {leak.feature}: {leak.text}" for leak in self.about.leaks]
         if not self.about.repeated:
             return leaks
@@ -138,14 +139,14 @@ class Dataset:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep the data set from being replaced while it is read.
+        """Context manager that prevents other processes from replacing the data set while it is read.
 
         Raises
         ------
         StorageError
-            If it is being replaced.
+            If the data set is being replaced at this moment.
         DatasetError
-            If it was replaced by other content since it was opened.
+            If the data set was replaced by other content since it was opened.
         """
         with directory_lock(self.path, shared=True):
             if DatasetManifest.read(self.path).fingerprint != self.fingerprint:
@@ -161,7 +162,7 @@ class Dataset:
             raise DatasetError(f"{self.path / entry.path} has {size} bytes, expected {entry.bytes}; {ADVICE}")
 
     def _require(self, files: Sequence[StoredFile], *, fresh: bool = False) -> None:
-        """Refuse files that were changed; each is hashed at most once."""
+        """Raise `DatasetError` if a file was changed; each file is hashed at most once."""
         files = [entry for entry in files if entry.path not in self._verified]
         with reporting_damage(self.path):
             hashes = file_hashes([self.path / entry.path for entry in files], fresh=fresh)
@@ -171,10 +172,10 @@ class Dataset:
             self._verified.add(entry.path)
 
     def inputs(self) -> dict[str, Any]:
-        """Return the meaning of ids and dense values as JSON: a model requires a data set with equal inputs.
+        """Return JSON that defines the meaning of ids and dense values. A model requires a data set with equal inputs.
 
-        Labels if there are several, features in order, the values of each vocabulary (not their counts), mean and
-        deviation of standardised columns.
+        It has the labels if there are several, the features in order, the values of each vocabulary (without counts),
+        and mean and deviation of the standardized columns.
         """
         features = self.schema.inputs()
         labels = {"labels": list(self.schema.label_columns)} if self.schema.labels else {}
@@ -214,21 +215,21 @@ class Dataset:
         return sum(shard.samples for shard in self.shards(split))
 
     def shards(self, split: str) -> tuple[Shard, ...]:
-        """ShardWriter of a split."""
+        """Return the shards of a split."""
         if split not in self.splits:
             raise DatasetError(f"{self.path} has no split {split!r}; it has {', '.join(self.splits)}")
         return self.splits[split]
 
     def table_rows(self) -> dict[str, int]:
-        """Return the rows of each vocabulary's table."""
+        """Return vocabulary -> number of rows of its table."""
         return {name: info.rows for name, info in self.vocabularies.items()}
 
     def first_rows(self) -> dict[str, int]:
-        """Return the rows of each table in the first data set of the chain of bases."""
+        """Return vocabulary -> number of rows of its table in the first data set of the chain of bases."""
         return {name: info.first_rows for name, info in self.vocabularies.items()}
 
     def _checked(self, name: str) -> VocabularyInfo:
-        """Verify the files of all vocabularies at the first use of one; returns the one named."""
+        """Return the entry of a vocabulary; the first call verifies the files of all vocabularies."""
         info = self.vocabularies[name]
         if info.path not in self._verified:
             self._require(list(self.vocabularies.values()))
@@ -246,8 +247,10 @@ class Dataset:
         return read_counts(self.path / stored.path, info.type)
 
     def events(self) -> pl.DataFrame | None:
-        """Read the last positive events of each user, by user and time: user, time and the features of histories; None
-        without histories."""
+        """Read the last positive events of each user, sorted by user and time; None if there are no histories.
+
+        The columns are user, time and the features of histories.
+        """
         stored = self.manifest.carried.events
         if not stored:
             return None
@@ -264,7 +267,7 @@ class Dataset:
         return read_click_memory(paths, stored.clicks, self.schema.time)
 
     def access_counts(self, vocabulary: str) -> NDArray[np.int64]:
-        """Read the training lookups of each id, ``[rows]``."""
+        """Return ``[rows]`` the number of training lookups of each id."""
         info = self._checked(vocabulary)
         path = self.path / info.path
         with reporting_damage(path):
@@ -277,7 +280,7 @@ class Dataset:
         return counts
 
     def row_numbers(self, split: str) -> Iterator[NDArray[np.int64]]:
-        """Read the row of the log of each sample, by row group in stored order; `split_rows` decodes it.
+        """Yield, for each row group in stored order, the log row of each sample; `split_rows` decodes it.
 
         Raises
         ------
@@ -289,11 +292,11 @@ class Dataset:
         yield from self._by_row_group(split, RowGroupReader.row_numbers)
 
     def session_keys(self, split: str) -> Iterator[NDArray[np.int64]]:
-        """Read a number for the session of each sample, by row group; the schema must have sessions."""
+        """Yield, for each row group, a number per sample that identifies its session. The schema must have sessions."""
         return self._by_row_group(split, RowGroupReader.sessions)
 
     def slates(self, split: str, by: SlateKey) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-        """Read the first label of each sample and the slate starts, by row group."""
+        """Yield, for each row group, the first label of each sample and the slate starts."""
         return self._by_row_group(split, lambda reader, shard, group: reader.slates(shard, group, by))
 
     def _by_row_group(self, split: str, read: Callable[[RowGroupReader, int, int], Item]) -> Iterator[Item]:
@@ -304,7 +307,7 @@ class Dataset:
 
     @property
     def windows(self) -> tuple[str, ...]:
-        """Histories that are stored as windows."""
+        """Names of the histories that are stored as windows."""
         return tuple(feature.name for feature in self.schema.histories) if self.deduplicated else ()
 
     def reader(self, split: str, *, unused: bool = True) -> RowGroupReader:
@@ -313,7 +316,7 @@ class Dataset:
         Parameters
         ----------
         unused : bool
-            Also read the columns that training does not use: times, and sessions of samples.
+            Whether to read also the columns that training does not use: times, and sessions of samples.
         """
         shards = self.shards(split)
         if split in self._untouched:
@@ -340,7 +343,7 @@ class Dataset:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Identity of the data set at a path, which changes when it is replaced; None if there is none."""
+    """Return a key that changes when the data set at a path is replaced; None if there is no data set."""
     try:
         status = os.lstat(path / MANIFEST)
     except OSError:

@@ -1,8 +1,9 @@
 """The manifest ``dataset.json``: schema, counts, splits, groups, vocabularies, and size and hash of every file.
 
-A data set may come from another person, so everything is checked before it is used: seal, fields, sums and names here,
-when the data set is opened; sizes also then, hashes then or at the first use of a file (`dataset.py`); the values of a
-row group when it is read (`row_group_reader.py`). Nothing can show whether the data set matches the log.
+A data set may come from another person, so everything is checked before it is used. Seal, fields, sums and names are
+checked here, when the data set is opened. Sizes are checked then too, and hashes then or at the first use of a file
+(`dataset.py`). The values of a row group are checked when it is read (`row_group_reader.py`). No check can show whether
+the data set matches the log.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FORMAT: Literal[10] = 10
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
 BASELINE = "baseline.json"
-"""File that `stratarec baseline` adds; no part of the data set."""
+"""File that `stratarec baseline` adds. It does not belong to the data set, so it has no hash in the manifest."""
 DATASET = DirectoryKind(
     name="data set", field="data.path", content=(MANIFEST, BASELINE, "vocabulary", "carried", *SPLITS)
 )
@@ -40,7 +41,7 @@ _Group = Annotated[int, pydantic.Field(ge=1, le=ROW_GROUP)]
 
 
 class StoredFile(Model):
-    """A file, its size and its hash."""
+    """Path, size and hash of a file."""
 
     path: str
     """Relative to the data set."""
@@ -50,20 +51,20 @@ class StoredFile(Model):
 
 
 class TablesFile(StoredFile):
-    """Tables into which the samples of a shard point."""
+    """File of the tables to which the samples of a shard point."""
 
     path: Annotated[str, pydantic.Field(pattern=r"^(train|valid|test)/shard-\d{5,}\.tables\.parquet$")]
 
 
 class Shard(StoredFile):
-    """Samples, and the tables into which they point."""
+    """File of the samples of a shard, and the file of its tables."""
 
     path: Annotated[str, pydantic.Field(pattern=r"^(train|valid|test)/shard-\d{5,}\.parquet$")]
     samples: Count
     row_groups: tuple[_Group, ...]
     """Number of samples in each row group."""
     tables: TablesFile | None = None
-    """None if the data set has no groups."""
+    """File of the tables; None if the data set has no deduplication groups."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Shard:
@@ -76,7 +77,7 @@ class LabelCount(Model):
     """Counts of one label in a split."""
 
     known: Count
-    """Samples with this label."""
+    """Number of samples with a known value of this label."""
     positives: Count
 
     @pydantic.model_validator(mode="after")
@@ -91,7 +92,7 @@ class VocabularyInfo(StoredFile, Ids):
 
     path: Annotated[str, pydantic.Field(pattern=r"^vocabulary/\d{4,}(-[A-Za-z0-9_-]+)?\.parquet$")]
     rows: Rows
-    """Rows of a table: tail buckets and values."""
+    """Number of rows of the table: tail buckets and values."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> VocabularyInfo:
@@ -116,7 +117,7 @@ class MomentsInfo(Model):
 
     @property
     def moments(self) -> Moments:
-        """The moments without the deviation."""
+        """The moments as `Moments`, without the deviation."""
         return Moments(count=self.count, mean=self.mean, squares=self.squares, least=self.least, most=self.most)
 
 
@@ -125,17 +126,17 @@ class Origin(Model):
 
     format: Count
     settings: dict[str, pydantic.JsonValue]
-    """The recipe's data section."""
+    """Data section of the recipe."""
     source: pydantic.JsonValue
     """Fingerprint of the logs."""
     file_split: tuple[int, ...] | None
     """Split of each file; None unless the split is by file."""
     base: Hash | None
-    """Fingerprint of the base, whose ids and moments are kept."""
+    """Fingerprint of the base, whose ids and moments are inherited; None without a base."""
 
 
 class RowsInfo(Model):
-    """Origin of samples in the log."""
+    """Whether samples store their row in the log, and the files that the rows refer to."""
 
     kept: bool
     """Whether each sample stores its row of the log."""
@@ -144,7 +145,7 @@ class RowsInfo(Model):
 
 
 class CarriedFile(StoredFile):
-    """Counts of values, events of users, or clicks."""
+    """File with counts of values, events of users, or clicks."""
 
     path: Annotated[
         str, pydantic.Field(pattern=r"^carried/(events-\d{5,}|clicks-[a-z]+|\d{4,}(-[A-Za-z0-9_-]+)?)\.parquet$")
@@ -161,21 +162,21 @@ class CarriedClicks(Model):
 
     @property
     def files(self) -> dict[str, CarriedFile]:
-        """The file of each part."""
+        """Part of the click memory -> its file."""
         return {part: getattr(self, part) for part in PARTS}
 
 
 class Carried(Model):
-    """State of all logs so far that a data set based on this one needs in addition to the samples."""
+    """State of all logs so far, which a data set with this one as its base needs."""
 
     counts: dict[str, CarriedFile]
-    """Vocabulary -> counts of all its values, also of values without a row."""
+    """Vocabulary -> file with the counts of all values, including values without a row."""
     events: tuple[CarriedFile, ...]
-    """Last positive events of each user, as many as histories hold: user, time and the features of histories."""
+    """Files with the last positive events of each user (user, time and features), as many as histories need."""
     samples: Count
-    """Training samples of all logs so far, in which values were counted."""
+    """Number of training samples in all logs so far, in which values were counted."""
     times: tuple[int, int] | None
-    """First time of this log, and last time of all logs so far; None without times."""
+    """First time in this log and last time in all logs so far; None if samples have no times."""
     clicks: Annotated[CarriedClicks | None, pydantic.Field(exclude_if=operator.not_)] = None
     """Clicks, if the source is a log of clicks; None for other sources and for data sets of earlier versions."""
 
@@ -185,7 +186,7 @@ class LeakInfo(Model):
 
     feature: str
     text: str
-    """Evidence."""
+    """The evidence, as a text for people."""
 
 
 class Provenance(Model):
@@ -196,7 +197,7 @@ class Provenance(Model):
     bad_rows: Count
     bad_examples: tuple[str, ...]
     moments: dict[str, MomentsInfo]
-    """Moments that standardise the dense features."""
+    """Moments that standardize the dense features."""
     observed: dict[str, MomentsInfo]
     """Moments of this log's training split; they differ from `moments` in a data set with a base."""
     rows: RowsInfo

@@ -1,16 +1,17 @@
-"""One row group of a data set: samples, and the tables into which they point.
+"""One row group of a data set: samples, and the tables to which they point.
 
-A row group holds complete sessions and everything its samples need, so row groups can be read in any order. Its tables
-are
+A row group has complete sessions and everything that its samples need, so row groups can be read in any order. Its
+tables are
 
     <group>                       the distinct values of the group's features
     <history>                     start and length of distinct windows
-    @events/<history>             the ids of which windows are slices
-    @pointers/<group or history>  in order of samples: how many neighbours have the same value, and its row in the table
+    @events/<history>             ids; a window is a slice of them
+    @pointers/<group or history>  for each run of adjacent samples with the same value: their number, and the row of the
+                                  value in the table
     @sessions                     session, user (64-bit hashes) and number of samples of each session, in order
 
-Values are distinct within the row group, not only within each session, and numbered in order of first appearance. A
-sample's row of the log (``@row``) is stored as the difference to the sample before it in the row group.
+Values are distinct within the row group, and numbered in order of first appearance. The log row of a sample (``@row``)
+is stored as the difference to that of the previous sample in the row group.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from numpy.typing import NDArray
 from stratarec.data.column_names import ROW, SESSION, SESSION_KEYS, SESSIONS, USER, events, pointer
 
 FILE_BITS = 40
-"""Low bits of a row's number that hold its row in the file; the others hold the file's index."""
+"""Number of low bits of a row number that hold the row in the file; the higher bits hold the index of the file."""
 SlateKey: TypeAlias = Literal["session", "user"]
-"""Key that the samples of a slate share."""
-# Lists that are sliced at a time.
+"""Key whose value is the same for all samples of a slate."""
+# Number of lists that are sliced at a time.
 _PIECE = 1 << 14
 
 
@@ -41,13 +42,13 @@ class RowGroup:
     tables: Mapping[str, pa.Table]
 
     def pointers(self, name: str) -> NDArray[np.int32]:
-        """Return the row of each sample in the table `name`."""
+        """Return the row of the table `name` to which each sample points."""
         runs = self.tables[pointer(name)]
         rows: NDArray[np.int32] = np.repeat(runs["row"].to_numpy(), runs["samples"].to_numpy())
         return rows
 
     def expand(self, groups: Mapping[str, Sequence[str]], histories: Sequence[str]) -> dict[str, pa.Array]:
-        """Return every column of the samples without deduplication, by name."""
+        """Return column name -> the column of every sample, without deduplication."""
         columns = {name: flat(self.samples[name]) for name in self.samples.column_names}
         if ROW in columns:
             columns[ROW] = pa.array(row_numbers(self.samples))
@@ -62,7 +63,7 @@ class RowGroup:
 
 
 def slate_starts(row_group: RowGroup, by: SlateKey) -> NDArray[np.int64]:
-    """Return the first sample of each session, or of each user; their samples are adjacent."""
+    """Return the first sample of each session or of each user, whose samples are adjacent."""
     if SESSIONS in row_group.tables:
         sessions = row_group.tables[SESSIONS]
         sizes = sessions["samples"].to_numpy()
@@ -80,7 +81,7 @@ def _changes(column: pa.ChunkedArray) -> NDArray[np.bool_]:
 
 
 def sample_keys(sessions: pa.Table) -> dict[str, pa.Array]:
-    """Return user and session of every sample, as far as the table of sessions has them."""
+    """Return the user and the session of every sample, if the table of sessions has these columns."""
     samples = sessions["samples"].to_numpy()
     return {
         stored: pa.array(np.repeat(sessions[name].to_numpy(), samples))
@@ -93,7 +94,7 @@ def slices(start: NDArray[Any], length: NDArray[Any], values: NDArray[np.int32])
     """Return the lists ``values[start[i]:start[i] + length[i]]``."""
     offsets = np.concatenate([[0], length.cumsum(dtype=np.int64)])
     sliced = np.empty(offsets[-1], dtype=np.int32)
-    # In pieces: indexes of all values of long histories would take 24 bytes each, many times the partition.
+    # Sliced in pieces: the indexes of all values would take 24 bytes each, for long histories many times the partition.
     for first in range(0, len(start), _PIECE):
         rows = slice(first, first + _PIECE)
         begin, end = offsets[first], offsets[min(first + _PIECE, len(start))]
@@ -111,7 +112,7 @@ def flat(column: pa.ChunkedArray) -> pa.Array:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupValues:
-    """A group over N samples: sample i has row ``codes[i]`` of `table`."""
+    """Values of a deduplication group for N samples: sample i has row ``codes[i]`` of `table`."""
 
     codes: NDArray[np.int64]
     table: pa.Table
@@ -119,7 +120,7 @@ class GroupValues:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowValues:
-    """A history over N samples: sample i has ``events[start[i]:stop[i]]``."""
+    """Values of a history for N samples: sample i has ``events[start[i]:stop[i]]``."""
 
     start: NDArray[np.int64]
     stop: NDArray[np.int64]
@@ -128,7 +129,7 @@ class WindowValues:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """Encoded samples of a shard, deduplicated over the shard; `row_groups` cuts it into row groups."""
+    """Encoded samples of a shard, deduplicated over the whole shard. `row_groups` cuts them into row groups."""
 
     samples: pa.Table
     groups: Mapping[str, GroupValues] = field(default_factory=dict)
@@ -136,7 +137,7 @@ class Encoded:
     sessions: pa.Table | None = None
 
     def row_groups(self, most: int) -> Iterator[RowGroup]:
-        """Cut into row groups of up to `most` samples that end at the end of a session.
+        """Yield row groups of at most `most` samples with complete sessions.
 
         A session of more than `most` samples is cut into parts, which become separate sessions.
         """
@@ -173,14 +174,16 @@ class Encoded:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionPiece:
-    """Consecutive sessions of one row group, with the number of their samples in it."""
+    """Consecutive sessions of one row group, and the number of samples of each."""
 
     first: int
     samples: NDArray[np.int32]
 
 
 def cut_sessions(sizes: NDArray[Any], most: int) -> list[SessionPiece]:
-    """Fill row groups with complete sessions up to `most` samples; a larger session is cut into separate parts."""
+    """Divide sessions of the given sizes into row groups of at most `most` samples; larger sessions are cut into
+    parts.
+    """
     pieces: list[SessionPiece] = []
     begin, ends = 0, np.cumsum(sizes, dtype=np.int64)
     while begin < len(sizes):
@@ -209,7 +212,7 @@ def first_appearances(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDAr
 
 
 def split_rows(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the index of the file and the row in it, of row numbers that `Spill` assigned."""
+    """Return the file index and the row in that file for row numbers that `Spill` assigned."""
     return numbers >> FILE_BITS, numbers & ((1 << FILE_BITS) - 1)
 
 
@@ -220,7 +223,7 @@ def row_numbers(samples: pa.Table) -> NDArray[np.int64]:
 
 
 def _row_steps(samples: pa.Table) -> pa.Table:
-    """Store row numbers as differences: most samples follow the one before them, which zstd compresses."""
+    """Convert row numbers to differences. Most differences are equal, so zstd compresses them well."""
     if ROW not in samples.column_names:
         return samples
     rows = pa.array(np.diff(samples[ROW].to_numpy(), prepend=0))
@@ -228,14 +231,14 @@ def _row_steps(samples: pa.Table) -> pa.Table:
 
 
 def _runs(pointers: NDArray[np.int32]) -> pa.Table:
-    """Pointers as run lengths and rows."""
+    """Return pointers as a table of run lengths and rows."""
     starts = np.flatnonzero(np.diff(pointers, prepend=-1))
     samples = np.diff(starts, append=len(pointers)).astype(np.int32)
     return pa.table({"samples": pa.array(samples), "row": pa.array(pointers[starts])})
 
 
 def coverage(start: NDArray[np.int64], stop: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """``[size]`` number of windows from `start` to `stop` that cover each position."""
+    """Return ``[size]`` the number of windows ``start[i]:stop[i]`` that cover each position."""
     edges = np.zeros(size + 1, dtype=np.int64)
     np.add.at(edges, start, 1)
     np.add.at(edges, stop, -1)
@@ -246,7 +249,7 @@ def coverage(start: NDArray[np.int64], stop: NDArray[np.int64], size: int) -> ND
 def _window_tables(
     start: NDArray[np.int64], stop: NDArray[np.int64], values: NDArray[np.int32]
 ) -> tuple[pa.Table, pa.Table]:
-    """Windows and the events that they cover; other events are dropped."""
+    """Return the tables of distinct windows and of the events that they cover; other events are dropped."""
     covered = coverage(start, stop, len(values)) > 0
     place = np.concatenate([[0], covered.cumsum()])
     length = stop - start

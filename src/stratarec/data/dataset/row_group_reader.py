@@ -1,6 +1,6 @@
-"""Reading row groups, and the checks of every column's type and range.
+"""Read row groups and check the type and range of every column.
 
-Kernels index by these columns, so no value is used before its type and range have been checked.
+Kernels use these columns as indexes, so no value is used before its type and range were checked.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ from stratarec.io.atomic import reporting_damage
 from stratarec.kernels.collate import least_and_total, outside, outside_windows
 
 _IDS, _FLOATS, _PLACES = pa.int32(), pa.float32(), pa.int32()
-# Decompressed bytes of a row group; a crafted file of kilobytes can decompress to any size.
+# Maximum decompressed size of a row group, because a crafted file of kilobytes can decompress to any size.
 _MOST_BYTES = 1 << 31
 
-# Events of all samples of a row group: offsets of lists are int32, and overlapping windows can expand to any size.
+# Maximum number of events of all samples in a row group: list offsets are int32, and overlapping windows can expand to
+# any size.
 _MOST_EVENTS = (1 << 31) - 1
 
 Columns = Mapping[str, pa.DataType]
@@ -51,24 +52,24 @@ Columns = Mapping[str, pa.DataType]
 
 @dataclass(frozen=True, kw_only=True)
 class ShardLayout:
-    """Columns that a shard's two files must have, with their types and ranges."""
+    """Columns that the two files of a shard must have, with their types and ranges."""
 
     samples: Columns
-    """Column -> type, in the file of samples."""
+    """Column of the file of samples -> type."""
     tables: Mapping[str, Columns]
     """Table -> column -> type."""
     labels: int
     """Number of labels."""
     ids: Mapping[str, int]
-    """Sparse feature -> rows of its embedding table."""
+    """Sparse feature -> number of rows of its embedding table."""
     pointed: tuple[str, ...]
-    """Groups and histories, into which samples point."""
+    """Names of the groups and histories to which samples point."""
     windows: tuple[str, ...]
-    """Histories that are stored as windows."""
+    """Names of the histories that are stored as windows."""
     aligned: tuple[tuple[str, ...], ...]
     """Columns whose lists have equal lengths: the columns of a sequence, and a feature's values and weights."""
     weights: tuple[str, ...]
-    """Columns of the weights of values."""
+    """Names of the columns with weights of values."""
     files: int
     """Number of files of the log; 0 if rows are numbered in the order of the source."""
 
@@ -114,7 +115,7 @@ class ShardLayout:
 
     @property
     def flat_tables(self) -> Columns:
-        """Column -> type, in the file of tables: each column is one list."""
+        """Column of the file of tables -> type; each column is one list."""
         return {
             stored_name(table, name): pa.list_(kind)
             for table, columns in self.tables.items()
@@ -122,7 +123,7 @@ class ShardLayout:
         }
 
     def faults(self, row_group: RowGroup) -> Iterator[str]:
-        """Faults of the values of a row group, as far as columns were read."""
+        """Yield the faults of the values in a row group, in the columns that were read."""
         for name in label_names(self.labels):
             label, most = row_group.samples[name].to_numpy(), UNKNOWN if self.labels > 1 else 1
             if len(label) and label.max() > most:
@@ -141,7 +142,7 @@ class ShardLayout:
         yield from self._pointers(row_group)
 
     def row_faults(self, rows: NDArray[np.int64]) -> Iterator[str]:
-        """Faults of the samples' row numbers."""
+        """Yield the faults of row numbers."""
         if not len(rows):
             return
         if rows.min() < 0 or len(np.unique(rows)) != len(rows):
@@ -194,7 +195,7 @@ class ShardLayout:
 
 
 def _features(manifest: DatasetManifest) -> dict[str, pa.DataType]:
-    """Type of each feature's column."""
+    """Return feature -> type of its column."""
     schema = manifest.columns
     types: dict[str, pa.DataType] = {feature.name: _FLOATS for feature in schema.dense}
     for feature in schema.sparse:
@@ -211,14 +212,14 @@ def _ids_outside(name: str, ids: np.ndarray, rows: int) -> Iterator[str]:
 
 
 def _miscounted(parts: pa.Table, samples: int, what: str) -> Iterator[str]:
-    """Faults of the sizes of a row group's parts."""
+    """Yield the faults of the numbers of rows in the parts of a row group."""
     least, counted = least_and_total(parts["samples"].to_numpy())
     if counted != samples or least < 1:
         yield f"{what} {counted} samples in parts of {least} and more, expected {samples} in parts of 1 and more"
 
 
 def file_faults(file: pq.ParquetFile, shard: Shard, columns: Columns, *, tables: bool) -> Iterator[str]:
-    """Faults of the footer of a file of samples or of tables."""
+    """Yield the faults of the footer of a file of samples or of tables."""
     types = {field.name: field.type for field in file.schema_arrow}
     if len(types) != len(file.schema_arrow):
         yield "a column is repeated"
@@ -229,7 +230,7 @@ def file_faults(file: pq.ParquetFile, shard: Shard, columns: Columns, *, tables:
     rows = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
     if rows != (tuple(1 for _ in shard.row_groups) if tables else shard.row_groups):
         yield f"row groups of {str(rows)[:60]} rows, expected {len(shard.row_groups)} with {shard.samples} samples"
-    # Not the sizes of columns: pyarrow ends the process if their statistics are damaged.
+    # The sizes of columns are not checked: pyarrow ends the process if the statistics of columns are damaged.
     for group in range(metadata.num_row_groups):
         size = metadata.row_group(group).total_byte_size
         if not 0 <= size <= _MOST_BYTES:
@@ -237,7 +238,7 @@ def file_faults(file: pq.ParquetFile, shard: Shard, columns: Columns, *, tables:
 
 
 def _alike(actual: pa.DataType | None, expected: pa.DataType | None) -> bool:
-    """Whether types agree; the name of a list's values does not matter."""
+    """Whether two types are equal, apart from the field name of list values."""
     if actual is None or expected is None:
         return False
     if pa.types.is_list(actual) and pa.types.is_list(expected):
@@ -247,12 +248,12 @@ def _alike(actual: pa.DataType | None, expected: pa.DataType | None) -> bool:
 
 # Columns that training does not use.
 _UNUSED = (TIME, SESSION, ROW, f"{SESSIONS}/session")
-# Number of open files: opening one and reading its footer takes as long as reading a column.
+# Maximum number of open files. Opening a file and reading its footer takes as long as reading a column.
 _OPEN = 64
 
 
 class RowGroupReader:
-    """Reads the row groups of some shards in any order, keeping files open; for one thread at a time.
+    """Reader of the row groups of some shards, in any order. Files stay open. Use it from one thread at a time.
 
     Parameters
     ----------
@@ -262,7 +263,7 @@ class RowGroupReader:
     layout : ShardLayout
         Expected columns of their files.
     unused : bool
-        Also read the columns that training does not use.
+        Whether to read also the columns that training does not use.
     """
 
     def __init__(self, root: Path, shards: Sequence[Shard], layout: ShardLayout, *, unused: bool) -> None:
@@ -335,7 +336,7 @@ class RowGroupReader:
         assert part is not None
         try:
             file, columns = self._file(shard, part.path, tables)
-            # In one order for all shards, so that row groups can be concatenated.
+            # Columns have the same order in all shards, so that row groups can be concatenated.
             table = file.read_row_group(group, names or columns, use_threads=False).select(names or columns)
             for name, column in zip(table.column_names, table.columns, strict=True):
                 if column.null_count:
@@ -345,7 +346,7 @@ class RowGroupReader:
             raise self._damaged(part.path, f", row group {group}", " ".join(str(error).split())) from error
 
     def _file(self, shard: int, relative: str, tables: bool) -> tuple[pq.ParquetFile, list[str]]:
-        """An open file, and the columns to read from it."""
+        """Return an open file, and the names of the columns to read from it."""
         if relative not in self._open:
             if len(self._open) == _OPEN:
                 self._open.popitem(last=False)[1][0].close()
@@ -363,10 +364,10 @@ class RowGroupReader:
 
 
 def _split_row(row: pa.Table) -> dict[str, pa.Table]:
-    """The tables whose columns are stored in one row, a list each."""
+    """Return the tables whose columns are stored as lists in one row."""
     tables: dict[str, dict[str, pa.Array]] = {}
     for column in row.column_names:
         table, name = from_stored(column)
-        # The values of the only list.
+        # The column has one list; take its values.
         tables.setdefault(table, {})[name] = row[column].chunk(0).values
     return {name: pa.table(columns) for name, columns in tables.items()}

@@ -1,4 +1,4 @@
-"""Writing the files of a data set: shards, their tables, vocabularies, and copies without samples."""
+"""Write the files of a data set: shards, their tables, vocabularies, and copies without samples."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ from stratarec.io.names import file_name
 from stratarec.io.owned_directory import write_marker
 
 LEVEL = 1
-"""Level of zstd."""
+"""Compression level of zstd."""
 
 _FEW_BYTES = 1 << 14
-"""Smaller columns use a dictionary: trying every encoding took a third of preparing a few thousand samples."""
+"""Columns with fewer bytes always use a dictionary: trying every encoding took a third of the time of `prepare` for a
+few thousand samples."""
 
 
 def write_shard(root: Path, split: str, number: int, encoded: Encoded) -> Shard:
@@ -66,14 +67,14 @@ def _store(root: Path, relative: str, parts: Sequence[pa.Table]) -> StoredFile:
 
 
 def parquet_options(sample: pa.Table) -> dict[str, Any]:
-    """Return the codec, its level, and for each larger column the encoding that is the smallest on `sample`.
+    """Return Parquet options: compression, and for each larger column the encoding that is smallest for `sample`.
 
-    Dictionary indices are packed by bits, which hides repeated bytes from zstd, so the best encoding depends on the
-    column: differences for pointers, plain for precise numbers, a dictionary for categories.
+    The best encoding depends on the column: differences for pointers, plain for precise numbers, a dictionary for
+    categories. (The indexes of a dictionary are packed bits, in which zstd does not see repeated bytes.)
     """
     chosen: dict[str, str | None] = {}
     for name, path in _leaves(sample.schema):
-        # A feature may have the path of another one's list values in Parquet: a dictionary suits any type.
+        # The name of a feature may equal the Parquet path of another feature's list values. A dictionary fits any type.
         column = sample.select([name])
         chosen[path] = None if path in chosen or column.nbytes < _FEW_BYTES else _smallest(column, path)
     return {
@@ -85,7 +86,7 @@ def parquet_options(sample: pa.Table) -> dict[str, Any]:
 
 
 def _leaves(schema: pa.Schema) -> Iterator[tuple[str, str]]:
-    """Each column and the Parquet path of its values."""
+    """Yield each column name and the Parquet path of the column's values."""
     for column in schema:
         kind, path = column.type, column.name
         while pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -94,7 +95,7 @@ def _leaves(schema: pa.Schema) -> Iterator[tuple[str, str]]:
 
 
 def _smallest(column: pa.Table, path: str) -> str | None:
-    """The encoding of the smallest file, the first of equal ones; None for a dictionary."""
+    """Return the encoding that gives the smallest file, the first if sizes are equal; None for a dictionary."""
     sizes: dict[str | None, int] = {}
     for encoding in (None, "PLAIN", "BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"):
         options: dict[str, Any] = {"use_dictionary": True}
@@ -120,7 +121,7 @@ def _one_row(row_group: RowGroup) -> pa.Table:
 
 
 def write_vocabulary(root: Path, number: int, name: str, vocabulary: Vocabulary) -> VocabularyInfo:
-    """Write vocabulary `number`."""
+    """Write the values and counts of vocabulary `number`."""
     relative = f"vocabulary/{file_name(name, number)}.parquet"
     stored = _write_frame(root, relative, vocabulary.frame())
     return VocabularyInfo(**vars(vocabulary.ids), rows=vocabulary.rows, **stored)
@@ -132,7 +133,7 @@ def write_counts(root: Path, number: int, name: str, counts: pl.DataFrame) -> Ca
 
 
 def write_events(root: Path, number: int, events: pl.DataFrame) -> CarriedFile:
-    """Write the last events of some users."""
+    """Write the last positive events of users as file `number`."""
     return CarriedFile(**_write_frame(root, f"carried/events-{number:05d}.parquet", events))
 
 
@@ -147,14 +148,14 @@ def write_clicks(root: Path, memory: ClickMemory) -> CarriedClicks:
 
 def _write_frame(root: Path, relative: str, frame: pl.DataFrame) -> dict[str, Any]:
     path, table = root / relative, frame.to_arrow(compat_level=pl.CompatLevel.oldest())
-    # The directory is synced before it is published; syncing each of thousands of files took 3 ms a column.
+    # Not synced here, at 3 ms for each of thousands of files: the whole directory is synced before it is published.
     write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd"), synced=False)
     return {"path": relative, "bytes": path.stat().st_size, "hash": file_hash(path)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CarriedTables:
-    """State that a data set based on another one needs of it, in memory."""
+    """The part of a data set that data sets based on it need, in memory."""
 
     vocabularies: dict[str, Vocabulary]
     counts: dict[str, pl.DataFrame]
@@ -164,7 +165,7 @@ class CarriedTables:
 
     @classmethod
     def of(cls, dataset: Dataset) -> CarriedTables:
-        """Read the state of a data set."""
+        """Read this part of a data set."""
         infos = dataset.manifest.vocabularies
         return cls(
             vocabularies={name: dataset.vocabulary(name) for name in infos},
@@ -175,7 +176,7 @@ class CarriedTables:
 
 
 def write_without_samples(before: Dataset, folder: Path, carried: CarriedTables) -> Dataset:
-    """Write a copy of the data set `before` into `folder`, without samples and with the state `carried`."""
+    """Write a copy of the data set `before` to `folder`, without samples and with the tables `carried`."""
     for part in ("vocabulary", "carried"):
         make_directory(folder / part)
     old = before.manifest

@@ -1,1 +1,1 @@
-"""A prepared data set -> batches."""
+"""Batches from a prepared data set."""

@@ -1,12 +1,12 @@
-"""Batches of a split, in an order fixed by (seed, epoch), read ahead by threads.
+"""Batches of a split, in an order that depends on seed and epoch only, read ahead by threads.
 
-The row groups of all shards are permuted. This order is cut into `parallel_readers` equal parts, which are read in
-parallel; every batch has samples of each part. `shuffle_row_groups` of a part's row groups at a time are in memory, a
-*shuffle buffer*, in which runs of samples (or sessions, or samples) are permuted. Memory contains two buffers for each
-part that is read, and the batches that are ready.
+The row groups of all shards are permuted. This order is divided into `parallel_readers` equal parts, which are read in
+parallel; every batch has samples from each part. A *shuffle buffer* is `shuffle_row_groups` row groups of a part in
+memory, in which runs of samples (or sessions, or single samples) are permuted. In memory are two buffers for each part,
+and the batches that are ready.
 
-Parts, not ranks, determine the samples of a batch. A rank reads the parts that its share of a batch comes from: N ranks
-with N parts each read an N-th of the data, and any number of ranks has the batches of one process.
+The samples of a batch depend on the parts and not on the number of ranks. A rank reads the parts that contain its share
+of the batches. With N parts, each of N ranks reads an N-th of the data.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from stratarec.progress import traced
 
 
 def bounds(total: int, parts: int, place: int) -> tuple[int, int]:
-    """Return first and last (not included) of part `place` of `total` items, whose parts differ in size by one."""
+    """Return the limits (first, end) of part `place`, if `total` items are divided into `parts` almost equal parts."""
     return total * place // parts, total * (place + 1) // parts
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShare:
-    """The share of every batch that a process reads: the samples of a rank follow those of the ranks before it."""
+    """Share of every batch that a process reads. The samples of a batch are divided among the ranks in order."""
 
     rank: int = 0
     ranks: int = 1
@@ -48,24 +48,27 @@ class BatchShare:
         return range(parts * self.rank // self.ranks, -(-parts * (self.rank + 1) // self.ranks))
 
     def of(self, samples: int, part: int = 0, parts: int = 1) -> tuple[int, int]:
-        """First and last (not included) of a batch's `samples` of a part: rank r of N begins at r / N of the batch."""
+        """Return the limits (first, end) of this rank's share of the `samples` that a batch has from one part.
+
+        Rank r of N begins at r / N of the batch.
+        """
         first, last = (min(max(parts * rank - part * self.ranks, 0), self.ranks) for rank in (self.rank, self.rank + 1))
         return samples * first // self.ranks, samples * last // self.ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowGroupSlice:
-    """Consecutive samples of a row group."""
+    """Samples ``first:last`` of a row group."""
 
     shard: int
     row_group: int
     first: int
     last: int
-    """Not included."""
+    """End of the slice; this sample is not included."""
 
 
 def cut(row_groups: Sequence[tuple[int, int, int]], first: int, last: int) -> list[RowGroupSlice]:
-    """Return samples `first` to `last` (not included) of consecutive row groups ``(shard, row group, samples)``."""
+    """Return the slices with samples ``first:last`` of consecutive row groups ``(shard, row group, samples)``."""
     slices, begin = [], 0
     for shard, row_group, samples in row_groups:
         low, high = max(first - begin, 0), min(last - begin, samples)
@@ -96,18 +99,18 @@ def parts(
     size: int,
     start: int,
 ) -> Iterator[Rows]:
-    """Cut shuffle buffers into groups of `size` rows, the last one smaller, without the first `start` groups.
+    """Yield groups of `size` rows from shuffle buffers, beginning with group `start`; the last group may be smaller.
 
-    A slate that continues after the last row of a group is moved to the next group.
+    A slate that would continue after the last row of a group is moved to the next group.
 
     Parameters
     ----------
     buffers : sequence of sequence of RowGroupSlice
-        Samples of each shuffle buffer; buffers before `start` are not read.
+        Samples of each shuffle buffer; buffers before group `start` are not read.
     read : callable
-        Reads the buffer of a number.
+        Reads the buffer with a given number.
     thread : Executor
-        Calls `read`.
+        Thread on which `read` is called.
     """
     ends = np.cumsum([sum(piece.last - piece.first for piece in buffer) for buffer in buffers])
     position = start * size
@@ -135,7 +138,7 @@ def count(buffered: Rows) -> int:
 
 
 def between(buffered: Rows, first: int, last: int) -> Rows:
-    """Return rows `first` to `last` (not included)."""
+    """Return rows ``first:last``."""
     slices, begin = [], 0
     for buffer, rows in buffered:
         slices.append((buffer, rows[max(first - begin, 0) : max(last - begin, 0)]))
@@ -144,7 +147,7 @@ def between(buffered: Rows, first: int, last: int) -> Rows:
 
 
 def take(buffered: Rows, size: int) -> Rows:
-    """Remove `size` rows from the front of `buffered`, and return them."""
+    """Remove the first `size` rows from `buffered` and return them."""
     front = []
     for place, (buffer, rows) in enumerate(buffered):
         length = min(size, len(rows))
@@ -162,26 +165,26 @@ class LoaderConfig:
     """Size and order of batches."""
 
     batch_size: int = 4096
-    """Samples a batch; the last one of an epoch may be smaller."""
+    """Samples per batch; the last batch of an epoch may be smaller."""
     shuffle: bool = True
-    """Permute row groups, and units within a shuffle buffer; else keep the stored order."""
+    """Whether to permute row groups, and units within a shuffle buffer. If false, the stored order is kept."""
     unit: Unit = "auto"
-    """Unit that is permuted within a shuffle buffer: ``sample``; ``session``; or ``run``, neighbouring samples of a
-    session that agree in every group with ids and every history, so that batches repeat values and stay deduplicated.
-    ``auto``: runs if the data set has groups, else samples."""
+    """Unit that is permuted within a shuffle buffer: ``sample``, ``session`` or ``run``. A run is adjacent samples of a
+    session with equal values in every deduplication group and history, so the values of a batch stay deduplicated.
+    ``auto`` is ``run`` if the data set has groups, else ``sample``."""
     slate: SlateKey | None = None
-    """Keep the samples of a session, or of a user, in one batch, and permute these slates. A batch ends before the
-    slate that would cross its end; a slate must not be larger than a batch."""
+    """Keep all samples of a session, or of a user, in one batch. These slates are then the units that are permuted, and
+    a batch ends before a slate that would exceed its size. A slate must not be larger than a batch."""
     expand: bool = False
-    """Produce batches without groups: every feature has a bag for each sample."""
+    """Whether to expand deduplication groups, so that every feature has a bag for each sample."""
     shuffle_row_groups: int = 8
-    """Row groups (65,536 samples each) that are shuffled together; bounds memory."""
+    """Number of row groups (of 65,536 samples) that are in memory and shuffled together."""
     parallel_readers: int = 1
-    """Equal parts of an epoch's order that are read in parallel; each contributes to every batch."""
+    """Number of equal parts of an epoch that are read in parallel; every batch has samples from each part."""
     prefetch_batches: int = 8
-    """Batches that are prepared ahead of the consumer."""
+    """Number of batches that are assembled ahead of the consumer."""
     seed: int = 0
-    """Seed of every epoch's order."""
+    """Seed of the order of samples, together with the number of the epoch."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "shuffle_row_groups", "parallel_readers", "prefetch_batches"):
@@ -196,7 +199,7 @@ class LoaderConfig:
 
 
 class Loader:
-    """Iterates over a split of a data set.
+    """Iterable over the batches of a split of a data set.
 
     Parameters
     ----------
@@ -207,13 +210,13 @@ class Loader:
     config : LoaderConfig
         Batch size and shuffling.
     share : BatchShare, optional
-        Share of each batch to read; by default the complete batch. An empty share is a batch without samples and
-        groups. Parts of the epoch without samples of the share are not read.
+        Share of each batch to read; by default the complete batch. If a batch has no samples for the share, an empty
+        batch is returned. Parts of the epoch without samples of the share are not read.
 
     Notes
     -----
-    Uses threads, never fork. An iterator that is closed or dropped stops its threads; errors of a thread are raised in
-    the consumer.
+    Threads read ahead. They stop when the iterator is closed or deleted; an error in a thread is raised in the
+    consumer.
     """
 
     def __init__(self, dataset: Dataset, split: str, config: LoaderConfig, share: BatchShare | None = None) -> None:
@@ -240,14 +243,14 @@ class Loader:
         return batches(self.samples, self.config.batch_size, self.config.parallel_readers)
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        """Iterate over the batches of an epoch from `start_batch`, prepared ahead: a function of seed and epoch.
+        """Iterate over the batches of an epoch, beginning with `start_batch`. Batches are assembled ahead, on a thread.
 
         Shuffle buffers before `start_batch` are not read.
         """
         return run_ahead(lambda: self.batches(epoch, start_batch), self.config.prefetch_batches)
 
     def batches(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        """Iterate as `epoch` does, but prepare each batch on request; only shuffle buffers are read ahead."""
+        """Iterate like `epoch`, but assemble each batch when it is requested; only shuffle buffers are read ahead."""
         count_parts, row_groups = self.config.parallel_readers, self.row_groups(epoch)
         with (
             self.dataset.reader(self.split, unused=self.config.slate == "session") as files,
@@ -268,7 +271,7 @@ class Loader:
         self, part: int, row_groups: Sequence[tuple[int, int, int]], files: RowGroupReader, thread: Executor,
         epoch: int, start_batch: int,
     ) -> Iterator[Rows]:  # fmt: skip
-        """Rows that a part of the epoch contributes to each batch from `start_batch`, until it is exhausted."""
+        """Yield the rows that a part of the epoch contributes to each batch, beginning with `start_batch`."""
         config = self.config
         pieces = cut(row_groups, *bounds(self.samples, config.parallel_readers, part))
         width = config.shuffle_row_groups
@@ -281,8 +284,8 @@ class Loader:
         return parts(buffers, read, thread, size=high - low, start=start_batch)
 
     def draws(self, epoch: int, number: int, part: int = 0) -> np.random.Generator | None:
-        """Return the generator that permutes a shuffle buffer; None without shuffling."""
-        # The first of several parts has the same draws as the only part.
+        """Return the random generator that permutes a shuffle buffer; None if nothing is shuffled."""
+        # The first of several parts is permuted with the same draws as a single part.
         entropy = [self.config.seed, epoch, 1, number, *([part] if part else [])]
         return np.random.default_rng(entropy) if self.config.shuffle else None
 
@@ -297,7 +300,7 @@ class Loader:
         )
 
     def row_groups(self, epoch: int) -> list[tuple[int, int, int]]:
-        """Return (shard, row group, samples) in the order of an epoch."""
+        """Return the row groups of an epoch in order, each as (shard, row group, number of samples)."""
         groups = [
             (number, group, size)
             for number, shard in enumerate(self.dataset.shards(self.split))
@@ -319,10 +322,10 @@ class Loader:
 def run_ahead(make: Callable[[], Iterator[Item]], depth: int) -> Iterator[Item]:
     """Run an iterator in a separate thread, at most `depth` items ahead.
 
-    Closing or dropping it stops the thread; errors of the thread are raised in the consumer.
+    The thread stops when the iterator is closed or deleted. An error in the thread is raised in the consumer.
     """
     ready: queue.SimpleQueue[Item | BaseException | None] = queue.SimpleQueue()
-    # A token for each item that may be queued before the consumer takes another.
+    # One token for each item that may be queued.
     tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
     stopped = threading.Event()
 

@@ -1,12 +1,13 @@
-"""Shuffle buffers: some row groups in memory, the order of their samples, and batches cut from them.
+"""Shuffle buffers: some row groups in memory, a permutation of their samples, and batches assembled from them.
 
-A *run* is permuted as a unit: neighbouring samples of a session that agree in every group with ids and in every
-history, such as a click and its negatives. Groups that would leave fewer than two samples a run on average are ignored;
-if none remains, samples are shuffled one by one. Whole sessions repeat more, but a batch then has few of them, which
-cost 0.001 of AUC on Globo's log. The words of a sample are adjacent, so that a batch reads one or two cache lines.
+A *run* is a unit of the permutation: adjacent samples of a session with equal values in every group of ids and every
+history, such as a click and its negatives. Groups for which runs would have fewer than two samples on average are
+ignored; if no group remains, single samples are shuffled. Whole sessions as units would repeat more values, but a batch
+would then have few sessions, which cost 0.001 of AUC on Globo's log. The words of a sample are adjacent in memory, so
+that a sample occupies one or two cache lines.
 
-Pointers make a deduplicated batch without hashing: an array as long as the group's table numbers the pointers that a
-batch uses, and windows that overlap are joined by sorting their starts.
+A deduplicated batch is assembled without hashing: an array with one entry for each row of the group's table numbers the
+rows that the batch uses, and overlapping windows are joined by sorting their starts.
 """
 
 from __future__ import annotations
@@ -46,24 +47,24 @@ Unit: TypeAlias = Literal["auto", "session", "run", "sample"]
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRows:
-    """Features of N rows. The features of a row are adjacent, so that it occupies one or two cache lines."""
+    """Features of N rows. The features of a row are adjacent in memory, so a row occupies one or two cache lines."""
 
     ids: NDArray[np.int32]
-    """``[N, .]`` features of one id, negative if it is missing."""
+    """``[N, F]`` ids of the features with a single value; negative if missing."""
     lists: tuple[Lists, ...]
-    """Features of several ids."""
+    """Features with several ids per row."""
     weights: tuple[Lists | None, ...]
-    """Weights of the ids of each of `lists`, None if all are 1; empty if no feature has weights."""
+    """Weights of the ids in each of `lists`, None for weights of 1; empty if no feature has weights."""
     sparse: tuple[str, ...]
     """Names of the columns of `ids`, then of `lists`."""
     dense: NDArray[np.float32]
-    """``[N, .]`` dense features."""
+    """``[N, F_dense]`` dense features."""
     dense_places: NDArray[np.int64]
     """Position of each dense feature in the schema."""
 
     @classmethod
     def of(cls, parts: Sequence[pa.Table], names: Container[str], schema: Schema, front: int = 0) -> PackedRows:
-        """Pack the features `names` of concatenated tables; `front` columns before the ids stay free."""
+        """Pack the features `names` of concatenated tables, with `front` free columns before the ids."""
         sparse = [feature.name for feature in schema.sparse if feature.name in names]
         lists = [name for name in sparse if pa.types.is_list(parts[0][name].type)]
         singles = [name for name in sparse if name not in lists]
@@ -83,7 +84,7 @@ class PackedRows:
 
     @classmethod
     def of_lists(cls, name: str, lists: Lists) -> PackedRows:
-        """Pack one feature of several ids."""
+        """Pack one feature with several ids per row."""
         size = len(lists.start)
         return cls(
             ids=np.empty((size, 0), dtype=np.int32),
@@ -97,13 +98,13 @@ class PackedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupValues:
-    """Distinct values of a group in all row groups of a shuffle buffer."""
+    """Distinct values of a deduplication group in all row groups of a shuffle buffer."""
 
     runs: NDArray[np.int64]
-    """Samples whose pointer differs from that of the sample before, or that begin a row group."""
+    """First samples of runs: their pointer differs from that of the previous sample, or they begin a row group."""
     columns: PackedRows
     place: NDArray[np.int32]
-    """Scratch array of `number_pointers`, used by the only thread that assembles batches."""
+    """Scratch array of `number_pointers`. Only one thread assembles batches, so it is not locked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,15 +112,15 @@ class ShuffleBuffer:
     """Samples of some row groups, their tables, and the order of samples."""
 
     samples: PackedRows
-    """Features without a table. Before the ids are the user (two words, if samples have one), the bits of each label
-    and of the weight (if samples have one) as float32, and a pointer into each of `tables`."""
+    """Features without a table. The columns before the ids are the user (two words, if samples have users), the bits of
+    each label and of the weight (if any) as float32, and the row in each of `tables`."""
     users: bool
     """Whether samples have a user."""
     tables: dict[str, GroupValues]
     """Groups, then histories: tables of one list column, whose rows may overlap."""
     order: NDArray[np.int32]
     slates: NDArray[np.int32] | None = None
-    """``[N]`` number of each sample's slate; None if slates may be cut."""
+    """``[N]`` slate number of each sample; None if slates may be divided between batches."""
 
     @classmethod
     def of(
@@ -130,8 +131,7 @@ class ShuffleBuffer:
         unit: Unit,
         slate: SlateKey | None = None,
     ) -> ShuffleBuffer:
-        """Concatenate row groups and permute their units by `draws`; None keeps the stored order. With `slate` the
-        units are slates."""
+        """Concatenate row groups and permute their units (slates if `slate` is set); without `draws` keep the order."""
         parts, columns = [row_group.samples for row_group in row_groups], _tables(row_groups, dataset)
         users = SESSIONS in row_groups[0].tables or USER in parts[0].column_names
         marks = [*label_names(len(dataset.schema.label_columns)), *([WEIGHT] if dataset.schema.weight else [])]
@@ -160,18 +160,18 @@ class ShuffleBuffer:
 
     @cached_property
     def _begins(self) -> NDArray[np.int64]:
-        """Slate starts in the order."""
+        """First places of slates in the permuted order."""
         assert self.slates is not None
         return np.flatnonzero(np.diff(self.slates[self.order], prepend=-1, append=-1))
 
     def cut(self, place: int) -> int:
-        """Move a cut of the order back to the start of the slate that it would divide."""
+        """Return `place`, or if it is inside a slate the place where that slate begins."""
         if self.slates is None:
             return place
         return int(self._begins[np.searchsorted(self._begins, place, side="right") - 1])
 
     def only(self, ranges: Sequence[tuple[int, int]], sizes: Sequence[int]) -> ShuffleBuffer:
-        """Return a buffer with the samples in a range (first, last) of each row group; `sizes` are those of all."""
+        """Return a buffer with only the samples (first, end) of each row group; `sizes` are the row groups' sizes."""
         if all(last - first == size for (first, last), size in zip(ranges, sizes, strict=True)):
             return self
         chosen = np.zeros(len(self.order), dtype=bool)
@@ -181,7 +181,7 @@ class ShuffleBuffer:
 
 
 def _as_floats(mark: NDArray[Any]) -> NDArray[np.float32]:
-    """Weights or labels as floats; unknown labels are NaN."""
+    """Return weights or labels as float32; unknown labels become NaN."""
     values = mark.astype(np.float32)
     if mark.dtype == np.uint8:
         values[mark == UNKNOWN] = np.nan
@@ -189,7 +189,7 @@ def _as_floats(mark: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _tables(row_groups: Sequence[RowGroup], dataset: Dataset) -> dict[str, PackedRows]:
-    """The rows of each group's table, then of each history's."""
+    """Return the tables of all groups and then of all histories."""
     groups = {
         name: PackedRows.of([row_group.tables[name] for row_group in row_groups], keys, dataset.schema)
         for name, keys in dataset.groups.items()
@@ -204,7 +204,7 @@ def _slate_starts(row_groups: Sequence[RowGroup], slate: SlateKey) -> NDArray[np
 
 
 def _set_users(words: NDArray[np.int32], row_groups: Sequence[RowGroup]) -> None:
-    """Fill the first two columns with the user of each sample, or its session without users."""
+    """Fill the first two columns with the user of each sample, or with the session if there are no users."""
     if SESSIONS in row_groups[0].tables:
         users = np.concatenate([row_group.tables[SESSIONS]["user"].to_numpy() for row_group in row_groups])
         for half in range(2):
@@ -225,7 +225,7 @@ def _order(
     draws: np.random.Generator | None,
     unit: Unit,
 ) -> NDArray[np.int32]:
-    """Samples in the order of permuted units; `sessions` and the `runs` of each table are first samples of units."""
+    """Return the samples in permuted order. `sessions` and `runs` (for each table) are the first samples of units."""
     if draws is None:
         return np.arange(size, dtype=np.int32)
     if sessions is None or unit == "sample":
@@ -235,9 +235,10 @@ def _order(
 
 
 def _join_runs(size: int, sessions: NDArray[np.int64], runs: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """First samples of runs: neighbours that differ in their session or a table begin a run.
+    """Return the first samples of runs. A sample begins a run if its session or its row in a table differs from before.
 
-    Tables that would leave runs shorter than `LEAST_RUN` on average are ignored; if none remains, each sample is a run.
+    Tables for which runs would be shorter than `LEAST_RUN` on average are ignored. If no table remains, each sample is
+    a run.
     """
     first: NDArray[np.bool_] | None = None
     for starts in sorted(runs, key=len):
@@ -252,7 +253,7 @@ def _join_runs(size: int, sessions: NDArray[np.int64], runs: Sequence[NDArray[np
 def _table(
     name: str, row_groups: Sequence[RowGroup], columns: PackedRows, words: NDArray[np.int32], place: int
 ) -> GroupValues:
-    """Build a table, and write the pointers into it to the column `place` of `words`."""
+    """Build a table, and write each sample's row in it to the column `place` of `words`."""
     runs = [row_group.tables[pointer(name)] for row_group in row_groups]
     sizes = np.concatenate([part["samples"].to_numpy() for part in runs])
     shift = np.cumsum([0, *(row_group.tables[name].num_rows for row_group in row_groups)])
@@ -262,7 +263,7 @@ def _table(
 
 
 def _starts(sizes: NDArray[Any]) -> NDArray[np.int64]:
-    """Starts of consecutive parts of the given sizes."""
+    """Return the starts of consecutive parts of the given sizes."""
     starts: NDArray[np.int64] = sizes.cumsum(dtype=np.int64) - sizes
     return starts
 
@@ -278,7 +279,7 @@ def _histories(name: str, row_groups: Sequence[RowGroup]) -> PackedRows:
 
 
 def _matrix(parts: Sequence[pa.Table], names: Sequence[str], kind: np.dtype[Any], front: int = 0) -> NDArray[Any]:
-    """``[N, front + len(names)]``, filled part by part, which stays in the caches."""
+    """Return columns as ``[N, front + len(names)]``. It is filled part by part, because a part fits in the cache."""
     matrix = np.empty((sum(part.num_rows for part in parts), front + len(names)), dtype=kind)
     first = 0
     for part in parts:
@@ -295,13 +296,13 @@ def _lists(column: pa.ChunkedArray) -> Lists:
 
 
 def assemble(buffered: Sequence[tuple[ShuffleBuffer, NDArray[np.int32]]], dataset: Dataset) -> Batch:
-    """Assemble a batch of rows of one or several shuffle buffers."""
+    """Assemble a batch from rows of one or several shuffle buffers."""
     parts = [_cut(buffer, rows, dataset) for buffer, rows in buffered]
     return parts[0] if len(parts) == 1 else Batch.concatenate(parts)
 
 
 def empty(dataset: Dataset) -> Batch:
-    """Return a batch without samples and groups."""
+    """Return a batch without samples."""
     keys, labels = tuple(feature.name for feature in dataset.schema.sparse), len(dataset.schema.label_columns)
     return Batch(
         label=torch.empty((0, labels) if labels > 1 else 0),
@@ -329,7 +330,7 @@ def _cut(buffer: ShuffleBuffer, rows: NDArray[np.int32], dataset: Dataset) -> Ba
     dense = _dense(buffer, rows, tables, len(dataset.schema.dense))
     ids, offsets = end_bags(values, singles, missing, samples.lists, rows)
     weights = take_weights(samples.weights, rows, offsets) if samples.weights and offsets is not None else None
-    # From here on pointers are numbers within the batch.
+    # `_group` has replaced the pointers by numbers within the batch.
     shared = [name for name in dataset.groups if buffer.tables[name].columns.sparse]
     groups = [_group(buffer.tables[name], tables[name]) for name in shared]
     return Batch(
@@ -344,12 +345,12 @@ def _cut(buffer: ShuffleBuffer, rows: NDArray[np.int32], dataset: Dataset) -> Ba
 
 
 def _run_lengths(numbers: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Lengths of runs of equal numbers."""
+    """Return the lengths of runs of equal numbers."""
     return np.diff(np.flatnonzero(np.diff(numbers, prepend=-1)), append=len(numbers))
 
 
 def _label(columns: NDArray[np.int32]) -> Tensor:
-    """``[B]``, or ``[B, T]`` for several labels."""
+    """Return labels ``[B]``, or ``[B, T]`` for several labels."""
     bits = columns[0] if len(columns) == 1 else np.ascontiguousarray(columns.T)
     return torch.from_numpy(bits.view(np.float32))
 
@@ -357,8 +358,8 @@ def _label(columns: NDArray[np.int32]) -> Tensor:
 def _dense(
     buffer: ShuffleBuffer, rows: NDArray[np.int32], pointers: Mapping[str, NDArray[np.int32]], features: int
 ) -> Tensor:
-    """``[B, features]``, including the features of groups."""
-    # Memory of torch, which is aligned to 64 bytes: the alignment can change the order of sums in a product of MKL
+    """Return ``[B, features]`` dense features, including those of groups."""
+    # Allocated by torch, which aligns to 64 bytes: in MKL's matrix products, the alignment can change the order of sums
     # (Intel, "Getting Reproducible Results with Intel MKL", 2011).
     dense = torch.empty(len(rows), features)
     values = dense.numpy()
@@ -386,13 +387,13 @@ def _keyed(
 
 
 def _in_order(features: KeyedJagged, dataset: Dataset) -> KeyedJagged:
-    """Restore the schema's order: features of one id were cut before features with lists."""
+    """Return the features in the order of the schema; packed rows have single ids before lists."""
     order = tuple(feature.name for feature in dataset.schema.sparse if feature.name in features.keys)
     return features if features.keys == order else features.select(order)
 
 
 def _group(table: GroupValues, pointers: NDArray[np.int32]) -> InverseJagged:
-    """The group of samples with these pointers, which are overwritten."""
+    """Return the deduplicated values of samples with these pointers; the array `pointers` is overwritten."""
     used = number_pointers(pointers, table.place)
     unique = _keyed(table.columns.sparse, *take_bags(table.columns.ids, table.columns.lists, used), len(used))
     return InverseJagged(unique=unique, inverse=torch.from_numpy(pointers))
