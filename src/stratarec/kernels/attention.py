@@ -1,8 +1,8 @@
-"""Operations on pairs of a sample and an event of its history, for attention without padding or copies.
+"""Attention over histories without padding or copies, computed on pairs of a sample and an event.
 
-The pairs of a sample are contiguous. There is one row for each distinct event: samples with the same history, and
-histories that overlap, read the same rows. Every output row belongs to one thread and is summed over pairs in ascending
-order, so the bits do not depend on the number of threads.
+The pairs of a sample are contiguous. Each distinct event has one row: samples with the same history, and histories that
+overlap, read the same rows. One thread computes each output row and adds its pairs in ascending order, so the bits of
+the result do not depend on the number of threads.
 
 Shapes: B samples, E events, N pairs, D width.
 """
@@ -30,12 +30,14 @@ from stratarec.kernels.simd.vector import add, blocks, broadcast, load, multiply
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """Pairs of samples and events: pairs ``offsets[b]:offsets[b + 1]`` are sample b with the events from ``first[b]``.
+    """Pairs of samples and events.
+
+    Pairs ``offsets[b]:offsets[b + 1]`` join sample b with consecutive events, the first of which is ``first[b]``.
 
     Parameters
     ----------
     first : Tensor
-        ``[B]`` int64.
+        ``[B]`` int64 first event of each sample.
     offsets : Tensor
         ``[B + 1]`` int64, rising, from 0 to N.
     """
@@ -49,14 +51,14 @@ class Pairs:
 
     @cached_property
     def places(self) -> tuple[Tensor, Tensor]:
-        """``[N]`` sample and ``[N]`` event of every pair."""
+        """Sample and event of every pair, both ``[N]``."""
         return reference_places(self.first, self.offsets)
 
     def __len__(self) -> int:
         return int(self.offsets[-1])
 
     def check(self, samples: Tensor | None, events: Tensor) -> None:
-        """Raise `ConfigError` unless the shapes fit and every pair's event exists."""
+        """Raise `ConfigError` unless the shapes fit and the event of every pair exists."""
         ends = self.first + self.offsets.diff()
         last = int(ends.max()) if self.samples else 0
         if (samples is not None and samples.shape != (self.samples, events.shape[1])) or last > len(events):
@@ -68,7 +70,7 @@ class Pairs:
 
 
 def pair_sums(samples: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
-    """Return ``[N, D]`` float32 ``samples[b] + events[e]`` of every pair."""
+    """Return ``samples[b] + events[e]`` of every pair, ``[N, D]`` float32."""
     pairs.check(samples, events)
     if events.device.type != "cpu":
         return reference_pair_sums(samples.float(), events.float(), *_places(pairs, events))
@@ -77,7 +79,7 @@ def pair_sums(samples: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
 
 
 def pair_products(samples: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
-    """Return ``[N, D]`` float32 ``samples[b] * events[e]`` of every pair."""
+    """Return ``samples[b] * events[e]`` of every pair, ``[N, D]`` float32."""
     pairs.check(samples, events)
     if events.device.type != "cpu":
         return reference_pair_products(samples.float(), events.float(), *_places(pairs, events))
@@ -86,7 +88,10 @@ def pair_products(samples: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
 
 
 def pair_pool(weights: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
-    """Return ``[B, D]`` float32 sums of ``weights[p] * events[e]`` over each sample's pairs; zeros without pairs."""
+    """Return for each sample the sum of ``weights[p] * events[e]`` over its pairs, ``[B, D]`` float32.
+
+    The sum of a sample without pairs is zero.
+    """
     pairs.check(None, events)
     if weights.shape != (len(pairs),):
         raise ConfigError(f"{len(pairs)} pairs got weights {tuple(weights.shape)}")
@@ -101,10 +106,10 @@ def _places(pairs: Pairs, events: Tensor) -> tuple[Tensor, Tensor]:
     return on_device(sample, events), on_device(event, events)
 
 
-# Pairs point at rows: with keys and rows copied to every sample and padded, deduplication gained nothing (655 ms a step
-# with it and 650 without, one thread).
+# Every pair refers to the row of its event. When keys and rows were copied to every sample and padded, deduplication
+# gained nothing: 655 ms a step with it and 650 without, on one thread.
 def _run(name: str, pairs: Pairs, split: int, width: int, out: Tensor, *inputs: Any) -> Tensor:
-    """Fill and return `out` by the kernel `name`, whose work is divided by `split` samples or events."""
+    """Run the kernel `name`, which writes to `out`, and return `out`; its threads share `split` samples or events."""
     threads = team_threads()
     rows = pairs.first.numpy(), pairs.offsets.numpy(), width, tile_size(split, threads, least=64)
     arrays = [flat(part) if isinstance(part, Tensor) else part for part in (*inputs, out)]
@@ -159,12 +164,12 @@ class _Pool(torch.autograd.Function):
 
 
 U = np.uint64
-# Terms of a sum over pairs: the pair's row; its product with the other side's row; that row times one number.
+# Terms of a sum over pairs: the pair's row; its product with the row of the sample or event; that row times one number.
 PLAIN, PRODUCT, SCALED = 0, 1, 2
 
 
 class PairRows(NamedTuple):
-    """Arrays of `Pairs`, floats of a row, and number of samples (or events) that a member takes at a time."""
+    """Arrays of `Pairs`, floats of a row, and number of samples (or events) that a thread processes at a time."""
 
     first: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -174,7 +179,7 @@ class PairRows(NamedTuple):
 
 @njit(**BODY)
 def combine(member, lanes, one_block, counter, pairs, times, samples, events, out):
-    """Set out[p] = samples[b] + events[e], or their product."""
+    """Set out[p] to samples[b] + events[e], or to their product if `times`."""
     literally(lanes)
     D, first, offsets, tile = U(lanes if one_block else pairs.width), pairs.first, pairs.offsets, pairs.tile
     while True:
@@ -192,7 +197,7 @@ def combine(member, lanes, one_block, counter, pairs, times, samples, events, ou
 
 @njit(**BODY)
 def term_of(lanes, term, terms, p, right, place, D):
-    """Return one block of the term of a pair: the pair's block is at `p`, the other side's at `place`."""
+    """Return one block of the term of a pair: in `terms` the block starts at `p`, in `right` at `place`."""
     literally(lanes)
     if term == PLAIN:
         return load(terms, p, lanes)
@@ -204,7 +209,7 @@ def term_of(lanes, term, terms, p, right, place, D):
 
 @njit(**BODY)
 def sum_to_samples(member, lanes, one_block, counter, pairs, term, terms, events, out):
-    """Set out[b] to the sum of the terms of its pairs."""
+    """Set out[b] to the sum of the terms of sample b's pairs."""
     literally(lanes)
     D, first, offsets, tile = U(lanes if one_block else pairs.width), pairs.first, pairs.offsets, pairs.tile
     while True:
@@ -224,7 +229,7 @@ def sum_to_samples(member, lanes, one_block, counter, pairs, term, terms, events
 
 @njit(**BODY)
 def sum_to_events(member, lanes, one_block, counter, pairs, term, terms, samples, out):
-    """Set out[e] to the sum of the terms of its pairs, a tile of events at a time over all samples that reach it."""
+    """Set out[e] to the sum of the terms of event e's pairs; a thread adds a tile of events at a time."""
     literally(lanes)
     D, first, offsets, tile = U(lanes if one_block else pairs.width), pairs.first, pairs.offsets, pairs.tile
     events = len(out) // pairs.width
@@ -235,8 +240,8 @@ def sum_to_events(member, lanes, one_block, counter, pairs, term, terms, samples
         high = min(low + tile, events)
         for place in range(U(low) * D, U(high) * D, U(lanes)):
             store(out, place, broadcast(np.float32(0.0), lanes))
-        # All samples for every tile: windows overlap, so any sample may reach it. The ascending order of samples fixes
-        # the bits.
+        # Every tile visits all samples: windows overlap, so the events of any sample may be in it. The ascending order
+        # of samples fixes the bits.
         for b in range(len(first)):
             begin, end = max(first[b], low), min(first[b] + offsets[b + 1] - offsets[b], high)
             if begin >= end:
@@ -271,7 +276,7 @@ def dots(member, lanes, one_block, counter, pairs, samples, events, out):
 
 @cache
 def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
-    """Return the kernels for rows in blocks of `lanes`, compiled at their first call and cached on disk."""
+    """Return the kernels for blocks of `lanes` floats. Each is compiled at its first call and cached on disk."""
 
     @njit(nogil=True, cache=True)
     def run_combine(team, pairs, times, samples, events, out):
@@ -298,21 +303,21 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
 
 
 def reference_places(first: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``[N]`` sample and ``[N]`` event of every pair."""
+    """Return sample and event of every pair, both ``[N]``."""
     samples = torch.repeat_interleave(torch.arange(len(first)), offsets.diff())
     return samples, torch.arange(len(samples)) - offsets[samples] + first[samples]
 
 
 def reference_pair_sums(samples: Tensor, events: Tensor, sample: Tensor, event: Tensor) -> Tensor:
-    """Return ``[N, D]`` ``samples[b] + events[e]``."""
+    """Return ``samples[b] + events[e]`` of every pair, ``[N, D]``."""
     return samples[sample] + events[event]
 
 
 def reference_pair_products(samples: Tensor, events: Tensor, sample: Tensor, event: Tensor) -> Tensor:
-    """Return ``[N, D]`` ``samples[b] * events[e]``."""
+    """Return ``samples[b] * events[e]`` of every pair, ``[N, D]``."""
     return samples[sample] * events[event]
 
 
 def reference_pair_pool(weights: Tensor, events: Tensor, sample: Tensor, event: Tensor, samples: int) -> Tensor:
-    """Return ``[B, D]`` sums of ``weights[p] * events[e]`` over the pairs of each of `samples` samples."""
+    """Return for each of `samples` samples the sum of ``weights[p] * events[e]`` over its pairs, ``[B, D]``."""
     return weights.new_zeros(samples, events.shape[1]).index_add(0, sample, weights.unsqueeze(1) * events[event])

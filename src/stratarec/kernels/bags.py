@@ -1,4 +1,4 @@
-"""Layout of a group of tables of one width, a batch's lookups in it, and kernels that read only ids.
+"""Layout of a group of tables of one width, lookups of a batch in it, and kernels that read only ids.
 
 Shapes: F features, B samples, N ids.
 """
@@ -27,6 +27,8 @@ _NO_WEIGHTS = np.zeros(1, dtype=np.float32)
 class BagBatch:
     """Lookups of a batch in one group of tables.
 
+    A *key* is a feature of the batch, whether or not its table is in the group.
+
     Parameters
     ----------
     values : ndarray
@@ -34,13 +36,13 @@ class BagBatch:
     offsets : ndarray or None
         ``[keys * B + 1]`` int64; None when every bag holds one id.
     weights : ndarray or None
-        ``[N]`` float32 per-sample weights.
+        ``[N]`` float32 weight of each id; None if ids have no weights.
     batch : int
         B.
     key : ndarray
-        ``[F]`` int64, place of each of the group's features among the batch's keys.
+        ``[F]`` int64 position of each of the group's features among the keys.
     filled : ndarray or None
-        ``[F]`` int64, number of bags of each feature that are pooled; None for all of them.
+        ``[F]`` int64 number of bags of each feature to pool, from the first on; None for all of them.
     """
 
     values: Ids
@@ -51,14 +53,14 @@ class BagBatch:
     filled: NDArray[np.int64] | None = None
 
     def span(self, feature: int) -> tuple[int, int]:
-        """Return first and last (exclusive) position of the feature's ids in `values`."""
+        """Return the first and the last (exclusive) position of the feature's ids in `values`."""
         first, last = int(self.key[feature]) * self.batch, (int(self.key[feature]) + 1) * self.batch
         return (first, last) if self.offsets is None else (int(self.offsets[first]), int(self.offsets[last]))
 
     @property
     def compiled(self) -> tuple[Any, ...]:
-        """Fields of `Bags` as a plain tuple, which costs half of a named one at every call."""
-        # Not cached: the lock of a cached property in Python 3.11 takes longer than the tuple.
+        """Fields of `Bags` as a plain tuple; passing a named tuple to a kernel takes twice as long."""
+        # Not cached: the lock of a cached property in Python 3.11 takes longer than building the tuple.
         return (
             self.values, _NO_OFFSETS if self.offsets is None else self.offsets, self.offsets is None,
             _NO_WEIGHTS if self.weights is None else self.weights, self.weights is not None, self.batch,
@@ -67,18 +69,18 @@ class BagBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupLayout:
-    """Fixed layout of a group of tables of one width; int64 arrays with one entry a feature, unless noted.
+    """Fixed layout of a group of tables of one width; int64 arrays with one entry per feature, unless noted.
 
     Parameters
     ----------
     width : int
         D.
     base, rows : ndarray
-        First row of the feature's table in the group, and its number of rows.
+        First row of the feature's table in the group, and number of rows of the table.
     column : ndarray
         First column of the feature in the pooled output; unused for sequences.
     mean, sequence : ndarray
-        1 for features that are pooled by the mean, and for features that are looked up without pooling.
+        1 for features that are pooled by the mean, and 1 for features that are looked up without pooling; otherwise 0.
     table_start, table_features : ndarray
         ``[tables + 1]`` and ``[F]``: table t has the features
         ``table_features[table_start[t]:table_start[t + 1]]``.
@@ -95,17 +97,17 @@ class GroupLayout:
 
     @cached_property
     def pooled(self) -> slice | NDArray[np.int64]:
-        """Places of the pooled features; usually all of them, as a slice that copies nothing."""
+        """Indices of the pooled features. If all features are pooled, a slice, which copies nothing."""
         return np.flatnonzero(self.sequence == 0) if self.sequence.any() else slice(None)
 
     @cached_property
     def nowhere(self) -> NDArray[np.int64]:
-        """Zeros: starts of the gradients of sequence features in a batch that has none."""
+        """Zeros ``[F]``, the starts of the gradients of sequence features in a batch without sequences."""
         return np.zeros(len(self.sequence), dtype=np.int64)
 
     @cached_property
     def lines(self) -> bool:
-        """Whether pooled rows are complete cache lines, if samples of the output start at multiples of 64 bytes."""
+        """Whether pooled rows fill complete cache lines, provided that each sample of the output starts at one."""
         return not (self.width | int(np.bitwise_or.reduce(self.column[self.pooled]))) % LANES
 
     def features(self, bags: BagBatch) -> tuple[NDArray[np.int64], ...]:
@@ -128,18 +130,18 @@ def lookups_by_table(group: GroupLayout, bags: BagBatch) -> NDArray[np.int64]:
 
 
 def first_falling(offsets: NDArray[np.int64], total: int) -> int:
-    """Return the first i at which ``offsets[i]``, ``offsets[i + 1]`` fall or are outside [0, total]; or -1."""
+    """Return the first i for which ``offsets[i + 1] < offsets[i]`` or one of the two is outside [0, total]; else -1."""
     return int(_first_falling(offsets, total))
 
 
 def first_outside(group: GroupLayout, bags: BagBatch) -> int:
-    """Return the place in `values` of an id outside its feature's table; or -1."""
+    """Return the first position in `values` of an id outside its feature's table; -1 if there is none."""
     filled = NO_LIMITS if bags.filled is None else bags.filled
     return int(_first_outside(bags.compiled, filled, bags.key, group.rows, group.sequence))
 
 
 def mark_rows(group: GroupLayout, bags: BagBatch, bits: NDArray[np.uint8]) -> None:
-    """Set the bit of every row of the group that the batch looks up: bit ``r & 7`` of byte ``r >> 3``."""
+    """Set the bit of every row of the group that the batch looks up; row r has bit ``r & 7`` of byte ``r >> 3``."""
     _mark_rows(bags.compiled, bags.key, group.base, bits)
 
 
@@ -147,7 +149,10 @@ U = np.uint64
 
 
 class Bags(NamedTuple):
-    """Arrays of a `BagBatch`, with placeholders where `singles` (every bag holds one id) or not `weighted`."""
+    """Arrays of a `BagBatch`.
+
+    If `singles` (every bag holds one id), `offsets` is a placeholder; if not `weighted`, `weights` is one.
+    """
 
     values: NDArray[Any]
     offsets: NDArray[np.int64]
@@ -158,7 +163,7 @@ class Bags(NamedTuple):
 
 
 class Features(NamedTuple):
-    """Arrays of the features of a `GroupLayout`, and their places among the batch's keys."""
+    """Arrays of a `GroupLayout` with one entry per feature, and the position of each feature among the batch's keys."""
 
     key: NDArray[np.int64]
     base: NDArray[np.int64]
@@ -170,13 +175,13 @@ class Features(NamedTuple):
 
 @njit(**BODY)
 def share(length, mean):
-    """Return the factor of a lookup in a bag of `length` ids."""
+    """Return the factor of each lookup in a bag of `length` ids: ``1 / length`` for a mean, otherwise 1."""
     return np.float32(1.0) / np.float32(length) if mean and length > 1 else np.float32(1.0)
 
 
 @njit(**BODY)
 def span(bags, key):
-    """Return first and last (exclusive) lookup of the feature that is number `key` of the batch."""
+    """Return the first and the last (exclusive) lookup of the batch's key number `key`."""
     begin, end = key * bags.batch, (key + 1) * bags.batch
     if not bags.singles:
         begin, end = bags.offsets[begin], bags.offsets[end]
@@ -185,7 +190,7 @@ def span(bags, key):
 
 @njit(nogil=True, cache=True)
 def _first_outside(bags, filled, key, rows, sequence):
-    """Return the place of a looked-up id that is not below its feature's `rows`; or -1."""
+    """Return the first position of an id that is negative or not below `rows` of its feature; -1 if there is none."""
     bags = Bags(*bags)
     for f in range(len(key)):
         begin, end = span(bags, key[f])
@@ -215,7 +220,7 @@ def _mark_rows(bags, key, base, bits):
 
 @njit(nogil=True, cache=True)
 def _first_falling(offsets, total):
-    """Return the first i at which offsets[i], offsets[i + 1] fall or are outside [0, total]; or -1."""
+    """Return the first i for which offsets[i + 1] < offsets[i] or one of the two is outside [0, total]; else -1."""
     last = len(offsets) - 1
     falls = np.int64(offsets[0] < 0) + np.int64(offsets[last] > total)
     # Without a branch the loop is vectorised; nearly all batches are valid.

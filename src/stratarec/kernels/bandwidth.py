@@ -13,19 +13,19 @@ from stratarec.kernels.simd.prefetch import prefetch
 U = np.uint64
 _PARTS_PER_THREAD = 4
 _AHEAD = 16
-# By symbol, not by ctypes: Numba can cache the compiled function.
+# A symbol, not a ctypes pointer: Numba can cache the compiled function.
 _pread = types.ExternalFunction("pread", types.int64(types.int32, types.uintp, types.uintp, types.int64))
 
 
 def sum_parts(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Sum equal parts of flat float32 `values` on all threads; a remainder that is too short for a part is left out."""
+    """Sum equal parts of flat float32 `values` on all threads; a remainder shorter than a part is left out."""
     out = np.empty(use_torch_threads() * _PARTS_PER_THREAD, dtype=np.float32)
     _sum_parts(values, out)
     return out
 
 
 def sum_rows(values: NDArray[np.float32], rows: NDArray[np.uint64], *, width: int) -> NDArray[np.float32]:
-    """Sum equal parts of `rows`, uint64 numbers of rows of `width` values in flat `values`, on all threads."""
+    """Sum the given rows of flat `values`, which has rows of `width` numbers, in equal parts on all threads."""
     if len(rows) and int(rows.max()) * width + width > len(values):
         raise ConfigError(f"row {rows.max()} of width {width} is outside {len(values)} values")
     out = np.empty(use_torch_threads() * _PARTS_PER_THREAD, dtype=np.float32)
@@ -34,9 +34,9 @@ def sum_rows(values: NDArray[np.float32], rows: NDArray[np.uint64], *, width: in
 
 
 def read_blocks(descriptor: int, buffer: NDArray[np.uint8], offsets: NDArray[np.int64]) -> int:
-    """Read ``len(buffer)`` bytes at each offset of a file, without the interpreter's lock.
+    """Read ``len(buffer)`` bytes of a file at each offset into `buffer`, without holding the interpreter's lock.
 
-    Direct descriptors need `buffer` and `offsets` aligned to the device's blocks.
+    If the descriptor was opened for direct I/O, `buffer` and `offsets` must be aligned to the device's blocks.
 
     Returns
     -------
@@ -46,10 +46,10 @@ def read_blocks(descriptor: int, buffer: NDArray[np.uint8], offsets: NDArray[np.
     return int(_read_blocks(descriptor, buffer.ctypes.data, len(buffer), offsets))
 
 
-# Additions in any order: in the given order the kernel would measure their chain, not memory.
+# Additions in any order: in the given order, each would wait for the one before, and memory would not be the limit.
 @njit(nogil=True, cache=True, parallel=True, fastmath=True)
 def _sum_parts(values, out):
-    """Set ``out[c]`` to the sum of part c of `values`, of len(out) equal parts."""
+    """Split `values` into len(out) equal parts and set ``out[c]`` to the sum of part c."""
     size = U(len(values)) // U(len(out))
     for c in prange(len(out)):
         total = np.float32(0)
@@ -61,7 +61,10 @@ def _sum_parts(values, out):
 
 @njit(nogil=True, cache=True, parallel=True, fastmath=True)
 def _sum_rows(values, rows, width, out):
-    """Set ``out[c]`` to the sum over part c of `rows`, each of `width` values, prefetched as in pooling."""
+    """Split `rows` into len(out) equal parts; set ``out[c]`` to the sum of part c.
+
+    Rows are prefetched as in pooling.
+    """
     size = U(len(rows)) // U(len(out))
     span = U(width)
     for c in prange(len(out)):
@@ -87,7 +90,7 @@ def _read_blocks(descriptor, address, size, offsets):
 
 
 def reference_sum_parts(values: NDArray[np.float32], parts: int) -> NDArray[np.float32]:
-    """Sum `parts` equal parts in NumPy."""
+    """Sum `parts` equal parts of `values` in NumPy."""
     sums: NDArray[np.float32] = values.reshape(parts, -1).sum(axis=1)
     return sums
 
@@ -95,6 +98,6 @@ def reference_sum_parts(values: NDArray[np.float32], parts: int) -> NDArray[np.f
 def reference_sum_rows(
     values: NDArray[np.float32], rows: NDArray[np.uint64], width: int, parts: int
 ) -> NDArray[np.float32]:
-    """Sum the chosen rows in `parts` equal parts, in NumPy."""
+    """Sum the given rows of `values` in `parts` equal parts, in NumPy."""
     sums: NDArray[np.float32] = values.reshape(-1, width)[rows.astype(np.int64)].reshape(parts, -1).sum(axis=1)
     return sums

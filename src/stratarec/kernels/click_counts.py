@@ -1,9 +1,9 @@
-"""Features of an item shown at a click: counts of earlier clicks in sliding windows.
+"""Features of an item that is shown at a click: counts of earlier clicks in sliding windows.
 
-Memory holds the clicks of the longest window, 40 bytes each, those of the shorter ones, a table of counts, and the time
-of each item's first click. Counts are in open-addressing tables of 64-bit keys: a key of 0 marks an empty slot, so
-every key has its lowest bit set. Users, sessions, items and contexts are well-mixed 64-bit hashes; two of them then
-share a key with a probability of 2^-63.
+In memory are: the clicks of the longest window (40 bytes each), the clicks of the shorter windows, a table of counts,
+and the time of each item's first click. Counts are in open-addressing tables of 64-bit keys. The key 0 marks an empty
+slot, so the lowest bit of every key is set. Users, sessions, items and contexts are well-mixed 64-bit hashes; two of
+them share a key with a probability of 2^-63.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _SMALLEST = 1 << 12
 
 
 class Lookback:
-    """Counts over a log of clicks that is passed piece by piece.
+    """Sliding-window counts over a log of clicks, which is passed piece by piece.
 
     Parameters
     ----------
     recent, window, memory : int
         Lengths of the windows, from the shortest to the longest, in the unit of the times.
     second : int
-        A second in the unit of the times.
+        Length of a second in the unit of the times.
     contexts : int
         C, number of columns that describe the context of a click.
     """
@@ -58,41 +58,46 @@ class Lookback:
 
     @property
     def reach(self) -> int:
-        """Time before a click within which other clicks determine its counts, apart from items' first clicks.
+        """How long before a click other clicks can affect its counts: `memory` + `window`.
 
-        A click within `memory` counts under keys that depend on the clicks within `window` before it.
+        The first clicks of items are not limited by it. Counted clicks are at most `memory` earlier. What each of them
+        is counted as, such as a move from the user's previous item, depends on clicks up to `window` before it.
         """
         return self._spans.memory + self._spans.window
 
     def firsts(self) -> tuple[Hashes, NDArray[np.int64]]:
-        """Return the hash of each clicked item, and the time of its first click."""
+        """Return the hash of each clicked item and the time of the item's first click."""
         used = np.flatnonzero(self._first[0])
         return self._first[0][used], self._first[1][used]
 
     def set_firsts(self, items: Hashes, times: NDArray[np.int64]) -> None:
-        """Set the items' first clicks from another log, before anything is counted; hashes are distinct."""
+        """Set the first clicks of items from another log; hashes are distinct. Nothing may be counted yet."""
         size = _size(len(items))
         self._first = np.zeros(size, np.uint64), np.zeros(size, np.int64)
         _move_first(items | np.uint64(1), times, *self._first)
 
     def features(self, clicks: Clicks, shown: Hashes) -> NDArray[np.float32]:
-        """Count `clicks`, which are later than all before, and return the features of the items shown at each.
+        """Count `clicks`, which are later than all clicks before; return the features of the items shown at each click.
 
         Parameters
         ----------
         shown : ndarray
-            ``[N, K]`` items; 0 where there is none.
+            ``[N, K]`` hashes of items; 0 where no item is shown.
 
         Returns
         -------
         ndarray
-            ``[N, K, 11 + C]`` float32 in the order of `FEATURES`, from clicks strictly before each click: clicks of the
-            item within `window` and within `recent`; seconds since its first click (NaN before it); clicks of the item
-            within `memory`, by anyone and by the user; moves from the user's previous item to this one and back (a move
-            is two clicks of a user in a row, at most `window` apart); clicks of the previous item; clicks of the
-            session; seconds since the user's previous click (NaN without one); and within `window` clicks of the item
-            at the same place in a session (first, second, later), then in the same context, for each context (NaN where
-            that is missing).
+            ``[N, K, 11 + C]`` float32 in the order of `FEATURES`, computed from clicks strictly before each click:
+
+            - clicks of the item within `window` and within `recent` - seconds since the item's first click (NaN if
+              there is none) - clicks of the item within `memory`, by anyone and by the user - moves from the user's
+              previous item to this one, and moves back (a move is two consecutive clicks of a user, at
+              most `window` apart)
+            - clicks of the user's previous item
+            - clicks of the session
+            - seconds since the user's previous click (NaN if there is none within `memory`)
+            - clicks of the item within `window` at the same place in a session (first, second, later)
+            - for each context, clicks of the item within `window` in the same context (NaN if the context is missing)
         """
         count = len(clicks.times)
         self._make_room(count, int(clicks.times[0]) if count else 0)
@@ -104,8 +109,9 @@ class Lookback:
         return out
 
     def _make_room(self, clicks: int, now: int) -> None:
-        """Resize the tables such that live entries and those that `clicks` clicks may add fill at most half of them."""
-        # Rebuilt at every call: keys with a count of 0 stay until then, as emptying their slots would cut chains.
+        """Resize the tables so that they are at most half full after `clicks` more clicks."""
+        # Rebuilt at every call. Until then, keys with a count of 0 stay, because emptying their slots would break the
+        # chains.
         entries = LONG_KEYS + SHORT_KEYS + 1 + self._contexts
         size = _size(int(np.count_nonzero(self._counts)) + clicks * entries)
         keys, counts = np.zeros(size, np.uint64), np.zeros(size, np.int32)
@@ -127,7 +133,7 @@ def _queue(width: int) -> Queue:
 
 
 def _extend(queue: Queue, times: NDArray[np.int64]) -> Queue:
-    """Return a queue with room for more clicks at its end."""
+    """Return a copy of the queue with room for clicks at `times` at its end."""
     room = np.zeros((len(times), queue.keys.shape[1]), dtype=np.uint64)
     return Queue(np.concatenate([queue.times, times]), np.concatenate([queue.keys, room]), len(queue.times))
 
@@ -138,7 +144,7 @@ def _drop(queue: Queue, count: int) -> Queue:
 
 
 def _last_table(size: int) -> tuple[Hashes, Hashes, NDArray[np.int64]]:
-    """Return an empty table of users, their last items and the times."""
+    """Return an empty table of users, with the item and the time of each user's last click."""
     return np.zeros(size, np.uint64), np.zeros(size, np.uint64), np.full(size, np.iinfo(np.int64).min // 2)
 
 
@@ -148,7 +154,7 @@ def _size(entries: int) -> int:
 
 U = np.uint64
 ITEM, USER_ITEM, MOVE, SESSION, STEP, NEAR, FRESH, CONTEXT = (U(n) for n in range(1, 9))
-# Number of keys under which a click counts within `memory`, and within `window` in addition to one for each context.
+# Number of keys that a click adds to the counts of `memory`, and to those of `window` in addition to one per context.
 LONG_KEYS, SHORT_KEYS = 4, 2
 LAST_STEP = 2
 # Feature columns that do not depend on the number of contexts.
@@ -166,7 +172,7 @@ class Clicks(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """Open-addressing tables: counts; users with item and time of their last click; items with their first click."""
+    """Open-addressing tables: counts; users with item and time of the last click; items with time of first click."""
 
     keys: NDArray[np.uint64]
     counts: NDArray[np.int32]
@@ -178,7 +184,7 @@ class Tables(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """Clicks that are still counted, oldest first, their keys, and the place of the first new click."""
+    """Clicks that are still counted, oldest first: their times, their keys, and the position of the first new click."""
 
     times: NDArray[np.int64]
     keys: NDArray[np.uint64]
@@ -201,7 +207,7 @@ def _pair(kind, one, other):
 
 @njit(nogil=True, cache=True)
 def _slot(keys, key):
-    """Return the slot of `key`, or the empty slot where it belongs."""
+    """Return the slot of `key`; if the key is not in the table, the empty slot for it."""
     mask = U(len(keys) - 1)
     place = (key >> U(1)) & mask
     while keys[place] != U(0) and keys[place] != key:
@@ -223,7 +229,7 @@ def _get(keys, counts, key):
 
 @njit(nogil=True, cache=True)
 def _expire(queue, low, end, oldest, keys, counts):
-    """Subtract the clicks before `oldest` from the counts; return the first click that stays."""
+    """Subtract the clicks before `oldest` from the counts; return the position of the first click that remains."""
     while low < end and queue.times[low] < oldest:
         for key in queue.keys[low]:
             if key:
@@ -234,7 +240,7 @@ def _expire(queue, low, end, oldest, keys, counts):
 
 @njit(nogil=True, cache=True)
 def _move_counts(keys, counts, new_keys, new_counts):
-    """Insert the live entries of one table into an empty one."""
+    """Insert the keys with a count above 0 into an empty table."""
     for old in range(len(keys)):
         if keys[old] != U(0) and counts[old]:
             place = _slot(new_keys, keys[old])
@@ -267,8 +273,8 @@ def _move_first(keys, times, new_keys, new_times):
 def _scan(clicks, shown, spans, fresh, short, long, tables, out):
     """Count clicks in order of time, and read the counts of the items shown at each click.
 
-    New clicks n take the places ``start + n`` of the queues, whose times are already set. ``out[n, k]`` is filled for
-    every ``shown[n, k]`` that is not 0. A context of 0 is missing. Return the number of expired clicks of each queue.
+    New click n takes position ``start + n`` of each queue, whose times are already set. ``out[n, k]`` is filled
+    wherever ``shown[n, k]`` is not 0. A context of 0 is missing. Returns the number of expired clicks of each queue.
     """
     times, users, sessions, items, contexts = clicks
     keys, counts, last_keys, last_items, last_times, first_keys, first_times = tables
@@ -276,8 +282,8 @@ def _scan(clicks, shown, spans, fresh, short, long, tables, out):
     fresh_low, short_low, long_low, high = 0, 0, 0, 0
     missing = np.float32(np.nan)
     for n in range(rounds + 1):
-        # The last round counts the clicks that no later one of this call has counted.
-        # Strictly before: a click must not count for the items shown with it.
+        # The last round only counts the clicks that no later click of this call has counted. Clicks are counted if they
+        # are strictly before: a click must not count for the items shown with it.
         while high < rounds and (n == rounds or times[high] < times[n]):
             user, item, now = users[high], items[high], times[high]
             long_low = _expire(long, long_low, long.start + high, now - spans.memory, keys, counts)
@@ -358,7 +364,7 @@ class Click:
 def reference_features(
     log: Sequence[Click], at: Click, item: int, *, recent: int, window: int, memory: int, second: int
 ) -> list[float]:
-    """Compute the features of `item` shown at the click `at` by looking at every click; `log` is in order of time."""
+    """Compute the features of `item` when it is shown at the click `at`, from all clicks of `log`, in order of time."""
     past = [click for click in log if click.time < at.time]
     fresh = [click for click in past if click.time >= at.time - recent]
     born = next((click.time for click in past if click.item == item), None)
@@ -397,7 +403,7 @@ def _previous(log: Sequence[Click], click: Click) -> Click | None:
 
 
 def _step(log: Sequence[Click], click: Click, memory: int) -> int:
-    """Return the number of earlier clicks of its session in the log, up to 2."""
+    """Return the number of earlier clicks of the click's session in the log, at most 2."""
     place = next(place for place, other in enumerate(log) if other is click)
     earlier = [other for other in log[:place] if other.session == click.session]
     return min(sum(other.time >= click.time - memory for other in earlier), 2)

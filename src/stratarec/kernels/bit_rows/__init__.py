@@ -1,7 +1,7 @@
 """Rows of bytes in addressable memory, with one bit per row: gather, scatter, test and set.
 
-Shapes: `array` is ``[R, W]`` uint8, `bits` ``[ceil(R / 8)]`` uint8 (bit ``r & 7`` of byte ``r >> 3``), `rows` ``[n]``
-int64 within 0..R-1 and distinct, `records` ``[n, W]`` uint8. Callers check them.
+Shapes: `array` is ``[R, W]`` uint8, `bits` is ``[ceil(R / 8)]`` uint8 (row r has bit ``r & 7`` of byte ``r >> 3``),
+`rows` is ``[n]`` int64, distinct and within 0..R-1, `records` is ``[n, W]`` uint8. The functions do not check this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SERIAL_BYTES = 4 << 20
 
 
 def test_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return ``[n]`` bool, the bit of each row."""
+    """Return the bit of each row, ``[n]`` bool."""
     is_set = np.empty(len(rows), np.bool_)
     cpu.test_bits(bits, rows, is_set)
     return is_set
@@ -31,7 +31,7 @@ def set_bits(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> None:
 
 
 def gather(array: NDArray[np.uint8], rows: NDArray[np.int64], mask: NDArray[np.bool_], out: NDArray[np.uint8]) -> None:
-    """Set ``out[i] = array[rows[i]]`` where ``mask[i]``; nothing else is read or written."""
+    """Set ``out[i] = array[rows[i]]`` where ``mask[i]`` is true; other rows are neither read nor written."""
     arguments = array.reshape(-1), rows, mask, out.reshape(-1), array.shape[1]
     if out.nbytes < _SERIAL_BYTES:
         cpu.gather_part(*arguments, 0, len(rows))

@@ -1,6 +1,6 @@
 """Numba kernels for rows in addressable memory.
 
-Two rows may share a byte of a bitmap, so bits are set by one thread; copies use all threads.
+Two rows may share a byte of a bitmap, so one thread sets all bits; copies use all threads.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
 A block is `block_words` 64-bit words (a multiple of 4 KiB) of one segment file::
 
-    | checksum: 8 bytes | row + 1 of each cell (4 or 8 bytes) | records | zeros |
+    | checksum: 8 bytes | tag of each cell: 4 or 8 bytes | records | zeros |
 
-The tag 0 is an empty cell. The checksum covers every byte after it and, through its seed, the segment's number and the
-block's place, so a block in the wrong place counts as damaged, too. Cells are numbered across all segments:
-cell ``(slot * segment_blocks + block) * per_block + k``, and a *location* is the cell's number plus one, 0 for none.
+A *cell* is the place of one record. Its tag is the record's row + 1, or 0 if the cell is empty. The checksum covers
+every byte after it. It also depends on the number of the segment and of the block, so a block that is stored in a wrong
+place counts as damaged. Cells are numbered across all segments: cell
+``(slot * segment_blocks + block) * per_block + k``. A *location* is the number of a cell + 1, or 0 for none.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ CHECKSUM_BYTES = 8
 
 
 class Shape(NamedTuple):
-    """Sizes of a layout that kernels use."""
+    """Sizes of blocks and segments, for kernels."""
 
     block_words: int
     per_block: int
@@ -31,11 +32,13 @@ class Shape(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """The next blocks of an open segment."""
+    """The blocks of an open segment that are filled next."""
 
     state: NDArray[np.int64]
-    """``[4]``, in cells: number of the segment's first cell; then, counted from it, the first cell of the buffer, the
-    next cell to fill and the end of the buffer (`cpu.BASE`, `FIRST`, `NEXT`, `LIMIT`)."""
+    """``[4]`` cells: first cell of the segment; then first cell of the buffer, next cell to fill and end of the buffer.
+
+    The last three are counted from the first cell of the segment (`cpu.BASE`, `FIRST`, `NEXT`, `LIMIT`).
+    """
     tags: NDArray[np.uint32]
     """The blocks as 32-bit words."""
     data: NDArray[np.uint8]
@@ -43,51 +46,51 @@ class Buffer(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Locations of records, updated when records move."""
+    """Locations of records; kernels update them when a record moves."""
 
     locations: NDArray[np.unsignedinteger[Any]]
-    """``[R]``."""
+    """``[R]`` location of each row's record."""
     changed: NDArray[np.uint8]
-    """A bit per row."""
+    """One bit per row, set when its location changes."""
     live: NDArray[np.int64]
-    """Live cells of each segment."""
+    """Number of live cells of each segment."""
 
 
 class ReadRequest(NamedTuple):
     """Records to read, and the open files that contain them."""
 
     descriptors: NDArray[np.int32]
-    """File of each segment."""
+    """Open file of each segment."""
     sequences: NDArray[np.uint64]
     """Sequence number of each segment."""
     cells: NDArray[np.int64]
-    """``[m]``, ascending."""
+    """``[m]`` numbers of the cells to read, ascending."""
     entries: NDArray[np.int64]
     """``[m]``: index of each cell in `rows` and `out`."""
     rows: NDArray[np.int64]
     out: NDArray[np.uint8]
-    """Flat: one record per row."""
+    """Flat bytes, one record per entry of `rows`."""
 
 
 class ReadBuffers(NamedTuple):
-    """Buffers of the reads in flight: one entry, or one part, for each."""
+    """Buffers of the reads in flight; each read has one entry, or one equal part, of every array."""
 
     spans: NDArray[np.int64]
-    """``[depth, 4]``: extent of each read (`reads.FIRST`, `LAST`, `BEGIN`, `BLOCKS`)."""
+    """``[depth, 4]``: cells and blocks of each read (`reads.FIRST`, `LAST`, `BEGIN`, `BLOCKS`)."""
     requests: NDArray[np.uint64]
     addresses: NDArray[np.int64]
     events: NDArray[np.int64]
     words: NDArray[np.uint64]
-    """Targets of the reads, page-aligned as direct reads require."""
+    """Memory that the reads write to, page-aligned as direct reads require."""
     tags: NDArray[np.uint32]
     data: NDArray[np.uint8]
 
 
 def as_bytes(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """Return the same memory as bytes."""
+    """View 64-bit words as bytes."""
     return words.view(np.uint8)
 
 
 def as_tags(words: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """Return the same memory as 32-bit words."""
+    """View 64-bit words as 32-bit words."""
     return words.view(np.uint32)

@@ -1,8 +1,8 @@
 """Linux's asynchronous I/O from compiled code: many reads in flight, and one thread that waits for all of them.
 
-The calls go through libc's `syscall`, so compiled code submits and collects without the interpreter lock; a pool of
-threads would take it twice per thread and read. On systems without these calls the context is 0 and no request is
-accepted: the caller reads synchronously.
+Compiled code calls libc's `syscall`, so it submits and collects reads without the interpreter lock. A pool of threads
+would take the lock twice per read. Where the system has no such calls, the context is 0 and no request is accepted;
+the caller then reads synchronously.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numba import njit, types
 REQUEST_WORDS, EVENT_WORDS = 8, 4
 U = np.uint64
 
-# Random reads of 4 KiB: 32 threads gave 60 to 83 thousand a second at 8 to 10 us of processor time each, one thread
-# with 128 reads in flight 56 to 92 thousand at 3.2 to 5.
+# Random reads of 4 KiB: 32 threads read 60 to 83 thousand a second, at 8 to 10 us of processor time each; one thread
+# with 128 reads in flight read 56 to 92 thousand, at 3.2 to 5 us each.
 _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 _SETUP, _DESTROY, _GETEVENTS, _SUBMIT = _NUMBERS.get(platform.machine(), (0, 0, 0, 0))
 _AVAILABLE = sys.platform == "linux" and platform.machine() in _NUMBERS
@@ -38,14 +38,17 @@ def open_context(depth: int) -> int:
 
 
 def close_context(context: int) -> None:
-    """Release a context."""
+    """Release the context, if it is not 0."""
     if context:
         ctypes.CDLL(None).syscall(_DESTROY, ctypes.c_ulong(context))
 
 
 @njit(nogil=True, cache=True)
 def prepare(requests, number, descriptor, address, size, offset):
-    """Fill request `number` of `requests` (`REQUEST_WORDS` words each, a ``struct iocb``) and return its address."""
+    """Fill request `number` of `requests` and return the address of the request.
+
+    A request is a ``struct iocb`` of `REQUEST_WORDS` words.
+    """
     first = U(number * REQUEST_WORDS)
     requests[first] = U(number)
     requests[first + U(1)] = U(0)
@@ -60,7 +63,7 @@ def prepare(requests, number, descriptor, address, size, offset):
 
 @njit(nogil=True, cache=True)
 def submit(context, addresses, count):
-    """Submit the first `count` requests; return the number accepted."""
+    """Submit the first `count` requests; return the number that the system accepted."""
     done = 0
     while context != 0 and done < count:
         got = _syscall(_SUBMIT, context, count - done, np.int64(addresses.ctypes.data) + done * 8, 0, 0)
@@ -73,7 +76,11 @@ def submit(context, addresses, count):
 
 @njit(nogil=True, cache=True)
 def collect(context, events, least):
-    """Wait for `least` requests; return how many ended: ``events[4 i]`` is a request, ``events[4 i + 2]`` its bytes."""
+    """Wait until at least `least` requests are done; return the number n of completed requests.
+
+    For i < n, ``events[EVENT_WORDS * i]`` is the number of a request and ``events[EVENT_WORDS * i + 2]`` its result:
+    the bytes that it read, or a negative error code.
+    """
     got = 0
     while got <= 0:
         # Fails only if a signal arrives first.

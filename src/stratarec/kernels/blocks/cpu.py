@@ -1,7 +1,8 @@
-"""Numba kernels of checksummed blocks; `shape` is `Shape`, `state` is `Buffer.state`.
+"""Numba kernels of checksummed blocks; `shape` is a `Shape`, `state` is `Buffer.state`.
 
-The checksum is a sum of bijections of the words, each combined with its place. A change of one word changes exactly one
-term and therefore always the sum. The loop is vectorized and takes about 0.3 us for 4 KiB.
+To compute the checksum, each word is combined with its position in the block and mapped by a bijection; the results are
+added. A change of one word changes exactly one term, and therefore always the sum. The loop is vectorized and takes
+about 0.3 us for 4 KiB.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ U = np.uint64
 BASE, FIRST, NEXT, LIMIT = 0, 1, 2, 3
 HEADER = 8
 ALIGNMENT = 4096
-# Consecutive reads without new bytes before a block counts as unreadable.
+# Number of reads in a row without new bytes, after which a block counts as unreadable.
 TRIES = 8
 
 # A symbol, not a ctypes pointer: machine code that holds an address cannot be cached.
@@ -28,11 +29,14 @@ pread = types.ExternalFunction("pread", types.int64(types.int32, types.uint64, t
 
 @njit(nogil=True, cache=True)
 def checksum(words, first, count, sequence, block):
-    """Return the checksum of the block of `count` words at ``words[first]``, which is stored in that word."""
+    """Return the checksum of the block of `count` words that starts at ``words[first]``.
+
+    The first word is where the checksum is stored, so it is not part of the sum.
+    """
     total = U(0)
     start = U(first)
-    # A sum of independent products vectorizes; a chained hash would wait for each word. The place of a word is part of
-    # its term, so swapped words are detected.
+    # A sum of independent products vectorizes; a chained hash would wait for each word. The position of a word is part
+    # of its term, so that swapped words are detected.
     for i in range(U(1), U(count)):
         term = (words[start + i] ^ (i * U(0x9E3779B97F4A7C15))) * U(0xBF58476D1CE4E5B9)
         total += (term ^ (term >> U(32))) * U(0x94D049BB133111EB)
@@ -41,7 +45,7 @@ def checksum(words, first, count, sequence, block):
 
 @njit(nogil=True, cache=True)
 def seal(words, shape, blocks, sequence, first_block):
-    """Store the checksums of the first `blocks` blocks in `words`."""
+    """Compute and store the checksum of each of the first `blocks` blocks in `words`."""
     for b in range(blocks):
         first = b * shape.block_words
         words[first] = checksum(words, first, shape.block_words, sequence, first_block + b)
@@ -49,7 +53,7 @@ def seal(words, shape, blocks, sequence, first_block):
 
 @njit(nogil=True, cache=True)
 def first_damaged(words, shape, blocks, sequence, first_block):
-    """Return the first of `blocks` blocks in `words` whose checksum is wrong, or -1."""
+    """Return the index of the first of `blocks` blocks in `words` whose checksum is wrong, or -1 if all are intact."""
     for b in range(blocks):
         first = b * shape.block_words
         if words[first] != checksum(words, first, shape.block_words, sequence, first_block + b):
@@ -59,7 +63,7 @@ def first_damaged(words, shape, blocks, sequence, first_block):
 
 @njit(nogil=True, cache=True, inline="always")
 def record_place(shape, block, k):
-    """Return the offset in bytes of record `k` of the `block`-th block in memory."""
+    """Return the byte offset of record `k` of block number `block` in memory."""
     return block * shape.block_words * 8 + HEADER + shape.per_block * shape.tag_words * 4 + k * shape.record_bytes
 
 
@@ -91,9 +95,9 @@ def put(buffer, shape, row, source, start):
 
 @njit(nogil=True, cache=True)
 def append(rows, records, begin, index, buffer, shape):
-    """Write records of rows[begin:] into the buffer until it is full; return the index of the first row left out.
+    """Copy the records of rows[begin:] into the buffer; return the index of the first row that did not fit.
 
-    A row whose record is already in this buffer is overwritten in place, which takes no file space.
+    If the buffer already contains a record of the row, the new record overwrites it and takes no more file space.
     """
     locations, changed, live = index
     state, _, data = buffer
@@ -110,7 +114,7 @@ def append(rows, records, begin, index, buffer, shape):
             continue
         if state[NEXT] == state[LIMIT]:
             return i
-        # The old record is dead; only compaction empties its segment.
+        # The old record is dead. Its space becomes free only when compaction empties its segment.
         if cell >= 0:
             live[cell // per_segment] -= 1
         locations[U(row)] = put(buffer, shape, row, records, i * shape.record_bytes)
@@ -122,7 +126,7 @@ def append(rows, records, begin, index, buffer, shape):
 
 @njit(nogil=True, cache=True)
 def relocate(source_tags, source, first_cell, begin, cells, index, buffer, shape):
-    """Move the live records of `cells` cells in memory into the buffer; return the index of the first cell left out.
+    """Move the live records of `cells` cells in memory into the buffer; return the first cell that did not fit.
 
     `source` contains complete blocks, whose first cell has number `first_cell`. A record is live if the location of its
     row is this cell.
@@ -137,7 +141,8 @@ def relocate(source_tags, source, first_cell, begin, cells, index, buffer, shape
         if tag == U(0):
             continue
         row = tag - U(1)
-        # Superseded, perhaps while its block was read: the caller holds the lock from here to the new location.
+        # Skip a record that is outdated, perhaps since its block was read. The caller holds the lock until the record
+        # has its new location.
         if U(locations[row]) != U(first_cell + i + 1):
             continue
         if state[NEXT] == state[LIMIT]:
@@ -151,7 +156,7 @@ def relocate(source_tags, source, first_cell, begin, cells, index, buffer, shape
 
 @njit(nogil=True, cache=True, inline="always")
 def from_buffer(cell, buffer, shape, out, place):
-    """Copy the record of `cell` from a buffer and return True if it is there, else return False."""
+    """If the record of `cell` is in the buffer, copy it to `out` and return True; otherwise return False."""
     state, _, data = buffer
     inside = cell - state[BASE] - state[FIRST]
     if inside < 0 or inside >= state[NEXT] - state[FIRST]:
@@ -164,7 +169,10 @@ def from_buffer(cell, buffer, shape, out, place):
 
 @njit(nogil=True, cache=True)
 def find(rows, locations, front, back, shape, out, written, cells, entries):
-    """Copy the records that are in the two buffers; list cells and indices of the others and return their number."""
+    """Copy the records that are in one of the two buffers; list the cells and entries of all others.
+
+    `written` tells for each row whether it has a record. Returns the number of cells listed.
+    """
     count = 0
     for i in range(len(rows)):
         prefetch(locations, rows[min(i + AHEAD, len(rows) - 1)])
@@ -184,16 +192,17 @@ def find(rows, locations, front, back, shape, out, written, cells, entries):
 
 @njit(nogil=True, cache=True)
 def read_on(descriptor, address, size, offset, got):
-    """Continue a read of `size` bytes at `offset`, of which `got` arrived (below 0: an error); return the bytes read.
+    """Continue a read of `size` bytes of which `got` arrived (negative: an error); return the number of bytes read.
 
-    A signal, a network or a busy device may shorten a read, which is no damage. Reads begin at aligned offsets.
+    A signal, a network or a busy device may cut a read short, which does not mean damage. Reads begin at aligned
+    offsets.
     """
     got, tries = max(np.int64(got), np.int64(0)), TRIES
     while got < size and tries > 0:
-        # Direct reads begin at blocks of the device, so a partial block is read again.
+        # Direct reads begin at blocks of the device, so a block that was read in part is read again.
         done = got // ALIGNMENT * ALIGNMENT
         more = pread(np.int32(descriptor), U(address + done), U(size - done), offset + done)
-        # The end of the file: the file was truncated.
+        # No more bytes: the file was truncated.
         if more == 0:
             break
         if done + more > got:
@@ -205,7 +214,10 @@ def read_on(descriptor, address, size, offset, got):
 
 @njit(nogil=True, cache=True)
 def read_checked(descriptor, sequence, first, blocks, words, shape):
-    """Read `blocks` blocks from `first` on into `words` (aligned) and verify them; return -1, or a failed block."""
+    """Read `blocks` blocks of a segment, from block `first` on, into `words` (aligned) and verify them.
+
+    Returns -1, or the index of a failed block in `words`.
+    """
     block_bytes = shape.block_words * 8
     got = read_on(descriptor, words.ctypes.data, blocks * block_bytes, first * block_bytes, 0)
     complete = max(got, 0) // block_bytes
@@ -217,7 +229,7 @@ def read_checked(descriptor, sequence, first, blocks, words, shape):
 
 @njit(nogil=True, cache=True)
 def verify_segment(descriptor, sequence, first, last, scratch, shape):
-    """Read blocks [first, last) of a segment and verify them; return -1, or the block that failed."""
+    """Read and verify blocks [first, last) of a segment; return -1, or the number of a failed block."""
     most = len(scratch) // shape.block_words
     while first < last:
         count = min(most, last - first)
@@ -230,7 +242,10 @@ def verify_segment(descriptor, sequence, first, last, scratch, shape):
 
 @njit(nogil=True, cache=True)
 def count_live(locations, live, blocks, shape):
-    """Count the live cells of each slot into `live`; return -1, or the first row whose cell is in no written block."""
+    """Count the live cells of each segment into `live`.
+
+    Returns -1, or the first row whose location is not in a block that was written.
+    """
     per_segment = U(shape.per_block * shape.segment_blocks)
     per_block = U(shape.per_block)
     for row in range(len(locations)):

@@ -1,4 +1,4 @@
-"""Reading the records of many cells at once."""
+"""Read the records of many cells with few, concurrent reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST, LAST, BEGIN, BLOCKS = 0, 1, 2, 3
 
 @njit(nogil=True, cache=True)
 def run_of(cells, first, most, shape, span):
-    """Set `span` to the cells from `first` on that are in up to `most` neighbouring blocks of one segment."""
+    """Set `span` to one read: the cells from `first` on that are in up to `most` neighbouring blocks of one segment."""
     begin = cells[first] // shape.per_block
     slot = begin // shape.segment_blocks
     stop, last = begin + 1, first + 1
@@ -31,7 +31,7 @@ def run_of(cells, first, most, shape, span):
 
 @njit(nogil=True, cache=True)
 def file_place(span, shape):
-    """Return the segment's slot, and the offset in its file at which the span begins."""
+    """Return the slot of the span's segment, and the offset in the segment's file at which the span begins."""
     slot = span[BEGIN] // shape.segment_blocks
     return slot, (span[BEGIN] - slot * shape.segment_blocks) * shape.block_words * 8
 
@@ -40,7 +40,7 @@ def file_place(span, shape):
 def take_records(number, got, request, buffers, shape):
     """Verify the blocks of read `number`, of which `got` bytes arrived, and copy their records to `request.out`.
 
-    Returns -1, or the block that failed.
+    Returns -1, or the number of a failed block.
     """
     span, offset = buffers.spans[number], number * (len(buffers.words) // len(buffers.spans))
     begin, blocks = span[BEGIN], span[BLOCKS]
@@ -58,7 +58,7 @@ def take_records(number, got, request, buffers, shape):
         block = first_block + local // shape.per_block
         k = local % shape.per_block
         entry = request.entries[i]
-        # An intact block may still be a different one than expected, if the location is damaged.
+        # A damaged location may point to an intact block with another row's record.
         if tag_of(buffers.tags, shape, block, k) != U(request.rows[entry] + 1):
             return request.cells[i] // shape.per_block
         start = U(record_place(shape, block, k))
@@ -68,7 +68,10 @@ def take_records(number, got, request, buffers, shape):
 
 @njit(nogil=True, cache=True)
 def finish_read(number, got, request, buffers, shape):
-    """Complete read `number` synchronously and copy its records; return -1, or the block that failed."""
+    """If read `number` is incomplete, finish it synchronously; verify its blocks and copy their records.
+
+    Returns -1, or the number of a failed block.
+    """
     span = buffers.spans[number]
     slot, offset = file_place(span, shape)
     size = span[BLOCKS] * shape.block_words * 8
@@ -80,16 +83,16 @@ def finish_read(number, got, request, buffers, shape):
 
 @njit(nogil=True, cache=True)
 def read_cells(context, request, buffers, shape):
-    """Read the records in `request.cells` into their entries of `out`; return -1, or a block that failed.
+    """Read the records of `request.cells` and copy each to its entry of `request.out`; return -1, or a failed block.
 
     Each block is read once, neighbouring blocks with one read. Reads that the context does not accept are synchronous.
     """
     depth, size = len(buffers.spans), len(buffers.words) // len(buffers.spans)
     cells, most = request.cells, size // shape.block_words
-    # Reads from `waiting` on are free; the others are in flight.
+    # `free[waiting:]` are the numbers of unused reads; the other reads are in flight.
     free = np.arange(depth)
     first, waiting, bad = 0, 0, np.int64(-1)
-    # After a failure no read is started, but reads in flight are awaited, because they write into these buffers.
+    # After a failure no read is started. Reads in flight are still awaited, because they write into these buffers.
     while waiting > 0 or (first < len(cells) and bad < 0):
         count = 0
         while first < len(cells) and bad < 0 and count < depth - waiting:
@@ -107,7 +110,7 @@ def read_cells(context, request, buffers, shape):
             bad = max(bad, finish_read(free[i], 0, request, buffers, shape))
         waiting += accepted
         if waiting > 0:
-            # A quarter at a time: fewer calls than one by one, and the device is never idle.
+            # Wait for a quarter of the reads: that takes fewer calls than one at a time, and the device is never idle.
             done = collect(context, buffers.events, max(waiting // 4, 1))
             for i in range(done):
                 number = buffers.events[i * EVENT_WORDS]

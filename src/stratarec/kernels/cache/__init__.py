@@ -28,24 +28,24 @@ POLICIES = {"lru": cpu.LRU, "lfu": cpu.LFU, "rank": cpu.RANK}
 
 @dataclass(frozen=True)
 class HotSlots:
-    """Rows of each table with permanent slots, after the slots of all caches; arrays have one entry per table."""
+    """Rows with permanent slots. These slots follow the slots of all caches; arrays have one entry per table."""
 
     rows: Ints
-    """Number of hot first rows."""
+    """Number of hot rows; they are the first rows of the table."""
     start: Ints
-    """``[T + 1]`` first slot of each table's hot rows, which are stored in order."""
+    """``[T + 1]`` first slot of each table's hot rows, whose slots are in the order of the rows."""
 
     @classmethod
     def of(cls, rows: Ints, slots: int) -> HotSlots:
-        """Return the hot slots of the first `rows` of each table, after `slots` other slots."""
+        """Return the hot slots of the first `rows` of each table; they follow `slots` other slots."""
         return cls(rows=rows, start=np.concatenate([[0], np.cumsum(rows)]).astype(np.int64) + slots)
 
     def locate(self, tables: NDArray[np.int32], ids: Ints) -> Ints:
-        """Return the slot of each (table, id), or -1 if it is not hot."""
+        """Return the slot of each (table, id), or -1 if the row is not hot."""
         return np.where(ids < self.rows[tables], self.start[tables] + ids, -1)
 
     def rows_in(self, slots: Ints) -> tuple[Ints, Ints]:
-        """Return table and id of the row in each hot slot."""
+        """Return the table and the id of the row in each hot slot."""
         tables = np.searchsorted(self.start, slots, side="right") - 1
         return tables, slots - self.start[tables]
 
@@ -57,34 +57,34 @@ class CacheLayout:
     ways: int
     policy: str
     rows: Ints
-    """Number of rows of the table."""
+    """Number of rows."""
     first_row: Ints
     """First row of the table in the group's store."""
     slot_start: Ints
-    """``[T + 1]``."""
+    """``[T + 1]`` first slot."""
     sets: Ints
     overflow_sets: Ints
-    """Sets of the overflow area, which follows the cache sets."""
+    """Number of sets in the overflow area, which follows the cache sets."""
     noise: RowNoise
-    """Keys of initial weights and rounding noise."""
+    """Key of each table's noise, which sets initial weights and stochastic rounding."""
     bound: NDArray[np.float32]
-    """Initial weights are uniform in +-bound."""
+    """Initial weights are uniform in [-bound, bound]."""
     hot: HotSlots | None = None
-    """Rows with permanent slots; by default none."""
+    """Rows with permanent slots; None for none."""
 
     @property
     def slots(self) -> int:
-        """S, without the slots of hot rows."""
+        """S, the number of slots without those of hot rows."""
         return int(self.slot_start[-1])
 
     @cached_property
     def hot_slots(self) -> HotSlots:
-        """`hot`, or an object without hot rows."""
+        """The `hot` slots, or an object without hot rows if `hot` is None."""
         return self.hot or HotSlots.of(np.zeros(len(self.rows), dtype=np.int64), self.slots)
 
     @cached_property
     def places(self) -> tuple[Any, ...]:
-        """Arguments of `cpu.Places`."""
+        """Fields of `cpu.Places`."""
         hot = self.hot_slots
         return (
             self.rows, hot.rows, hot.start[:-1] - self.slot_start[:-1], self.slot_start, self.sets,
@@ -96,9 +96,9 @@ class CacheLayout:
 class CacheState:
     """Contents of the slots. `counts` has one entry unless the policy counts uses.
 
-    The stamp of a slot is that of the last batch that used or emptied it: a slot that was not stamped since a
-    checkpoint is unchanged. Arrays have `lanes.PADDING` entries after the last slot, which searches read; lookups of
-    missing rows touch the last entry.
+    A slot's stamp is the number of the last batch that used or emptied the slot. So a slot that was not stamped since a
+    checkpoint is unchanged. Arrays have `lanes.PADDING` entries after the last slot: searches read beyond the last
+    slot, and lookups of missing rows stamp the last entry.
     """
 
     tags: NDArray[np.int32]
@@ -109,7 +109,7 @@ class CacheState:
 
     @classmethod
     def empty(cls, layout: CacheLayout) -> CacheState:
-        """Return the state with all slots free; a stamp of -1 is older than any batch."""
+        """Return a state in which all slots are free; their stamp -1 is older than any batch."""
         tags, stamps = (allocate(layout.slots + PADDING).view(np.int32) for _ in range(2))
         stamps.fill(-1)
         return cls(
@@ -126,7 +126,10 @@ class CacheState:
 
 @dataclass(frozen=True, kw_only=True)
 class Moves:
-    """Rows to move between level 0 and the store, tables in order: row in the group, slot, table, noise key."""
+    """Rows to move between level 0 and the store; each move has a row of the group, a slot, a table and a noise key.
+
+    Released rows come first; otherwise moves are ordered by table.
+    """
 
     rows: Ints
     slots: Ints
@@ -144,13 +147,16 @@ class Staging:
     Parameters
     ----------
     rows_in, victims, released : ndarray
-        ``[T]`` number of rows to fetch, of rows evicted for them, and of rows removed from the overflow area.
+        ``[T]`` number of rows to fetch, of rows evicted to make room for them, and of rows removed from the overflow
+        area.
     stuck : ndarray
-        ``[T]`` number of ids without room; after the other moves are done, stage again with a later horizon.
+        ``[T]`` number of ids for which no slot is free. Do the other moves, then stage the batch again with a later
+        horizon.
     reach : ndarray
         ``[T]`` `CacheState.reach` before staging.
     bad : int
-        Index in the batch's values of an id outside its table, or -1. Rows of that table do not move; others may.
+        Position in the batch's values of an id outside its table, or -1. Rows of that table do not move; rows of other
+        tables may.
     """
 
     rows_in: Ints
@@ -162,13 +168,13 @@ class Staging:
 
     @property
     def rows_out(self) -> int:
-        """Number of rows to write back, of all tables."""
+        """Number of rows of all tables to write back."""
         return int(self.victims.sum() + self.released.sum())
 
 
 @dataclass
 class StageWorkspace:
-    """Lists of one batch, which grow to the largest batch."""
+    """Lists of moves that `stage` fills, reused for every batch; they grow to the largest batch."""
 
     arrays: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     room: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
@@ -184,7 +190,7 @@ class StageWorkspace:
         self.order = np.argsort(-lookups, kind="stable")
         self.room = np.cumsum(np.concatenate([[0], lookups + layout.overflow_sets * layout.ways])).astype(np.int64)
         if not self.arrays or len(self.arrays["pending"]) < self.room[-1]:
-            # In the order of `cpu.StageLists`.
+            # The order of the arrays of `cpu.StageLists`.
             names = ("pending", "in_row", "in_slot", "in_victim", "out_row", "out_slot")
             self.arrays = {name: np.empty(int(self.room[-1] * 1.25), dtype=np.int64) for name in names}
         return self.arrays
@@ -201,10 +207,11 @@ def stage(
     horizon: int,
     workspace: StageWorkspace,
 ) -> Staging:
-    """Assign a slot to every id of the batch; `out` gets it relative to the table's first slot, or -1 without room.
+    """Assign a slot to every id of the batch.
 
-    A slot is reused only if its stamp is below `horizon`: with lookahead k, ``batch - k``. Moves follow from the
-    sequence of batches and horizons only. `undo` reverts the assignment as long as nothing has moved.
+    `out` receives each slot relative to the first slot of its table, or -1 if no slot is free. A slot is reused only if
+    its stamp is below `horizon`; with lookahead k, the horizon is ``batch - k``. Moves depend only on the sequence of
+    batches and horizons. Until a row has moved, `undo` reverts the assignment.
     """
     tables = len(layout.sets)
     none = np.zeros((4, tables), dtype=np.int64)
@@ -223,27 +230,27 @@ def stage(
 
 
 def undo(state: CacheState, staging: Staging, workspace: StageWorkspace) -> None:
-    """Restore the row of every slot as before `stage`, if nothing has moved yet.
+    """Revert the assignment of slots by `stage`; no row may have moved since.
 
-    Stamps are not restored, so a row may stay in its slot one batch longer than without the attempt.
+    Stamps are not restored. So a row may stay in its slot one batch longer than without the attempt.
     """
     lists = workspace.arrays
     for table, first in enumerate(workspace.room[:-1]):
         fetched = slice(first, first + staging.rows_in[table])
         released = slice(first, first + staging.released[table])
-        # In this order: a fetched row may be in a slot of the overflow area that was just released.
+        # In this order, because a fetched row may have an overflow slot that was just released.
         state.tags[lists["in_slot"][fetched]] = lists["in_victim"][fetched] + 1
         state.tags[lists["out_slot"][released]] = lists["out_row"][released] + 1
     state.reach[:] = staging.reach
 
 
 def released(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -> Moves:
-    """Return the rows released from the overflow area, which must be written back before rows are fetched."""
+    """Return the rows removed from the overflow area. They must be written back before rows are fetched."""
     return _moves(layout, workspace, staging.released.sum(), ("out_row", "out_slot", staging.released))
 
 
 def moves(layout: CacheLayout, staging: Staging, workspace: StageWorkspace) -> tuple[Moves, Moves]:
-    """Return all rows to write back, which must be done first, and all rows to fetch."""
+    """Return all rows to write back and all rows to fetch; rows must be written back first."""
     victims = ("in_victim", "in_slot", staging.rows_in)
     outgoing = _moves(layout, workspace, staging.rows_out, ("out_row", "out_slot", staging.released), victims)
     return outgoing, _moves(layout, workspace, staging.rows_in.sum(), ("in_row", "in_slot", staging.rows_in))
@@ -266,12 +273,12 @@ def _moves(layout: CacheLayout, workspace: StageWorkspace, total: int, *lists: t
 
 
 def row_keys(layout: CacheLayout, tables: NDArray[np.int32], ids: Ints) -> NDArray[np.uint64]:
-    """Return the noise key of each (table, id): a function of seed, table name and id."""
+    """Return the noise key of each (table, id), a function of seed, table name and id."""
     return cpu.row_keys(tuple(layout.noise), tables, ids)  # type: ignore[no-any-return]
 
 
 def locate(layout: CacheLayout, state: CacheState, tables: NDArray[np.int32], ids: Ints) -> Ints:
-    """Return the slot of each (table, id), or -1 if it is not resident; stamps do not change."""
+    """Return the slot of each (table, id), or -1 if the row is not resident; stamps do not change."""
     out = np.empty(len(ids), dtype=np.int64)
     places = layout.slot_start, layout.sets, layout.overflow_sets, layout.ways
     cpu.locate(ids, tables, places, state.reach, state.tags, out)
@@ -285,12 +292,14 @@ def initialize(
     level: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]],
     width: int,
 ) -> None:
-    """Write initial values, as `kernels.random.fill_uniform`, to the slots of rows that were never written.
+    """Write initial values to the slots of rows that were never written; weights as in `random.fill_uniform`.
 
     Parameters
     ----------
+    absent : ndarray
+        Whether each of the `incoming` rows was never written.
     level : tuple of ndarray
-        Weights, row state, full state and clocks of all slots; arrays of unused state are empty.
+        Weights, row state, full state and clocks of all slots; the arrays of unused state are empty.
     """
     weights, full_state = level[0], level[2]
     cpu.initialize(

@@ -1,12 +1,12 @@
 """Numba kernels of the row cache: find rows in slots, choose victims, assign slots to missing rows.
 
-Table t has slots ``[slot_start[t], slot_start[t + 1])``: first ``sets[t]`` sets of W ways, then overflow sets of W
-ways for rows whose own set is full of rows in use. A tag is a row's id + 1, or 0 if the slot is empty. A stamp is that
-of the last batch that used or emptied the slot. A slot whose stamp is not below the horizon is in use and never a
-victim.
+Table t has the slots ``[slot_start[t], slot_start[t + 1])``: first ``sets[t]`` cache sets of W ways each. Overflow sets
+of W ways follow, for rows whose own set is full of rows in use. A slot's tag is the id of its row + 1, or 0 if the slot
+is empty. A slot's stamp is the number of the last batch that used or emptied it. A slot is in use, and never a victim,
+if its stamp is not below the horizon.
 
-Hot rows have permanent slots: rows below ``hot_rows[t]`` are stored in order from slot ``hot[t]`` on, counted from the
-table's first slot. These slots have neither tag nor stamp.
+Hot rows, which are the rows below ``hot_rows[t]``, have permanent slots: row r has slot ``hot[t] + r``, counted from
+the table's first slot. These slots have neither tag nor stamp.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from stratarec.kernels.simd.prefetch import prefetch
 
 U = np.uint64
 LRU, LFU, RANK = 0, 1, 2
-# Overflow sets that are searched for a row: enough that a row finds room while the area has some.
+# Number of overflow sets that are searched for a row. It must be high enough that a row finds a free slot if there is
+# one.
 PROBES = 16
-# Lookups ahead of the one in use whose set is prefetched.
+# A lookup prefetches the set of the lookup that follows after so many others.
 AHEAD = 16
 LINE = 16
 
 
 class Lookups(NamedTuple):
-    """A batch, the position of each feature in its keys, and the features of each table."""
+    """Lookups of a batch, positions of the group's features among the batch's keys, and features of each table."""
 
     bags: Bags
     key: NDArray[np.int64]
@@ -42,7 +43,7 @@ class Lookups(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Slots of each table and of its hot rows; arrays have one entry per table."""
+    """Where the slots of each table and of its hot rows are; arrays have one entry per table."""
 
     rows: NDArray[np.int64]
     hot_rows: NDArray[np.int64]
@@ -55,7 +56,7 @@ class Places(NamedTuple):
 
 
 class Area(NamedTuple):
-    """The slots of one table: first slot, sets, and the overflow sets after them."""
+    """The slots of one table: first slot, number of cache sets, and number of overflow sets, which follow them."""
 
     start: int
     sets: int
@@ -64,7 +65,7 @@ class Area(NamedTuple):
 
 
 class State(NamedTuple):
-    """Contents of slots, as `CacheState`."""
+    """Arrays of `CacheState`."""
 
     tags: NDArray[np.int32]
     stamps: NDArray[np.int32]
@@ -72,17 +73,17 @@ class State(NamedTuple):
     reach: NDArray[np.int64]
 
 
-# Stamps with a horizon instead of pins that a backward pass releases: with pins, evictions, and therefore rounding,
-# depended on the progress of batches.
+# A horizon instead of pins that a backward pass releases: with pins, evictions, and therefore rounding, depended on the
+# progress of batches.
 class BatchStamps(NamedTuple):
-    """Stamp of the batch, and the first stamp of slots in use."""
+    """Stamp of the batch, and horizon: slots with this stamp or a later one are in use and must not be reused."""
 
     batch: int
     horizon: int
 
 
 class StageLists(NamedTuple):
-    """Lists of moves. Entries of table t start at ``room[t]``; tables are processed in `order`, the largest first."""
+    """Lists of moves. Entries of table t start at ``room[t]``; `order` lists tables by falling number of lookups."""
 
     room: NDArray[np.int64]
     order: NDArray[np.int64]
@@ -95,7 +96,7 @@ class StageLists(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """One table's part of the lists of rows to fetch."""
+    """One table's part of the lists of rows to fetch: row, slot, and the row that leaves the slot (-1 for none)."""
 
     row: NDArray[np.int64]
     slot: NDArray[np.int64]
@@ -103,7 +104,7 @@ class Arrivals(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Results as in `Staging`, and the index of an invalid id of each table or -1."""
+    """Arrays of `Staging`, and per table the position of an invalid id, or -1."""
 
     rows_in: NDArray[np.int64]
     victims: NDArray[np.int64]
@@ -120,13 +121,13 @@ def area_of(places, t):
 
 @njit(**BODY)
 def spread(row, sets):
-    """Return the set of a row: Fibonacci hashing spreads consecutive ids, the popular ones of a table, evenly."""
+    """Return the set of a row. Fibonacci hashing spreads consecutive ids, which are a table's popular ones, evenly."""
     return (((U(row) * U(0x9E3779B1)) & U(0xFFFFFFFF)) * U(sets)) >> U(32)
 
 
 @njit(**BODY)
 def spread_overflow(row, sets):
-    """Return the first overflow set of a row, independent of `spread`."""
+    """Return the first overflow set to search for a row; its choice is independent of `spread`."""
     return ((mix(U(row) + GOLDEN) >> U(32)) * U(sets)) >> U(32)
 
 
@@ -139,7 +140,7 @@ def prefetch_set(tags, stamps, first, ways):
 
 @njit(**BODY)
 def find_way(tags, first, ways, tag):
-    """Return the way of `tag` in the set whose first slot is `first`, plus 1; 0 if it is absent."""
+    """Return 1 + the way of `tag` in the set whose first slot is `first`, or 0 if the tag is not in the set."""
     way = find_equal(tags, first, tag)
     block = U(LANES)
     while block < U(ways) and way == block:
@@ -150,7 +151,10 @@ def find_way(tags, first, ways, tag):
 
 @njit(**BODY)
 def find_overflow(tags, first, sets, ways, row, reach):
-    """Return the slot of `row` in the first `reach` of its sets in the overflow area at slot `first`, or -1."""
+    """Return the slot of `row` in the overflow area that starts at slot `first`, or -1.
+
+    The first `reach` of the row's overflow sets are searched.
+    """
     home = spread_overflow(row, sets)
     for probe in range(U(reach)):
         start = U(first) + (home + probe) % U(sets) * U(ways)
@@ -162,7 +166,7 @@ def find_overflow(tags, first, sets, ways, row, reach):
 
 @njit(**BODY)
 def find_slot(tags, area, row, reach):
-    """Return the slot of `row` in its table's area, or -1; overflow sets beyond `reach` have none of its rows."""
+    """Return the slot of `row` in its table, or -1; overflow sets beyond `reach` contain no rows."""
     first = U(area.start) + spread(row, area.sets) * U(area.ways)
     way = find_way(tags, first, area.ways, np.int32(row + 1))
     slot = np.int64(first) + way - 1 if way else np.int64(-1)
@@ -173,7 +177,7 @@ def find_slot(tags, area, row, reach):
 
 @njit(**BODY)
 def oldest(stamps, first, ways, horizon):
-    """Return the slot of the set at `first` with the smallest stamp, or -1 if that slot is in use."""
+    """Return the slot with the smallest stamp in the set at slot `first`, or -1 if even this slot is in use."""
     stamp = least(stamps, first, U(ways))
     for block in range(U(LANES), U(ways), U(LANES)):
         stamp = min(stamp, least(stamps, first + block, U(ways) - block))
@@ -182,15 +186,16 @@ def oldest(stamps, first, ways, horizon):
 
 @njit(**BODY)
 def victim(state, first, ways, policy, horizon):
-    """Return the slot to use in the set at `first`: an empty one, else the policy's choice of unused ones, or -1.
+    """Return the slot to reuse in the set at slot `first`, or -1 if all slots are in use.
 
-    Ties are resolved to the lower way, so the choice is a function of the contents of the set.
+    An empty slot is best; otherwise the policy chooses among the slots that are not in use. The lower way wins ties, so
+    the choice is a function of the contents of the set.
     """
     empty = find_way(state.tags, U(first), ways, np.int32(0))
     if empty:
         return first + empty - 1
     if policy == LRU:
-        # The only policy that is worth vector code: the search for the least stamp is most of a miss.
+        # Only LRU is worth vector code: the search for the smallest stamp is most of the time of a miss.
         return oldest(state.stamps, U(first), ways, horizon)
     best, best_score = np.int64(-1), np.int64(0)
     for way in range(ways):
@@ -210,19 +215,20 @@ def victim(state, first, ways, policy, horizon):
 def touch(slot, batch, state, policy):
     """Record that `batch` uses the slot."""
     if policy == LFU:
-        # Once per batch, however often it looks up the row: else one batch full of an id would keep its row for long.
+        # A batch counts once, however often it looks up the row. Otherwise one batch full of an id would keep its row
+        # for long.
         state.counts[slot] += np.uint32(state.stamps[slot] != batch and state.counts[slot] < np.uint32(0xFFFFFFFF))
     state.stamps[slot] = batch
 
 
 @njit(**BODY)
 def find_rows(t, lookups, places, area, state, batch, out, pending):
-    """Translate one table's ids to slots if they are resident; add the indices of others to `pending`.
+    """Look up the slots of one table's ids; add the positions of ids that are not resident to `pending`.
 
-    Returns (number pending, index of an invalid id or -1).
+    Returns (number of pending ids, position of an invalid id or -1).
     """
     misses, bags = 0, lookups.bags
-    # Read once: the compiler assumes that the stores below may change them.
+    # Read these once: the compiler assumes that the stores below may change them.
     limit, hot_rows, hot, reach = places.rows[t], places.hot_rows[t], places.hot[t], state.reach[t]
     for f in lookups.table_features[lookups.table_start[t] : lookups.table_start[t + 1]]:
         begin, end = span(bags, lookups.key[f])
@@ -236,8 +242,8 @@ def find_rows(t, lookups, places, area, state, batch, out, pending):
                 out[i] = hot + row
                 continue
             slot = find_slot(state.tags, area, row, reach)
-            # Whether a row is there cannot be predicted: both outcomes are written, one of them in vain. A missing row
-            # touches the padding behind the last slot.
+            # Whether a row is resident cannot be predicted, so the code has no branch: the results of a hit and of a
+            # miss are both written. A missing row stamps the padding after the last slot.
             pending[U(misses)] = i
             misses += slot < 0
             touch(U(slot) if slot >= 0 else U(len(state.stamps) - 1), batch, state, places.policy)
@@ -247,20 +253,23 @@ def find_rows(t, lookups, places, area, state, batch, out, pending):
 
 @njit(**BODY)
 def release_overflow(area, state, stamps, out_row, out_slot, listed):
-    """Empty the overflow slots that are not in use and list their rows; return (listed, whether any row stays)."""
+    """Empty the overflow slots that are not in use and add their rows to the lists.
+
+    Returns (entries in the lists, whether any row stays).
+    """
     stay = False
     first = area.start + area.sets * area.ways
     for slot in range(U(first), U(first + area.overflow_sets * area.ways)):
         if state.tags[slot] == 0:
             continue
-        # A batch in flight reads this slot.
+        # A batch in flight uses this slot.
         if state.stamps[slot] >= stamps.horizon:
             stay = True
             continue
         out_row[U(listed)] = state.tags[slot] - 1
         out_slot[U(listed)] = slot
         state.tags[slot] = 0
-        # An emptied slot is stamped, too: a checkpoint that is told only what changed must hear of it.
+        # Stamp the emptied slot: a checkpoint that saves only changed slots must see the change.
         state.stamps[slot] = stamps.batch
         listed += 1
     return listed, stay
@@ -268,7 +277,7 @@ def release_overflow(area, state, stamps, out_row, out_slot, listed):
 
 @njit(**BODY)
 def admit(row, area, state, policy, horizon):
-    """Return the slot for a missing row, or -1 if every candidate is in use, and the overflow sets searched."""
+    """Return a slot for a missing row, or -1 if every candidate is in use, and the number of overflow sets searched."""
     slot = victim(state, area.start + np.int64(spread(row, area.sets)) * area.ways, area.ways, policy, horizon)
     if slot >= 0:
         return slot, U(0)
@@ -286,7 +295,7 @@ def admit(row, area, state, policy, horizon):
 def bring_in(pending, values, area, reach, policy, state, stamps, out, arrivals, rows_in):
     """Assign a slot to every pending id; list the rows to fetch and the rows that they replace.
 
-    Returns (rows in, victims, reach of the overflow area, ids without room).
+    Returns (rows to fetch, rows replaced, new reach of the overflow area, ids without a slot).
     """
     stuck, victims, misses = 0, 0, U(len(pending))
     for p in range(misses):
@@ -294,7 +303,7 @@ def bring_in(pending, values, area, reach, policy, state, stamps, out, arrivals,
         prefetch_set(state.tags, state.stamps, U(area.start) + spread(later, area.sets) * U(area.ways), area.ways)
         i = U(pending[p])
         row = values[i]
-        # Searched again: an earlier id in the list may be the same row, which then has a slot by now.
+        # Search again: the same row may be earlier in the list, in which case it has a slot by now.
         slot = find_slot(state.tags, area, row, reach)
         if slot < 0:
             slot, searched = admit(row, area, state, policy, stamps.horizon)
@@ -316,19 +325,19 @@ def bring_in(pending, values, area, reach, policy, state, stamps, out, arrivals,
 
 @njit(**BODY)
 def stage_tables(member, counter, lookups, places, state, stamps, lists, result, out):
-    """Assign slots to every row of the batch and write them, relative to the table's first slot, to `out`.
+    """Assign slots to all rows of the batch, table by table; `out` receives them relative to the table's first slot.
 
-    `result` receives the lengths of the lists; ids without room are `stuck`. Rows of a table with an invalid id do not
-    move.
+    `result` receives the lengths of the lists; ids without a slot count as `stuck`. Rows of a table with an invalid id
+    do not move.
     """
     while True:
         task = take(counter)
         if task >= len(lists.order):
             return
-        # The longest first: begun last it would keep the whole team waiting.
+        # The largest table first: if it began last, the whole team would wait for it.
         t = lists.order[U(task)]
         area, begin, end = area_of(places, t), lists.room[t], lists.room[t + 1]
-        # Ids are not deduplicated first: a repeated id finds the row that its first occurrence fetched.
+        # Ids are not deduplicated first: a repeated id finds the slot that its first occurrence was given.
         waiting = lists.pending[begin:end]
         misses, result.bad[t] = find_rows(t, lookups, places, area, state, stamps.batch, out, waiting)
         if result.bad[t] >= 0:
@@ -359,14 +368,15 @@ def stage(team, lookups, places, state, stamps, lists, result, out):
 
 @njit(nogil=True, cache=True)
 def compact(room, count, lists, first_row, noise, total, moves):
-    """Add the tables' `lists`, rows and slots, to `total` entries of `moves`: row in the group, slot, table, noise key.
+    """Append the tables' `lists` (row, slot) to the first `total` entries of `moves`, ordered by table.
 
-    Rows below 0 are skipped. Returns the number of entries.
+    An entry of `moves` is a row of the group, a slot, a table and a noise key. Rows below 0 are skipped. Returns the
+    new number of entries.
     """
     total = U(total)
     row, slot = lists
     group_row, group_slot, table, noise_key = moves
-    # One thread, tables in order: the list is the same whoever staged which table.
+    # One thread adds the tables in order, so that the list does not depend on which thread staged which table.
     for t in range(len(count)):
         for i in range(U(room[t]), U(room[t] + count[t])):
             if row[i] >= 0:
@@ -380,7 +390,10 @@ def compact(room, count, lists, first_row, noise, total, moves):
 
 @njit(**BODY)
 def initialize_row(slot, key, bound, slots, D, full):
-    """Write uniform weights in +-bound and zeros for state and clock; `full` is the number of floats of full state."""
+    """Write uniform weights in [-bound, bound], and zeros for state and clock.
+
+    `full` is the number of floats of a row's full state.
+    """
     weights, row_state, full_state, clock = slots
     for d in range(D):
         weights[slot * D + d] = -bound + (bound + bound) * unit(key, d)
@@ -394,7 +407,7 @@ def initialize_row(slot, key, bound, slots, D, full):
 
 @njit(parallel=True, nogil=True, cache=True)
 def initialize(moves, absent, bounds, slots, width, full, chunks):
-    """Fill the slots of rows that were never written: uniform weights in +-bound of the row's table, no state.
+    """Initialize the slots of rows that were never written: uniform weights within the table's bound, zeros for state.
 
     `moves` are slots, tables and noise keys.
     """
@@ -407,7 +420,10 @@ def initialize(moves, absent, bounds, slots, width, full, chunks):
 
 @njit(nogil=True, cache=True)
 def locate(row, tables, places, reach, tags, out):
-    """Find the slot of each (table, row), or -1. `places` are first slot, sets, overflow sets and ways."""
+    """Set ``out[i]`` to the slot of (tables[i], row[i]), or to -1 if the row is not resident.
+
+    `places` are the tables' first slots, sets and overflow sets, and the number of ways.
+    """
     slot_start, sets, overflow_sets, ways = places
     for i in range(U(len(row))):
         t = U(tables[i])

@@ -17,7 +17,7 @@ def _mix(state: int) -> int:
 
 @dataclass
 class Slot:
-    """One slot of level 0; `row` is -1 if it is free."""
+    """One slot of level 0; `row` is -1 if the slot is free."""
 
     row: int = -1
     stamp: int = -1
@@ -26,7 +26,7 @@ class Slot:
 
 @dataclass
 class TableCache:
-    """`sets` sets and `overflow_sets` overflow sets of `ways` slots."""
+    """Cache of one table: `sets` cache sets and `overflow_sets` overflow sets of `ways` slots each."""
 
     sets: int
     overflow_sets: int
@@ -38,7 +38,7 @@ class TableCache:
         self.slots = [Slot() for _ in range((self.sets + self.overflow_sets) * self.ways)]
 
     def stage(self, ids: list[int], batch: int, horizon: int) -> tuple[list[int], list[int], list[int]]:
-        """Return slots of `ids` (-1: no room), rows fetched, and rows evicted, each in order."""
+        """Return the slot of each of `ids` (-1: none is free), the rows fetched and the rows evicted, both in order."""
         rows_in, rows_out, missing = list[int](), list[int](), list[int]()
         for row in ids:
             place = self._find(row)
@@ -93,7 +93,7 @@ class TableCache:
         return -1
 
     def _rank(self, slot: Slot) -> tuple[int, int]:
-        """Return the eviction order: the smallest is first."""
+        """Return the rank of a slot for eviction; the slot with the smallest rank is evicted first."""
         if self.policy == "rank":
             return -slot.row, 0
         return (slot.count if self.policy == "lfu" else 0), slot.stamp
