@@ -1,1 +1,1 @@
-"""Raw logs -> a prepared data set -> batches."""
+"""From raw logs to a prepared data set, and from there to batches."""

@@ -1,7 +1,6 @@
-"""State of a click log that a later log continues: `data.sources.clicks` makes it, and a data set stores it.
+"""State at the end of a click log, which a later log continues. The source `clicks` computes it; a data set stores it.
 
-It has the clicks themselves and not their counts, so that a user or an item can be removed; the counts are computed
-again.
+It consists of clicks and not of counts, so that a user or an item can be removed. Counts are computed from it again.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ class ClickMemory:
     """State at the end of a log of clicks."""
 
     recent: pl.DataFrame
-    """Clicks that became samples and that later clicks may look back on, in order of time."""
+    """Clicks that became samples and that later samples may still count, in order of time."""
     waiting: pl.DataFrame
-    """Last clicks, in order of time, which are no samples yet: what follows them is not completely known."""
+    """Last clicks, in order of time. They are not samples yet, because the clicks after them are not completely
+    known."""
     first: pl.DataFrame
     """``item`` (`item_keys`) and ``time`` of the first click of each item among all samples, sorted by item."""
     clicks: int
@@ -36,7 +36,7 @@ class ClickMemory:
 
     @property
     def frames(self) -> dict[str, pl.DataFrame]:
-        """Frame of each of `PARTS`."""
+        """Return the frame of each of `PARTS`."""
         return {"recent": self.recent, "waiting": self.waiting, "first": self.first}
 
 
@@ -46,7 +46,9 @@ def item_keys(values: pl.Series) -> pl.Series:
 
 
 def read_click_memory(paths: Mapping[str, Path], clicks: int, time: str) -> ClickMemory:
-    """Read the memory of a data set from Parquet files, which are not trusted; `DatasetError` if they do not fit."""
+    """Read the click memory of a data set from Parquet files. They are not trusted: `DatasetError` if they are
+    invalid.
+    """
     frames = {part: _read(paths[part]) for part in PARTS}
     with reporting_damage(paths["first"]):
         kinds = dict(frames["first"].schema)

@@ -1,9 +1,9 @@
 """Names of StrataRec's internal columns and tables, and checks of the names in a schema.
 
-Internal names begin with ``@``, which names of features, groups and vocabularies may not, so a feature may be called
-``label``, ``count`` or ``__row``. A name is never a pattern or a path (`stratarec.io.names` makes file names). Columns
-of a shard's tables are stored as ``<table>/<column>``; a ``/`` in the name of the column is escaped as in URLs.
-"""
+Internal names begin with ``@``. Names of features, groups and vocabularies must not, so a feature may be called
+``label``, ``count`` or ``__row``. Names are never used as patterns or paths (`stratarec.io.names` converts them to file
+names). Columns of a shard's tables are stored as ``<table>/<column>``; a ``/`` in a column's name is escaped as in
+URLs."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ _MOST_BYTES = 200
 
 
 def label_names(labels: int) -> tuple[str, ...]:
-    """Return the columns of a number of labels, the first label's first."""
+    """Return the names of the columns for `labels` labels, in order."""
     return tuple(f"{LABEL}/{place}" if place else LABEL for place in range(labels))
 
 
 def pointer(name: str) -> str:
-    """Return the table with the samples' pointers to rows of the table `name`."""
+    """Return the name of the table with the pointers of samples to rows of the table `name`."""
     return f"@pointers/{name}"
 
 
 def events(history: str) -> str:
-    """Return the table of a history's events."""
+    """Return the name of the table with a history's events."""
     return f"@events/{history}"
 
 
 def weights_of(feature: str) -> str:
-    """Return the column of the weights of a feature's values."""
+    """Return the name of the column with the weights of a feature's values."""
     return f"{_WEIGHTS}{feature}"
 
 
 def column(name: str) -> pl.Expr:
-    """Select the column of that name; `pl.col` reads ``*`` as all columns."""
+    """Select the column with this name. `pl.col` would interpret ``*`` as all columns."""
     return selectors.by_name(name).as_expr()
 
 
@@ -70,7 +70,7 @@ def from_stored(stored: str) -> tuple[str, str]:
 
 
 def check_name(field: str, name: str) -> None:
-    """Refuse a name that a feature, group or vocabulary cannot have; the `ConfigError` names `field`."""
+    """Raise `ConfigError`, which names `field`, if a feature, group or vocabulary cannot have this name."""
     if name.startswith(MARK):
         raise _refused(field, name, f"without {MARK!r} at its beginning, which marks internal columns")
     if name == _TAKEN:
@@ -81,7 +81,7 @@ def check_name(field: str, name: str) -> None:
 
 
 def check_column(field: str, name: str) -> None:
-    """Refuse a name that a label, time, session or user column cannot have; it is stored under another name."""
+    """Raise `ConfigError` if a label, time, session or user column cannot have this name."""
     if name in _OWN or name.startswith((f"{LABEL}/", _WEIGHTS)):
         raise _refused(field, name, "that is not an internal column of StrataRec")
     _check_any(field, name)
@@ -93,7 +93,7 @@ def _check_any(field: str, name: str) -> None:
     if any(unicodedata.category(mark) in ("Cc", "Cs") for mark in name):
         raise _refused(field, name, "without control characters")
     if name.startswith("^") and name.endswith("$"):
-        # Polars reads the name of a series as a pattern in many places.
+        # Polars interprets the name of a series as a pattern in many places.
         raise _refused(field, name, "that is not a pattern")
 
 

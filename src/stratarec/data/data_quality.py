@@ -1,14 +1,13 @@
-"""Two suspicions about a log: features that reveal the label, and held-out samples that repeat training samples.
+"""Two warnings about a log: features that reveal the label, and held-out samples that repeat training samples.
 
-`init` looks for leaks in the rows that it reads, `prepare` in a sample of raw training rows, because the order of
-numbers and missing values no longer show in ids. Findings are stored in ``dataset.json``, for every report of a run.
+*Leaks.* `init` checks the rows that it reads, and `prepare` a sample of raw training rows, because ids no longer show
+the order of numbers and missing values. The results are stored in ``dataset.json`` and appear in every report of a run.
 
-A model that memorizes scores repeated samples well, so their metrics say little about new samples. Samples are compared
-by 64-bit hashes of their columns. Of a large log only hashes that are divisible by a number are kept: all copies of a
-row are kept, or none. Rows of few values are equal by chance, too. A copy always has the label of its original, while
-labels of other equal rows agree only as far as the columns predict them: repeats are reported where labels agree much
-more than at random.
-"""
+*Repeated samples.* A model can memorize them, so metrics on them say little about new samples. Samples are compared by
+64-bit hashes of their columns. For a large log only hashes that are divisible by a number m are kept, so that all
+copies of a row are kept or none. Rows with few columns can be equal by chance. But copies always have equal labels,
+while the labels of rows that are equal by chance agree only as often as the columns predict them. So repeats are
+reported only if labels agree much more than by chance."""
 
 from __future__ import annotations
 
@@ -24,15 +23,15 @@ from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.data.splits import SPLITS, SplitConfig
 
 SAMPLE_ROWS, _SAMPLE_VALUES, _FEWEST_ROWS = 50_000, 2_000_000, 2_000
-"""Rows that are looked at, fewer where there are many features: half a second of a processor for forty."""
+"""Number of rows that are checked for leaks, limits for many features: forty features take half a second."""
 NAMED = 0.95
-"""AUC of a single feature from which it is reported."""
+"""A feature is reported if its AUC alone is at least this."""
 _DETERMINES = 0.995
-# Fewest rows of the rarer class.
+# Minimum number of rows of the rarer class.
 _LEAST = 20
-# Largest probability that rows are filled for one class only by chance.
+# Maximum probability that a column has values in rows of one class only, by chance.
 _CHANCE = 1e-6
-# Rows a value from which the share of positives by value is compared.
+# Minimum number of rows per value for comparing shares of positives by value.
 _REPEATS = 2
 # Last number in a text.
 _NUMBER = r"(\d{1,18})\D*$"
@@ -40,27 +39,27 @@ _NUMBER = r"(\d{1,18})\D*$"
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:
-    """Evidence that a feature reveals the label."""
+    """A feature that seems to reveal the label, and the evidence."""
 
     feature: str
     text: str
     certain: bool
-    """Whether the feature should be left out, and not only reported."""
+    """Whether the evidence is strong enough to leave the feature out instead of only reporting it."""
 
 
 def sample_rows(schema: Schema) -> int:
-    """Return the number of rows that `find_leaks` needs."""
+    """Return the number of rows to pass to `find_leaks`."""
     return max(min(SAMPLE_ROWS, _SAMPLE_VALUES // max(len(schema.names), 1)), _FEWEST_ROWS)
 
 
 def looked_at(schema: Schema) -> list[str]:
-    """Return the columns that `find_leaks` needs, labels first."""
+    """Return the names of the columns to pass to `find_leaks`, labels first."""
     derived = {feature.name for feature in schema.sparse if feature.traits.derived}
     return [*schema.label_columns, *(name for name in schema.names if name not in derived)]
 
 
 def find_leaks(sample: pl.DataFrame, schema: Schema) -> list[Leak]:
-    """Find features that seem to reveal a label; certain ones come first.
+    """Return the features that seem to reveal a label, those with certain evidence first.
 
     Parameters
     ----------
@@ -84,9 +83,9 @@ def find_leak(column: pl.Series, positive: pl.Series, label: str) -> Leak | None
     Parameters
     ----------
     positive : Series
-        Booleans, null where the label is unknown.
+        Booleans, null if the label is unknown.
     label : str
-        Column of the label, for messages.
+        Column of the label, for error messages.
     """
     has_label = positive.is_not_null()
     column, positive = column.filter(has_label), positive.filter(has_label)
@@ -96,7 +95,7 @@ def find_leak(column: pl.Series, positive: pl.Series, label: str) -> Leak | None
     for what, there in _marks(column):
         rows, ones, rate = int(there.sum()), int((there & positive).sum()), positives / len(positive)
         only = 1 if ones == rows else 0
-        # A flag without leak may never be set in a positive row.
+        # A flag may be unset in all positive rows without being a leak.
         if ones in (0, rows) and (only or what == "filled") and (rate if only else 1 - rate) ** rows < _CHANCE:
             return Leak(
                 feature=column.name, text=f"{what} only where {label} is {only}: known only afterwards?", certain=True
@@ -110,8 +109,9 @@ def find_leak(column: pl.Series, positive: pl.Series, label: str) -> Leak | None
 
 
 def alone(column: pl.Series, positive: pl.Series) -> float:
-    """Largest AUC of one feature, at least one half: by its order, and if values repeat, by the share of positives that
-    each value has in the other half of the rows."""
+    """Return the largest AUC of one feature, at least 0.5. Rows are ranked by value, and, if values repeat, by the
+    share of positives among rows with the same value in the other half of the rows.
+    """
     aucs = [0.5]
     if column.dtype.is_numeric() or column.dtype == pl.Boolean:
         aucs.append(_auc(column.cast(pl.Float64).fill_nan(None).fill_null(float("-inf")), positive))
@@ -124,7 +124,7 @@ def alone(column: pl.Series, positive: pl.Series) -> float:
 
 
 def _marks(column: pl.Series) -> Iterator[tuple[str, pl.Series]]:
-    """Rows that a column distinguishes, with a description: filled rows, or rows of each of two values."""
+    """Yield rows that a column marks, with a description: the rows with a value, or the rows of each of two values."""
     filled = _filled(column)
     if not filled.all():
         yield "filled", filled
@@ -141,7 +141,7 @@ def _filled(column: pl.Series) -> pl.Series:
 
 
 def _rates(column: pl.Series, positive: pl.Series) -> pl.Series:
-    """Share of positives of a row's value in the half of the rows that does not contain the row."""
+    """Return, for each row, the share of positives among rows with the same value in the other half of the rows."""
     half = (pl.int_range(len(column), eager=True).hash(0) % 2).cast(pl.Int8)
     frame = pl.DataFrame({"value": column, "positive": positive.cast(pl.Float64), "half": half})
     sums = frame.group_by("value", "half").agg(pl.col("positive").sum().alias("ones"), pl.len().alias("rows"))
@@ -159,18 +159,18 @@ def _auc(score: pl.Series, positive: pl.Series) -> float:
 
 HeldOut = Literal["valid", "test"]
 
-# Rows that are compared: 20 MB of hashes, half a second.
+# Maximum number of rows that are compared: 20 MB of hashes, half a second.
 _MOST_ROWS = 2_000_000
-# Share of a split from which repeats are reported, and Cohen's kappa of the labels of equal rows.
+# Repeats are reported from this share of a split on, and from this Cohen's kappa of the labels of equal rows on.
 _LEAST_SHARE, _AGREEMENT = 0.01, 0.5
-# Disagreements that labels at random would have; with fewer, their absence says nothing.
+# Minimum number of disagreements that random labels would have; with fewer, no disagreement proves nothing.
 _LEAST_EXPECTED = 20
 
 
 def hashed_share(schema: Schema, split: SplitConfig, rows: int) -> int:
-    """Return m where every m-th hash is kept, or 0 where no sample can have a copy in another split.
+    """Return m if hashes divisible by m are kept; 0 if no sample can have a copy in another split.
 
-    Copies have the same time and the same user or session, which a split by them keeps together.
+    Copies have the same time and the same user or session. If the split keeps these together, copies are in one split.
     """
     together = split.by == "time" or (split.by == "fraction" and bool(schema.user or schema.session))
     features = bool(schema.dense or schema.sparse)
@@ -181,7 +181,7 @@ def hash_rows(frame: pl.DataFrame, schema: Schema, split: NDArray[np.int8], shar
     """Return hash, split and first label of the samples whose hash is divisible by `share`."""
     features = [name for name in schema.names if name in frame.columns]
     names = dict.fromkeys((*features, *filter(None, (schema.time, schema.user, schema.session))))
-    # Not by `select`, to which a column called * is all of them.
+    # `select` would interpret a column with the name * as all columns.
     hashes = pl.DataFrame([frame[name] for name in names]).hash_rows()
     label = frame[schema.label_column]
     chosen = (hashes % share == 0) & pl.Series(split >= 0) & (label != UNKNOWN).fill_null(False)
@@ -189,7 +189,9 @@ def hash_rows(frame: pl.DataFrame, schema: Schema, split: NDArray[np.int8], shar
 
 
 def repeated_shares(hashes: Sequence[pl.DataFrame]) -> dict[HeldOut, float]:
-    """Return the share of each held-out split that repeats training samples; empty where that may be by chance."""
+    """Return held-out split -> share of its samples that repeat training samples, without shares explained by
+    chance.
+    """
     rows = pl.concat(hashes)
     training = rows.filter(pl.col("split") == 0).group_by("hash").agg(pl.col("label").mean().alias("rate"))
     held_out = rows.filter(pl.col("split") != 0)
@@ -207,7 +209,7 @@ def repeated_shares(hashes: Sequence[pl.DataFrame]) -> dict[HeldOut, float]:
 
 
 def _agree(labels: NDArray[np.float64], rates: NDArray[np.float64]) -> bool:
-    """Whether labels agree much more than by chance with equal training rows, whose share of positives is `rates`."""
+    """Whether labels agree with those of equal training rows (shares of positives `rates`) much more than by chance."""
     if not len(labels):
         return False
     label, rate = labels.mean(), rates.mean()

@@ -1,9 +1,9 @@
 """Groups of features that repeat together within a session, declared by the schema or proposed from measured repeats.
 
-RecD (arXiv 2211.05239) stores a group's distinct values once. A value is a duplicate only if all members match, so a
-member that changes often costs the others their repeats: features are grouped as long as no member loses more than a
-fifth of its dedup factor. Raw values are compared, and vocabularies and transforms run on distinct ones; values that
-become equal by that (rare values share rows) are merged afterwards.
+RecD (arXiv 2211.05239) stores the distinct values of a group once. A value of a group is repeated only if all its
+features have the same values, so a feature that changes often reduces the repeats of the others. Features are grouped
+as long as no feature loses more than a fifth of its dedup factor. Raw values are compared, and vocabularies and
+transforms are applied to distinct values. Values that then become equal (rare values share rows) are merged.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from stratarec.data.schema import Schema
 
 GroupMode = Literal["auto", "declared", "none"]
 
-# Samples for each distinct value from which a feature is worth a pointer.
+# Minimum number of samples per distinct value for a feature to be worth a pointer.
 _LEAST_FACTOR = 1.5
-# Share of its dedup factor that each member must keep in a group.
+# Share of its dedup factor that each feature must keep in a group.
 _LEAST_SHARE = 0.8
 
 
 def dedup_factor(samples_per_session: float, same: float) -> float:
-    """Samples for each distinct value if sessions stay together: 1 / (1/S + (1 - 1/S) (1 - d)).
+    """Return the samples per distinct value if sessions are stored together: 1 / (1/S + (1 - 1/S) (1 - d)).
 
     Parameters
     ----------
@@ -44,16 +44,16 @@ def dedup_factor(samples_per_session: float, same: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Repeats:
-    """How often features keep their value from one sample of a session to the next.
+    """Counts of how often features keep their values from one sample of a session to the next.
 
     Parameters
     ----------
     names : tuple of str
-        F features without histories and features with weights; a sequence represents all of its columns.
+        F features. Histories and features with weights are left out; the main sequence stands for all its columns.
     samples, sessions : int
         Number of measured samples and sessions.
     same : ndarray
-        ``[F, F]`` int64: neighbours within a session that agree in both features.
+        ``[F, F]`` int64: number of adjacent samples of a session that agree in both features.
     """
 
     names: tuple[str, ...]
@@ -63,13 +63,13 @@ class Repeats:
 
     @classmethod
     def none(cls, schema: Schema) -> Repeats:
-        """Repeats of no samples."""
+        """Return counts of no samples."""
         names = feature_names(schema)
         return cls(names=names, samples=0, sessions=0, same=np.zeros((len(names), len(names)), dtype=np.int64))
 
     @classmethod
     def measure(cls, frame: pl.DataFrame, schema: Schema, inside: NDArray[np.bool_]) -> Repeats:
-        """Count over rows in stored order; ``inside[i]`` is true if rows i - 1 and i are in one session."""
+        """Count over rows in stored order. ``inside[i]`` is true if rows i - 1 and i are in the same session."""
         names = feature_names(schema)
         pairs = np.empty((len(names), int(inside.sum())), dtype=np.float32)
         for place, name in enumerate(names):
@@ -91,7 +91,7 @@ class Repeats:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON data; `from_dict` reads it."""
+        """Return JSON data, which `from_dict` reads."""
         return {
             "names": list(self.names),
             "samples": self.samples,
@@ -110,17 +110,21 @@ class Repeats:
         return self.samples / max(self.sessions, 1)
 
     def stays(self, *names: str) -> float:
-        """d: share of neighbours that agree in `names`, estimated by the smallest share of any two of them."""
+        """Return d, the share of adjacent samples that agree in all of `names`. It is estimated as the smallest share
+        for any two of them.
+        """
         places = [self.names.index(name) for name in names]
         pairs = self.samples - self.sessions
         return float(self.same[np.ix_(places, places)].min()) / pairs if pairs else 0.0
 
     def factor(self, *names: str) -> float:
-        """Dedup factor of a feature, or of features that share a group."""
+        """Return the dedup factor of a feature, or of several features in one group."""
         return dedup_factor(self.samples_per_session, self.stays(*names))
 
     def propose(self, grouped: Sequence[str] = (), names: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-        """Propose groups of features that are not `grouped` yet, called found_1, found_2, ... unless in `names`."""
+        """Propose groups of features that are not in `grouped`. They are named found_1, found_2, ..., except
+        `names`.
+        """
         free = [name for name in self.names if name not in grouped and self.factor(name) >= _LEAST_FACTOR]
         groups: list[list[str]] = []
         for name in sorted(free, key=lambda name: (-self.factor(name), self.names.index(name))):
@@ -138,7 +142,7 @@ class Repeats:
 
 
 def as_before(frame: pl.DataFrame, columns: Sequence[str]) -> NDArray[np.bool_]:
-    """``[N]`` whether a row equals the row before it in all of `columns`; false everywhere without columns."""
+    """Return ``[N]`` flags: whether a row equals the previous row in all of `columns`; all false without columns."""
     if not columns:
         return np.zeros(len(frame), dtype=np.bool_)
     equal = (column(name).eq_missing(column(name).shift(1)) for name in columns)
@@ -148,8 +152,11 @@ def as_before(frame: pl.DataFrame, columns: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def feature_names(schema: Schema) -> tuple[str, ...]:
-    """Features that can be in a group, sparse before dense: no histories, no features with weights, and no parallel
-    columns of a sequence, which follow their main sequence."""
+    """Return the features that can be chosen for a group, sparse before dense.
+
+    These are all except histories, features with weights, and parallel columns, which are in the group of their main
+    sequence.
+    """
     free = (feature for feature in schema.sparse if not feature.traits.derived and not feature.weights)
     return (
         *(feature.name for feature in free if not feature.beside),
@@ -158,7 +165,7 @@ def feature_names(schema: Schema) -> tuple[str, ...]:
 
 
 def choose_groups(mode: GroupMode, schema: Schema, repeats: Repeats) -> dict[str, tuple[str, ...]] | None:
-    """The groups of a data set; None if it is stored without groups, histories as copies."""
+    """Return the groups of a data set; None if it is stored without groups and histories are copies."""
     if mode == "none":
         return None
     declared = [name for names in schema.groups.values() for name in names]
@@ -175,7 +182,7 @@ def _with_columns(features: Sequence[str], schema: Schema) -> tuple[str, ...]:
 
 
 def describe(groups: Mapping[str, Sequence[str]], schema: Schema, repeats: Repeats) -> list[str]:
-    """Lines for the user about proposed groups, and about declared groups that do not repeat together."""
+    """Return messages about proposed groups, and about declared groups that do not repeat together."""
     lines = []
     for name, features in groups.items():
         counted = [feature for feature in features if feature in repeats.names]

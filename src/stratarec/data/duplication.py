@@ -1,7 +1,7 @@
 """Duplication of values within sessions and batches, and the work that deduplication saves.
 
-Each group is measured as it is stored. A feature without a group is measured alone, which shows what a group would
-save. RecD's formula (arXiv 2211.05239) predicts the factor of a batch of complete sessions.
+Each deduplication group is measured as it is stored. A feature without a group is measured alone, which shows what a
+group would save. RecD's formula (arXiv 2211.05239) predicts the factor for a batch of complete sessions.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ class Duplication:
     name: str
     features: tuple[str, ...]
     grouped: bool
-    """Whether the data set stores it deduplicated."""
+    """Whether the data set stores it as a deduplication group."""
     stays: float
-    """d, the share of neighbours within a session that agree."""
+    """d, the share of adjacent samples of a session with equal values."""
     session_factor: float
-    """Samples for each distinct value inside a session."""
+    """Samples per distinct value within a session."""
     batch_factor: float
-    """Samples for each distinct value inside a batch, shuffled as training does by default."""
+    """Samples per distinct value within a batch, with the default shuffling of training."""
     whole_factor: float
-    """Samples for each distinct value inside a batch of complete sessions."""
+    """Samples per distinct value within a batch of complete sessions."""
     predicted: float
-    """Prediction of `whole_factor` by RecD's formula, from d and the batch's average samples of a user."""
+    """`whole_factor` as predicted by RecD's formula, from d and the average number of samples per user in a batch."""
     shuffled_factor: float
-    """Samples for each distinct value inside a batch of samples shuffled one by one."""
+    """Samples per distinct value within a batch of individually shuffled samples."""
     ids: float
-    """Ids that a sample looks up."""
+    """Number of ids that a sample looks up."""
 
     @property
     def saved(self) -> float:
-        """Share of this group's lookups in a batch that repeat others."""
+        """Share of this group's lookups in a batch that repeat another lookup of the batch."""
         return 1 - 1 / self.batch_factor
 
 
@@ -61,13 +61,13 @@ class Profile:
     split: str
     batch_size: int
     samples_per_session: float
-    """Over the row groups that were read; 1 where the data set has no sessions."""
+    """Mean over the row groups that were read; 1 if the data set has no sessions."""
     batch_samples_per_session: float
     rows: tuple[Duplication, ...]
 
     @property
     def lookups_saved(self) -> float:
-        """Share of all lookups of a batch that repeat others, over groups as they are stored."""
+        """Share of all lookups in a batch that deduplication saves, with the groups of the data set."""
         total = sum(row.ids for row in self.rows)
         return sum(row.ids * row.saved for row in self.rows if row.grouped) / total if total else 0.0
 
@@ -78,7 +78,7 @@ def profile(dataset: Dataset, split: str = "train", *, batch_size: int = 4096, b
     Parameters
     ----------
     batches : int
-        Number of batches to measure, for each order.
+        Number of batches to measure for each order of samples.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def profile(dataset: Dataset, split: str = "train", *, batch_size: int = 4096, b
 
     Notes
     -----
-    Reads up to 16 row groups spread over the split, and the windows of the batches.
+    Reads up to 16 row groups, spread over the split, and shuffle buffers for the batches.
     """
     if batch_size < 1 or batches < 1:
         raise ConfigError(f"batch size and batches are {batch_size} and {batches}, expected at least 1")
@@ -129,14 +129,14 @@ def profile(dataset: Dataset, split: str = "train", *, batch_size: int = 4096, b
 
 
 def _parts(dataset: Dataset) -> dict[str, tuple[str, ...]]:
-    """Groups, then features without a group."""
+    """Return the groups, and each feature without a group as a group of one."""
     grouped = {name for names in dataset.groups.values() for name in names}
     names = [*(feature.name for feature in dataset.schema.sparse), *(feature.name for feature in dataset.schema.dense)]
     return {**dataset.groups, **{name: (name,) for name in names if name not in grouped}}
 
 
 def _spread(dataset: Dataset, split: str) -> list[tuple[int, int]]:
-    """Shard and number of row groups that are evenly spread over the split."""
+    """Return (shard, row group) of row groups that are evenly spread over the split."""
     places = [
         (number, group) for number, shard in enumerate(dataset.shards(split)) for group in range(len(shard.row_groups))
     ]
@@ -144,7 +144,7 @@ def _spread(dataset: Dataset, split: str) -> list[tuple[int, int]]:
 
 
 class _SessionCounts:
-    """Neighbours that agree, counted over row groups in their stored order."""
+    """Counts of adjacent samples with equal values, over row groups in stored order."""
 
     def __init__(self, parts: Mapping[str, tuple[str, ...]]) -> None:
         self._parts = parts
@@ -177,7 +177,7 @@ class _SessionCounts:
 
 
 def _column(name: str, bags: JaggedTensor) -> pl.Series:
-    """The id of each sample, -1 without one; lists if some samples have several."""
+    """Return the id of each sample, -1 if it has none; lists of ids if some samples have several."""
     offsets, values = bags.offsets.numpy(), bags.values.numpy()
     lengths = np.diff(offsets)
     if lengths.max(initial=0) > 1:
@@ -206,7 +206,7 @@ def _batch_factors(
             pl.Series(feature.name, batch.dense[:, place].numpy()) for place, feature in enumerate(dataset.schema.dense)
         ]
         columns += [_column(key, batch.sparse[key]) for key in batch.sparse.keys]
-        # By number: Polars would take a name such as * for many columns.
+        # Columns are named by number, because Polars would interpret a name such as * as many columns.
         places = {column.name: str(place) for place, column in enumerate(columns)}
         frame = pl.DataFrame([column.alias(places[column.name]) for column in columns])
         distinct = frame.select(

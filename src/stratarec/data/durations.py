@@ -1,4 +1,4 @@
-"""Lengths of time as people write them: 90s, 1h, 2d."""
+"""Durations in text form, such as 90s, 1h and 2d."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from stratarec.errors import ConfigError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 PER_SECOND: dict[TimeUnit, int] = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
-"""From coarse to fine."""
+"""Time unit -> its number per second, from coarse to fine."""
 
 
 def in_unit(text: str, unit: TimeUnit, field: str) -> int:
-    """The duration `text` in `unit`; `ConfigError` naming `field` where it is none."""
+    """Parse a duration and return it in `unit`; `ConfigError`, which names `field`, if it is not a duration."""
     match = re.fullmatch(r"(\d+)\s*([smhdw])", str(text).strip())
     if not match or int(match[1]) == 0:
         raise ConfigError(f"{field} is {text!r}, expected a duration such as 90s, 30m, 1h, 2d or 1w")
@@ -21,7 +21,7 @@ def in_unit(text: str, unit: TimeUnit, field: str) -> int:
 
 
 def as_text(length: int, unit: TimeUnit) -> str:
-    """A length of time in `unit` by its two largest units, such as 12d 9h; less than a second as it is."""
+    """Format a duration in `unit` with its two largest units, such as 12d 9h; below a second, in `unit`."""
     seconds = length // PER_SECOND[unit]
     if not seconds:
         return f"{length} {unit}" if length else "0s"

@@ -16,14 +16,14 @@ from stratarec.kernels.random.reference import mix
 
 _SEED = 0x5DEECE66D
 _MASK = (1 << 64) - 1
-# Texts that are hashed sooner than joined with the hashes of their distinct values.
+# Up to this number of strings, hashing all is faster than hashing distinct strings and joining.
 _FEW = 1000
 
 
 def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
-    """``[N]`` 64-bit hash of integers or strings; all nulls have one hash.
+    """Return ``[N]`` 64-bit hashes of integers or strings; all nulls have the same hash.
 
-    Equal integers have equal hashes whatever their type.
+    Equal integers of different types have equal hashes.
     """
     if values.dtype.is_integer():
         signed = values.reinterpret(signed=True) if values.dtype == pl.UInt64 else values.cast(pl.Int64)
@@ -39,33 +39,33 @@ def stable_hash(values: pl.Series) -> NDArray[np.uint64]:
 
 
 def hash_integers(values: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """`stable_hash` of integers of 64 bits."""
+    """Return `stable_hash` of 64-bit integers."""
     return mix_array(values.view(np.uint64) + np.uint64(_SEED))
 
 
 def hash_text(value: str) -> int:
-    """`stable_hash` of one text."""
+    """Return `stable_hash` of one string."""
     return xxhash.xxh3_64_intdigest(value.encode())
 
 
 def hash_texts(values: Sequence[str]) -> NDArray[np.uint64]:
-    """`stable_hash` of valid texts, without a Python function call for each."""
+    """Return `stable_hash` of valid strings, without a Python function call for each."""
     return np.fromiter(map(xxhash.xxh3_64_intdigest, map(str.encode, values)), dtype=np.uint64, count=len(values))
 
 
 def hash_integer(value: int) -> int:
-    """`stable_hash` of one integer."""
+    """Return `stable_hash` of one integer."""
     return mix((value + _SEED) & _MASK)
 
 
 class HashRule(Model):
-    """Description of a hash function from which other programs can implement it."""
+    """Description of a hash function, with which other programs can implement it."""
 
     function: str
     """``xxh3_64``, or ``splitmix64`` for its finaliser."""
     seed: Count
     input: str
-    """Bytes or integer that are hashed."""
+    """What is hashed: bytes or an integer."""
     steps: str
     """Steps from the input to the hash."""
 

@@ -1,12 +1,14 @@
 """The columns of a data set: labels, dense and sparse features, and the keys that group samples.
 
-Labels. A row with several labels may lack some of them (`UNKNOWN` in files, NaN in batches), but not all. Histories,
+*Labels.* A row with several labels may lack some of them (`UNKNOWN` in files, NaN in batches), but not all. Histories,
 early stopping and the counts of a split use the first label.
-Weights. `Schema.weight` weights a sample in the loss and in metrics; its unit does not matter, and weights of 1 give
-the same bits as no weights. `SparseFeature.weights` weight the values of a bag. They are stored with the samples and
-in no group, because each change of a weight would be another value of the group.
-Sequences. A ``history`` is derived by `prepare`; a ``sequence`` is a list that the log holds in order, oldest first,
-perhaps with parallel lists (`SparseFeature.beside`). Both share the vocabulary of the feature that they are `of`.
+
+*Weights.* `Schema.weight` weights a sample in the loss and in metrics. Only ratios of weights matter, and weights of 1
+give the same bits as no weights. `SparseFeature.weights` weight the values of a bag. They are stored with the samples
+and not in a deduplication group, because a group's value would change with each weight.
+
+*Sequences.* A ``history`` is computed by `prepare`. A ``sequence`` is an ordered list in the log, oldest value first,
+optionally with parallel lists (`SparseFeature.beside`). Both share the vocabulary of the feature that `of` names.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ ValueType = Literal["auto", "integer", "text"]
 
 
 class _KindTraits(NamedTuple):
-    """How the values of a kind of sparse feature are read and stored."""
+    """Properties of a kind of sparse feature that decide how its values are read and stored."""
 
     lists: bool
     """Whether a row has several values."""
     derived: bool
-    """Whether `prepare` derives the values from earlier samples; the log then has no such column."""
+    """Whether `prepare` computes the values from earlier samples, so that the log has no such column."""
     last: bool
-    """Whether the last `max_length` values are kept, and not the first."""
+    """Whether the last `max_length` values are kept instead of the first."""
 
 
 _KINDS: dict[SparseKind, _KindTraits] = {
@@ -47,11 +49,11 @@ _KINDS: dict[SparseKind, _KindTraits] = {
 }
 
 UNKNOWN = 2
-"""Stored value of an unknown label, where samples have several labels."""
+"""Stored value of an unknown label, if samples have several labels."""
 
 
 def _word(value: Any) -> Any:
-    """Require text: YAML reads yes and no as booleans, and digits as numbers."""
+    """Raise an error if a value is not text, because YAML reads yes and no as booleans and digits as numbers."""
     if isinstance(value, bool | int | float):
         raise ConfigError(f"expected text, got {value}; put it in quotes, as in equals: 'yes'")
     return value
@@ -59,14 +61,14 @@ def _word(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelRule:
-    """A label derived from a number or a word, by one of `at_least` and `equals`."""
+    """A label that is computed from a number or a word; either `at_least` or `equals` is set."""
 
     column: str
     """Column of the number or word."""
     at_least: Annotated[float | None, pydantic.Field(exclude_if=lambda value: value is None)] = None
-    """The label is 1 where the number is this or more."""
+    """The label is 1 if the number is at least this, else 0."""
     equals: Annotated[str, pydantic.BeforeValidator(_word), pydantic.Field(exclude_if=operator.not_)] = ""
-    """The label is 1 where the text, without surrounding spaces, is this, else 0."""
+    """The label is 1 if the text, without surrounding spaces, is equal to this, else 0."""
 
     def __post_init__(self) -> None:
         check_finite(self, "schema.label.")
@@ -81,7 +83,7 @@ class LabelRule:
 
 @dataclass(frozen=True, kw_only=True)
 class DenseFeature:
-    """A number per sample; missing ones become 0 after the transform, which is the mean when standardised."""
+    """A number per sample. A missing number becomes 0 after the transform, which is the mean if it is standardized."""
 
     name: str
     """Column name."""
@@ -90,45 +92,46 @@ class DenseFeature:
     standardize: bool = True
     """Subtract the training mean and divide by the training standard deviation."""
     group: str = ""
-    """Features of one group repeat together within a session; each of their distinct values is stored once."""
+    """Name of a deduplication group. Its features repeat together within a session; distinct values are stored once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseFeature:
-    """Zero, one or several ids per sample; a missing value is an empty bag."""
+    """A feature with zero, one or several ids per sample; a missing value is an empty bag."""
 
     name: str
-    """Column name, and the feature's name in a batch."""
+    """Name of the column and of the feature."""
     kind: SparseKind = "single"
-    """``single``: at most one value; ``multi``: a list in no order; ``history``: the values of `of` in the last
-    positive samples of the same user, strictly earlier than this one, oldest first, equal times in the order of the
-    log; ``sequence``: a list that the log holds in order, oldest first, such as the user's last items."""
+    """``single``: at most one value. ``multi``: a list without order. ``sequence``: an ordered list in the log, oldest
+    value first, such as the user's last items. ``history``: computed by `prepare` from the log: the values of the
+    feature `of` in the last positive samples of the same user, strictly earlier than this sample, oldest first."""
     vocabulary: str = ""
-    """Features with the same vocabulary share ids and a table. Empty: the feature's name, or for a history or sequence
-    with `of` the vocabulary of that feature."""
+    """Name of the vocabulary. Features with the same vocabulary share ids and a table. If empty, it is the feature's
+    name, or, for a history or sequence with `of`, the vocabulary of that feature."""
     of: str = ""
-    """For ``history``: the single-valued feature whose earlier values it collects. For ``sequence``: the single-valued
-    feature of the scored item that the model compares its values with; empty for no comparison."""
+    """For ``history``: the feature of kind ``single`` whose earlier values it collects. For ``sequence``: the feature
+    of kind ``single`` (such as the candidate item) with which attention compares its values; empty for no
+    comparison."""
     beside: str = ""
-    """For ``sequence``: the main sequence to which this one is a parallel column, such as the categories of its items:
-    the two lists of a row have the same length, and the i-th values belong to one event. An event without a value in
-    one of the columns is left out of all of them."""
+    """For ``sequence``: name of the main sequence, if this is a parallel column, such as the categories of its items.
+    The two lists of a row have the same length, and their i-th values belong to the same event. An event that lacks a
+    value in one of the columns is removed from all of them."""
     weights: Annotated[str, pydantic.Field(exclude_if=operator.not_)] = field(default="", repr=False)
-    """For ``multi``: the column with a weight for each value, finite numbers of 0 or more, in lists as long as the
-    feature's, or as text that is split at the same `separator`. Rows are pooled by weight: the sum of w * row, divided
-    by the sum of w for a mean."""
+    """For ``multi``: name of the column with a weight for each value, in lists of the same length, or in text that is
+    split at the same `separator`. Weights are finite and at least 0. Pooling computes the sum of w * row, for a mean
+    divided by the sum of w."""
     max_length: int = 50
-    """Keep the first `max_length` values of ``multi``, the last of ``history`` and ``sequence``. A column with `beside`
-    has the length of its main sequence."""
+    """Maximum number of values that are kept: the first of ``multi``, the last of ``history`` and ``sequence``. A
+    parallel column has the maximum of its main sequence."""
     separator: str = ""
-    """For ``multi`` and ``sequence``: split a text column at this string, and strip blanks around the parts; empty
-    means that the column holds lists, or text such as ``[1, 2]``, ``["a", "b"]`` or ``['a', 'b']``."""
+    """For ``multi`` and ``sequence``: string at which text is split; spaces around the parts are removed. If empty, the
+    column has lists, or text such as ``[1, 2]``, ``["a", "b"]`` or ``['a', 'b']``."""
     type: ValueType = "auto"
-    """Type of the values: ``integer`` (7 and 7.0 are one value, 007 is refused), ``text``, or ``auto``: text in text
-    files, the type of the column in Parquet. With `of` the type of that feature."""
+    """Type of the values. ``integer``: 7 and 7.0 are equal, and 007 is refused. ``text``. ``auto``: text in text files,
+    the type of the column in Parquet; with `of`, the type of that feature."""
     group: str = ""
-    """As for dense features. Histories need none: they are stored as windows. All columns of a sequence are in one
-    group."""
+    """Name of a deduplication group, as for dense features. All columns of a sequence are in one group. Histories are
+    not in groups, because they are stored as windows."""
 
     def __post_init__(self) -> None:
         if self.kind == "history" and not self.of:
@@ -148,7 +151,7 @@ class SparseFeature:
 
     @property
     def traits(self) -> _KindTraits:
-        """Traits of its kind."""
+        """Properties of the feature's kind."""
         return _KINDS[self.kind]
 
     def _check_weights(self) -> None:
@@ -163,32 +166,32 @@ class SparseFeature:
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """The columns of a data set, raw and prepared alike."""
+    """The columns of a log and of the data set that is prepared from it, with their roles."""
 
     label: str | LabelRule = "label"
-    """Column of 0 and 1, or of truth values; or a rule such as ``{column: rating, at_least: 4}`` or ``{column: answer,
-    equals: 'yes'}``."""
+    """Name of a column of 0 and 1 or of booleans, or a rule such as ``{column: rating, at_least: 4}`` or ``{column:
+    answer, equals: 'yes'}``."""
     labels: tuple[str | LabelRule, ...] = ()
-    """Several labels of each sample in place of `label`, such as ``[click, like]``: columns or rules; a row may lack
-    some of them. The model has a logit for each. The first label decides which rows are positive events of histories,
-    and its metrics decide about early stopping."""
+    """Several labels instead of `label`, such as ``[click, like]``: names of columns or rules. A row may lack some of
+    them. The model has a logit for each label. The first label decides which rows are events of histories, and its
+    metrics decide about early stopping."""
     weight: str = ""
-    """Column of sample weights in the training loss and in every metric, finite numbers of 0 or more. Empty for equal
-    weights."""
+    """Name of the column with sample weights, for the training loss and every metric; finite numbers of at least 0.
+    Empty for equal weights."""
     dense: tuple[DenseFeature, ...] = ()
     sparse: tuple[SparseFeature, ...] = ()
     time: str = ""
-    """Column of event times: integers, seconds since 1970 with a fraction, timestamps, or text as 2024-05-31 or
-    2024-05-31 23:59:59 (UTC, unless an offset such as +02:00 follows); empty when the log has none."""
+    """Name of the column with times: integers, seconds since 1970 with a fraction, timestamps, or text such as
+    2024-05-31 or 2024-05-31 23:59:59 (UTC, unless an offset such as +02:00 follows). Empty if the log has no times."""
     time_unit: TimeUnit = "s"
-    """Unit of integers in `time`; timestamps and fractions are converted to it."""
+    """Unit of integers in the time column; timestamps and fractions are converted to this unit."""
     time_format: str = ""
-    """Format of times in text or digits, such as ``%d/%m/%Y %H:%M`` or ``%Y%m%d%H``; empty for the forms listed at
-    `time`."""
+    """Format of times in text or digits, such as ``%d/%m/%Y %H:%M`` or ``%Y%m%d%H``; empty for the formats that `time`
+    lists."""
     session: str = ""
-    """Column that names the session; samples of one session are stored together."""
+    """Name of the column with sessions. Samples of a session are stored together."""
     user: str = ""
-    """Column that names the user; needed by ``history`` features and used for grouped AUC."""
+    """Name of the column with users. It is needed for histories, and used for grouped AUC."""
 
     def __post_init__(self) -> None:
         self._take_labels()
@@ -217,7 +220,7 @@ class Schema:
             raise ConfigError(f"schema.labels: column {repeated!r} is repeated, expected different columns")
 
     def _beside(self, feature: SparseFeature) -> SparseFeature:
-        """Give a parallel column of a sequence the length and group of its main sequence."""
+        """Return a parallel column with the maximum length and group of its main sequence."""
         mains = {main.name: main for main in self.sparse if main.kind == "sequence" and not main.beside}
         if not feature.beside:
             return feature
@@ -250,7 +253,7 @@ class Schema:
             raise ConfigError(f"schema: groups and features must have different names, shared: {', '.join(clash)}")
 
     def _given_names(self) -> Iterator[tuple[str, str]]:
-        """Field and name of every feature, group and vocabulary."""
+        """Yield the field and the name of every feature, group and vocabulary."""
         for place, dense in enumerate(self.dense):
             yield f"schema.dense[{place}].name", dense.name
             if dense.group:
@@ -309,22 +312,22 @@ class Schema:
 
     @property
     def label_column(self) -> str:
-        """Column of the label, of the first one if there are several."""
+        """Name of the label's column; of the first label if there are several."""
         return self.label_columns[0]
 
     @property
     def label_rules(self) -> tuple[str | LabelRule, ...]:
-        """Every label."""
+        """All labels, as names of columns or rules."""
         return self.labels or (self.label,)
 
     @property
     def label_columns(self) -> tuple[str, ...]:
-        """Columns of all labels, which are also their names."""
+        """Names of the columns of all labels; a label has the name of its column."""
         return tuple(rule if isinstance(rule, str) else rule.column for rule in self.label_rules)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All features, dense before sparse."""
+        """Names of all features, dense before sparse."""
         return (*(feature.name for feature in self.dense), *(feature.name for feature in self.sparse))
 
     @property
@@ -334,12 +337,12 @@ class Schema:
 
     @property
     def histories(self) -> tuple[SparseFeature, ...]:
-        """The features that `prepare` derives from earlier samples."""
+        """The features that `prepare` computes from earlier samples."""
         return tuple(feature for feature in self.sparse if feature.traits.derived)
 
     @property
     def sequences(self) -> dict[str, tuple[SparseFeature, ...]]:
-        """Main sequence -> its columns, the main one first."""
+        """Main sequence -> its columns, of which the main sequence is the first."""
         columns = [feature for feature in self.sparse if feature.kind == "sequence"]
         return {
             main.name: (main, *(feature for feature in columns if feature.beside == main.name))
@@ -349,7 +352,7 @@ class Schema:
 
     @property
     def behaviours(self) -> dict[str, tuple[SparseFeature, ...]]:
-        """Histories, then sequences, each with its columns."""
+        """Name of each history, then of each main sequence -> its columns."""
         return {**{feature.name: (feature,) for feature in self.histories}, **self.sequences}
 
     @property
@@ -364,16 +367,18 @@ class Schema:
 
     @property
     def shard_key(self) -> str:
-        """Column whose equal values share a shard: the user if histories need it, else the session."""
+        """Column whose equal values are in the same shard: the user if there are histories, else the session."""
         return self.user if self.histories or not self.session else self.session
 
     @property
     def session_keys(self) -> tuple[str, ...]:
-        """Columns that are equal within a session: user and session, as far as the schema has them."""
+        """Columns that identify a session: user and session, without those that the schema lacks."""
         return tuple(dict.fromkeys(name for name in (self.shard_key, self.session, self.user) if name))
 
     def inputs(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the features as JSON as far as a model depends on them, without how they are read and stored."""
+        """Return JSON with the properties of features on which a model depends, without how they are read and
+        stored.
+        """
         sparse, dense = ("name", "kind", "vocabulary", "of", "max_length"), ("name", "transform", "standardize")
         return {
             "sparse": [

@@ -1,9 +1,10 @@
 """Splits of samples: by time, by fraction or by file.
 
-By fraction all samples of a user, or else of a session, are in one split: otherwise a model would be tested on users
-that it was trained on. By time, durations that leave no training samples are refused with the log's span. Negatives of
-the training split can be left out by the hash of their row. A network then adds the logarithm of the share that is kept
-to its logits, except in training; an export has it in its last bias.
+A split by fraction keeps all samples of a user, or else of a session, in one split: otherwise a model would be tested
+on users on which it was trained. A split by time is refused if its durations leave no training samples.
+
+Negatives of the training split can be left out, chosen by the hash of their row. The network then adds the logarithm of
+the share that is kept to its logits, except in training; in an export, the last bias includes it.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ class SplitConfig:
     """Assignment of samples to training, validation and test."""
 
     by: Literal["time", "fraction", "file"] = "fraction"
-    """``time``: the last periods of the log; ``fraction``: at random, by user if the schema has users, else by session;
-    ``file``: by input file."""
+    """``time``: the last periods of the log are for validation and test. ``fraction``: random users if the schema has
+    users, else random sessions or samples. ``file``: by input file."""
     valid: float | str | tuple[str, ...] = 0.1
-    """A duration such as 1d for ``time``, a share for ``fraction``, file name patterns for ``file``."""
+    """Validation split: a duration such as 1d for ``time``, a share for ``fraction``, file name patterns for
+    ``file``."""
     test: float | str | tuple[str, ...] = 0.1
-    """As `valid`; by time the test split comes last, after validation. 0 or empty for no such split."""
+    """Test split, in the same form as `valid`; by time it is the last period, after validation. 0 or empty for none."""
     negatives: float = 1.0
-    """Share of the training split's negative samples that is kept, at random. Except in training, the model adds its
-    logarithm to the logits, so that probabilities are those of the complete log."""
+    """Share of the training split's negative samples that are kept, chosen at random. Outside training, the model adds
+    the logarithm of this share to its logits, so that probabilities match the complete log."""
     seed: int = 0
-    """Seed of the random fractions."""
+    """Seed of the random choices."""
 
     def __post_init__(self) -> None:
         for name in ("valid", "test"):
@@ -59,7 +61,7 @@ class SplitConfig:
         check_seed(self.seed, "data.split.seed")
 
     def asks_for(self, split: str) -> bool:
-        """Whether a split should get samples."""
+        """Whether the configuration assigns samples to a split."""
         return split == "train" or bool(getattr(self, split))
 
 
@@ -104,7 +106,7 @@ class Splitter:
         return in_unit(str(length), self._schema.time_unit, f"data.split.{name}") if length else 0
 
     def assign(self, frame: pl.DataFrame, last_time: int) -> NDArray[np.int8]:
-        """``[N]`` split of each row; `last_time` is the last time of the log."""
+        """Return the ``[N]`` split of each row; `last_time` is the last time of the log."""
         config, schema = self._config, self._schema
         if config.by == "file":
             assert self.file_split is not None
@@ -126,19 +128,21 @@ class Splitter:
         return self._config.by == "time"
 
     def split(self, frame: pl.DataFrame, last_time: int = 0) -> NDArray[np.int8]:
-        """``[N]`` split of each spilled row, -1 for events that are no samples and negatives left out of training."""
+        """Return the ``[N]`` split of each spilled row; -1 for events that are not samples and for left out
+        negatives.
+        """
         split = self.assign(frame, last_time)
         label = frame[self._schema.label_column]
         if self._config.negatives < 1:
             negative = (label == 0).fill_null(False).to_numpy() & (split == 0)
-            # Other draws than those of the splits.
+            # Another seed than that of the splits.
             place = self._place(frame[ROW], ~self._config.seed)
             split = np.where(negative & (place >= self._config.negatives), np.int8(-1), split)
         return np.where(label.is_null().to_numpy(), np.int8(-1), split)
 
     @staticmethod
     def _place(key: pl.Series, seed: int) -> NDArray[np.float64]:
-        """``[N]`` pseudo-random numbers in [0, 1), a function of key and seed."""
+        """Return ``[N]`` pseudo-random numbers in [0, 1) that depend on key and seed only."""
         mixed = stable_hash(key) ^ np.uint64(seed % (1 << 64))
         return unit_interval(stable_hash(pl.Series(mixed).reinterpret(signed=True)))
 
@@ -162,7 +166,7 @@ class Span:
         return f"{length} ({_date(self.first, self.unit)} to {_date(self.last, self.unit)} UTC)"
 
     def check_split(self, split: SplitConfig) -> None:
-        """Refuse a split by time that leaves no training samples."""
+        """Raise `DataError` if a split by time leaves no training samples."""
         if split.by != "time":
             return
         lengths = {name: getattr(split, name) for name in ("valid", "test") if split.asks_for(name)}
@@ -175,9 +179,9 @@ class Span:
 
 
 def unlikely_unit(times: pl.Series, unit: TimeUnit) -> str:
-    """Explain why integers are unlikely times in `unit`: all are before 1990 or after 2100, but not in another unit.
+    """Return an error text if integers are dates between 1990 and 2100 in another unit, but not in `unit`; else empty.
 
-    Empty if they are likely; times that count from another epoch are before 1990 in every unit.
+    Times that count from another epoch are before 1990 in every unit, and are accepted.
     """
     least, most = times.min(), times.max()
     if not (isinstance(least, int) and isinstance(most, int)):
@@ -196,7 +200,9 @@ def unlikely_unit(times: pl.Series, unit: TimeUnit) -> str:
 
 
 def too_coarse(times: pl.Series, unit: TimeUnit) -> str:
-    """Explain what to do if timestamps are finer than `unit`, so that different ones would become equal; else empty."""
+    """Return advice if timestamps are finer than `unit`, so that different timestamps would become equal; else
+    empty.
+    """
     ticks, per_second = times.to_physical(), PER_SECOND[times.dtype.time_unit]  # type: ignore[attr-defined]
     fitting = [name for name, scale in PER_SECOND.items() if not _loses(ticks, per_second, scale).any()]
     if unit in fitting:
@@ -209,7 +215,7 @@ def too_coarse(times: pl.Series, unit: TimeUnit) -> str:
 
 
 def _loses(ticks: pl.Series, per_second: int, scale: int) -> pl.Series:
-    """Whether each time in ticks of 1 / `per_second` is no multiple of 1 / `scale` seconds."""
+    """Return whether any time, in ticks of 1 / `per_second` seconds, is not a multiple of 1 / `scale` seconds."""
     return (ticks % max(per_second // scale, 1)).fill_null(0) != 0
 
 
@@ -222,7 +228,7 @@ def _date(time: int, unit: TimeUnit) -> str:
 
 
 def time_text(time: int, unit: TimeUnit) -> str:
-    """Return a time as it is stored, followed by its date if it has one."""
+    """Format a stored time as a number, followed by its date if it is a date."""
     return f"{time} {unit}" + (f" ({_date(time, unit)} UTC)" if time >= FIRST_DATE * PER_SECOND[unit] else "")
 
 

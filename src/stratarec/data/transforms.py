@@ -1,7 +1,7 @@
-"""Transforms of dense columns: log1p, then standardisation by the training split's moments, in float64 until the end.
+"""Transforms of dense columns: log1p, then standardization by the moments of the training split, computed in float64.
 
-Moments of partitions are added by partition number, so that their bits do not depend on the machine. A column is
-constant if its least and largest values are equal. Results beyond the range of float32 become its largest number.
+Moments of partitions are added in the order of partitions, so that their bits do not depend on the machine. A column is
+constant if its minimum and maximum are equal. Results beyond the range of float32 become its largest number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Spread(Protocol):
-    """Mean and standard deviation for standardisation."""
+    """Mean and standard deviation that standardize a column."""
 
     @property
     def mean(self) -> float: ...
@@ -30,16 +30,15 @@ class Spread(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """Count, mean and spread of a transformed column, missing values left out; parts of a column can be added.
+    """Count, mean and spread of a transformed column without missing values. Moments of parts can be added.
 
-    The sum of squares is about the mean (Welford; merged as by Chan, Golub and LeVeque 1979), so a deviation that is
-    tiny compared with the values, such as that of times within an hour, keeps its digits.
-    """
+    The sum of squares is of differences to the mean (Welford; merged as by Chan, Golub and LeVeque 1979). So a
+    deviation that is tiny compared with the values, such as that of times within an hour, is precise."""
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
-    """Sum of squared differences to the mean."""
+    """Sum of squared differences from the mean."""
     least: float = 0.0
     most: float = 0.0
 
@@ -48,7 +47,7 @@ class Moments:
         present = values[~np.isnan(values)]
         if not len(present):
             return cls()
-        # Relative to a value of the column first, so that the mean of equal values is that value.
+        # Computed relative to one value of the column, so that the mean of equal values is exactly that value.
         offset = present - present[0]
         shift = float(offset.mean())
         residual = offset - shift
@@ -75,21 +74,21 @@ class Moments:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation; 1 without two different values."""
+        """Standard deviation; 1 if all values are equal."""
         if self.least == self.most:
             return 1.0
-        # Squares of differences below 1e-162 are 0.
+        # Squares of differences below 1e-162 would be rounded to 0.
         return (self.squares / self.count) ** 0.5 or self.most - self.least
 
 
 def squash(values: pl.Series, feature: DenseFeature) -> NDArray[np.float64]:
-    """Apply the feature's transform without standardisation, in float64; NaN where missing."""
+    """Apply the feature's transform without standardization; return float64, NaN for missing values."""
     raw = values.cast(pl.Float64).to_numpy()
     return np.sign(raw) * np.log1p(np.abs(raw)) if feature.transform == "log1p" else raw
 
 
 def transform(values: pl.Series, feature: DenseFeature, moments: Spread) -> NDArray[np.float32]:
-    """Transform and standardise a column: ``[N]`` float32; missing values are 0, the mean if standardised."""
+    """Transform and standardize a column. Return ``[N]`` float32; a missing value is 0, the mean if standardized."""
     squashed = squash(values, feature)
     if feature.standardize:
         with np.errstate(over="ignore"):
@@ -98,8 +97,10 @@ def transform(values: pl.Series, feature: DenseFeature, moments: Spread) -> NDAr
 
 
 def _bounded(squashed: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Replace missing values by 0, and clip values that float32 cannot hold: divided by a small deviation, a value far
-    outside the training data may be that large."""
+    """Replace missing values by 0, and clip values to the range of float32.
+
+    A value far outside the training data may exceed that range when it is divided by a small deviation.
+    """
     return np.nan_to_num(squashed, nan=0.0).clip(-_LARGEST, _LARGEST).astype(np.float32)
 
 
@@ -108,7 +109,7 @@ class Standardizer:
 
     def __init__(self, features: Sequence[DenseFeature], moments: Mapping[str, Spread]) -> None:
         self._log = np.array([[feature.transform == "log1p"] for feature in features], dtype=bool).reshape(-1, 1)
-        # Subtracting 0 and dividing by 1 keeps the bits.
+        # Subtracting 0 and dividing by 1 does not change the bits of columns that are not standardized.
         used: list[Spread] = [moments[f.name] if f.standardize else Moments() for f in features]
         self._mean = np.array([part.mean for part in used]).reshape(-1, 1)
         self._deviation = np.array([part.deviation for part in used]).reshape(-1, 1)

@@ -1,7 +1,7 @@
-"""Events of users, and the history of a row at its time.
+"""Events (positive rows) of users, and the history of a row at the time of that row.
 
-The rule is that of `prepare`: the last values of a feature in the user's positive rows that are strictly earlier in
-time, equal times in the order of the log.
+Histories follow the rule of `prepare`: the last values of a feature among the user's positive rows with a strictly
+earlier time. Rows with equal times keep the order of the log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stratarec.io.atomic import reporting_damage
 
 
 def last_events(events: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-    """Keep the positive events, sorted by user and time, that later histories may contain."""
+    """Return the events, sorted by user and time, that later histories may contain."""
     recent = [
         column(feature.of).is_not_null()
         & (column(feature.of).is_not_null().cum_sum(reverse=True).over(column(schema.user)) <= feature.max_length)
@@ -32,12 +32,12 @@ def last_events(events: pl.DataFrame, schema: Schema) -> pl.DataFrame:
 
 
 def event_columns(schema: Schema) -> list[str]:
-    """Return the columns of events: user, time and the features of histories."""
+    """Return the names of the columns of events: user, time and the features of histories."""
     return list(dict.fromkeys([schema.user, schema.time, *(feature.of for feature in schema.histories)]))
 
 
 def read_events(path: Path, schema: Schema) -> pl.DataFrame:
-    """Read and check the events in a Parquet file from any source."""
+    """Read the events in a Parquet file, and check them: the file is not trusted."""
     with reporting_damage(path):
         table = pq.read_table(path, use_threads=False)
         if table.column_names != event_columns(schema):
@@ -56,13 +56,13 @@ def read_events(path: Path, schema: Schema) -> pl.DataFrame:
 
 
 class Events:
-    """The positive rows of some frames, by user.
+    """The positive rows of some frames, by user, from which histories are computed.
 
     Parameters
     ----------
     frames : iterable of DataFrame
-        With the columns of label, time and user and the features that histories are of, as a `Source` gives them, in
-        the order of the log. Memory holds their positive rows.
+        Frames in the order of the log, with label, time, user and the features of histories, typed as by a `Source`.
+        Their positive rows are kept in memory.
     """
 
     def __init__(self, frames: Iterable[pl.DataFrame], schema: Schema) -> None:
@@ -95,18 +95,18 @@ class Events:
         return _slices(feature.name, events[feature.of], start, length)
 
     def _places(self, user: NDArray[np.uint64], time: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """User and time as one rising number; without a time, the first number of the user."""
+        """Combine user and time into one ascending number; without times, return the first number of each user."""
         number = np.searchsorted(self._users, user).astype(np.int64) * (len(self._times) + 1)
         return number if time is None else number + np.searchsorted(self._times, time, side="left")
 
 
 def _user_hash(frame: pl.DataFrame, schema: Schema) -> NDArray[np.uint64]:
-    """Hash users as text: one log may have integers, and an earlier one their digits."""
+    """Hash users as text, because one log may have integers and another the same numbers as text."""
     return stable_hash(frame[schema.user].cast(pl.String))
 
 
 def _slices(name: str, values: pl.Series, start: NDArray[np.int64], length: NDArray[np.int64]) -> pl.Series:
-    """``values[start : start + length]`` of each row as a list."""
+    """Return a series with the list ``values[start : start + length]`` of each row."""
     offsets = np.concatenate([[0], length.cumsum()]).astype(np.int64)
     flat = values.gather(np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], length))
     lists = pl.from_arrow(pa.LargeListArray.from_arrays(offsets, flat.to_arrow()))

@@ -1,16 +1,16 @@
-"""Vocabularies: which id each value has, when it gets a row or loses it, and the counts behind that.
+"""Vocabularies: the id of each value, when a value gets or loses a row, and the counts that decide this.
 
-Ids follow frequency, the most frequent value first, or the value's hash alone (kind ``hash``). Rare and unseen values
-share the tail buckets, which are the first rows, so that no row moves when there are more values. A missing value is an
-empty bag. Counts are lookups of the training split, those by histories included; ties are broken by value.
+With kind ``count``, ids are assigned by descending count (ties by value); with kind ``hash``, by the hash of a value.
+The first rows of a table are the tail buckets, which rare and unseen values share. A missing value is an empty bag.
+Counts are numbers of lookups in the training split, including those of histories.
 
-A vocabulary with a base begins with the values of an earlier data set, whose ids they keep; new values follow by
-frequency. An evicted value leaves a hole: its id is not used again until `stratarec rebase` ranks all values. So only
-ids after the base's are ranked, and counts of base values may rise.
+A vocabulary with a base begins with the values of an earlier data set, which keep their ids. New values follow, ranked
+by count. An evicted value leaves a hole: its id is not used again until `stratarec rebase` ranks all values. So only
+the ids after those of the base are in the order of counts.
 
-A data set also stores the counts of values without a row, so that a data set based on it can give them one when they
-are frequent enough in all logs together. `count` is over all logs, `recent` weights older lookups less, and `last` is
-the time of the last row with the value. Counts dropped by a memory limit are reported.
+A data set also stores the counts of values without a row, so that a data set based on it can give them a row when they
+are frequent enough in all logs together. `count` is over all logs, `recent` gives older lookups a smaller weight, and
+`last` is the time of the last row with the value. If counts are dropped because of a memory limit, this is reported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from stratarec.errors import ConfigError
 from stratarec.io.atomic import reporting_damage
 from stratarec.io.sealed import Hash, Model
 
-# Ids have 31 bits, and a table has a row for each bucket whether or not a value falls into it.
+# Ids have 31 bits, and a table has a row for each bucket even if no value uses it.
 _RANGES = {
     "min_count": (1, 1 << 62), "tail_buckets": (1, 10**8), "max_rows": (0, 1 << 31), "candidates": (0, 1 << 40),
     "buckets": (1, 10**8),
@@ -47,23 +47,23 @@ VocabularyKind = Literal["count", "hash"]
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyOverride:
-    """Limits of one vocabulary; null keeps the common limit."""
+    """Limits of one vocabulary; null means that the common limit applies."""
 
     min_count: int | None = None
-    """Rarer values share the tail buckets."""
+    """Minimum count of a value to get a row; rarer values share the tail buckets."""
     tail_buckets: int | None = None
-    """Rows shared by rare and unseen values."""
+    """Number of rows that rare and unseen values share."""
     max_rows: int | None = None
-    """Keep at most this many values; 0 for no limit."""
+    """Maximum number of values with a row; 0 for no limit."""
     candidates: int | None = None
-    """Values without a row whose counts are kept."""
+    """Maximum number of values without a row whose counts are kept."""
     kind: VocabularyKind | None = None
     """``count`` or ``hash``."""
     buckets: int | None = None
-    """Rows of a ``hash``."""
+    """Number of rows for kind ``hash``."""
 
     def check_kind(self, where: str, kind: VocabularyKind) -> None:
-        """Refuse limits that vocabularies of `kind` do not use."""
+        """Raise `ConfigError` for limits that vocabularies of `kind` do not use."""
         for name in ("min_count", "tail_buckets", "max_rows", "candidates") if kind == "hash" else ("buckets",):
             if getattr(self, name) is not None:
                 raise ConfigError(f"{where}.{name} is {getattr(self, name)}, which kind {kind} does not use; remove it")
@@ -74,19 +74,19 @@ class VocabularyLimits:
     """Limits that decide which values get a row."""
 
     min_count: int = 2
-    """Rarer values share the tail buckets."""
+    """Minimum count of a value to get a row; rarer values share the tail buckets."""
     tail_buckets: int = 16
-    """Rows shared by rare and unseen values, by a hash of the value."""
+    """Number of rows that rare and unseen values share, chosen by the hash of the value."""
     max_rows: int = 0
-    """Keep at most this many values; 0 for no limit."""
+    """Maximum number of values with a row, the most frequent ones; 0 for no limit."""
     candidates: int = 10_000_000
-    """Keep the counts of at most this many values without a row, because a data set based on this one may give them a
-    row; the counts of the rarest are dropped."""
+    """Maximum number of values without a row whose counts are kept, because a data set based on this one may give them
+    a row. Counts of the rarest values are dropped."""
     kind: VocabularyKind = "count"
-    """``count`` gives each frequent value a row. ``hash`` gives every value one of `buckets` rows by its hash, so that
-    memory does not grow with the number of values."""
+    """``count`` gives each frequent value a row. ``hash`` assigns every value to one of `buckets` rows by its hash, so
+    that memory does not grow with the number of values."""
     buckets: int = 1 << 18
-    """Rows of a ``hash``: values that share one cannot be told apart."""
+    """Number of rows for kind ``hash``. The model cannot distinguish values that share a row."""
 
     def __post_init__(self) -> None:
         _check_limits(self, "data.vocabulary")
@@ -101,9 +101,9 @@ class Eviction:
     """
 
     idle: str = ""
-    """Evict values that no row of the logs has had for this long, such as ``3d``; histories and lists do not count."""
+    """Evict values whose last row in the logs is older than this, such as ``3d``; histories and lists do not count."""
     keep: int = 0
-    """Evict all but this many values, ranked by lookups weighted by `half_life`; 0 for no limit."""
+    """Keep this many values, ranked by lookups weighted by `half_life`, and evict the others; 0 for no limit."""
 
     def __post_init__(self) -> None:
         if not self.idle and not self.keep:
@@ -119,15 +119,15 @@ class VocabularyConfig(VocabularyLimits):
     """Limits for all vocabularies, and overrides for some."""
 
     overrides: Mapping[str, VocabularyOverride] = field(default_factory=dict)
-    """Vocabulary name -> limits that differ from the common ones."""
+    """Vocabulary name -> limits that replace the common limits."""
     evict: Mapping[str, Eviction] = field(default_factory=dict)
-    """Vocabulary name -> eviction rule; none by default."""
+    """Vocabulary name -> eviction rule; other vocabularies evict no values."""
     half_life: str = "7d"
-    """Age at which a lookup counts half when values are ranked by recent lookups: for ``keep`` and by `stratarec
-    rebase`."""
+    """Age at which the weight of a lookup is one half, when values are ranked by recent lookups: for ``evict.*.keep``
+    and by `stratarec rebase`."""
     base: str = ""
-    """An earlier data set with the same features: its values keep their ids, new values follow, and numbers are
-    standardised by its moments, so that `train --from` can continue a run on it."""
+    """Directory of an earlier data set with the same features. Its values keep their ids, new values follow, and
+    numbers are standardized by its moments, so that `train --from` can continue a run on this data set."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,7 +144,7 @@ class VocabularyConfig(VocabularyLimits):
         return VocabularyLimits(**{**common, **{k: v for k, v in asdict(override).items() if v is not None}})
 
     def check(self, schema: Schema) -> None:
-        """Refuse limits of vocabularies that do not exist, and evictions that cannot work."""
+        """Raise `ConfigError` for limits of vocabularies that do not exist, and for evictions that cannot work."""
         names = schema.vocabularies()
         users = {feature.name: feature.vocabulary for feature in schema.sparse}
         for part, name in (
@@ -178,12 +178,12 @@ def _check_limits(limits: VocabularyLimits | VocabularyOverride, where: str) -> 
 
 
 MISSING = -1
-# Values that are hashed at a time.
+# Number of values that are hashed at a time.
 _PIECE = 1 << 16
-# Largest average size of a value in a file that is read; a log allows less.
+# Maximum average size of a value in a file that is read; values from logs are smaller.
 _MOST_VALUE_BYTES = 1 << 16
 _VALUE_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.int64(), pa.uint64())
-# Characters of a list of columns in a message.
+# Maximum number of characters for a list of columns in an error message.
 _LONGEST = 200
 # Ids are int32.
 Rows = Annotated[int, pydantic.Field(ge=0, le=1 << 31)]
@@ -207,21 +207,23 @@ class TailRule(HashRule):
 
 
 class Ids(Model):
-    """Description of a vocabulary: the ids of its values, and the rule for all other values."""
+    """Description of a vocabulary in a manifest: its values, and the rule for the ids of all other values."""
 
     kind: VocabularyKind
     """``count``: the file lists the id of each value. ``hash``: `tail` applies to every value."""
     type: StoredType
-    """Type of the values; values of another type are cast to it before they are looked up."""
+    """Type of the values. Values of other types are cast to it before they are looked up."""
     values: Rows
     holes: Rows
-    """Number of values that were evicted or forgotten: null in the file."""
+    """Number of values that were evicted or forgotten; they are null in the file."""
     inherited: Rows
-    """Number of values, the first ones, with the ids of the base; the ids after them are ranked by falling count."""
+    """Number of values inherited from the base. They come first and keep their ids; the others are ranked by count."""
     first_rows: Rows
-    """Rows of the first data set in the chain of bases: the initial weights of all rows depend on it."""
+    """Number of rows in the very first data set, before any that name it as `base`. The bound of all initial weights is
+    computed from this number, unless the recipe sets it."""
     tail_buckets: Annotated[Rows, pydantic.Field(ge=1)]
-    """Rows in front of the values, shared by all other values; the only rows for kind ``hash``."""
+    """Number of rows before those of the values, which all other values share; for kind ``hash`` there are no
+    others."""
     digest: Hash
     """xxh3_128 of the values in order of id, and of the positions of holes."""
     tail: TailRule
@@ -239,15 +241,15 @@ class Ids(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class EvictionFilter:
-    """An `Eviction` rule at the time of a log."""
+    """An `Eviction` rule, applied at the end of a log."""
 
     before: int | None = None
     """Evict values that were last seen before this time; None for no limit."""
     keep: int = 0
-    """Evict all but this many values, by falling `recent` count; 0 for no limit."""
+    """Keep this many values with the largest `recent` counts, and evict the others; 0 for no limit."""
 
     def alive(self, values: pl.DataFrame) -> pl.Series:
-        """``[N]`` whether each value, with its `recent` and `last`, keeps or gets a row."""
+        """Return ``[N]`` flags: whether each value may have a row, judged by its `recent` and `last`."""
         alive = values["count"].is_not_null()
         if self.before is not None:
             alive &= (values["last"] >= self.before).fill_null(False)
@@ -259,25 +261,26 @@ class EvictionFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Values in order of id, and their training counts."""
+    """The values with a row, in order of id, and their training counts."""
 
     values: pl.Series
-    """``[V]`` String, Int64 or UInt64, null where a value was evicted; ids start after the tail buckets."""
+    """``[V]`` String, Int64 or UInt64; null for an evicted value. The id of the first value is `tail_buckets`."""
     counts: NDArray[np.int64]
-    """``[tail_buckets + V]`` lookups in the training splits of all logs so far; falling over the values after those of
-    the base."""
+    """``[tail_buckets + V]`` number of lookups of each row in the training splits of all logs so far; in descending
+    order for the values after those of the base."""
     tail_buckets: int
     kind: VocabularyKind = "count"
     inherited: int = 0
-    """Number of values, the first ones, with the ids of the base."""
+    """Number of values inherited from the base; they come first."""
     first_rows: int = 0
-    """Rows of the first data set in the chain of bases; 0 without a base."""
+    """Number of rows of the first data set in the chain of bases; 0 without a base."""
     counted: pl.DataFrame | None = None
-    """Counts of all values: values with a row first, then the others by falling count; None if they are not loaded."""
+    """Counts of all values: first those with a row, then the others by descending count. None if they are not
+    loaded."""
 
     @property
     def rows(self) -> int:
-        """Rows that a table needs."""
+        """Number of rows of the table."""
         return len(self.values) + self.tail_buckets
 
     @classmethod
@@ -288,7 +291,7 @@ class Vocabulary:
         base: Vocabulary | None = None,
         eviction: EvictionFilter | None = None,
     ) -> Vocabulary:
-        """Rank values by falling count, ties by value, behind the values of `base`.
+        """Build a vocabulary: values of `base` first, then the others by descending count, with ties by value.
 
         Parameters
         ----------
@@ -296,9 +299,9 @@ class Vocabulary:
             Columns `value` and `count`; for `eviction` also `recent` and `last`.
         limits : VocabularyLimits
         base : Vocabulary, optional
-            Its values keep their ids.
+            Earlier vocabulary, whose values keep their ids.
         eviction : EvictionFilter, optional
-            Of a vocabulary with a base, values that lose their row or get none.
+            Decides which values of a vocabulary with a base lose their row or do not get one.
         """
         if base is None:
             inherited, new = counted.clear(), counted
@@ -340,12 +343,12 @@ class Vocabulary:
         Parameters
         ----------
         counted : DataFrame
-            Columns `value`, a bucket number, and `count`.
+            Columns `value` (a bucket number) and `count`.
         kind : DataType
             Type of the values that are hashed.
         buckets : int
         base : Vocabulary, optional
-            Its counts are added.
+            Earlier vocabulary, whose counts are added.
         """
         counts = np.zeros(buckets, dtype=np.int64) if base is None else base.counts.copy()
         np.add.at(counts, counted["value"].to_numpy(), counted["count"].to_numpy())
@@ -353,11 +356,11 @@ class Vocabulary:
 
     @property
     def digest(self) -> str:
-        """xxh3_128 of the values in order of id, without counts."""
+        """xxh3_128 hash of the values in order of id, without counts."""
         return self.digest_of(len(self.values))
 
     def digest_of(self, first: int) -> str:
-        """Return the digest of the first values alone."""
+        """Return the digest of only the first `first` values."""
         values = self.values[:first]
         hasher = xxhash.xxh3_128(str(values.dtype).encode())
         if values.null_count():
@@ -372,11 +375,11 @@ class Vocabulary:
         return hasher.hexdigest()
 
     def encode(self, values: pl.Series) -> NDArray[np.int32]:
-        """``[N]`` ids; null becomes `MISSING`."""
+        """Return the ``[N]`` ids of values; null becomes `MISSING`."""
         if values.dtype != self.values.dtype:
             values = values.cast(self.values.dtype)
         table = pl.DataFrame({"value": self.values, "id": np.arange(self.tail_buckets, self.rows, dtype=np.int32)})
-        # One query: each costs Polars a third of a millisecond, and a small log has thousands of pieces of columns.
+        # One query, because each takes Polars a third of a millisecond, and a small log has thousands of columns.
         joined = values.to_frame("value").lazy().join(table.lazy().drop_nulls(), "value", "left", maintain_order="left")
         is_known = pl.col("id").is_not_null() | pl.col("value").is_null()
         rows = joined.select(pl.col("id").fill_null(MISSING), known=is_known).collect()
@@ -387,19 +390,19 @@ class Vocabulary:
         return ids.astype(np.int32, copy=False)
 
     def values_without(self, ids: NDArray[np.int64]) -> pl.Series:
-        """Return the values with null at `ids`, which are not those of tail buckets. `values` does not change."""
-        # Not Series.scatter: it writes into the series, which other threads may read.
+        """Return a copy of `values` with null at `ids`, which must not be ids of tail buckets."""
+        # Series.scatter would write into the series, which other threads may read.
         removed = np.zeros(len(self.values), dtype=np.bool_)
         removed[ids - self.tail_buckets] = True
         return self.values.set(pl.Series(removed), None)
 
     def tail_ids(self, values: pl.Series) -> NDArray[np.int64]:
-        """``[N]`` ids of values without a row."""
+        """Return the ``[N]`` ids (tail buckets) of values without a row."""
         return buckets_of(values, self.tail_buckets)
 
     @property
     def ids(self) -> Ids:
-        """Description for a manifest."""
+        """Description of this vocabulary for a manifest."""
         stored: StoredType = str(self.values.dtype)  # type: ignore[assignment]
         return Ids(
             kind=self.kind,
@@ -414,7 +417,7 @@ class Vocabulary:
         )
 
     def frame(self) -> pl.DataFrame:
-        """The stored columns value, id and count; tail buckets and holes have no value."""
+        """Return the columns value, id and count that are stored; the value of tail buckets and holes is null."""
         values = pl.concat([self.values.clear().extend_constant(None, self.tail_buckets), self.values])
         return pl.DataFrame({"value": values, "id": np.arange(self.rows, dtype=np.int32), "count": self.counts})
 
@@ -425,7 +428,7 @@ def read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids, origin: s
     Raises
     ------
     DatasetError
-        If the file has other columns than `Vocabulary.frame`, or other values than `expected`; `origin` names it.
+        If the columns are not those of `Vocabulary.frame`, or the values differ from `expected`; names `origin`.
     """
     with reporting_damage(Path(origin)):
         try:
@@ -437,7 +440,8 @@ def read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids, origin: s
 def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocabulary:
     rows = expected.values + expected.tail_buckets
     kind = _check_file(pq.ParquetFile(file), rows)
-    # Texts stay dictionary-encoded until they are known to be distinct: a repeated long text takes a few bytes here.
+    # Texts stay dictionary-encoded until they are known to be distinct, because a repeated long text takes only a few
+    # bytes in the file.
     reader = pq.ParquetFile(file, read_dictionary=[] if pa.types.is_integer(kind) else ["value"])
     table = reader.read(use_threads=False)
     if table["id"].null_count or table["count"].null_count:
@@ -477,7 +481,7 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocab
 
 
 def _check_file(reader: pq.ParquetFile, rows: int) -> pa.DataType:
-    """Check columns, types and number of rows before anything is read; returns the type of the values."""
+    """Check columns, types and number of rows before values are read; return the type of the values."""
     types = {field.name: field.type for field in reader.schema_arrow}
     names = [field.name for field in reader.schema_arrow]
     kind = types.get("value")
@@ -488,7 +492,7 @@ def _check_file(reader: pq.ParquetFile, rows: int) -> pa.DataType:
         raise ValueError(f"its values are {kind}, expected text or integers of 64 bits")
     if reader.metadata.num_rows != rows:
         raise ValueError(f"it has {reader.metadata.num_rows} rows, expected {rows}")
-    # Not by column: pyarrow ends the process when it is asked for damaged metadata of a column.
+    # The metadata of columns is not read: pyarrow ends the process if it is damaged.
     unfolded = sum(reader.metadata.row_group(place).total_byte_size for place in range(reader.metadata.num_row_groups))
     if unfolded > rows * _MOST_VALUE_BYTES + (1 << 20):
         raise ValueError(f"it unfolds to {unfolded:,} bytes, too much for {rows} rows")
@@ -501,7 +505,7 @@ def _named(kinds: Mapping[str, pa.DataType]) -> str:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Decode dictionaries and validate text: Polars must not be given bytes that are not UTF-8."""
+    """Decode dictionaries, and check that text is valid UTF-8, because Polars does not check it."""
     if pa.types.is_dictionary(column.type):
         text = not pa.types.is_integer(column.type.value_type)
         column = column.cast(pa.large_string() if text else column.type.value_type)
@@ -514,7 +518,7 @@ def _by_count(counted: pl.DataFrame) -> pl.DataFrame:
 
 
 def buckets_of(values: pl.Series, buckets: int) -> NDArray[np.int64]:
-    """``[N]`` bucket of each value."""
+    """Return the ``[N]`` bucket of each value."""
     if not len(values):
         return np.zeros(0, dtype=np.int64)
     return (stable_hash(values) % np.uint64(buckets)).astype(np.int64)

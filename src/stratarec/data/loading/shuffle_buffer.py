@@ -330,7 +330,7 @@ def _cut(buffer: ShuffleBuffer, rows: NDArray[np.int32], dataset: Dataset) -> Ba
     dense = _dense(buffer, rows, tables, len(dataset.schema.dense))
     ids, offsets = end_bags(values, singles, missing, samples.lists, rows)
     weights = take_weights(samples.weights, rows, offsets) if samples.weights and offsets is not None else None
-    # `_group` has replaced the pointers by numbers within the batch.
+    # `_group` replaces the pointers of a group by numbers within the batch.
     shared = [name for name in dataset.groups if buffer.tables[name].columns.sparse]
     groups = [_group(buffer.tables[name], tables[name]) for name in shared]
     return Batch(

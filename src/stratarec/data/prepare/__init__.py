@@ -1,1 +1,1 @@
-"""Raw logs -> a prepared data set."""
+"""Preparation of a data set from raw logs."""

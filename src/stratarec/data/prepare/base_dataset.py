@@ -1,8 +1,8 @@
-"""The base of a data set: an earlier data set whose ids and moments it keeps, so that a model can continue on it.
+"""The base of a data set: an earlier data set whose ids and moments are inherited, so that a model can continue on it.
 
-A data set and its base differ only in their samples: features, kinds and tail buckets are the same. A base may have a
-base itself, which is not needed any more. No id moves: new values follow the earlier ones. Counts cover all logs so
-far, also of values without a row, and a user's history continues from the events of the base's log.
+A data set and its base have the same features, kinds of vocabularies and tail buckets. Ids never change: the ids of new
+values follow the earlier ids. Counts cover all logs so far, including values without a row, and histories continue from
+the events of the base's log. A base may have a base itself, which is not read.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from stratarec.data.vocabulary import Vocabulary, VocabularyConfig, add_counts
 from stratarec.errors import ConfigError, DataError, DatasetError
 
 _FIELD = "data.vocabulary.base"
-# Names of a list that a message shows.
+# Maximum number of names that an error message shows.
 _MOST_NAMES = 5
 
 
 class BaseDataset:
-    """An earlier data set on which the data of a recipe can be based; opened by `BaseDataset.of`."""
+    """The data set that a recipe names as ``data.vocabulary.base``. Open it with `BaseDataset.of`."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -42,9 +42,10 @@ class BaseDataset:
         Raises
         ------
         ConfigError
-            If it is the data set itself, or has other features, kinds of vocabularies or tail buckets: names the field.
+            If the base is the data set itself, or has other features, kinds of vocabularies or tail buckets; names the
+            field.
         DatasetError
-            If it is missing or damaged.
+            If the base is missing or damaged.
         """
         if not config.vocabulary.base:
             return None
@@ -60,13 +61,13 @@ class BaseDataset:
         return cls(dataset)
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keep the base from being replaced while it is read."""
+        """Context manager that prevents other processes from replacing the base while it is read."""
         return self._dataset.locked()
 
     def vocabulary(
         self, name: str, counted: pl.DataFrame, kind: pl.DataType, decay: float
     ) -> tuple[Vocabulary, pl.DataFrame]:
-        """Return a vocabulary, and for kind ``count`` the counts of this log and the earlier ones together.
+        """Return a vocabulary, and, for kind ``count``, the counts of its values in this log and all earlier logs.
 
         Parameters
         ----------
@@ -76,12 +77,12 @@ class BaseDataset:
         kind : DataType
             Type of the values in this log.
         decay : float
-            Factor of earlier `recent` counts.
+            Factor that multiplies the earlier `recent` counts.
 
         Raises
         ------
         DataError
-            If the values of the base are of another type.
+            If the values of the base have another type.
         """
         vocabulary = self._dataset.vocabulary(name)
         if len(counted) and kind != vocabulary.values.dtype:
@@ -95,7 +96,7 @@ class BaseDataset:
         return vocabulary, add_counts(before, counted.cast({"value": vocabulary.values.dtype}))
 
     def events(self) -> pl.DataFrame | None:
-        """Read the last positive events of users; None without histories."""
+        """Read the last positive events of users; None if there are no histories."""
         return self._dataset.events()
 
     def clicks(self) -> ClickMemory:

@@ -1,4 +1,4 @@
-"""The data section of a recipe: logs, and the data set that is prepared from them."""
+"""The ``data`` section of a recipe: logs, and how a data set is prepared from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stratarec.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig:
-    """Logs, and the data set that is prepared from them."""
+    """Logs, and how a data set is prepared from them."""
 
     source: SourceConfig
     """Raw logs."""
@@ -25,15 +25,16 @@ class PrepareConfig:
     split: SplitConfig = field(default_factory=SplitConfig)
     """Assignment of samples to train, valid and test."""
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
-    """Limits that decide which values get rows."""
+    """Which values get a row."""
     shard_samples: int = 500_000
-    """Approximate samples in a shard; bounds the memory of `prepare`."""
+    """Approximate number of samples in a shard. `prepare` needs memory for one shard at a time."""
     groups: GroupMode = "auto"
-    """Groups of features that are stored once for each distinct value: groups that the schema declares and groups that
-    repeat within sessions (``auto``), only declared groups (``declared``), or none, histories as copies (``none``)."""
+    """Deduplication groups, whose values are stored once for each distinct value: the groups that the schema declares
+    and groups that are found to repeat within sessions (``auto``), only declared groups (``declared``), or none, in
+    which case histories are stored as copies too (``none``)."""
     keep_rows: bool = True
-    """Store the file and row of each sample, so that predictions can be joined to the log. Training does not read them;
-    they take 0.1 to 0.6 bytes a sample."""
+    """Whether to store the file and row of each sample, so that predictions can be joined to the log. Training does not
+    read them. They take 0.1 to 0.6 bytes per sample."""
 
     def __post_init__(self) -> None:
         if self.shard_samples < 1:

@@ -1,12 +1,13 @@
-"""Executors, which run the numbered pieces of a stage, and the lease by which tasks may work in a directory.
+"""Executors, which run the numbered pieces of a stage, and leases, which allow tasks to write to a directory.
 
-A stage leaves its results in files, so it does not matter which process runs a piece, when, or how often. Only sums
-of counts, moments and repeats cross partitions. The process that runs `prepare` adds them by partition number, so the
-bytes of a data set do not depend on the executor.
+A stage writes its results to files, so it does not matter which process runs a piece, when, or how often. Only sums of
+counts, moments and repeats combine several partitions. The process that runs `prepare` adds them in the order of
+partitions, so the bytes of a data set do not depend on the executor.
 
-The lock of `io/lock.py` ends with its process, but tasks on other machines may run a little longer. They must not write
-into a directory that another process has claimed since. So a file in the directory holds a token. A task must know the
-token and holds a shared lock on the file; the next call waits for these locks and replaces the token first.
+The lock of an owned directory ends with its process, but tasks on other machines may run a little longer. They must not
+write to a directory that another process has claimed in the meantime. So a file in the directory holds a token. A task
+must know the token and holds a shared lock on the file. The next call of `prepare` waits for these locks and replaces
+the token before it works.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from stratarec.progress import Progress
 
 
 class Stage(Protocol):
-    """A part of `prepare` in pieces 0, 1, ...; it can be pickled."""
+    """A part of `prepare` that consists of pieces 0, 1, ...; it can be pickled."""
 
     def __call__(self, number: int) -> Iterator[int]:
-        """Run a piece; yields the steps by which to advance the progress."""
+        """Run a piece; yield numbers of steps by which progress advances."""
         ...
 
     def memory(self, number: int) -> int:
-        """Estimate the bytes of a process that runs the piece."""
+        """Estimate the memory in bytes of a process that runs the piece."""
         ...
 
 
@@ -46,11 +47,13 @@ class Executor(Protocol):
         ...
 
     def begin(self, work: Path, logs: Sequence[str]) -> None:
-        """Announce that later pieces write in `work`, which this process has locked, and may read `logs`."""
+        """Set the directory `work`, which this process has locked and to which pieces write, and the `logs` they
+        read.
+        """
         ...
 
     def run(self, stage: Stage, numbers: Sequence[int], progress: Progress) -> None:
-        """Run pieces of `stage`; the error of a piece ends it."""
+        """Run pieces of `stage`. If a piece fails, its error is raised and no more pieces start."""
         ...
 
 
@@ -69,24 +72,26 @@ class SerialExecutor:
 
 LEASE = "lease"
 _PATIENCE_SECONDS = 30.0
-# Upper bound of a token's length.
+# Maximum length of a token.
 _TOKEN_BYTES = 64
 
 
 def revoke_leases(work: Path) -> None:
-    """Wait until no task of an earlier call works in `work`, and keep further ones from starting.
+    """Wait until all tasks of earlier calls that write to `work` have ended, and prevent new ones from starting.
 
     Raises
     ------
     StorageError
-        If tasks have not ended after half a minute.
+        If tasks have not ended after 30 seconds.
     """
     if (work / LEASE).exists():
         grant(work, "")
 
 
 def grant(work: Path, token: str | None = None) -> str:
-    """Revoke earlier leases, and return the token that tasks now need to work in `work`; empty allows no task."""
+    """Revoke earlier leases, and return the token that tasks now need to write to `work`; an empty token allows
+    none.
+    """
     token = secrets.token_hex(8) if token is None else token
     limit = time.monotonic() + _PATIENCE_SECONDS
     with _open(work) as file:
@@ -100,19 +105,19 @@ def grant(work: Path, token: str | None = None) -> str:
 
 
 def revoke(work: Path) -> None:
-    """Keep tasks from starting in `work`; running ones stop at their next check."""
+    """Prevent tasks from starting in `work`; running tasks stop at their next check."""
     with _open(work) as file:
         file.truncate(0)
 
 
 @contextmanager
 def leased(work: Path, token: str) -> Iterator[Callable[[], None]]:
-    """Hold a lease on `work` under a token; yields a function that checks whether the token is still valid.
+    """Context manager that holds a lease on `work`; yields a function that raises if the token is no longer valid.
 
     Raises
     ------
     StorageError
-        If the directory does not exist, or the token is not valid any more.
+        If the directory does not exist, or the token is no longer valid.
     """
     over = StorageError(f"{work} does not exist, or belongs to another call of `prepare` now")
     try:
@@ -121,7 +126,7 @@ def leased(work: Path, token: str) -> Iterator[Callable[[], None]]:
         raise over from error
 
     def check() -> None:
-        # Not through the file's buffer, which would return the earlier content.
+        # Read without the file object's buffer, which would return the earlier content.
         if os.pread(file.fileno(), _TOKEN_BYTES, 0).decode() != token:
             raise over
 
@@ -133,5 +138,5 @@ def leased(work: Path, token: str) -> Iterator[Callable[[], None]]:
 
 
 def _open(work: Path) -> BinaryIO:
-    """Open the file without replacing it: locks belong to the file, not to its name."""
+    """Open the file of the token. It is never replaced, because locks belong to the file and not to its name."""
     return os.fdopen(os.open(work / LEASE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b")

@@ -1,8 +1,8 @@
-"""The partitions of a spilled log: each is read, sorted, given its histories, counted and encoded.
+"""A partition of a spilled log: it is sorted, its histories are computed, and it is counted and encoded.
 
-History windows are computed once over the partition's positive events, sorted by user and time: the history of a row is
-a slice of its user's events that are strictly earlier than the row. Distinct values of a group are found on raw
-columns, so that vocabularies and transforms run on distinct values only.
+The positive events of a partition are sorted by user and time. The history of a row is a slice of them (a window): the
+events of its user that are strictly earlier than the row. The distinct values of a group are determined from raw
+columns, so that vocabularies and transforms are applied only to distinct values.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from stratarec.data.vocabulary import Vocabulary
 
 @dataclass(frozen=True, kw_only=True)
 class EventWindows:
-    """Histories of N rows as slices of one event sequence."""
+    """Histories of N rows: row i has ``events[start[i]:stop[i]]``."""
 
     events: pl.Series
-    """``[E]`` values of the history's feature."""
+    """``[E]`` values of the feature, in the order of user and time."""
     start: NDArray[np.int64]
     """``[N]``"""
     stop: NDArray[np.int64]
     """``[N]``"""
 
     def lookups(self, rows: NDArray[np.bool_]) -> tuple[pl.Series, pl.Series]:
-        """Distinct values in the windows of some rows, and how many of these windows have each."""
+        """Return the distinct values in the windows of some rows, and the number of windows with each value."""
         counts = coverage(self.start[rows], self.stop[rows], len(self.events))
         covered = pl.DataFrame({"value": self.events, "count": counts})
         summed = covered.group_by("value").agg(pl.col("count").sum()).filter(pl.col("count") > 0)
@@ -56,15 +56,15 @@ class EventWindows:
 
 
 class Partition:
-    """Rows in their final order: by user, session and time, if the schema has them; else in the order of the log.
+    """Rows of a partition in their final order: by user, session and time if the schema has them, else as in the log.
 
     Parameters
     ----------
     frame : DataFrame
-        Spilled rows with their split.
+        Spilled rows, including the split of each.
     schema : Schema
     order : ndarray, optional
-        ``[N]`` the final order, if it is known.
+        ``[N]`` the final order, if it was computed before.
     """
 
     def __init__(self, frame: pl.DataFrame, schema: Schema, order: NDArray[np.uint32] | None = None) -> None:
@@ -78,7 +78,7 @@ class Partition:
         schema, frame = self._schema, self.frame
         user = frame[schema.user].rank("dense").to_numpy().astype(np.int64) - 1
         time = frame[schema.time].rank("dense").to_numpy().astype(np.int64)
-        # (user, time) as one rising number; a user's numbers begin at user * span.
+        # (user, time) as one ascending number; the numbers of a user begin at user * span.
         span = int(time.max(initial=0)) + 1
         position = user * span + time
         clicked = (frame[schema.label_column] == 1).fill_null(True)
@@ -93,7 +93,7 @@ class Partition:
         )
 
     def labels(self, split: int) -> list[tuple[int, int]]:
-        """Return for each label the number of rows of a split that have it, and of positive ones."""
+        """Return, for each label, the number of rows in a split with a known label, and the number of positives."""
         chosen = self.split == split
         columns = (self.frame[name].to_numpy()[chosen] for name in self._schema.label_columns)
         return [(int((column != UNKNOWN).sum()), int((column == 1).sum())) for column in columns]
@@ -105,22 +105,24 @@ class Partition:
         return float(self.frame[self._schema.weight].to_numpy()[self.split == training].sum())
 
     def moments(self, feature: DenseFeature, training: int = 0) -> Moments:
-        """Moments of a dense column over training rows."""
+        """Return the moments of a dense column over training rows."""
         return Moments.of(squash(self.frame[feature.name].filter(pl.Series(self.split == training)), feature))
 
     def events(self) -> pl.DataFrame:
-        """Return the last positive events of each user, as many as histories hold."""
+        """Return the last positive events of each user, as many as histories need."""
         schema = self._schema
         clicked = self.frame.filter((self.frame[schema.label_column] == 1).fill_null(True))
         ordered = clicked.sort(column(schema.user), column(schema.time), column(ROW))
         return last_events(ordered.select(map(column, event_columns(schema))), schema)
 
     def sample(self, names: Sequence[str], rows: int, training: int = 0) -> pl.DataFrame:
-        """Return some columns of random training rows; a regular sample could follow a rhythm of the log."""
+        """Return the columns `names` of random training rows. Every n-th row could follow a periodic pattern of the
+        log.
+        """
         chosen = np.flatnonzero(self.split == training)
         if len(chosen) > rows:
             chosen = np.sort(np.random.default_rng(len(chosen)).choice(chosen, rows, replace=False))
-        # Not by `select`, to which a column called * is all of them.
+        # `select` would interpret a column with the name * as all columns.
         return pl.DataFrame([self.frame[name].gather(chosen) for name in names])
 
     def repeats(self) -> Repeats:
@@ -136,9 +138,9 @@ class Partition:
         *,
         keep_rows: bool,
     ) -> Encoded:
-        """Encode the rows of a split as a data set stores them; without `groups` nothing is deduplicated.
+        """Encode the rows of a split for a data set. If `groups` is None, nothing is deduplicated.
 
-        With `keep_rows` each sample has the number of its row in the log.
+        With `keep_rows`, each sample stores the number of its log row.
         """
         encoder = _Encoder(self._schema, vocabularies, moments)
         chosen = np.flatnonzero(self.split == split)
@@ -179,7 +181,7 @@ class Partition:
         )
 
     def _sessions(self, rows: pl.DataFrame) -> pa.Table | None:
-        """Hashes and sizes of the sessions, in order; None without sessions."""
+        """Return the hashes and sizes of sessions, in order; None if there are no sessions."""
         schema = self._schema
         if not schema.session_keys:
             return None
@@ -211,7 +213,7 @@ class _Encoder:
         return pa.array(self.ids(name, values))
 
     def group(self, rows: pl.DataFrame) -> GroupValues:
-        """Encode only distinct rows, then merge rows that became equal (rare values share ids)."""
+        """Encode the distinct rows of a group, and merge rows whose ids are equal because rare values share ids."""
         codes, first = _distinct(rows)
         raw = rows[first]
         table = pa.table({name: self.column(name, raw[name]) for name in rows.columns})
@@ -222,7 +224,7 @@ class _Encoder:
 
 
 def _distinct(rows: pl.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Code of each row, numbered by first appearance, and the first row of each code."""
+    """Return the code of each row, numbered in order of first appearance, and the first row of each code."""
     bare = pl.DataFrame([column.alias(str(place)) for place, column in enumerate(rows.iter_columns())])
     query = bare.lazy().with_row_index(PLACE).group_by(bare.columns, maintain_order=True).agg(PLACE).select(PLACE)
     groups = query.collect().to_series().to_arrow()
@@ -245,13 +247,13 @@ def _order(frame: pl.DataFrame, schema: Schema) -> NDArray[np.uint32] | None:
 
 
 def shortened(lists: pl.Series, feature: SparseFeature) -> pl.Series:
-    """Lists cut to the `max_length` of their feature."""
+    """Return lists cut to the `max_length` of their feature."""
     most = feature.max_length
     return lists.list.tail(most) if feature.traits.last else lists.list.head(most)
 
 
 def _encode_lists(lists: pl.Series, feature: SparseFeature, encode: Callable[[pl.Series], NDArray[Any]]) -> pa.Array:
-    """Shorten lists, and encode all their values together."""
+    """Cut lists to their maximum length, and encode the values of all lists together."""
     short = shortened(lists, feature)
     lengths = short.list.len().fill_null(0).to_numpy()
     offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)

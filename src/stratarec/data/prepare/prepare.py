@@ -1,13 +1,13 @@
-"""Preparing a data set from raw logs, in three stages that each resume where they stopped.
+"""Prepare a data set from raw logs, in three stages. An interrupted stage resumes where it stopped.
 
-1. *spill*: source chunks, checked and typed, are partitioned by the hash of their user or session (`workspace.py`);
-   where the split of a row is known when it is read, its values are counted at the same time;
-2. *count*: the remaining statistics of training rows, by partition, added in a fixed order (`stages.py`); then ids are
-   assigned and groups are chosen;
+1. *spill*: source chunks are checked, typed and written to partitions by the hash of user or session (`workspace.py`).
+   If the split of a row is known when it is read, its values are counted at the same time.
+2. *count*: the remaining statistics of training rows are computed for each partition and added in a fixed order
+   (`stages.py`). Then ids are assigned and groups are chosen.
 3. *encode*: each partition becomes one shard of each split (`stages.py`).
 
-Memory contains one chunk, or one partition, and the vocabularies. All files are written in ``<path>.preparing``
-(`workspace.py`); the last step renames its output to `path`. An earlier data set stays there until then.
+In memory are one chunk, or one partition and the vocabularies. All files are written to ``<path>.preparing``
+(`workspace.py`); the last step renames its output to `path`. Until then an earlier data set remains there.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from stratarec.io.owned_directory import (
 )
 from stratarec.progress import Progress, SilentProgress
 
-# Raise this when the same logs and settings give another data set.
+# Increase this number when a change of the code gives another data set for the same logs and settings.
 _VERSION = 5
 
 
@@ -78,7 +78,7 @@ def prepare(
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Dataset:
-    """Prepare a data set, or return the finished one if nothing has changed.
+    """Prepare a data set, or open the existing one if neither settings nor logs have changed.
 
     Parameters
     ----------
@@ -86,19 +86,19 @@ def prepare(
     name : str
         Name of the data set; by default that of its directory.
     overwrite : bool
-        Whether to replace a data set of other logs or settings.
+        Whether to replace a data set that was prepared from other logs or settings.
     progress : Progress, optional
     executor : Executor, optional
-        Runs the pieces of each stage, such as `ray_executor.on_ray`; by default this process alone.
+        Runs the pieces of each stage, for example on Ray (`ray_executor.on_ray`); by default in this process.
 
     Raises
     ------
     DataError
-        If the logs cannot be read as the recipe says: names the file, the row and the field.
+        If the logs cannot be read as the recipe says; names the file, the row and the field.
     DatasetError
-        If `path` has a data set of other logs or settings and `overwrite` is false.
+        If ``config.path`` has a data set of other logs or settings, and `overwrite` is false.
     StorageError
-        If an output cannot be written, or `path` has anything but a data set, which stays unchanged.
+        If an output cannot be written, or if ``config.path`` is not a data set; it is then left unchanged.
     """
     pipeline = PreparePipeline(config, name, progress or SilentProgress(), executor or SerialExecutor())
     with _storage_errors(pipeline.final):
@@ -148,19 +148,19 @@ class PreparePipeline:
         return Dataset.open(self.final, verify="used")
 
     def _origin(self) -> Origin:
-        """Inputs that determine the result; an interrupted run resumes only if they are the same."""
+        """Return the inputs that determine the result. An interrupted run is resumed only if they are the same."""
         files = self.splitter.file_split
         return Origin(
             format=_VERSION,
             settings=settings(self.config),
             source=json.loads(json.dumps(self.source.fingerprint())),
-            # Patterns may contain folders, which are not in the fingerprint.
+            # Not the patterns of `data.split`: they may contain directories, which the fingerprint leaves out.
             file_split=None if files is None else tuple(files.tolist()),
             base=None if self.base is None else self.base.fingerprint,
         )
 
     def _look(self, overwrite: bool) -> bool:
-        """Whether `path` has a data set; anything else there is refused."""
+        """Return whether `path` has a data set; raise `StorageError` if it has anything else."""
         recover_replacement(self.final, DATASET, lambda path: (path / MANIFEST).is_file())
         if overwrite:
             check_replaceable(self.final, DATASET)
@@ -213,7 +213,7 @@ class PreparePipeline:
             self._publish(self._manifest())
 
     def _manifest(self) -> DatasetManifest:
-        """Run every stage from where it stopped before; returns the manifest of the output."""
+        """Run or resume every stage, and return the manifest of the output."""
         workspace, config, schema = self.workspace, self.config, self.schema
         self.executor.begin(workspace.root, self.source.files if self.source.divisible else ())
         partitions = self._partitions()
@@ -304,12 +304,12 @@ class PreparePipeline:
         return done
 
     def _times(self, partitions: Partitions) -> tuple[int, int] | None:
-        """First time of the log, and last time of all logs so far."""
+        """Return the first time of the log, and the last time of all logs so far."""
         span, earlier = partitions.span, None if self.base is None else self.base.carried.times
         return None if span is None else (span.first, max(span.last, earlier[1] if earlier else span.last))
 
     def _decay(self, now: int) -> float:
-        """Factor by which the recent counts of the base have decayed until now."""
+        """Return the factor by which the recent counts of the base have decayed until the time `now`."""
         earlier = None if self.base is None else self.base.carried.times
         if earlier is None:
             return 1.0
@@ -326,7 +326,7 @@ class PreparePipeline:
     def _vocabularies(
         self, statistics: PartitionStatistics
     ) -> tuple[dict[str, Vocabulary], dict[str, VocabularyInfo]]:  # fmt: skip
-        """Rank the counts of the log, after the values of the base."""
+        """Build the vocabularies: values of the base keep their ids, and new values are ranked by their counts."""
         vocabularies, infos, times = {}, {}, self._times(statistics.partitions)
         now, values, types = 0 if times is None else times[1], statistics.values(), statistics.value_types()
         for number, name in enumerate(self.schema.vocabularies()):
@@ -346,7 +346,7 @@ class PreparePipeline:
         return vocabularies, infos
 
     def _carried(self, writer: ShardWriter, samples: int) -> Carried:
-        """Write what a data set based on this one needs in addition to the samples."""
+        """Write the state that a data set with this one as its base needs."""
         output, counts, partitions = self.workspace.output, {}, writer.partitions
         for number, (name, vocabulary) in enumerate(writer.vocabularies.items()):
             if vocabulary.counted is None:
@@ -378,7 +378,7 @@ class PreparePipeline:
     def _check_splits(
         self, partitions: Partitions, shards: Mapping[str, Sequence[Shard]], labels: Mapping[str, LabelCount]
     ) -> None:
-        """Refuse a training split with one class, and an empty split that is configured."""
+        """Raise `DataError` if the training split has only one class, or if a configured split is empty."""
         samples = {name: sum(shard.samples for shard in parts) for name, parts in shards.items()}
         for name, count in labels.items():
             if not 0 < count.positives < count.known:
@@ -397,7 +397,7 @@ class PreparePipeline:
         return max(round(self.source.estimate_rows() / self.config.shard_samples), 1)
 
     def _publish(self, manifest: DatasetManifest) -> None:
-        """Move the output to `path`, in place of an earlier data set."""
+        """Move the output to `path`, replacing an earlier data set."""
         output, about = self.workspace.output, manifest.about
         remove_leftovers(output)  # of tasks that died elsewhere
         manifest.write(output)

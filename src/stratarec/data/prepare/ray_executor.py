@@ -1,9 +1,9 @@
-"""`prepare` on a Ray cluster: joining or starting one, and running the pieces of each stage as Ray tasks.
+"""Run `prepare` on a Ray cluster: connect to a cluster or start one, and run the pieces of each stage as Ray tasks.
 
-Ray is an optional dependency (``stratarec[ray]``), imported on first use. A worker that dies costs its piece, which Ray
-runs again. A task asks for one processor and the memory of its piece, so that each machine gets as many tasks as fit.
-Before it works, a task checks that its machine has the same logs, directory, versions and code, because the bytes of
-Parquet files depend on them. Errors of a task travel back as values.
+Ray is an optional dependency (``stratarec[ray]``), imported on first use. If a worker dies, Ray runs its piece again. A
+task requests one processor and the memory of its piece, so that each machine gets as many tasks as fit. A task first
+checks that its machine has the same logs, directory, versions and code, because the bytes of Parquet files depend on
+them. An error in a task is returned as a value.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from stratarec.kernels.runtime.cores import cores
 from stratarec.progress import Progress
 
 _LOCAL, _PREFIX, _TOKEN_BYTES = "local", "stratarec-ray-", 4
-# The path of a socket has at most 107 characters, and Ray's add some 60 to that of its directory.
+# The path of a socket has at most 107 characters, and Ray adds about 60 to the path of its directory.
 _LONGEST_FOLDER = 43
 _CONNECT_SECONDS, _REMOVAL_SECONDS, _TASK_END_SECONDS = 10.0, 5.0, 30.0
 # No usage statistics are sent. Ray reports dead workers on standard output.
@@ -50,7 +50,7 @@ _ONE_THREAD = dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM
 
 
 def import_ray() -> Any:
-    """Import the library; `ClusterError` if it is not installed."""
+    """Import Ray; `ClusterError` if it is not installed."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:
@@ -61,7 +61,7 @@ def import_ray() -> Any:
 
 @contextmanager
 def connect(address: str) -> Iterator[Any]:
-    """Connect to a cluster; yields the library `ray`.
+    """Connect to a cluster; yield the module `ray`.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def connect(address: str) -> Iterator[Any]:
     Raises
     ------
     ClusterError
-        If there is no such cluster, or Ray is not installed.
+        If the cluster cannot be reached, or Ray is not installed.
     """
     processors = _processors(address)
     scratch = ScratchDirectory(Path(_parent()), _PREFIX, secrets.token_hex(_TOKEN_BYTES)) if processors else None
@@ -91,7 +91,7 @@ def connect(address: str) -> Iterator[Any]:
             with suppress(Exception):  # the earlier error is the one to report
                 ray.shutdown()
     finally:
-        # Another cluster that this process connects to later has another token, or none.
+        # Restore the environment: a cluster that this process connects to later has another token, or none.
         os.environ.clear()
         os.environ.update(environment)
         if scratch is not None:
@@ -100,7 +100,7 @@ def connect(address: str) -> Iterator[Any]:
 
 
 def _processors(address: str) -> int:
-    """Number of processors of a temporary cluster; 0 for an existing cluster."""
+    """Return the number of processors of a temporary cluster; 0 for an existing cluster."""
     kind, _, count = address.partition(":")
     if kind != _LOCAL:
         if not address or "://" in address:
@@ -137,20 +137,22 @@ def _init(ray: Any, address: str, options: dict[str, Any]) -> None:
 
 
 def _try_connection(address: str) -> None:
-    """Connect once: without an answer, Ray itself would try for four minutes, with a message every few seconds."""
+    """Check that a cluster answers. Without an answer, Ray would try for four minutes and print a message each time."""
     host, _, port = address.rpartition(":")
     if address:  # else Ray finds the address that `ray start` stored
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
 
 
 def _parent() -> str:
-    """Parent of a temporary cluster's directory: that of temporary files, if socket paths stay short enough."""
+    """Return the parent of a temporary cluster's directory: the directory of temporary files, if its path is short
+    enough for sockets.
+    """
     default = tempfile.gettempdir()
     return default if len(default) + len(_PREFIX) + 2 * _TOKEN_BYTES + 1 <= _LONGEST_FOLDER else "/tmp"
 
 
 def _remove(folder: Path) -> None:
-    """Remove a cluster's files; some of its processes still write after `ray.shutdown`."""
+    """Remove the files of a cluster. It retries, because processes of Ray still write after `ray.shutdown`."""
     limit = time.monotonic() + _REMOVAL_SECONDS
     while folder.exists() and time.monotonic() < limit:
         shutil.rmtree(folder, ignore_errors=True)
@@ -167,16 +169,16 @@ _VERSIONED = (PYTHON, "stratarec", "numpy", "polars", "pyarrow", "xxhash")
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRequirements:
-    """Requirements of a task on the machine where it runs."""
+    """Properties that the machine of a task must share with the machine that runs `prepare`."""
 
     work: Path
-    """Directory of the half-prepared data set."""
+    """Working directory of `prepare`."""
     token: str
-    """Token of the lease on it."""
+    """Token of the lease on `work`."""
     folder: str
-    """Working directory, for relative paths."""
+    """Current directory, to which relative paths refer."""
     logs: tuple[tuple[str, int, int], ...]
-    """Path, bytes and modification time, in seconds, of each log that is a file."""
+    """Path, size in bytes and modification time in seconds of each log that is a file."""
     versions: tuple[tuple[str, str], ...]
     """Versions on which the bytes of a data set depend."""
 
@@ -188,7 +190,7 @@ class TaskRequirements:
         return cls(work=work, token=token, folder=os.getcwd(), logs=stamps, versions=_versions())
 
     def check(self) -> None:
-        """Change to the working directory of `prepare`, and refuse a machine that differs.
+        """Change to the current directory of `prepare`, and check this machine.
 
         Raises
         ------
@@ -232,15 +234,15 @@ class TaskResult:
     """Result of a piece."""
 
     advance: int = 0
-    """Steps of the progress."""
+    """Number of steps by which progress advances."""
     error: Exception | None = None
     trace: str = ""
-    """Traceback of the error."""
+    """Traceback of the error; empty if there was none."""
     warned: tuple[str, ...] = ()
 
 
 def work(shared: list[Any], requirements: TaskRequirements, number: int) -> TaskResult:
-    """Run a piece of the stage of the reference in `shared`; its error is part of the result."""
+    """Run a piece of a stage; `shared` holds the reference of the stage. An error becomes part of the result."""
     with warnings.catch_warnings(record=True) as heard:
         try:
             _check(requirements)
@@ -254,7 +256,7 @@ def work(shared: list[Any], requirements: TaskRequirements, number: int) -> Task
     return TaskResult(advance=advance, warned=tuple(str(warning.message) for warning in heard))
 
 
-# A worker is a process that runs many pieces of one stage after another.
+# A worker process runs many pieces of one stage, one after another.
 @lru_cache(1)
 def _check(requirements: TaskRequirements) -> None:
     requirements.check()
@@ -269,7 +271,7 @@ def _stage(reference: Any) -> Stage:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error, or its text if it cannot be pickled."""
+    """Return the error, or an error with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -279,18 +281,18 @@ def _portable(error: Exception) -> Exception:
 
 @contextmanager
 def on_ray(address: str) -> Iterator[RayExecutor]:
-    """Connect to a Ray cluster; yields an `Executor` that runs pieces as its tasks."""
+    """Connect to a Ray cluster; yield an `Executor` that runs pieces as Ray tasks."""
     with connect(address) as ray:
         yield RayExecutor(ray)
 
 
 class RayExecutor:
-    """An `Executor` on a Ray cluster, whose machines run as many tasks as their processors and memory allow.
+    """An `Executor` on a Ray cluster. Each machine runs as many tasks as its processors and memory allow.
 
     Parameters
     ----------
     ray : module
-        The library, connected to a cluster.
+        The module `ray`, connected to a cluster.
     """
 
     def __init__(self, ray: Any) -> None:
@@ -315,7 +317,7 @@ class RayExecutor:
                 while waiting and len(running) < _AHEAD * self.readers:
                     number = waiting.popleft()
                     sized = self._task.options(memory=self._fitting(stage.memory(number)))
-                    # In a list, so that a worker gets the stage once, and not for every piece.
+                    # The reference is in a list, so that a worker gets the stage once and not with every piece.
                     running[sized.remote([shared], requirements, number)] = number
                 for done in self._ray.wait(list(running), num_returns=1)[0]:
                     self._take(self._get(done, f"piece {running.pop(done)}"), progress)
@@ -327,7 +329,7 @@ class RayExecutor:
 
     def _stop(self, running: list[Any]) -> None:
         """Stop running tasks after an error."""
-        # Not by `ray.cancel`: if a task ends meanwhile, Ray 2.60 ends this process.
+        # `ray.cancel` is not used: if the task ends at the same time, Ray 2.60 ends this process.
         revoke(self._requirements.work)
         if running:
             self._ray.wait(running, num_returns=len(running), timeout=_TASK_END_SECONDS)
@@ -349,7 +351,8 @@ class RayExecutor:
             raise _lost(what, error) from error
 
     def _fitting(self, memory: int) -> int:
-        """Memory that a task requests: at most that of the largest machine, or it would wait forever."""
+        """Return the memory that a task requests. It is at most that of the largest machine, else the task would never
+        start."""
         most = max((node["Resources"].get("memory", 0) for node in self._ray.nodes() if node["Alive"]), default=0)
         return int(min(memory, most))
 

@@ -1,10 +1,10 @@
-"""The second and third stage of `prepare`, whose pieces are the partitions of the spilled log.
+"""The second and third stage of `prepare`. Their pieces are the partitions of the spilled log.
 
-*count* computes what encoding needs in addition to the counts of the spilled chunks: moments of dense columns, repeats
-within sessions, values in histories, and all values if the split depends on the log's last time. A log without any of
-these skips it. *encode* writes each partition as one shard of each split, and statistics of its rows for the manifest.
-Results are added by partition number, so that sums of floating-point numbers are the same however often work was
-interrupted.
+*count* computes the statistics that encoding needs in addition to the counts of the spilled chunks: moments of dense
+columns, repeats within sessions, values in histories, and all values if the split depends on the log's last time. It is
+skipped if none of these is needed. *encode* writes each partition as one shard of each split, and statistics of its
+rows for the manifest. Results are added in the order of partitions, so that floating-point sums are the same whether or
+not work was interrupted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from stratarec.errors import DataError
 from stratarec.io.atomic import read_frame, read_json, reporting_damage, write_atomic, write_json
 from stratarec.progress import Progress
 
-# Memory of a process without data, and copies of a partition's rows that sorting and encoding make.
+# Bytes of a process without data, and number of copies of a partition's rows during sorting and encoding.
 _PROCESS_BYTES, _COPIES = 300 << 20, 6
 
 Item = TypeVar("Item")
@@ -58,9 +58,9 @@ class Partitions:
     schema : Schema
     splitter : Splitter
     shard_samples : int
-        About how many samples a partition has if the schema has no shard key.
+        Approximate number of samples in a partition if the schema has no shard key.
     events : DataFrame, optional
-        Events before the log, by user and time, which are in histories and nowhere else.
+        Events before the log, sorted by user and time. They are used only in histories.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Partitions:
 
     @property
     def span(self) -> Span | None:
-        """From the first to the last time of the log; None if it has no times."""
+        """First and last time of the log; None if it has no times."""
         times = [chunk.times for chunk in self.chunks if chunk.times]
         if not times:
             return None
@@ -94,14 +94,14 @@ class Partitions:
         return self._spill.columns(self.chunks)
 
     def counts(self) -> Iterator[pl.DataFrame]:
-        """The value counts of every chunk."""
+        """Yield the value counts of every chunk."""
         for chunk in self.chunks:
             yield from self._spill.read_counts(chunk)
 
     def read(
         self, number: int, columns: Sequence[str] | None = None, order: NDArray[np.uint32] | None = None
     ) -> Partition:
-        """Read a partition, or some of its columns; sorts it unless its `order` is given."""
+        """Read a partition, or some of its columns. It is sorted by `order`; without `order`, the order is computed."""
         frame = self._spill.read(self.chunks, self._parts[number], columns)
         if self.splitter.needs_last_time:
             frame = frame.with_columns(pl.Series(SPLIT, self.splitter.split(frame, self.span.last if self.span else 0)))
@@ -110,7 +110,7 @@ class Partitions:
         return Partition(frame, self.schema, order)
 
     def _with_events(self, frame: pl.DataFrame, parts: Sequence[int]) -> pl.DataFrame:
-        """Put earlier events, which are in no split, before the rows of the log."""
+        """Add earlier events, which are in no split, before the rows of the log."""
         assert self._events is not None
         events = self._events.filter(self._events[PARTITION].is_in(parts)).drop(PARTITION)
         for name in events.columns:
@@ -125,25 +125,25 @@ class Partitions:
 
     @property
     def other_events(self) -> pl.DataFrame | None:
-        """Earlier events of users in partitions that the log has no rows of."""
+        """Return the earlier events of users whose partitions have no rows in this log."""
         if self._events is None:
             return None
         present = [part for parts in self._parts for part in parts]
         return self._events.filter(~self._events[PARTITION].is_in(present)).drop(PARTITION)
 
     def memory(self, number: int) -> int:
-        """Estimate the bytes that processing a partition takes."""
+        """Estimate the memory in bytes for processing a partition."""
         stored = sum(self._stored[part] for part in self._parts[number])
         return _PROCESS_BYTES + _COPIES * int(stored * self._growth)
 
     @cached_property
     def _growth(self) -> float:
-        """Bytes of rows in memory over spilled bytes."""
+        """Ratio of the rows' bytes in memory to their spilled bytes."""
         return sum(chunk.frame_bytes for chunk in self.chunks) / max(self._stored.total(), 1)
 
     @cached_property
     def _stored(self) -> Counter[int]:
-        """Spilled bytes of each partition of the log."""
+        """Partition -> its spilled bytes."""
         total: Counter[int] = Counter()
         for chunk in self.chunks:
             total.update({part: place.size for part, place in chunk.places.items()})
@@ -156,12 +156,14 @@ class PerPartitionStage(ABC):
 
     name: ClassVar[str]
     folder: Path
-    """Directory of the notes and results."""
+    """Directory of the results, and of a note for each processed partition."""
     partitions: Partitions
 
     @abstractmethod
     def process(self, number: int) -> dict[str, Any]:
-        """Process a partition, and return its note, which is written last."""
+        """Process a partition and return its note. The caller writes the note, which marks the partition as
+        processed.
+        """
 
     @property
     def bytes(self) -> int:
@@ -170,7 +172,7 @@ class PerPartitionStage(ABC):
 
     def __call__(self, number: int) -> Iterator[int]:
         write_json(self._note(number), self.process(number))
-        # Return Arrow's freed memory to the system, so that peaks of different partitions do not add up.
+        # Return freed memory of Arrow to the system, so that the peaks of different partitions do not add up.
         pa.default_memory_pool().release_unused()
         yield 1
 
@@ -178,7 +180,7 @@ class PerPartitionStage(ABC):
         return self.partitions.memory(number) + self.bytes
 
     def run(self, executor: Executor, progress: Progress) -> None:
-        """Process the partitions that have no note yet."""
+        """Process all partitions that have no note yet."""
         pending = [number for number in range(len(self.partitions)) if not self._note(number).exists()]
         progress.start(self.name, len(self.partitions), "shards", len(self.partitions) - len(pending))
         executor.run(self, pending, progress)
@@ -188,7 +190,7 @@ class PerPartitionStage(ABC):
         return self.folder / f"{number:05d}.json"
 
     def _read_notes(self, read: Callable[[dict[str, Any]], Item]) -> list[Item]:
-        """Apply `read` to the note of each partition; a `DatasetError` names a damaged one."""
+        """Apply `read` to the note of each partition; `DatasetError` names a damaged note."""
         items = []
         for number in range(len(self.partitions)):
             with reporting_damage(self._note(number)):
@@ -198,7 +200,7 @@ class PerPartitionStage(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionStatistics(PerPartitionStage):
-    """The *count* stage and its sums."""
+    """The *count* stage, and the sums of its results."""
 
     name = "count"
     config: VocabularyConfig
@@ -215,7 +217,7 @@ class PartitionStatistics(PerPartitionStage):
         return bool(schema.dense or schema.histories or self.repeats_counted or splitter.needs_last_time)
 
     def _columns(self) -> list[str] | None:
-        """The columns that counting reads; None for all."""
+        """Return the columns that counting reads; None for all."""
         schema = self.partitions.schema
         if self.repeats_counted or self.partitions.splitter.needs_last_time:
             return None
@@ -245,7 +247,7 @@ class PartitionStatistics(PerPartitionStage):
         return super()._read_notes(read) if self._needed else []
 
     def order(self, number: int) -> NDArray[np.uint32] | None:
-        """The order of a partition's rows, so that they are sorted only once; None if it was not needed."""
+        """Return the order of a partition's rows if it was computed, so that they are sorted only once; else None."""
         if not self._needed:
             return None
         with reporting_damage(self._note(number)):
@@ -256,7 +258,7 @@ class PartitionStatistics(PerPartitionStage):
         return order
 
     def values(self) -> dict[str, pl.DataFrame]:
-        """Vocabulary -> its values, and how often training rows look them up: see `count_values`."""
+        """Return vocabulary -> its values and their numbers of lookups in training rows, as in `count_values`."""
         total = CountSum()
         for counts in self.partitions.counts():
             total.add(counts)
@@ -269,12 +271,12 @@ class PartitionStatistics(PerPartitionStage):
         return {name: sums.get(number, empty) for number, name in enumerate(vocabularies)}
 
     def value_types(self) -> dict[str, pl.DataType]:
-        """Vocabulary -> type of its values."""
+        """Return vocabulary -> type of its values."""
         columns = self.partitions.columns
         return {name: value_type(features, columns) for name, features in self.partitions.schema.vocabularies().items()}
 
     def moments(self) -> dict[str, Moments]:
-        """Moments of each dense feature."""
+        """Return the moments of each dense feature."""
         total = {feature.name: Moments() for feature in self.partitions.schema.dense}
         parts = self._read_notes(lambda note: {name: Moments(**values) for name, values in note["moments"].items()})
         for part in parts:
@@ -282,7 +284,7 @@ class PartitionStatistics(PerPartitionStage):
         return total
 
     def repeats(self) -> Repeats:
-        """How features repeat within sessions."""
+        """Return the counts of how features repeat within sessions."""
         total = Repeats.none(self.partitions.schema)
         if self.repeats_counted:
             total = sum(self._read_notes(lambda note: Repeats.from_dict(note["repeats"])), total)
@@ -291,7 +293,7 @@ class PartitionStatistics(PerPartitionStage):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardWriter(PerPartitionStage):
-    """The *encode* stage: shards, and what the manifest says of their rows."""
+    """The *encode* stage: it writes shards and computes the statistics of rows for the manifest."""
 
     name = "encode"
     output: Path
@@ -302,11 +304,11 @@ class ShardWriter(PerPartitionStage):
     groups: Mapping[str, Sequence[str]] | None
     keep_rows: bool
     hash_share: int
-    """Every how many-th row hash is kept to find duplicates; 0 for none."""
+    """One in this many row hashes is kept, to find duplicate rows; 0 to keep none."""
 
     @property
     def bytes(self) -> int:
-        """Memory of the vocabularies."""
+        """Bytes of the vocabularies in memory."""
         return sum(int(part.values.estimated_size()) + part.counts.nbytes for part in self.vocabularies.values())
 
     def process(self, number: int) -> dict[str, Any]:
@@ -338,26 +340,26 @@ class ShardWriter(PerPartitionStage):
                 yield read_frame(self._file(name, number))
 
     def shards(self) -> dict[str, tuple[Shard, ...]]:
-        """The shards of each split."""
+        """Return the shards of each split."""
         notes = self._read_notes(
             lambda note: {name: Shard.model_validate_json(json.dumps(shard)) for name, shard in note["shards"].items()}
         )
         return {name: tuple(note[name] for note in notes if name in note) for name in SPLITS}
 
     def events(self) -> Iterator[pl.DataFrame]:
-        """The last events of the users of each partition; none without histories."""
+        """Yield the last events of users, by partition; nothing if there are no histories."""
         return self._frames("events") if self.partitions.schema.histories else iter(())
 
     def leaks(self) -> list[Leak]:
-        """Features that seem to reveal a label, in a sample of all training rows."""
+        """Return the features that seem to reveal a label, judged by a sample of all training rows."""
         return find_leaks(pl.concat(list(self._frames("sample"))), self.partitions.schema)
 
     def repeated_shares(self) -> dict[HeldOut, float]:
-        """Share of each held-out split that repeats training samples, if that is not by chance."""
+        """Return, for each held-out split, the share of samples that repeat training samples beyond chance."""
         return repeated_shares(list(self._frames("hashes"))) if self.hash_share else {}
 
     def labels(self) -> dict[str, dict[str, LabelCount]]:
-        """Split -> label -> samples that have it, and positive ones."""
+        """Return split -> label -> number of samples with a known label, and number of positives."""
         names = self.partitions.schema.label_columns
         total = np.sum(self._read_notes(lambda note: np.array(note["labels"], dtype=np.int64)), axis=0)
         return {
@@ -369,5 +371,5 @@ class ShardWriter(PerPartitionStage):
         }
 
     def weight(self) -> float:
-        """Sum of the weights of all training samples."""
+        """Return the sum of the weights of all training samples."""
         return sum(self._read_notes(lambda note: float(note["weight"])))

@@ -1,7 +1,7 @@
-"""How often training rows look up each value, counted for all vocabularies together.
+"""Count how often training rows look up each value, for all vocabularies together.
 
-The counts of all vocabularies are rows of one frame for each type of value: thousands of columns then take a few large
-group-bys and one file a chunk. With a file for each vocabulary and partition a column cost 25 ms.
+The counts of all vocabularies with the same type of values are rows of one frame. So thousands of columns need only a
+few large group-bys, and one file per chunk. With a file for each vocabulary and partition, a column took 25 ms.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from stratarec.data.prepare.partition import EventWindows, shortened
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.vocabulary import VocabularyConfig, VocabularyLimits, buckets_of
 
-# Rows that wait at least before they are added up.
+# Minimum number of pending rows before they are added.
 _FEW_ROWS = 1 << 18
 
 
 def value_type(features: Sequence[SparseFeature], columns: Mapping[str, pl.DataType]) -> pl.DataType:
-    """The type of the values of a vocabulary, of which `features` are.
+    """Return the type of the values of a vocabulary that `features` share.
 
-    Values of unlike types (text and numbers, numbers with a sign and without, which no integer type holds) become text.
+    If features have different types (text and integers, or signed and unsigned integers), values become text.
     """
     kinds = {columns[feature.of if feature.traits.derived else feature.name] for feature in features}
     inner = {kind.inner if isinstance(kind, pl.List) else kind for kind in kinds}
@@ -32,14 +32,14 @@ def value_type(features: Sequence[SparseFeature], columns: Mapping[str, pl.DataT
 
 
 def count_values(frame: pl.DataFrame, schema: Schema, config: VocabularyConfig) -> list[pl.DataFrame]:
-    """Count the values in the training rows of `frame`, histories left out.
+    """Count the values in the training rows of `frame`, without histories.
 
     Returns
     -------
     list of DataFrame
-        For each type of value the number of the ``vocabulary``, the ``value``, its ``count``, and the time of the
-        ``last`` row that has it (null in lists, if a feature of one value shares their vocabulary). A value may occur
-        more than once. For kind ``hash`` values are bucket numbers.
+        For each type of value, a frame with the number of the ``vocabulary``, the ``value``, its ``count``, and the
+        time of the ``last`` row with the value. The time is null for values in lists, if the vocabulary is shared with
+        a feature with single values. A value may occur in several rows. For kind ``hash``, values are bucket numbers.
     """
     training, columns = frame[SPLIT] == 0, frame.schema
     time = frame[schema.time].filter(training) if schema.time else None
@@ -55,7 +55,7 @@ def count_values(frame: pl.DataFrame, schema: Schema, config: VocabularyConfig) 
                 values = shortened(values, feature)
             if time is None or (feature.traits.lists and single):
                 flat = values.explode() if feature.traits.lists else values
-                # A tenth of the time of a group-by for columns of a few thousand rows.
+                # For columns of a few thousand rows, this takes a tenth of the time of a group-by.
                 counted = flat.drop_nulls().value_counts(name="count")
                 timed = not (feature.traits.lists and single)
                 last = pl.Series(np.zeros(len(counted), dtype=np.int64)) if timed else None
@@ -73,7 +73,7 @@ def count_windows(
     columns: Mapping[str, pl.DataType],
     config: VocabularyConfig,
 ) -> list[pl.DataFrame]:
-    """Count the values in the histories of training rows, as `count_values` does."""
+    """Count the values in the histories of training rows; returns frames like `count_values`."""
     parts = []
     for number, (name, features) in enumerate(schema.vocabularies().items()):
         for feature in features:
@@ -116,14 +116,16 @@ def _by_type(parts: Iterable[pl.DataFrame]) -> list[pl.DataFrame]:
 
 
 class CountSum:
-    """Sums of counts, added up whenever the pending rows outnumber the sums, so that memory stays within twice them."""
+    """Sums of counts. Pending rows are added when there are more of them than sums, so memory is at most twice the
+    sums.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[pl.DataType, pl.DataFrame] = {}
         self._pending: dict[pl.DataType, list[pl.DataFrame]] = {}
 
     def add(self, counts: pl.DataFrame) -> None:
-        """Add a frame of `count_values`."""
+        """Add a frame that `count_values` returned."""
         kind = counts["value"].dtype
         pending = self._pending.setdefault(kind, [])
         pending.append(counts)
@@ -137,7 +139,9 @@ class CountSum:
         self._sums[kind] = grouped.agg(pl.col("count").sum(), pl.col("last").max()).collect()
 
     def by_vocabulary(self) -> dict[int, pl.DataFrame]:
-        """Number of each vocabulary -> `value`, `count` and `last`; without vocabularies that have no value."""
+        """Return number of a vocabulary -> its `value`, `count` and `last`; vocabularies without values are left
+        out.
+        """
         counts: dict[int, pl.DataFrame] = {}
         for kind in list(self._pending):
             self._add_up(kind)

@@ -4,19 +4,22 @@
     lease          token of the tasks on other machines that may write here
     source         private files of the source
     spilled        rows by partition, and spilled.done when the whole log is there
-    counts         what was counted in each partition
-    encoded        a note for each partition whose shards are written
+    counts         statistics of each partition
+    encoded        a note for each partition whose shards were written
     output         the data set
 
-A source chunk becomes one file with an Arrow stream for each partition, and behind them the counts of its values: where
-the split does not depend on the log's last time, values are counted here. Rows that belong together (a user, a session)
-share a partition. Reading a partition reads its stream from the file of every chunk, at the offset in the chunk's note.
-(A Parquet file with a row group for each partition was slower: every read parsed a footer that lists all partitions,
-so the cost grew with the square of the log.)
-Every row gets a number: its file and its row in the file, or its position in the order of a source that generates rows.
-The number breaks ties, assigns samples without user and session to splits, and is stored unless `data.keep_rows` is
+A source chunk is written to one file, which has an Arrow stream for each partition, followed by the counts of the
+chunk's values. (Values are counted here unless the split depends on the log's last time.) All rows of a user or session
+are in the same partition. A partition is read from the files of all chunks, at the offsets in their notes. A Parquet
+file with a row group for each partition was slower: each read parsed a footer that lists all partitions, so the time
+grew with the square of the log.
+
+Every row has a number: its file and the row in the file, or its position in the order of a source that generates rows.
+The number breaks ties, and assigns samples without user and session to splits. It is stored unless `data.keep_rows` is
 false, so that predictions can be joined to the log.
-A chunk's file is renamed into place when it is complete, so an interrupted run resumes after the last one.
+
+The file of a chunk is renamed to its final name when it is complete, so an interrupted run resumes after the last
+complete chunk.
 """
 
 from __future__ import annotations
@@ -58,11 +61,11 @@ WORK = DirectoryKind(
     field="data.path",
     content=(ORIGIN, LEASE, "source", "spilled", "spilled.done", "counts", "encoded", "output"),
 )
-# Every reader of a shared file reads all of it, and parses and spills its part.
+# Each reader of a shared file reads the whole file, but parses and spills only its share.
 _MOST_STRIPES = 8
-# Shares for each reader, so that none has a long one to itself at the end.
+# Number of shares per reader; more than one, so that no reader is left with a long share at the end.
 _SHARES = 4
-# Memory of a process without data, and of a block or row group in all its forms.
+# Bytes of a process without data, and bytes for a block or row group with all its copies.
 _READER_BYTES = 1 << 30
 
 
@@ -72,7 +75,7 @@ class Place(NamedTuple):
     offset: int
     size: int
     digest: str
-    """xxh3_64 of the stream; Arrow streams have no checksum."""
+    """xxh3_64 hash of the stream, because Arrow streams have no checksum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,24 +85,24 @@ class SpilledChunk:
     index: int
     rows: int
     samples: int
-    """Rows without the events that only enter histories."""
+    """Number of rows, without events that are used only in histories."""
     places: dict[int, Place]
     """Partition -> its stream in the chunk's file."""
     counts: tuple[Place, ...]
-    """Streams with the counts of the chunk's values, behind the rows; none if values are counted by partition."""
+    """Streams with the counts of the chunk's values, after the rows; empty if values are counted for each partition."""
     by_file: bool
-    """Whether rows are numbered within their file; else they are counted in the order of the source."""
+    """Whether rows are numbered within their file. If false, they are numbered in the order of the source."""
     times: tuple[int, int] | None
-    """First and last time; None without times or rows."""
+    """First and last time; None if there are no times or no rows."""
     frame_bytes: int
-    """Memory of the rows."""
+    """Bytes of the rows in memory."""
     bytes_done: int
     bad_rows: int
     bad_examples: tuple[str, ...]
     note: str
 
 
-# An interrupted run resumes only if the notes in its directory have these fields.
+# An interrupted run is resumed only if the notes in its directory have these fields.
 _FORMAT = [
     10,
     *(entry.name for kind in (SpilledChunk, Moments, Repeats) for entry in fields(kind)),
@@ -108,7 +111,7 @@ _FORMAT = [
 
 
 def write_streams(path: Path, frames: Sequence[pl.DataFrame]) -> list[Place]:
-    """Write frames as compressed Arrow streams into one file."""
+    """Write frames to one file, as compressed Arrow streams; return the position of each."""
     streams = [_stream(frame) for frame in frames]
     write_atomic(path, lambda file: file.writelines(streams))
     starts = accumulate((stream.size for stream in streams), initial=0)
@@ -119,7 +122,7 @@ def write_streams(path: Path, frames: Sequence[pl.DataFrame]) -> list[Place]:
 
 
 def read_streams(path: Path, places: Sequence[Place], columns: Sequence[str] | None = None) -> list[pa.Table]:
-    """Read streams of a file that `write_streams` wrote, or some of their columns.
+    """Read streams, or some of their columns, from a file that `write_streams` wrote.
 
     Raises
     ------
@@ -165,7 +168,7 @@ class Spill:
     splitter : Splitter
     vocabulary : VocabularyConfig
     partitions : int
-        Number of partitions of the shard key; without a shard key each chunk is its own partition.
+        Number of partitions of the shard key. Without a shard key, each chunk is a partition.
     """
 
     def __init__(
@@ -176,7 +179,7 @@ class Spill:
         make_directory(folder)
 
     def done(self) -> list[SpilledChunk]:
-        """Finished chunks in order."""
+        """Return the complete chunks, in order."""
         chunks = []
         for index in sorted(self.indexes()):
             with reporting_damage(self._note(index)):
@@ -184,17 +187,17 @@ class Spill:
         return chunks
 
     def indexes(self) -> frozenset[int]:
-        """Indexes of the finished chunks."""
+        """Return the indexes of the complete chunks."""
         return frozenset(int(path.stem) for path in self._folder.glob("*.json"))
 
     def add(self, chunk: Chunk, before: int) -> SpilledChunk:
-        """Write a chunk, partition by partition, and count its values if the split of its rows is known.
+        """Write the rows of a chunk by partition, and count its values if the split of its rows is already known.
 
         Parameters
         ----------
         chunk : Chunk
         before : int
-            Rows that were spilled before it.
+            Number of rows in earlier chunks.
         """
         schema, frame = self._schema, chunk.frame.with_columns(pl.Series(ROW, _row_numbers(chunk, before)))
         counts: list[pl.DataFrame] = []
@@ -258,13 +261,16 @@ class Spill:
         return [pl.DataFrame(table) for table in tables]
 
     def columns(self, chunks: Sequence[SpilledChunk]) -> dict[str, pl.DataType]:
-        """Type of each column of spilled rows."""
+        """Return the type of each column of spilled rows."""
         chunk = next(chunk for chunk in chunks if chunk.places)
         (table,) = read_streams(self._file(chunk.index), [next(iter(chunk.places.values()))])
         return dict(pl.DataFrame(table.schema.empty_table()).schema)
 
     def shards(self, chunks: Sequence[SpilledChunk], shard_samples: int) -> list[list[int]]:
-        """The partitions of each shard: one each with a shard key, else runs of chunks of about `shard_samples`."""
+        """Return the partitions of each shard.
+
+        With a shard key, a shard is one partition. Without, it is consecutive chunks of about `shard_samples` rows.
+        """
         if self._schema.shard_key:
             return [[p] for p in sorted({partition for chunk in chunks for partition in chunk.places})]
         runs: list[list[int]] = [[]]
@@ -280,7 +286,7 @@ class Spill:
 
 
 def _row_numbers(chunk: Chunk, before: int) -> NDArray[np.int64]:
-    """Number of each row, rising in the order of the source."""
+    """Return the number of each row, ascending in the order of the source."""
     if chunk.rows is None:
         return before + 1 + np.arange(chunk.frame.height, dtype=np.int64)
     return (np.int64(chunk.file) << FILE_BITS) + np.asarray(chunk.rows, dtype=np.int64)
@@ -307,12 +313,12 @@ class Workspace:
         self.output, self.source = root / "output", root / "source"
 
     def open(self, estimate_partitions: Callable[[], int], say: Callable[[str], None]) -> bool:
-        """Prepare the directory; true if an earlier run is resumed.
+        """Create or check the directory. Return whether an earlier run is resumed.
 
         Parameters
         ----------
         estimate_partitions : callable
-            Returns the number of partitions; called only by a new run.
+            Returns the number of partitions; it is called only for a new run.
         """
         path = self.root / ORIGIN
         resumed = self._is_resumable(path)
@@ -327,7 +333,7 @@ class Workspace:
         return resumed
 
     def restart(self, reason: str, say: Callable[[str], None]) -> None:
-        """Remove the results of an earlier run."""
+        """Remove the results of an earlier run, and report the reason."""
         say(f"{reason}; starting from the beginning")
         clear_directory(self.root)
 
@@ -348,7 +354,7 @@ class Workspace:
         return done
 
     def finish_spilling(self, chunks: int) -> None:
-        """Note that the log has `chunks` chunks."""
+        """Record that the log is completely spilled and has `chunks` chunks."""
         write_json(self.root / "spilled.done", chunks)
 
     def _is_resumable(self, path: Path) -> bool:
@@ -363,7 +369,7 @@ class Workspace:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionStage:
-    """The stage that spills a log: one piece, the log in order, or a piece for each share of it."""
+    """The stage that spills a log. It has one piece, which reads the log in order, or a piece for each share of it."""
 
     source: Source
     folder: Path
@@ -393,13 +399,13 @@ class PartitionStage:
         return _READER_BYTES
 
     def run(self, executor: Executor, progress: Progress) -> list[SpilledChunk]:
-        """Spill the rest of the log; returns all chunks."""
+        """Spill the rest of the log, and return all chunks."""
         if self.shares:
             progress.start("read", len(self.shares), "shares of the log")
             try:
                 executor.run(self, range(len(self.shares)), progress)
             except DataError:
-                # Only a reader in order can tell which fault of the log is the first.
+                # Parallel readers cannot tell which fault of the log is the first, so the log is read again in order.
                 progress.finish()
                 return replace(self, shares=()).run(SerialExecutor(), progress)
         else:
@@ -411,7 +417,7 @@ class PartitionStage:
 
 
 def log_shares(source: Source, readers: int) -> tuple[ChunkShare, ...]:
-    """The shares of a log for parallel readers; none if one reader reads it in order."""
+    """Return the shares of a log for parallel readers; empty if one reader reads it in order."""
     count = len(source.files)
     if readers == 1 or not source.divisible:
         return ()
@@ -426,5 +432,5 @@ def log_shares(source: Source, readers: int) -> tuple[ChunkShare, ...]:
 
 
 def _bytes(done: list[SpilledChunk]) -> int:
-    """Bytes of the log up to the last finished chunk."""
+    """Return the number of bytes of the log up to the last complete chunk."""
     return done[-1].bytes_done if done else 0
