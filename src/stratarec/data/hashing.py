@@ -65,7 +65,7 @@ class HashRule(Model):
     """``xxh3_64``, or ``splitmix64`` for its finaliser."""
     seed: Count
     input: str
-    """What is hashed: bytes or an integer."""
+    """Input of the function: bytes or an integer."""
     steps: str
     """Steps from the input to the hash."""
 

@@ -117,7 +117,7 @@ class Splitter:
             last_valid = last_time - self._duration("test")
             last_train = last_valid - self._duration("valid")
             return ((times > last_train).astype(np.int8) + (times > last_valid)).astype(np.int8)
-        # All samples of a user or session get one split.
+        # All samples of a user or session are in the same split.
         place = self._place(frame[schema.user or schema.session or ROW], config.seed)
         test, valid = float(config.test), float(config.valid)  # type: ignore[arg-type]
         return np.where(place < test, 2, np.where(place < test + valid, 1, 0)).astype(np.int8)
@@ -215,7 +215,7 @@ def too_coarse(times: pl.Series, unit: TimeUnit) -> str:
 
 
 def _loses(ticks: pl.Series, per_second: int, scale: int) -> pl.Series:
-    """Return whether any time, in ticks of 1 / `per_second` seconds, is not a multiple of 1 / `scale` seconds."""
+    """Return flags of the times (in ticks of 1 / `per_second` seconds) that are no multiple of 1 / `scale` seconds."""
     return (ticks % max(per_second // scale, 1)).fill_null(0) != 0
 
 

@@ -25,7 +25,7 @@ class PrepareConfig:
     split: SplitConfig = field(default_factory=SplitConfig)
     """Assignment of samples to train, valid and test."""
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
-    """Which values get a row."""
+    """Limits that decide which values get a row."""
     shard_samples: int = 500_000
     """Approximate number of samples in a shard. `prepare` needs memory for one shard at a time."""
     groups: GroupMode = "auto"
