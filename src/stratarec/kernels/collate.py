@@ -1,6 +1,6 @@
 """Build batches from stored columns: gather rows, number pointers, join windows and bags.
 
-The compiled bodies run on one thread, the loader's own. Row numbers, pointers and windows come from files whose content
+The kernels run on one thread, the thread of the loader. Row numbers, pointers and windows come from files whose content
 was checked.
 
 Shapes: B samples, U distinct values, N ids.
@@ -25,7 +25,7 @@ _NO_ROWS, _NO_PLACES = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
 def spread_rows(
     words: NDArray[np.int32], rows: NDArray[Any], *, paired: bool, ids: int, room: int = 0
 ) -> tuple[NDArray[np.int32], bool]:
-    """Gather some rows, column by column.
+    """Gather rows and return them column by column.
 
     Parameters
     ----------
@@ -34,16 +34,16 @@ def spread_rows(
     rows : ndarray
         ``[B]`` integers in [0, M), not checked.
     paired : bool
-        Whether to keep the first two columns side by side: they are the halves of a number.
+        Whether the first two columns are the halves of a number and stay side by side.
     ids : int
         Number of columns at the end that are ids.
     room : int
-        Number of words to leave free after them.
+        Number of words to leave free at the end.
 
     Returns
     -------
     tuple
-        ``[W * B + room]`` words, and whether any id is negative, that is, missing.
+        ``[W * B + room]`` words, and whether any id is missing (negative).
     """
     width = words.shape[1]
     out = np.empty(width * len(rows) + room, dtype=np.int32)
@@ -51,12 +51,15 @@ def spread_rows(
 
 
 def fill_runs(words: NDArray[np.int32], column: int, values: NDArray[np.int32], sizes: NDArray[np.int32]) -> None:
-    """Set a column of `words` ``[M, W]``, C-contiguous: ``values[r]`` in the next ``sizes[r]`` rows, M in total."""
+    """Set a column of C-contiguous `words`: the first ``sizes[0]`` rows to ``values[0]``, and so on for all rows."""
     _fill_runs(words.reshape(-1), words.shape[1], column, values, sizes)
 
 
 def order_runs(starts: NDArray[np.int64], chosen: NDArray[np.int64], size: int) -> NDArray[np.int32]:
-    """Return the places of all runs in the order `chosen`; run r is ``starts[r]:starts[r + 1]``, the last to `size`."""
+    """Return the positions of all runs, concatenated in the order `chosen`.
+
+    Run r has the positions ``starts[r]:starts[r + 1]``, and the last run ends at `size`.
+    """
     places = np.empty(size, dtype=np.int32)
     _order_runs(starts, chosen, size, places)
     return places
@@ -68,14 +71,14 @@ def scatter_rows(matrix: NDArray[np.float32], rows: NDArray[Any], out: NDArray[n
 
 
 def number_pointers(pointers: NDArray[np.int32], place: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Replace pointers by numbers in order of first appearance, in place; return the distinct pointers.
+    """Replace pointers in place by numbers in the order of their first appearance; return the distinct pointers.
 
     Parameters
     ----------
     pointers : ndarray
         ``[B]`` in [0, len(place)).
     place : ndarray
-        Scratch filled with -1, before and after.
+        Scratch that is filled with -1 before and after the call.
     """
     used = np.empty(min(len(pointers), len(place)), dtype=np.int32)
     return used[: _number_pointers(pointers, place, used)]
@@ -83,7 +86,7 @@ def number_pointers(pointers: NDArray[np.int32], place: NDArray[np.int32]) -> ND
 
 @dataclass(frozen=True, kw_only=True)
 class Lists:
-    """List column: row r holds ``values[start[r]:start[r] + length[r]]``; rows may overlap.
+    """List column: row r has the values ``values[start[r]:start[r] + length[r]]``; rows may overlap.
 
     `values` are ``[N]`` int32 ids, or float32 weights of ids.
     """
@@ -93,14 +96,14 @@ class Lists:
     values: NDArray[Any]
 
     def ids(self, rows: NDArray[Any]) -> int:
-        """Return the number of ids in `rows`."""
+        """Return the total number of ids in `rows`."""
         return int(_total_length(self.length, rows))
 
 
 def take_bags(
     ids: NDArray[np.int32], lists: Sequence[Lists], rows: NDArray[Any]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
-    """Return the bags of some rows: those of each column of `ids`, then those of each of `lists`.
+    """Return the bags of some rows, first the bags of each column of `ids`, then the bags of each of `lists`.
 
     Parameters
     ----------
@@ -114,7 +117,7 @@ def take_bags(
     Returns
     -------
     tuple of ndarray
-        ``[N]`` ids and ``[(W + len(lists)) * B + 1]`` offsets, or None where every bag holds one id.
+        ``[N]`` ids, and ``[(W + len(lists)) * B + 1]`` offsets or None if every bag holds one id.
     """
     values, missing = spread_rows(ids, rows, paired=False, ids=ids.shape[1], room=sum(part.ids(rows) for part in lists))
     return end_bags(values, ids.shape[1], missing, lists, rows)
@@ -123,7 +126,7 @@ def take_bags(
 def end_bags(
     values: NDArray[np.int32], width: int, missing: bool, lists: Sequence[Lists], rows: NDArray[Any]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
-    """Return bags as `take_bags` does, given the ids of `width` columns in `values` and room for the lists."""
+    """Complete bags, as `take_bags` returns them; `values` has the ids of `width` columns, then room for the lists."""
     if not missing and not lists:
         return values, None
     size = len(rows)
@@ -135,12 +138,12 @@ def end_bags(
 
 
 def take_weights(lists: Sequence[Lists | None], rows: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the weight of each id of the bags that `end_bags` built of `rows`, ``[N]``; 1 where there is none.
+    """Return the weight of each id of the bags that `end_bags` built from `rows`, ``[N]``; ids without a weight have 1.
 
     Parameters
     ----------
     lists : sequence of Lists or None
-        Weights of each list column; list columns are the last of the bags.
+        Weights of each list column, or None for a column without weights. List columns are the last of the bags.
     offsets : ndarray
         Offsets from `end_bags`.
     """
@@ -149,18 +152,19 @@ def take_weights(lists: Sequence[Lists | None], rows: NDArray[Any], offsets: NDA
     for place, part in enumerate(lists):
         begin = first + place * len(rows)
         if part is not None:
-            # The offsets are rewritten with the same values: weights have the layout of their ids.
+            # This writes offsets again, with the same values, because weights have the layout of their ids.
             _append_lists(part.start, part.length, part.values, rows, weights, offsets[begin], offsets, begin + 1)
     return weights
 
 
 def join_windows(lists: Lists, rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-    """Join the windows `rows`, with values of overlapping windows stored once.
+    """Copy the windows `rows` of a list column; values where windows overlap are copied once.
 
     Returns
     -------
     tuple of ndarray
-        Start ``[U]`` and length ``[U]`` of each window; their values in ascending order of place.
+        Start ``[U]`` and length ``[U]`` of each window in the copied values, and these values in the order of the
+        column.
     """
     start, length = lists.start[rows], lists.length[rows]
     order, moved = np.argsort(start), np.empty(len(rows), dtype=np.int64)
@@ -171,18 +175,18 @@ def join_windows(lists: Lists, rows: NDArray[Any]) -> tuple[NDArray[np.int64], N
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureBags:
-    """Bags of some features; bag (f, i) is ``values[start[f * bags + i]:stop[f * bags + i]]``.
+    """Bags of some features; bag i of feature f is ``values[start[f * bags + i]:stop[f * bags + i]]``.
 
     Parameters
     ----------
     values : ndarray
         ``[N]`` int32 or int64.
     features, bags : int
-        Number of features, and of bags of each.
+        Number of features, and number of bags of each feature.
     start, stop : ndarray or None
-        ``[features * bags]`` int64; None where every bag holds one value.
+        ``[features * bags]`` int64; None if every bag holds one value.
     rows : ndarray or None
-        ``[M]`` integers in [0, bags): the bags of every feature to use; None for all, in order.
+        ``[M]`` integers in [0, bags), the bags of every feature to use; None for all, in order.
     """
 
     values: NDArray[Any]
@@ -194,17 +198,17 @@ class FeatureBags:
 
     @property
     def count(self) -> int:
-        """Number of bags of each feature."""
+        """Number of bags to use of each feature."""
         return self.bags if self.rows is None else len(self.rows)
 
     @property
     def ids(self) -> int:
-        """Number of ids in all bags."""
+        """Number of ids in all bags to use."""
         return self.features * self.count if self.start is None else int(_count_ids(self.places))
 
     @property
     def places(self) -> BagPlaces:
-        """All fields except the values, for kernels."""
+        """Fields of `BagPlaces`: everything except the values."""
         single = self.start is None or self.stop is None
         start = _NO_PLACES if self.start is None else self.start
         stop = _NO_PLACES if self.stop is None else self.stop
@@ -213,9 +217,9 @@ class FeatureBags:
 
 
 def join_bags(parts: Sequence[FeatureBags], size: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Concatenate the features of all parts, each padded with empty bags to `size` bags.
+    """Concatenate the features of all parts; each feature is padded with empty bags to `size` bags.
 
-    Rows and places are not checked: they come from a checked group.
+    Rows and positions are not checked, because they come from a checked group.
 
     Returns
     -------
@@ -232,14 +236,14 @@ def join_bags(parts: Sequence[FeatureBags], size: int) -> tuple[NDArray[Any], ND
 
 
 def outside(places: NDArray[Any] | Tensor, limit: int) -> int:
-    """Return the first index at which a place is outside [0, limit), or -1."""
+    """Return the first index i for which ``places[i]`` is outside [0, limit), or -1."""
     if not isinstance(places, Tensor):
         return int(_outside(places, limit))
     return outside(places.numpy(), limit) if places.is_cpu else reference_outside(places, limit)
 
 
 def outside_windows(start: NDArray[Any] | Tensor, length: NDArray[Any] | Tensor, limit: int) -> int:
-    """Return the first window ``start[u]:start[u] + length[u]`` that exceeds [0, limit], or -1."""
+    """Return the first u for which the window ``start[u]:start[u] + length[u]`` is not within [0, limit], or -1."""
     if not isinstance(start, Tensor) or not isinstance(length, Tensor):
         return int(_outside_windows(start, length, limit))
     if start.is_cpu:
@@ -248,28 +252,28 @@ def outside_windows(start: NDArray[Any] | Tensor, length: NDArray[Any] | Tensor,
 
 
 def least_and_total(sizes: NDArray[Any]) -> tuple[int, int]:
-    """Return the least of some integers, 1 where there is none, and their sum."""
+    """Return the minimum (1 if `sizes` is empty) and the sum of integers `sizes`."""
     least, total = _least_and_total(sizes)
     return int(least), int(total)
 
 
 U = np.uint64
-# Rows between prefetching a list and copying it.
+# A list is prefetched so many rows before it is copied.
 AHEAD = 8
 
 
 @njit(nogil=True, cache=True)
 def _spread_rows(words, width, rows, paired, ids, out):
-    """Write columns of some rows one after another; the first two stay side by side where `paired`.
+    """Write the columns of `rows` one after another; if `paired`, the first two columns stay side by side.
 
-    Return whether one of the last `ids` columns has a negative number.
+    Returns whether a number in one of the last `ids` columns is negative.
     """
     count, W, least = U(len(rows)), U(width), np.int32(0)
     front, last = U(2 if paired else 0), max(U(len(rows)), U(1)) - U(1)
     for i in range(count):
         prefetch(words, U(rows[min(i + U(2 * AHEAD), last)]) * W)
-        # Sample by sample: its words share a cache line. A gather, a copy and a strided store took 2.36 ms a batch of
-        # 8,192 where one pass takes 1.48.
+        # Sample by sample, because the words of a sample share a cache line. A gather, a copy and a strided store took
+        # 2.36 ms for a batch of 8,192; one pass takes 1.48.
         source = U(rows[i]) * W
         for j in range(front):
             out[U(2) * i + j] = words[source + j]
@@ -282,7 +286,7 @@ def _spread_rows(words, width, rows, paired, ids, out):
 
 @njit(nogil=True, cache=True)
 def _fill_runs(words, width, column, values, sizes):
-    """Set column `column` of words to values[0] in the first sizes[0] rows, then values[1] in sizes[1], and so on."""
+    """Set a column of words to values[0] in the first sizes[0] rows, to values[1] in the next sizes[1], and so on."""
     at = U(column)
     for run in range(len(sizes)):
         for _ in range(sizes[run]):
@@ -292,9 +296,9 @@ def _fill_runs(words, width, column, values, sizes):
 
 @njit(nogil=True, cache=True)
 def _end_bags(values, count, missing, offsets):
-    """Write offsets of `count` bags of one id each; where ids are `missing` (negative), their bags become empty.
+    """Write the offsets of `count` bags of one id each; if some ids are `missing` (negative), make their bags empty.
 
-    Return the number of ids.
+    Returns the number of ids that remain.
     """
     offsets[0] = 0
     if not missing:
@@ -304,7 +308,7 @@ def _end_bags(values, count, missing, offsets):
     end = U(0)
     for bag in range(U(count)):
         one = values[bag]
-        # Written without a branch: words after the last id are overwritten or cut off.
+        # Without a branch: words after the last id are overwritten or cut off.
         values[end] = one
         end += U(one >= 0)
         offsets[bag + U(1)] = end
@@ -313,7 +317,7 @@ def _end_bags(values, count, missing, offsets):
 
 @njit(nogil=True, cache=True)
 def _order_runs(starts, chosen, size, out):
-    """Write the places of the runs `chosen`; run r begins at starts[r] and ends where the next begins."""
+    """Write the positions of the runs `chosen`; run r begins at starts[r] and ends where the next run begins."""
     at, last = U(0), len(starts) - 1
     for run in chosen:
         for place in range(starts[run], starts[run + 1] if run < last else size):
@@ -323,14 +327,14 @@ def _order_runs(starts, chosen, size, out):
 
 @njit(nogil=True, cache=True)
 def _number_pointers(pointers, place, used):
-    """Replace pointers by numbers in order of first appearance; used[number] is the pointer. Return their number.
+    """Replace pointers by numbers in the order of first appearance; set used[number] to the pointer. Return the count.
 
-    `place` is filled with -1 before and after.
+    `place` is filled with -1 before and after the call.
     """
     count, number, last = 0, np.int32(-1), np.int32(-1)
     for i in range(len(pointers)):
         p = pointers[i]
-        # Samples of a run are neighbours.
+        # Neighbouring samples often have the same pointer.
         if p != last:
             last, number = p, place[U(p)]
             if number < 0:
@@ -355,9 +359,9 @@ def _scatter_rows(matrix, width, rows, out, stride, places):
 
 @njit(nogil=True, cache=True)
 def _append_lists(start, length, source, rows, values, at, offsets, place):
-    """Copy slices of `source` as bags: ids to ``values[at]`` and on, ends to ``offsets[place]`` and on.
+    """Append list rows as bags: their ids to `values` from `at` on, the end of each bag to `offsets` from `place` on.
 
-    Return the end of the last bag.
+    Returns the end of the last bag.
     """
     end, last = U(at), U(max(len(rows) - 1, 0))
     for i in range(len(rows)):
@@ -385,9 +389,9 @@ def _total_length(length, rows):
 
 @njit(nogil=True, cache=True)
 def _join_windows(start, length, order, values, moved, out):
-    """Copy the values of windows to `out` in ascending order, values of overlapping windows once.
+    """Copy the values of all windows to `out` in ascending order; values where windows overlap are copied once.
 
-    `order` sorts `start`. ``moved[u]`` is the start of window u in `out`. Return the number of values.
+    `order` sorts `start`. ``moved[u]`` is the start of window u in `out`. Returns the number of values.
     """
     stop, total = -1, 0
     for u in order:
@@ -396,7 +400,7 @@ def _join_windows(start, length, order, values, moved, out):
             continue
         begin = max(start[u], stop)
         end = max(start[u] + length[u], stop)
-        # The window starts before the values that it adds.
+        # The window may start before the values that it adds.
         moved[u] = total - (begin - start[u])
         for place in range(U(begin), U(end)):
             out[U(total)] = values[place]
@@ -406,9 +410,10 @@ def _join_windows(start, length, order, values, moved, out):
 
 
 class BagPlaces(NamedTuple):
-    """Places of bags: bag i of feature f is number ``f * bags + i``, or ``f * bags + rows[i]`` where `chosen`.
+    """Positions of bags: bag i of feature f has number ``f * bags + i``, or ``f * bags + rows[i]`` if `chosen`.
 
-    A bag is ``values[start:stop]``; where bags are `single` it is one value, and both arrays are empty.
+    A bag is ``values[start:stop]``. If bags are `single`, bag number n is ``values[n]``, and `start` and `stop` are
+    empty.
     """
 
     start: NDArray[np.int64]
@@ -434,9 +439,9 @@ def _count_ids(places):
 
 @njit(nogil=True, cache=True)
 def _join_bags(values, places, size, offsets, place, out, at):
-    """Copy bags to ``out[at:]``, ends to ``offsets[place:]``; pad each feature with empty bags to `size`.
+    """Append bags to `out` from `at` on and their ends to `offsets` from `place` on; pad each feature to `size` bags.
 
-    Return the end of the last bag.
+    Returns the end of the last bag.
     """
     start, stop, single, rows, chosen, features, bags = places
     p, end, count = U(place), U(at), len(rows) if chosen else bags
@@ -455,12 +460,12 @@ def _join_bags(values, places, size, offsets, place, out, at):
     return np.int64(end)
 
 
-# The next functions keep the interpreter lock: they end sooner than it would change hands.
+# The next functions keep the interpreter lock, because they end sooner than the lock would change hands.
 
 
 @njit(cache=True)
 def _outside(places, limit):
-    """Return the first index i at which places[i] is outside [0, limit), or -1."""
+    """Return the first i for which places[i] is outside [0, limit), or -1."""
     for i in range(len(places)):
         if U(places[i]) >= U(limit):
             return i
@@ -469,7 +474,7 @@ def _outside(places, limit):
 
 @njit(cache=True)
 def _outside_windows(start, length, limit):
-    """Return the first window that exceeds [0, limit], or -1."""
+    """Return the first window that is not within [0, limit], or -1."""
     for u in range(len(start)):
         if start[u] < 0 or length[u] < 0 or length[u] > limit or start[u] > limit - length[u]:
             return u
@@ -478,7 +483,7 @@ def _outside_windows(start, length, limit):
 
 @njit(cache=True)
 def _least_and_total(sizes):
-    """Return the least of some numbers, 1 where there is none, and their sum."""
+    """Return the minimum (1 if there are no numbers) and the sum of `sizes`."""
     least, total = np.int64(sizes[0] if len(sizes) else 1), np.int64(0)
     for i in range(len(sizes)):
         least = min(least, np.int64(sizes[i]))
@@ -487,29 +492,29 @@ def _least_and_total(sizes):
 
 
 def reference_number_pointers(pointers: list[int]) -> tuple[list[int], list[int]]:
-    """Return the number of each pointer by first appearance, and the distinct pointers."""
+    """Return the number of each pointer in the order of first appearance, and the distinct pointers."""
     used = list(dict.fromkeys(pointers))
     return [used.index(pointer) for pointer in pointers], used
 
 
 def reference_covered(windows: list[tuple[int, int]]) -> list[int]:
-    """Return the places that some window (start, length) covers, ascending."""
+    """Return the positions that at least one window (start, length) covers, ascending."""
     return sorted({place for start, length in windows for place in range(start, start + length)})
 
 
 def reference_join_bags(parts: list[list[list[list[int]]]], size: int) -> list[list[int]]:
-    """Return all features' bags ``parts[p][f]``, each feature padded with empty bags to `size`."""
+    """Concatenate the bags ``parts[p][f]`` of all features; each feature is padded with empty bags to `size`."""
     return [bag for part in parts for bags in part for bag in bags + [[]] * (size - len(bags))]
 
 
 def reference_outside(places: Tensor, limit: int) -> int:
-    """Return the first index at which a place is outside [0, limit), or -1."""
+    """Return the first index i for which ``places[i]`` is outside [0, limit), or -1."""
     return _first((places < 0) | (places >= limit))
 
 
 def reference_outside_windows(start: Tensor, length: Tensor, limit: int) -> int:
-    """Return the first window that exceeds [0, limit], or -1."""
-    # No sum of start and length, which could overflow.
+    """Return the first window that is not within [0, limit], or -1."""
+    # Do not add start and length: the sum could overflow.
     return _first((start < 0) | (length < 0) | (length > limit) | (start > limit - length))
 
 

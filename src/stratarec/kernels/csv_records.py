@@ -1,7 +1,8 @@
-"""Split delimited text into records: the end, the number of fields and the faulty quotes of each.
+"""Split delimited text into records, and count the fields and find the faulty quotes of each record.
 
-A record ends at a line end that an even number of quotes precedes, and a field at such a delimiter (RFC 4180). So a
-quote inside a field that does not begin with one joins records; it is reported as a fault of the first of them.
+A record ends at a line end that is preceded by an even number of quotes, and a field at such a delimiter (RFC 4180).
+So a quote in the middle of an unquoted field joins this record with the next ones; it is reported as a fault of the
+joined record.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from numpy.typing import NDArray
 
 _LF, _CR = 10, 13
 WHOLE, STRAY, RETURN = 0, 1, 2
-"""Faults of a record: none; a misplaced quote; an unquoted carriage return inside a line."""
+"""Fault of a record: none; a misplaced quote; an unquoted carriage return that does not end the line."""
 
 
 class Records(NamedTuple):
     """R records of a block of text."""
 
     ends: NDArray[np.int64]
-    """``[R]`` place after the line end of each record."""
+    """``[R]`` position after the line end of each record."""
     lines: NDArray[np.int64]
     """``[R]`` number of line ends before each record."""
     fields: NDArray[np.int32]
     """``[R]`` number of fields; 0 for an empty line."""
     faults: NDArray[np.uint8]
-    """``[R]`` `WHOLE`, `STRAY` or `RETURN`."""
+    """``[R]`` fault of each record: `WHOLE`, `STRAY` or `RETURN`."""
 
 
 def split(content: NDArray[np.uint8], delimiter: int, quote: int) -> Records:
     """Return the complete records of `content`, ``[N]`` uint8; text after the last line end is ignored.
 
-    `quote` is -1 where nothing is quoted.
+    If `quote` is -1, nothing is quoted.
     """
     most = int(np.count_nonzero(content == ord("\n")))
     ends, lines = np.empty(most, np.int64), np.empty(most, np.int64)
@@ -54,7 +55,7 @@ def _split(content, delimiter, quote, ends, lines, fields, faults):
             after = content[place + 1] if place + 1 < len(content) else _LF
             if after == _CR and place + 2 < len(content):
                 after = content[place + 2] if content[place + 2] == _LF else _CR
-            # A quote is valid at the beginning of a field, or as the second of a pair.
+            # A quote is valid at the start of a field, as the second quote of a pair, or at the end of a quoted field.
             if not quoted and place > last and content[place - 1] != quote:
                 fault = 1
             if quoted and after != quote and after != delimiter and after != _LF:
@@ -82,16 +83,16 @@ def _split(content, delimiter, quote, ends, lines, fields, faults):
     return count
 
 
-# Bytes that are examined before the loop can stop at a match.
+# Number of bytes that are examined before the loop can stop at a match.
 _CHECK_BYTES = 4096
 
 
 def has_leading_zeros(content: bytes, delimiter: str, quote: str) -> bool:
-    """Whether a field may begin with a zero before a digit, after blanks and a sign, such as 007 and -07.
+    """Whether a field may start with a zero before a digit, after blanks and a sign, such as 007 and -07.
 
-    True also for some content without such a field, where bytes up to ``-`` (45), such as blanks, precede the zero.
+    May also be true if there is no such field, when bytes up to ``-`` (45), such as blanks, precede the zero.
     """
-    # The first field begins as if a line ended before it.
+    # The first field is treated as if a line end preceded it.
     front = np.frombuffer(b"\n\n" + content[:3], dtype=np.uint8)
     edge, mark = np.uint8(ord(delimiter)), np.uint8(ord(quote or delimiter))
     return any(_has_leading_zeros(part, edge, mark) for part in (front, np.frombuffer(content, dtype=np.uint8)))
@@ -99,7 +100,7 @@ def has_leading_zeros(content: bytes, delimiter: str, quote: str) -> bool:
 
 @njit(nogil=True, cache=True)
 def _has_leading_zeros(content, delimiter, quote):
-    # Slices and uint8 throughout, so that LLVM compares many bytes at a time.
+    # Slices and uint8 everywhere, so that LLVM compares many bytes at a time.
     for start in range(0, len(content) - 3, _CHECK_BYTES):
         size = min(_CHECK_BYTES, len(content) - 3 - start)
         second = content[start : start + size]
@@ -120,13 +121,13 @@ def _has_leading_zeros(content, delimiter, quote):
 
 
 def reference_has_leading_zeros(content: bytes, delimiter: bytes, quote: bytes) -> bool:
-    """Return the result of `has_leading_zeros`."""
+    """Compute `has_leading_zeros` with a regular expression."""
     begin = rb"(?:^|[\n" + re.escape(delimiter + quote) + b"]"
     return re.search(begin + rb"|" + begin + rb"|[\x00-\x2d])[\x00-\x2d])0[0-9]", content) is not None
 
 
 def reference_split(content: bytes, delimiter: bytes, quote: bytes) -> list[tuple[int, int, int, int]]:
-    """Return end, line ends before, fields and fault of each complete record."""
+    """Return (end, line ends before, fields, fault) of each complete record."""
     records, start = [], 0
     for match in re.finditer(b"\n", content):
         end = match.end()

@@ -1,7 +1,7 @@
-"""A linear layer, optionally with ReLU, some of whose inputs are shared by all samples of a run.
+"""Linear layer, optionally with ReLU, for inputs of which some are shared by all samples of a run.
 
-The layer is linear, so the product of the shared inputs is computed once a run and added to each sample's. It is a
-single operation, so that autograd neither stores nor copies intermediate results.
+The layer is linear, so the product of the shared inputs is computed once a run and added to the product of each
+sample's other inputs. This is a single operation, so autograd neither stores nor copies intermediate results.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ def run_linear(
     unshared: Tensor, shared: Tensor, weight: Tensor, bias: Tensor | None, columns: tuple[Tensor, Tensor],
     starts: Tensor, *, relu: bool,
 ) -> Tensor:  # fmt: skip
-    """Return ``[B, H]`` ``x @ weight.T + bias``, in the type of autocast where that is on, else in float32.
+    """Return ``x @ weight.T + bias``, ``[B, H]``, where x has C inputs: unshared ones and shared ones.
+
+    The result has autocast's type if autocast is on, otherwise it is float32.
 
     Parameters
     ----------
     unshared, shared : Tensor
-        ``[B, .]`` inputs of each sample, and ``[R, .]`` of each run; columns after those of `columns` are zeros.
+        ``[B, .]`` inputs of each sample, and ``[R, .]`` inputs of each run; columns in excess of `columns` are zeros.
     weight, bias : Tensor
-        ``[H, C]`` and ``[H]``, or None for no bias.
+        ``[H, C]`` and ``[H]``; None for no bias.
     columns : pair of Tensor
-        int64 places among the C inputs of the columns of `unshared` and of `shared`.
+        int64 positions, among the C inputs, of the columns of `unshared` and of the columns of `shared`.
     starts : Tensor
         ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``. Gradients are summed over a run's samples in
         ascending order.
@@ -49,9 +51,9 @@ def run_linear(
     return out
 
 
-# As three operations (layer, sum and ReLU) a shared first layer was slower in bfloat16 than a layer without runs: 45 ms
-# a step against 33, 11 of them conversions of [8192, 256] from and to float32. As one operation it took 27.6 ms and the
-# layer without runs 31.1.
+# As three operations (layer, sum and ReLU), a shared first layer was slower in bfloat16 than a layer without runs: 45
+# ms a step instead of 33, of which 11 were conversions of [8192, 256] from and to float32. As one operation it took
+# 27.6 ms, and the layer without runs 31.1.
 class _RunLinear(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -92,7 +94,7 @@ class _RunLinear(torch.autograd.Function):
 
 
 def pad_weight(weight: Tensor, inputs: Tensor) -> Tensor:
-    """Append zeros to the weight for the columns by which `inputs` is wider."""
+    """Append zero columns to the weight until it has as many columns as `inputs`."""
     more = inputs.shape[1] - weight.shape[1]
     return functional.pad(weight, (0, more)) if more else weight
 
@@ -107,7 +109,7 @@ def _runs(out: Tensor, starts: Tensor, threads: int) -> tuple[Any, ...]:
 
 
 def _flat(tensor: Tensor) -> NDArray[Any]:
-    """Return the memory of a contiguous tensor, bfloat16 as uint16 bits."""
+    """Return the memory of a contiguous tensor as an array; bfloat16 as uint16 bits."""
     flat = tensor.detach().view(-1)
     if flat.dtype == torch.bfloat16:
         return flat.view(torch.int16).numpy().view(np.uint16)
@@ -119,7 +121,7 @@ U = np.uint64
 
 
 class RunTiles(NamedTuple):
-    """Starts of runs, floats of a sample, and number of runs that a member takes at a time."""
+    """Starts of runs, floats of a sample, and number of runs that a thread processes at a time."""
 
     start: NDArray[np.int64]
     width: int
@@ -128,7 +130,7 @@ class RunTiles(NamedTuple):
 
 @njit(**BODY)
 def forward_tiles(member, lanes, relu, counter, runs, samples, shared):
-    """Add shared[r] to samples[b] for the samples b of run r; apply ReLU where `relu` is 1."""
+    """Add shared[r] to samples[b] for each sample b of run r; if `relu` is 1, apply ReLU."""
     literally(lanes)
     literally(relu)
     W, start, tile, count = U(runs.width), runs.start, runs.tile, len(runs.start) - 1
@@ -145,9 +147,9 @@ def forward_tiles(member, lanes, relu, counter, runs, samples, shared):
 
 @njit(**BODY)
 def backward_tiles(member, lanes, relu, counter, runs, gradient, out, samples, shared):
-    """Set samples[b] to gradient[b], but to 0 where `relu` is 1 and out[b] <= 0.
+    """Set samples[b] to gradient[b], except that it is 0 wherever `relu` is 1 and out[b] <= 0.
 
-    shared[r] is the sum over the run's samples in ascending order.
+    shared[r] is set to the sum of samples[b] over the run's samples in ascending order.
     """
     literally(lanes)
     literally(relu)
@@ -169,7 +171,7 @@ def backward_tiles(member, lanes, relu, counter, runs, gradient, out, samples, s
 
 @cache
 def kernels(lanes: int, relu: int) -> SimpleNamespace:
-    """Return both passes in blocks of `lanes`, compiled for each type at its first call and cached on disk."""
+    """Return both passes for blocks of `lanes` floats. Each is compiled once per type and cached on disk."""
 
     @njit(nogil=True, cache=True)
     def forward(team, runs, samples, shared):
@@ -187,7 +189,7 @@ def reference_run_linear(
     unshared: Tensor, shared: Tensor, weight: Tensor, bias: Tensor | None, columns: tuple[Tensor, Tensor],
     starts: Tensor, *, relu: bool,
 ) -> Tensor:  # fmt: skip
-    """Compute `run_linear` by joining the inputs of each sample."""
+    """Compute `run_linear` by concatenating the inputs of each sample."""
     run = on_device(torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff()), unshared)
     inputs = unshared.new_zeros(len(unshared), weight.shape[1])
     for part, places in zip((unshared, shared[run]), columns, strict=True):

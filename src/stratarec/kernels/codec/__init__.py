@@ -1,4 +1,4 @@
-"""Encode slots of level 0 into records and back.
+"""Encode slots of level 0 into records, and decode records into slots.
 
 Shapes: n entries, D width, S slots of level 0, M records. Indices are not checked here.
 """
@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
 Level = tuple[Floats, Floats, Floats, NDArray[np.int32]]
 
-# More chunks than threads, as rows that are already in cache take less time.
+# More chunks than threads, because rows that are in a processor's cache already take less time.
 _CHUNKS_PER_THREAD = 4
 
 
@@ -25,19 +25,19 @@ def encode(
     layout: RecordLayout, level: Level, slots: Indices, records: NDArray[np.uint8], places: Indices,
     keys: NDArray[np.uint64], write: int,
 ) -> int:  # fmt: skip
-    """Encode ``slots[i]`` into ``records[places[i]]``; return -1, or the first entry that the layout cannot hold.
+    """Encode ``slots[i]`` into ``records[places[i]]``; return -1, or the first entry that the layout cannot represent.
 
     Parameters
     ----------
     level : tuple of ndarray
-        Weights, row state and full state, flat float32 ``[S * D]``, ``[S]`` and ``[S * k * D]`` for k floats a weight,
-        and clocks, ``[S]`` int32; arrays that the layout does not keep have any size.
+        Weights ``[S * D]``, row state ``[S]`` and full state ``[S * k * D]`` (k floats per weight), all flat float32,
+        and clocks ``[S]`` int32. Arrays that the layout does not keep have any size.
     slots, places : ndarray
         ``[n]`` int64; places are distinct.
     records : ndarray
         ``[M, record_bytes]`` uint8, C-contiguous.
     keys : ndarray
-        ``[n]`` uint64; the noise is a function of (key, write, column).
+        ``[n]`` uint64; the noise of stochastic rounding is a function of (key, write, column).
     """
     threads = team_threads()
     bad = cpu.encode(
@@ -48,7 +48,7 @@ def encode(
 
 
 def decode(layout: RecordLayout, records: NDArray[np.uint8], places: Indices, level: Level, slots: Indices) -> None:
-    """Decode ``records[places[i]]`` into ``slots[i]``; shapes as in `encode`, slots are distinct."""
+    """Decode ``records[places[i]]`` into ``slots[i]``; shapes are as in `encode`, and slots are distinct."""
     threads = team_threads()
     chunks = threads * _CHUNKS_PER_THREAD
     cpu.decode(team_of(threads), layout.form, records.reshape(-1), places, level, slots, chunks)

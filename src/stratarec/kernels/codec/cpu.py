@@ -1,6 +1,6 @@
-"""Numba bodies that encode and decode rows by the functions of their kind, chosen once a row.
+"""Numba bodies that encode and decode rows; a row's kind is looked up once per row.
 
-`form` is a `Form`; slots are those of a `level`: weights, row state, full state and clocks.
+`form` is a `Form`; `level` is the arrays of all slots: weights, row state, full state and clocks.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from stratarec.kernels.runtime.team import BODY, run_team, take
 from stratarec.kernels.simd.bits import bits_float, float_bits, load_f32, store_f32
 from stratarec.kernels.simd.prefetch import prefetch
 
-# Entries to prefetch ahead. Exchanging a cold row takes 165 ns, 47 of them for its lines; 4, 8 and 20 were as good.
+# Number of entries to prefetch ahead. Exchanging a cold row takes 165 ns, 47 of them for its cache lines; distances of
+# 4, 8 and 20 were as good.
 AHEAD = 12
-# Not cached: Numba identifies a closure by its variables, and dispatchers have names that no other process knows. They
-# are compiled into the functions below, which are cached.
+# Not cached on disk: Numba identifies a closure by its variables, and these are dispatchers, whose names no other
+# process knows. The closures are compiled into the functions below, which are cached.
 CHOICE = {**BODY, "cache": False}
 
 
 def encoder(kinds, code=0):
-    """Return one compiled function of several: the choice is made once a row, outside of any inner loop."""
+    """Return a compiled function that encodes by the kind of `form`; it tests the kind once per row, outside loops."""
     first = kinds[0].encode
     if len(kinds) == 1:
         return first
@@ -40,7 +41,7 @@ def encoder(kinds, code=0):
 
 
 def decoder(kinds, code=0):
-    """Return one compiled function of several, as `encoder` does."""
+    """Return one compiled function that decodes by the kind of `form`, as `encoder` does for encoding."""
     first = kinds[0].decode
     if len(kinds) == 1:
         return first
@@ -62,7 +63,7 @@ decode_weights = decoder(tuple(KINDS.values()))
 
 @njit(**BODY)
 def encode_state(form, values, start, count, records, at, base, column):
-    # Never to nearest: updates below half a step of bfloat16 would always be lost, and a sum would stop growing.
+    # Never round to nearest: updates below half a step of bfloat16 would always be lost, and a sum would stop growing.
     if form.wide_state:
         return put_fp32(values, start, count, records, at)
     return put_bf16(values, start, count, records, at, base, column)
@@ -78,10 +79,10 @@ def decode_state(form, values, start, count, records, at):
 
 @njit(**BODY)
 def prefetch_lines(array, first, count, line):
-    """Prefetch every cache line of ``array[first:first + count]``, `line` elements each."""
+    """Prefetch every cache line of ``array[first:first + count]``; a cache line holds `line` elements."""
     for element in range(first, first + count, line):
         prefetch(array, element)
-    # A row begins anywhere in a line, so it may span one line more than its length suggests.
+    # A row may start anywhere in a line, so it may touch one line more than its length suggests.
     prefetch(array, first + count - U(1))
 
 
@@ -101,13 +102,13 @@ def prefetch_slot(form, level, slot):
 
 @njit(**BODY)
 def encode_row(form, level, slot, records, at, key, write_key):
-    """Encode a slot into the record at byte `at`; return whether the codec can hold it."""
+    """Encode a slot into the record at byte `at`; return whether the codec can represent the slot's numbers."""
     weights, row_state, full_state, clock = level
     D, full = U(form.width), U(form.full_state) * U(form.width)
     base = mix(key ^ write_key)
     valid = encode_weights(form, weights, slot * D, records, at, base)
-    # Columns of noise: weights from 0, the full state from D, then the row state. They determine bytes, so they are
-    # part of the format.
+    # Columns of the noise: first the weights, from column D the full state, then the row state. These numbers determine
+    # bytes, so they are part of the format.
     if form.row_state:
         valid &= encode_state(form, row_state, slot, U(1), records, at + U(form.row_state_at), base, D + max(D, full))
     if full:
@@ -133,13 +134,13 @@ def decode_row(form, records, at, level, slot):
 
 @njit(**BODY)
 def write_key_of(write):
-    """Return the word that is mixed into the keys of a write's rows."""
+    """Return the word that is mixed into the keys of all rows of write number `write`."""
     return mix(write * GOLDEN + U(1))
 
 
 @njit(**BODY)
 def encode_chunks(member, counter, form, level, slots, records, places, keys, write, bad):
-    """Encode slots[i] into the record places[i] of flat `records`; ``bad[chunk]`` is the first invalid entry."""
+    """Encode slots[i] into record places[i] of flat `records`; set ``bad[chunk]`` to its first invalid entry."""
     count, chunks, size, write_key = len(slots), len(bad), U(form.record_bytes), write_key_of(write)
     while True:
         chunk = take(counter)
@@ -151,24 +152,24 @@ def encode_chunks(member, counter, form, level, slots, records, places, keys, wr
             prefetch_slot(form, level, U(slots[j]))
             prefetch_lines(records, U(places[j]) * size, size, U(64))
             if not encode_row(form, level, U(slots[i]), records, U(places[i]) * size, keys[i], write_key):
-                # The least over all chunks is the first invalid entry, whichever member found it.
+                # The smallest of all chunks is the first invalid entry, whichever thread met it.
                 bad[chunk] = i
                 break
 
 
 @njit(nogil=True, cache=True)
 def encode(team, form, level, slots, records, places, keys, write, chunks):
-    """Encode every entry; return the first invalid one, or their number."""
+    """Encode every entry; return the first invalid entry, or the number of entries."""
     counter, bad = np.zeros(1, np.int64), np.full(chunks, len(slots), np.int64)
-    # On threads that are awake: on a separate pool, staging, encoding and decoding made a step of 26 tables (D = 64,
-    # batch 2,048) 12.5 instead of 6.6 ms.
+    # On the team's threads, which are awake: on a separate pool, staging, encoding and decoding made a step of 26
+    # tables (D = 64, batch 2,048) 12.5 instead of 6.6 ms.
     run_team(team, encode_chunks, (counter, form, level, slots, records, places, keys, write, bad))
     return bad.min()
 
 
 @njit(**BODY)
 def decode_chunks(member, counter, form, records, places, level, slots, chunks):
-    """Decode the record places[i] of flat `records` into slots[i]."""
+    """Decode record places[i] of flat `records` into slots[i]."""
     count, size = len(slots), U(form.record_bytes)
     while True:
         chunk = take(counter)

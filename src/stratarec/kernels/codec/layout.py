@@ -1,8 +1,8 @@
 """Layout of a row's record.
 
 A record is ``[encoded weights | scale, offset | row state | full state | clock]``, little-endian, without padding. Its
-kind (`stratarec.kernels.codec.kinds`) defines the encoding of weights. Scale and offset exist for kinds with codes, the
-states if the optimizer keeps them, and the clock, an integer of 32 bits, if rows have one.
+kind (`stratarec.kernels.codec.kinds`) defines how weights are encoded. Scale and offset exist only for kinds that store
+codes, the states only if the optimizer keeps them, and the clock, a 32-bit integer, only if rows have one.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from stratarec.kernels.codec.kinds import KINDS, Form, Kind
 
 @dataclass(frozen=True, kw_only=True)
 class RecordLayout:
-    """Bytes of a record and their rounding.
+    """Bytes of a record, and how its numbers are rounded.
 
     Parameters
     ----------
     kind : Kind
         Encoding of the weights.
     stochastic : bool
-        Whether weights are rounded stochastically, or to nearest.
+        Whether weights are rounded stochastically; otherwise to nearest.
     wide_parameters : bool
-        Whether scale and offset are float32, or float16.
+        Whether scale and offset are float32; otherwise float16.
     wide_state : bool
-        Whether optimizer state is float32, or stochastically rounded bfloat16.
+        Whether optimizer state is float32; otherwise bfloat16, rounded stochastically.
     width : int
         D.
     row_state : bool
-        Whether there is one float of state a row.
+        Whether a row has one float of state.
     full_state : int
-        Floats of state a weight.
+        Floats of state per weight.
     clock : bool
         Whether rows have a clock.
     """
@@ -48,32 +48,32 @@ class RecordLayout:
 
     @property
     def levels(self) -> int:
-        """Greatest code of kinds with codes, otherwise 0."""
+        """Greatest code of kinds that store codes, otherwise 0."""
         return self.kind.levels
 
     @property
     def parameters_at(self) -> int:
-        """First byte after the encoded weights: the scale, then the offset."""
+        """Position of the scale and the offset, right after the encoded weights."""
         return self.kind.weight_bytes(self.width)
 
     @property
     def row_state_at(self) -> int:
-        """First byte of the row state."""
+        """Position of the row state."""
         return self.parameters_at + (2 * (4 if self.wide_parameters else 2) if self.levels else 0)
 
     @property
     def full_state_at(self) -> int:
-        """First byte of the full state."""
+        """Position of the full state."""
         return self.row_state_at + (self.state_bytes if self.row_state else 0)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one value of optimizer state."""
+        """Bytes of one number of optimizer state."""
         return 4 if self.wide_state else 2
 
     @property
     def clock_at(self) -> int:
-        """First byte of the clock."""
+        """Position of the clock."""
         return self.full_state_at + self.full_state * self.width * self.state_bytes
 
     @property
@@ -83,12 +83,12 @@ class RecordLayout:
 
     @property
     def kept(self) -> dict[str, int]:
-        """State next to the weights: floats a row, floats a weight, whether there are clocks."""
+        """Numbers of a row other than weights: floats per row, floats per weight, and whether there is a clock."""
         return {"row_state": self.row_state, "full_state": self.full_state, "clock": self.clock}
 
     @cached_property
     def form(self) -> Form:
-        """The layout for kernels."""
+        """This layout for kernels."""
         return Form(
             list(KINDS).index(self.kind.name), self.stochastic, self.wide_parameters, self.wide_state, self.width,
             self.row_state, self.full_state, self.parameters_at, self.row_state_at, self.full_state_at, self.clock_at,

@@ -1,6 +1,6 @@
-"""Encode and decode one record at a time in plain NumPy, with the same bytes and floats as the kernels.
+"""Encode and decode one record at a time in plain NumPy; bytes and floats are those of the kernels.
 
-Rounding that is exact in real arithmetic is done in float64 here and by bit patterns in the kernels.
+Where rounding is exact in real arithmetic, this module uses float64 and the kernels use bit patterns.
 `Kind.plain_encode` encodes the weights.
 """
 
@@ -22,7 +22,7 @@ def encode(
     layout: RecordLayout,
     clock: int = 0,
 ) -> bytes | None:
-    """Return the record of one row, or None if the codec cannot hold one of its numbers."""
+    """Return the record of one row, or None if the codec cannot represent one of its numbers."""
     width, full = layout.width, layout.full_state * layout.width
     words = noise(key, write, range(width)) if layout.stochastic else None
     parts = [layout.kind.plain_encode(weights, words, layout.wide_parameters)]

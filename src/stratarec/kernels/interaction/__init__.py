@@ -1,6 +1,6 @@
 """DLRM's interaction (Naumov et al. 2019): dot products of all pairs of a sample's vectors, as one operation.
 
-Neither the joined vectors nor the full matrix of products is ever in memory.
+Neither the concatenated vectors nor the full matrix of products of a batch is ever in memory.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
     Parameters
     ----------
     dense : Tensor or None
-        ``[B, D]``, the bottom MLP's output.
+        ``[B, D]`` output of the bottom MLP.
     pooled : Tensor
         ``[B, F, D]`` embeddings, contiguous.
 
     Returns
     -------
     Tensor
-        ``[B, D + V (V - 1) / 2]`` float32 with V = F + 1, and the zeros; without `dense` V = F and no dense columns.
-        Pairs (i, j), j < i, are in the order of the lower triangle; the dense vector is number 0.
+        ``[B, D + V (V - 1) / 2]`` float32 with V = F + 1, then the zeros. Without `dense`, V = F and there are no dense
+        columns. Pairs (i, j), j < i, are in the order of the lower triangle; the dense vector has number 0.
 
     Raises
     ------
     ConfigError
-        When widths or batch sizes differ.
+        If widths or batch sizes differ.
     """
     if pooled.ndim != 3 or (dense is not None and dense.shape != (pooled.shape[0], pooled.shape[2])):
         got = None if dense is None else tuple(dense.shape)
@@ -68,7 +68,7 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def split_columns(shared: tuple[bool, ...], *, dense: bool, width: int) -> tuple[Tensor, Tensor]:
-    """Return the places in `dot_interaction` of the columns of the two outputs of `run_interaction`."""
+    """Return which columns of `dot_interaction` the two outputs of `run_interaction` contain, in their order."""
     first = int(dense)
     per_sample = [*range(first), *(first + f for f, flag in enumerate(shared) if not flag)]
     per_run = [first + f for f, flag in enumerate(shared) if flag]
@@ -87,33 +87,34 @@ def split_columns(shared: tuple[bool, ...], *, dense: bool, width: int) -> tuple
 def run_interaction(
     dense: Tensor | None, pooled: Tensor, shared: Sequence[bool], starts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute `dot_interaction` where samples of a run share some vectors; products of these are computed once a run.
+    """Compute `dot_interaction` where samples of a run share some vectors; their products are computed once a run.
 
     Parameters
     ----------
     dense : Tensor or None
-        ``[B, D]``, the bottom MLP's output.
+        ``[B, D]`` output of the bottom MLP.
     pooled : Tensor
-        ``[B, F, D]`` embeddings, contiguous; row r of shared features is run r's, and rows from R on are not read.
+        ``[B, F, D]`` embeddings, contiguous. Row r of a shared feature belongs to run r; its rows from R on are not
+        read.
     shared : sequence of bool
-        ``[F]``.
+        ``[F]``, whether the samples of a run share the feature's vector.
     starts : Tensor
         ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
 
     Returns
     -------
     tuple of Tensor
-        Float32 columns of each sample ``[B, .]`` and of each run ``[R, .]``, as `split_columns` lists them, with zeros
+        Float32 columns of each sample ``[B, .]`` and of each run ``[R, .]``, as `split_columns` lists them, then zeros
         up to a multiple of eight.
 
     Raises
     ------
     ConfigError
-        When shapes differ.
+        If shapes differ.
 
     Notes
     -----
-    The gradient of shared features in rows from R on is not written.
+    The gradient of shared features is not written in rows from R on.
     """
     fits = pooled.ndim == 3 and len(shared) == pooled.shape[1] and int(starts[-1]) == len(pooled)
     if not fits or (dense is not None and dense.shape != (pooled.shape[0], pooled.shape[2])):
@@ -207,6 +208,6 @@ def _products(of_samples: Tensor, of_runs: Tensor) -> tuple[Any, ...]:
 
 
 def _places(shared: tuple[bool, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the places of unshared features and of shared ones."""
+    """Return the indices of the unshared features and of the shared features."""
     flags = np.array(shared, dtype=bool)
     return np.flatnonzero(~flags), np.flatnonzero(flags)

@@ -1,7 +1,8 @@
 """Numba bodies of the pairwise dot interaction: one sample at a time, its vectors side by side in the L1 cache.
 
-Where samples of a run share vectors, the V2 shared vectors meet each other once a run, and each sample's V1 unshared
-vectors meet them and one another. The unshared vectors (the dense one first) then precede the shared ones.
+If samples of a run share vectors, products between the V2 shared vectors are computed once a run. Products of the V1
+unshared vectors, with each other and with the shared ones, are computed for each sample. The unshared vectors (the
+dense one first) then precede the shared ones.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from stratarec.kernels.runtime.team import BODY, run_team, take
 from stratarec.kernels.simd.vector import broadcast, load, multiply, multiply_add, store, store_totals, total
 
 U = np.uint64
-# Samples that a thread takes at once.
+# Number of samples that a thread processes at a time.
 TILE = 32
 
 
 class Samples(NamedTuple):
-    """Flat inputs of a batch: `first` dense vectors a sample (one or none), then its pooled vectors.
+    """Flat inputs of a batch: the dense vector of each sample if `first` is 1, and the pooled vectors of each sample.
 
-    `columns` is the number of output columns, zeros included.
+    `columns` is the number of output columns, including the zeros.
     """
 
     dense: NDArray[np.float32]
@@ -38,7 +39,7 @@ class Samples(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Scratch of each member: a sample's vectors, the matrix of its gradients, and the gradients of its vectors."""
+    """Scratch of each thread: a sample's vectors, the gradient of its product matrix, and its vectors' gradients."""
 
     vectors: NDArray[np.float32]
     square: NDArray[np.float32]
@@ -55,7 +56,7 @@ def copy(lanes, source, begin, target, start, count):
 
 @njit(**BODY)
 def product(lanes, scratch, one, other, width):
-    """Return the element-wise products of two vectors, summed over blocks."""
+    """Return one block of partial sums of the dot product of two vectors; their `total` is the dot product."""
     literally(lanes)
     products = multiply(load(scratch, one, lanes), load(scratch, other, lanes))
     for d in range(U(lanes), width, U(lanes)):
@@ -65,9 +66,9 @@ def product(lanes, scratch, one, other, width):
 
 @njit(**BODY)
 def products_with(lanes, scratch, one, begin, end, D, out, place):
-    """Set ``out[place + j - begin]`` to the product of vector `one` and vector j, for j from `begin` to `end`."""
+    """Set ``out[place + j - begin]`` to the dot product of vector `one` and vector j, for j from `begin` to `end`."""
     literally(lanes)
-    # Four products at once: their sums over lanes take half the shuffles.
+    # Four dot products at once: adding up their lanes takes half the shuffles.
     fours = begin + ((end - begin) & ~U(3))
     for j in range(begin, fours, U(4)):
         store_totals(
@@ -91,14 +92,14 @@ def fill_zeros(out, begin, end):
 def lay_side_by_side(lanes, samples, b, scratch):
     """Copy all vectors of sample b to `scratch`, the dense one first."""
     front, pooled = samples.first * samples.width, (samples.vectors - samples.first) * samples.width
-    # They come from two tensors; side by side, one index reaches them all.
+    # The vectors come from two tensors; side by side, one index reaches them all.
     copy(lanes, samples.dense, b * samples.width, scratch, 0, front)
     copy(lanes, samples.pooled, b * pooled, scratch, front, pooled)
 
 
 @njit(**BODY)
 def forward(member, lanes, one_block, counter, samples, out, scratches):
-    """Set out[b] to dense[b], then x_i . x_j for i = 1 .. V - 1 and j < i, then zeros."""
+    """Set out[b] to dense[b], then the dot products x_i . x_j for i = 1 .. V - 1 and j < i, then zeros."""
     literally(lanes)
     first, width, columns = samples.first, samples.width, samples.columns
     D, V = U(lanes if one_block else width), U(samples.vectors)
@@ -120,7 +121,7 @@ def forward(member, lanes, one_block, counter, samples, out, scratches):
 
 @njit(**BODY)
 def spread(gradient, place, vectors, square):
-    """Write the symmetric ``[V, V]`` matrix with a zero diagonal whose lower triangle starts at ``gradient[place]``."""
+    """Write a symmetric matrix with a zero diagonal to `square`; ``gradient[place:]`` is its lower triangle."""
     for i in range(vectors):
         square[i * vectors + i] = np.float32(0.0)
         for j in range(i):
@@ -131,7 +132,7 @@ def spread(gradient, place, vectors, square):
 
 @njit(**BODY)
 def backward(member, lanes, one_block, counter, samples, gradient, dense_out, pooled_out, work):
-    """Compute the gradients of x_i, the sum over j of g_ij x_j, for four i at a time in registers."""
+    """Compute the gradient of each x_i, which is the sum over j of g_ij x_j; four i at a time stay in registers."""
     literally(lanes)
     first, vectors, width = samples.first, samples.vectors, samples.width
     D, V, count = U(lanes if one_block else width), U(vectors), (vectors - first) * width
@@ -143,12 +144,12 @@ def backward(member, lanes, one_block, counter, samples, gradient, dense_out, po
         for b in range(begin, min(begin + TILE, samples.batch)):
             lay_side_by_side(lanes, samples, b, scratch)
             place = U(b * samples.columns)
-            # The full matrix: the loop below reads coefficients in rows and needs no test for j < i.
+            # The full matrix, so that the loop below reads coefficients in rows and needs no test for j < i.
             spread(gradient, place + U(first * width), V, square)
             for i in range(U(0), V, U(4)):
                 for block in range(U(0), D, U(lanes)):
                     one = two = three = four = broadcast(np.float32(0.0), lanes)
-                    # The dense vector is also part of the output: its gradient starts with that part.
+                    # The dense vector is also part of the output: its gradient starts with the gradient of this part.
                     if first and i == U(0):
                         one = load(gradient, place + block, lanes)
                     for j in range(V):
@@ -166,7 +167,7 @@ def backward(member, lanes, one_block, counter, samples, gradient, dense_out, po
 
 
 class RunSamples(NamedTuple):
-    """Flat inputs as `Samples`; places of unshared and shared features; starts of runs; runs of a task."""
+    """Flat inputs as in `Samples`; indices of unshared and shared features; starts of runs; runs per task."""
 
     dense: NDArray[np.float32]
     pooled: NDArray[np.float32]
@@ -180,7 +181,7 @@ class RunSamples(NamedTuple):
 
 
 class RunProducts(NamedTuple):
-    """Both outputs of `run_forward` or their gradients, flat, and the number of columns of each."""
+    """Both outputs of `run_forward`, or the gradients of both, flat, and the number of columns of each."""
 
     unshared: NDArray[np.float32]
     shared: NDArray[np.float32]
@@ -190,7 +191,7 @@ class RunProducts(NamedTuple):
 
 @njit(**BODY)
 def pick(lanes, source, row, features, chosen, scratch, place, D):
-    """Copy vectors `chosen` of a row of `source` side by side, from vector `place` of `scratch` on."""
+    """Copy the vectors `chosen` of a row of `source` side by side into `scratch`, from vector number `place` on."""
     literally(lanes)
     for k in range(U(len(chosen))):
         copy(lanes, source, (row * features + U(chosen[k])) * D, scratch, (place + k) * D, D)
@@ -198,7 +199,7 @@ def pick(lanes, source, row, features, chosen, scratch, place, D):
 
 @njit(**BODY)
 def put(lanes, gradients, place, target, row, features, chosen, D):
-    """Copy vectors from `place` on to the places `chosen` of a row of `target`: the transpose of `pick`."""
+    """Copy vectors from number `place` on to the vectors `chosen` of a row of `target`; the inverse of `pick`."""
     literally(lanes)
     for k in range(U(len(chosen))):
         copy(lanes, gradients, (place + k) * D, target, (row * features + U(chosen[k])) * D, D)
@@ -206,9 +207,9 @@ def put(lanes, gradients, place, target, row, features, chosen, D):
 
 @njit(**BODY)
 def run_forward(member, lanes, one_block, counter, samples, out, scratches):
-    """Set out.unshared[b] to dense[b], the pairs of unshared vectors, then those of unshared and shared vectors.
+    """Set out.unshared[b] to dense[b], the products of unshared pairs, and those of unshared with shared vectors.
 
-    out.shared[r] holds the pairs of shared vectors.
+    out.shared[r] is set to the products of shared pairs.
     """
     literally(lanes)
     pooled, unshared, shared, tile = samples.pooled, samples.unshared, samples.shared, samples.tile
@@ -258,7 +259,10 @@ def pairs_gradient(lanes, scratch, first, end, D, gradient, place, sums):
 
 @njit(**BODY)
 def cross_gradient(lanes, scratch, mine, V, D, gradient, place, sums):
-    """Add the same for pairs of an unshared vector i and a shared vector j; the sum of sums[i] stays in registers."""
+    """Do the same as `pairs_gradient` for all pairs of an unshared vector i and a shared vector j.
+
+    The sum for vector i stays in registers.
+    """
     literally(lanes)
     for i in range(mine):
         for block in range(U(0), D, U(lanes)):
@@ -273,7 +277,7 @@ def cross_gradient(lanes, scratch, mine, V, D, gradient, place, sums):
 
 @njit(**BODY)
 def run_backward(member, lanes, one_block, counter, samples, gradients, dense_out, pooled_out, scratches, totals):
-    """Compute the gradients of `run_forward`'s inputs; those of shared vectors sum over a run's samples in order."""
+    """Compute the gradients of `run_forward`; the gradient of a shared vector sums a run's samples in order."""
     literally(lanes)
     pooled, unshared, shared, tile = samples.pooled, samples.unshared, samples.shared, samples.tile
     D, F, front = U(lanes if one_block else samples.width), U(samples.features), U(samples.first)
@@ -287,7 +291,7 @@ def run_backward(member, lanes, one_block, counter, samples, gradients, dense_ou
             break
         for run in range(low, min(low + tile, runs)):
             pick(lanes, pooled, U(run), F, shared, scratch, mine, D)
-            # One member adds all samples of the run in their order, which fixes the bits.
+            # One thread adds all samples of the run in their order, which fixes the bits.
             for place in range(mine * D, V * D, U(lanes)):
                 store(sums, place, broadcast(np.float32(0.0), lanes))
             for b in range(U(start[run]), U(start[run + 1])):
@@ -296,7 +300,7 @@ def run_backward(member, lanes, one_block, counter, samples, gradients, dense_ou
                 place = b * U(gradients.unshared_columns)
                 for d in range(front * D, mine * D, U(lanes)):
                     store(sums, d, broadcast(np.float32(0.0), lanes))
-                # The dense vector is also part of the output: its gradient starts with that part.
+                # The dense vector is also part of the output: its gradient starts with the gradient of this part.
                 copy(lanes, gradients.unshared, place, sums, 0, front * D)
                 place += front * D
                 pairs_gradient(lanes, scratch, U(0), mine, D, gradients.unshared, place, sums)
@@ -310,7 +314,7 @@ def run_backward(member, lanes, one_block, counter, samples, gradients, dense_ou
 
 @cache
 def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
-    """Return the passes for vectors in blocks of `lanes`, compiled at their first call and cached on disk."""
+    """Return both passes for blocks of `lanes` floats. Each is compiled at its first call and cached on disk."""
 
     @njit(nogil=True, cache=True)
     def forward_of_all(team, samples, out):
@@ -321,7 +325,7 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
     @njit(nogil=True, cache=True)
     def backward_of_all(team, samples, gradient, dense_out, pooled_out):
         samples = Samples(*samples)
-        # Four rows at a time: the last ones may be beyond the vectors, and their results are not used.
+        # Four vectors at a time: the last ones may not exist, and their results are not used.
         rows = (samples.vectors + 3) // 4 * 4
         work = Scratch(
             np.empty((team.threads, rows * samples.width + 16), np.float32),

@@ -23,7 +23,7 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
 def run_interaction(
     dense: Tensor | None, pooled: Tensor, shared: Sequence[bool], starts: Tensor, columns: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return `columns` of the interaction: the first for every sample, the second for every run's first sample."""
+    """Return columns[0] of the interaction for every sample, and columns[1] for the first sample of every run."""
     run = on_device(torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff()), pooled)
     vectors = torch.where(on_device(torch.tensor(shared), pooled).view(1, -1, 1), pooled[run], pooled)
     products, first = dot_interaction(dense, vectors), on_device(starts[:-1], pooled)

@@ -1,4 +1,4 @@
-"""Common parts of the kinds of codecs: their description, the layout for kernels, and the noise that rounds."""
+"""Common parts of the codecs: their description, a record's layout for kernels, and noise for stochastic rounding."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
 
 MAGNITUDE = W(0x7FFFFFFF)
-# Float32 bits of the largest finite magnitude of each float format; larger ones, infinity and NaN are invalid.
+# Float32 bits of the largest finite magnitude of each float format; larger numbers, infinity and NaN are invalid.
 FP32_LIMIT = 0x7F7FFFFF
 FP16_LIMIT = 0x477FE000
 BF16_LIMIT = 0x7F7F0000
 
-# Column d of a record's noise is the finaliser of murmur3 of ((low + d * STEP) ^ high): a Weyl sequence of 32 bits.
+# Column d of a record's noise is murmur3's finalizer applied to (low + d * STEP) ^ high, a Weyl sequence of 32 bits;
+# low and high are the halves of the record's key.
 STEP = 0x9E3779B9
 MIX_1, MIX_2 = 0x85EBCA6B, 0xC2B2AE35
 
 
 class Form(NamedTuple):
-    """`RecordLayout` for kernels: number of its kind in the registry, and first byte of each part of a record."""
+    """`RecordLayout` for kernels: position of the kind in `KINDS`, and first byte of each part of a record."""
 
     kind: int
     stochastic: bool
@@ -55,24 +56,25 @@ class Kind:
     name : str
         Name in recipes, plans, checkpoints and exports.
     about : str
-        Bytes of a record of D weights, for the README of an export; empty where it needs none.
+        Layout of the encoded weights, for the README of an export; empty if the name says enough.
     weight_bytes : callable
-        Returns the bytes of D encoded weights.
+        Returns the number of bytes of D encoded weights.
     levels : int
-        Greatest code, where weights are codes followed by a scale and an offset; otherwise 0.
+        Greatest code, for kinds that store codes with a scale and an offset; otherwise 0.
     encode, decode : callable
-        Compiled ``encode(form, values, start, records, at, base)``, which returns whether the kind can hold every
-        number, and ``decode(form, values, start, records, at)``: `form` is a `Form`, the row is D floats of flat
+        Compiled ``encode(form, values, start, records, at, base)``, which returns whether the kind can represent every
+        number, and ``decode(form, values, start, records, at)``. `form` is a `Form`, the row is D floats of flat
         `values` from `start` on, the record starts at byte `at` of flat `records`, `base` is the key of its noise.
     plain_encode : callable
-        The same in NumPy, of weights ``[D]``, noise ``[D]`` or None to round to nearest, and whether scale and offset
-        are float32; returns None where the kind cannot hold the weights.
+        `encode` in NumPy. Takes weights ``[D]``, random bits ``[D]`` (None rounds to nearest), and whether scale and
+        offset are float32. Returns None if the kind cannot represent the weights.
     plain_decode : callable
-        Returns the weights of such bytes, given D and whether scale and offset are float32.
+        `decode` in NumPy. Takes encoded bytes, D, and whether scale and offset are float32.
     encode_rate, decode_rate : float
-        Float32 bytes a second on one core, for the planner; infinite for a copy, which costs only memory traffic.
+        Float32 bytes per second on one core, for the planner; infinite for a copy, which costs only memory traffic.
     penalty : float
-        Share of a table's compute seconds that ``precision: auto`` pays for more precision than this.
+        How much loss of precision counts for ``precision: auto``: the planner adds this multiple of a table's compute
+        seconds to the cost of the kind.
     automatic : bool
         Whether ``precision: auto`` may choose the kind.
     """
@@ -91,12 +93,12 @@ class Kind:
     automatic: bool = True
 
 
-# 32-bit words are cast back after every operation: Numba widens them to 64 bits, and LLVM narrows them again where it
-# sees the cast. The mixing of the noise it does not narrow, so its products and shifts are intrinsics of 32 bits;
-# otherwise it would run on half as many lanes.
+# Results are cast to 32 bits after every operation: Numba widens 32-bit words to 64 bits, and LLVM narrows them again
+# where it sees the cast. It does not narrow the mixing of the noise, so products and shifts there are 32-bit
+# intrinsics; otherwise half as many lanes would be used.
 @njit(**BODY)
 def finish(weyl, base):
-    """Return 32 random bits: murmur3's finaliser of a member of the Weyl sequence of `base`."""
+    """Return 32 random bits: murmur3's finalizer of the number `weyl` of the Weyl sequence of `base`."""
     word = W(weyl ^ W(base >> U(32)))
     word = multiply32(fold32(word, W(16)), W(MIX_1))
     word = multiply32(fold32(word, W(13)), W(MIX_2))
@@ -105,26 +107,27 @@ def finish(weyl, base):
 
 @njit(**BODY)
 def words(base, column):
-    """Return 32 random bits of a column."""
+    """Return 32 random bits, a function of the record's key `base` and a column."""
     return finish(add32(W(base), multiply32(W(column), W(STEP))), base)
 
 
 @njit(**BODY)
 def fraction(word):
-    """Return 24 of the bits as a float in [0, 1)."""
-    # Through int32: processors convert signed integers to float in one instruction, unsigned ones mostly not.
+    """Return 24 bits of `word` as a float in [0, 1)."""
+    # Through int32: processors convert signed integers to float in one instruction, but most have none for unsigned
+    # ones.
     return F(np.int32(word >> W(8))) * F(2.0**-24)
 
 
 @njit(**BODY)
 def unit(base, column):
-    """Return 24 random bits of a column as a float in [0, 1)."""
+    """Return a random float in [0, 1) with 24 bits, a function of the record's key `base` and a column."""
     return fraction(words(base, column))
 
 
 @njit(**BODY)
 def fits(values, start, D, limit):
-    """Whether every magnitude, as float32 bits, is at most `limit`."""
+    """Whether every magnitude in the row is at most `limit`, which is given as float32 bits."""
     # A running maximum instead of an early return: a loop without an exit is vectorised.
     most = W(0)
     for d in range(D):
@@ -143,10 +146,10 @@ def noise(key: int, write: int, columns: range) -> Words:
 
 
 def plain_unit(word: Words) -> Floats:
-    """Return 24 of the bits as a float32 in [0, 1)."""
+    """Return 24 bits of each word as a float32 in [0, 1)."""
     return (word >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def plain_fits(values: Floats, limit: int) -> bool:
-    """Whether every magnitude is at most `limit`, given as float32 bits."""
+    """Whether every magnitude is at most `limit`, which is given as float32 bits."""
     return bool(((values.view(np.uint32) & MAGNITUDE) <= limit).all())

@@ -1,4 +1,4 @@
-"""Weights as floats: IEEE binary32, IEEE binary16, and bfloat16, the upper half of a binary32."""
+"""Codecs of floats: IEEE binary32, IEEE binary16, and bfloat16, which is the upper half of a binary32."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from stratarec.kernels.simd.bits import (
 def put_fp32(values, start, D, records, at):
     for d in range(D):
         store_f32(records, at + U(4) * d, values[start + d])
-    # Checked after the copy, with the row in the L1 cache. Invalid rows, which are rare, are written in vain.
+    # Checked after the copy, while the row is in the L1 cache. Bytes of invalid rows, which are rare, are not used.
     return fits(values, start, D, FP32_LIMIT)
 
 
@@ -56,7 +56,7 @@ def get_fp32(values, start, D, records, at):
 def put_bf16_nearest(values, start, D, records, at):
     for d in range(D):
         bits = float_bits(values[start + d])
-        # Half of the last bit, less one unless that bit is set: a tie carries to the even neighbour.
+        # Half of the last bit, minus one unless that bit is set: a tie carries to the even neighbour.
         even = W(W(0x7FFF) + W(W(bits >> W(16)) & W(1)))
         store_u16(records, at + U(2) * d, np.uint16(W(W(bits + even) >> W(16))))
     return fits(values, start, D, BF16_LIMIT)
@@ -64,7 +64,10 @@ def put_bf16_nearest(values, start, D, records, at):
 
 @njit(**BODY)
 def put_bf16(values, start, D, records, at, base, column):
-    """Round stochastically: 16 random bits carry into the upper half with the probability of the dropped part."""
+    """Encode bfloat16, rounded stochastically.
+
+    16 random bits are added below the upper half, so the probability of a carry is proportional to the dropped part.
+    """
     for d in range(D):
         random = W(words(base, column + d) >> W(16))
         store_u16(records, at + U(2) * d, np.uint16(W(W(float_bits(values[start + d]) + random) >> W(16))))
@@ -79,16 +82,19 @@ def get_bf16(values, start, D, records, at):
 
 @njit(**BODY)
 def put_fp16(values, start, D, records, at, base):
-    """Round stochastically: the neighbours of |w| are 2^max(e - 10, -24) apart, and dividing by that power is exact."""
+    """Encode float16, rounded stochastically.
+
+    The neighbours of |w| are 2^max(e - 10, -24) apart, where e is the exponent of w. Dividing by this power is exact.
+    """
     for d in range(D):
         bits = float_bits(values[start + d])
-        # From 2^-14 down half floats are subnormal, and their steps no longer shrink.
+        # Below 2^-14 half floats are subnormal, and the distance of neighbours no longer shrinks.
         exponent = max(W(bits & W(0x7F800000)), W(113 << 23))
         step = bits_float(W(exponent - W(10 << 23)))
         steps = bits_float(W(bits & MAGNITUDE)) * bits_float(W(W(264 << 23) - exponent))
         floor = np.int32(steps)
         up = F(1.0) if steps - F(floor) > unit(base, d) else F(0.0)
-        # Exact: an integer number of steps is a half float.
+        # Exact, because an integer number of steps is a half float.
         rounded = to_half((F(floor) + up) * step)
         store_u16(records, at + U(2) * d, np.uint16(rounded | np.uint16(W(W(bits >> W(16)) & W(0x8000)))))
     return fits(values, start, D, FP16_LIMIT)
@@ -133,17 +139,17 @@ def decode_bf16(form, values, start, records, at):
 
 
 def plain_fp32(values: Floats, word: Words | None, wide: bool) -> bytes | None:
-    """Encode float32 as its bits."""
+    """Encode weights as float32."""
     return values.tobytes() if plain_fits(values, FP32_LIMIT) else None
 
 
 def from_fp32(stored: bytes, width: int = 0, wide: bool = False) -> Floats:
-    """Decode float32 bits."""
+    """Decode float32."""
     return np.frombuffer(stored, np.float32)
 
 
 def plain_fp16(values: Floats, word: Words | None, wide: bool) -> bytes | None:
-    """Encode float16, rounded to nearest or, with noise, to one of both neighbours, subnormals too."""
+    """Encode float16, rounded to nearest, or with random bits `word` to either neighbour; subnormals included."""
     if not plain_fits(values, FP16_LIMIT):
         return None
     if word is None:
@@ -162,12 +168,12 @@ def from_fp16(stored: bytes, width: int = 0, wide: bool = False) -> Floats:
 
 
 def plain_bf16(values: Floats, word: Words | None, wide: bool = False) -> bytes | None:
-    """Encode bfloat16, rounded by 16 random bits, or to nearest even without them."""
+    """Encode bfloat16, rounded by the random bits `word`, or to nearest, ties to even, without them."""
     if not plain_fits(values, BF16_LIMIT):
         return None
     bits = values.view(np.uint32)
     added = (word >> np.uint32(16)) if word is not None else np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & 1)
-    # A magnitude of at most the largest bfloat16 never carries into infinity.
+    # Numbers up to the largest bfloat16 never round to infinity.
     return ((bits + added) >> np.uint32(16)).astype(np.uint16).tobytes()
 
 
@@ -211,6 +217,6 @@ BF16 = Kind(
     encode_rate=4e9,
     decode_rate=8e9,
     penalty=0.25,
-    # The bytes of fp16, and fewer bits of precision.
+    # Takes as many bytes as fp16 and has fewer bits of precision.
     automatic=False,
 )

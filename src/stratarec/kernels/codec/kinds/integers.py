@@ -1,6 +1,6 @@
-"""Weights as integer codes between a row's least and greatest weight, of 8 bits or of 4.
+"""Codecs that store weights as integer codes of 8 or 4 bits, between a row's least and greatest weight.
 
-A weight is ``offset + code * scale``; `stratarec.embedding.codecs.RecordCodec` has its error bounds.
+A weight is ``offset + code * scale``. The error bounds are in `stratarec.embedding.codecs.RecordCodec`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from stratarec.kernels.simd.bits import (
 
 Bytes = NDArray[np.uint8]
 LEAST_NORMAL = F(2.0**-126)
-# Rounds to nearest, ties up, by the comparison that noise decides otherwise: the largest float32 below a half.
+# As threshold of `code`, rounds to nearest, ties up: the largest float32 below a half.
 NEAREST = F(0.49999997)
 
 
@@ -50,8 +50,8 @@ NEAREST = F(0.49999997)
 def extremes(values, start, D):
     """Return the least and greatest float of a row, and whether all are finite.
 
-    The order of floats is that of their bits as signed integers with the magnitude of negative ones flipped. Integer
-    minima vectorise, and NaN and infinities are the integers outside the finite ones.
+    Floats have the order of their bits as signed integers, if the magnitude bits of negative numbers are flipped.
+    Minima of integers vectorize, and NaN and infinities are outside the range of the finite numbers.
     """
     least, most = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for d in range(D):
@@ -70,14 +70,15 @@ def parameters(low, high, levels, wide):
     low, high = low + F(0.0), high + F(0.0)  # zeros of either sign give the same bytes
     if wide:
         spread = high - low
-        # Not subnormal: the inverse of a smaller scale would be infinite.
+        # The scale must not be subnormal: its inverse would be infinite.
         scale = max(spread / levels, LEAST_NORMAL) if spread > F(0.0) else F(0.0)
         return scale, low, scale <= F(3.4028235e38)
     if not abs(low) <= F(65504.0):
         return F(0.0), low, False
     offset = to_half(low)
-    # One step down: towards zero for a positive number, away from it otherwise; 0 becomes the least negative. Without a
-    # branch, here and for the scale: half of all rows would take it at random.
+    # One step down, which is towards zero for a positive number and away from zero for a negative one; 0 becomes the
+    # least negative number. Without a branch, here and for the scale, because half of all rows would take the branch at
+    # random.
     down = W(0x8001) if offset == 0 else W(offset + W(0xFFFF) if offset < 0x8000 else offset + W(1))
     offset = np.uint16(select32(from_half(offset) > low, down, W(offset)))
     step = (high - from_half(offset)) / levels
@@ -107,17 +108,17 @@ def load_parameters(form, records, at):
 
 @njit(**BODY)
 def measure(form, values, start, levels, records, at):
-    """Store scale and offset of a row; return offset, inverse of the scale, and whether the codec can hold them."""
+    """Store scale and offset of a row; return offset, inverse of the scale, and whether the codec can hold the row."""
     low, high, finite = extremes(values, start, U(form.width))
     scale, offset, valid = parameters(low, high, levels, form.wide_parameters)
     store_parameters(records, at + U(form.parameters_at), scale, offset, form.wide_parameters)
-    # One division a row, a product a weight. A constant row has scale 0, and every code 0.
+    # One division per row, one product per weight. A constant row has scale 0, and all its codes are 0.
     return offset, F(1.0) / scale if scale > F(0.0) else F(0.0), finite and valid
 
 
 @njit(**BODY)
 def code(value, offset, inverse, levels, threshold):
-    """Return the steps above the offset, rounded up if more than `threshold` of a step remains."""
+    """Return the number of steps above the offset, rounded up if more than `threshold` of a step remains."""
     steps = (value - offset) * inverse
     floor = np.int32(steps)
     up = np.int32(1) if steps - F(floor) > threshold else np.int32(0)
@@ -126,7 +127,10 @@ def code(value, offset, inverse, levels, threshold):
 
 
 def plain_parameters(values: Floats, levels: int, wide: bool) -> tuple[np.floating, np.floating] | None:
-    """Return (scale, offset) in their storage type, offset rounded down and scale up; None where they do not fit."""
+    """Return (scale, offset) in their storage type, or None if the type cannot hold them.
+
+    The offset is rounded down and the scale up, so codes reach every weight.
+    """
     least, most = np.float32(values.min()) + np.float32(0), np.float32(values.max()) + np.float32(0)
     with np.errstate(over="ignore"):
         if wide:
@@ -148,7 +152,7 @@ def plain_parameters(values: Floats, levels: int, wide: bool) -> tuple[np.floati
 def plain_codes(
     values: Floats, word: Words | None, wide: bool, levels: int, pack: Callable[[Bytes], Bytes]
 ) -> bytes | None:
-    """Encode packed codes, scale and offset in NumPy."""
+    """Encode codes (packed by `pack`), scale and offset in NumPy."""
     stored = plain_parameters(values, levels, wide) if plain_fits(values, FP32_LIMIT) else None
     if stored is None:
         return None
@@ -161,7 +165,7 @@ def plain_codes(
 
 
 def from_codes(codes: Bytes, stored: bytes, wide: bool) -> Floats:
-    """Return the weights of unpacked codes; scale and offset are the last bytes of `stored`."""
+    """Return the weights of unpacked `codes`; the last bytes of `stored` are scale and offset."""
     kind = np.dtype(np.float32 if wide else np.float16)
     scale, offset = np.frombuffer(stored[-2 * kind.itemsize :], kind).astype(np.float32)
     weights: Floats = offset + codes.astype(np.float32) * scale
@@ -173,7 +177,7 @@ def encode_int8(form, values, start, records, at, base):
     D, levels = U(form.width), np.int32(255)
     offset, inverse, valid = measure(form, values, start, F(255.0), records, at)
     if form.stochastic:
-        # The sequence is computed step by step: from `column` LLVM would compute it in 64 bits.
+        # The Weyl sequence advances by additions: from `column`, LLVM would compute it in 64 bits.
         weyl = W(base)
         for d in range(D):
             threshold = fraction(finish(weyl, base))
@@ -193,12 +197,12 @@ def decode_int8(form, values, start, records, at):
 
 
 def plain_int8(values: Floats, word: Words | None, wide: bool) -> bytes | None:
-    """Encode one code a byte."""
+    """Encode one code per byte."""
     return plain_codes(values, word, wide, 255, lambda codes: codes)
 
 
 def from_int8(stored: bytes, width: int, wide: bool) -> Floats:
-    """Decode one code a byte."""
+    """Decode one code per byte."""
     return from_codes(np.frombuffer(stored, np.uint8)[:width], stored, wide)
 
 
@@ -221,7 +225,8 @@ INT8 = Kind(
 def encode_int4(form, values, start, records, at, base):
     """Store codes p and H + p in the low and high half of byte p, with H = (D + 1) // 2.
 
-    Not of neighbours, so that two contiguous runs are read and written. The last high half of an odd width is 0.
+    Codes of neighbours are not paired, so that two contiguous parts of the row are read. The last high half of an odd
+    width is 0.
     """
     D, levels = U(form.width), np.int32(15)
     H = (D + U(1)) // U(2)
@@ -236,7 +241,7 @@ def encode_int4(form, values, start, records, at, base):
             first = code(values[start + p], offset, inverse, levels, NEAREST)
             second = code(values[start + H + p], offset, inverse, levels, NEAREST)
             records[at + p] = np.uint8(W(first | W(second << W(4))))
-    # The odd code separately: a test in the loops would keep them from being vectorised.
+    # The odd code is stored separately: a test in the loops would keep them from being vectorized.
     if D - H < H:
         p = H - U(1)
         threshold = unit(base, p) if form.stochastic else NEAREST
@@ -256,7 +261,7 @@ def decode_int4(form, values, start, records, at):
 
 
 def pack(codes: Bytes) -> Bytes:
-    """Pack two codes a byte."""
+    """Pack two codes per byte."""
     half = (len(codes) + 1) // 2
     high = np.zeros(half, dtype=np.uint8)
     high[: len(codes) - half] = codes[half:]
@@ -264,12 +269,12 @@ def pack(codes: Bytes) -> Bytes:
 
 
 def plain_int4(values: Floats, word: Words | None, wide: bool) -> bytes | None:
-    """Encode two codes a byte."""
+    """Encode two codes per byte."""
     return plain_codes(values, word, wide, 15, pack)
 
 
 def from_int4(stored: bytes, width: int, wide: bool) -> Floats:
-    """Decode two codes a byte."""
+    """Decode two codes per byte."""
     packed = np.frombuffer(stored, np.uint8)[: (width + 1) // 2]
     return from_codes(np.concatenate([packed & 15, packed >> 4])[:width], stored, wide)
 
