@@ -1,4 +1,4 @@
-"""Draw negatives for logs that hold only clicks: items that other users clicked next."""
+"""Draw negatives for logs of clicks alone: items that other users clicked next."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def draw_negatives(
     users : ndarray
         ``[N]`` hashes of users.
     splits : ndarray
-        ``[N]`` number of the split that each click belongs to.
+        ``[N]`` number of each click's split.
     clicks : pair of int
-        First and last (exclusive) of the clicks to draw for; later clicks can only be drawn.
+        First and last (exclusive) click to draw for; clicks after them can only be drawn.
     window : int
-        Length of the window ``[t, t + window]`` after a click at t, in the unit of `times`.
+        Clicks in ``[t, t + window]`` can be drawn for a click at time t; in the unit of `times`.
     count : int
         K.
     key, number : int
-        The noise of click c is a function of (key, number + c - first).
+        Draws for click c are a function of (key, number + c - first).
 
     Returns
     -------
     ndarray
-        ``[last - first, K]`` places in `times`; a row of -1 for a click that no other user's click follows.
+        ``[last - first, K]`` indices of clicks; a row of -1 if no other user clicks in the window.
     """
     first, last = clicks
     order = np.argsort(splits, kind="stable")
@@ -52,13 +52,13 @@ def draw_negatives(
     return drawn
 
 
-# Draws for one negative before the window is searched click by click.
+# Number of draws for one negative before the clicks of other users are counted.
 TRIES = 16
 
 
 @njit(nogil=True, cache=True)
 def _nth_of_others(users, user, order, low, high, state):
-    """Draw evenly among the places whose user is not `user`, by counting them; -1 where there is none."""
+    """Draw evenly among the clicks of users other than `user`, by counting these clicks; return -1 if there is none."""
     others = np.uint64(0)
     for place in range(low, high):
         others += np.uint64(users[order[place]] != user)
@@ -75,9 +75,9 @@ def _nth_of_others(users, user, order, low, high, state):
 
 @njit(nogil=True, cache=True)
 def _draw(times, users, splits, first, window, key, number, order, edges, drawn):
-    """Fill ``drawn[c]`` with places of clicks of [t, t + window] in the split of click ``first + c``, by other users.
+    """Fill ``drawn[c]`` with clicks of other users within the window and split of click ``first + c``.
 
-    `order` sorts clicks by split and then by time; those of split s take ``order[edges[s]:edges[s + 1]]``.
+    `order` sorts clicks by split and then by time; the clicks of split s are ``order[edges[s]:edges[s + 1]]``.
     """
     clicks, count = drawn.shape
     low, high = edges[:-1].copy(), edges[:-1].copy()
@@ -92,7 +92,8 @@ def _draw(times, users, splits, first, window, key, number, order, edges, drawn)
         state = mix(key ^ mix(np.uint64(number + c)))
         for k in range(count):
             negative = -1
-            # The first draw is usually by another user; a window with a single user ends in the count below.
+            # The first draw is usually by another user. If the window has a single user, the count below ends the
+            # search.
             for _ in range(TRIES):
                 state = mix(state + GOLDEN)
                 place = order[low[s] + np.int64(state % size)]
@@ -110,6 +111,6 @@ def _draw(times, users, splits, first, window, key, number, order, edges, drawn)
 def reference_candidates(
     times: NDArray[np.int64], users: NDArray[np.uint64], splits: NDArray[np.int8], click: int, window: int
 ) -> list[int]:
-    """List the clicks of ``[t, t + window]`` by other users in the split of click number `click`."""
+    """Return the clicks in ``[t, t + window]`` by other users in the split of click number `click`, whose time is t."""
     inside = (times >= times[click]) & (times <= times[click] + window)
     return np.flatnonzero(inside & (users != users[click]) & (splits == splits[click])).tolist()

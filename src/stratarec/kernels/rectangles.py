@@ -11,11 +11,11 @@ from torch import Tensor
 
 U = np.uint64
 Parts = NDArray[np.int64]
-"""``[P, 6]``: rows, width, and for source and target the first element and the elements from one row to the next."""
+"""``[P, 6]``, per rectangle: rows, width, then for source and target the first element and the step between rows."""
 
 
 def parts_of(rectangles: Sequence[tuple[int, int, int, int, int, int]]) -> Parts:
-    """Return the rectangles as one array."""
+    """Return the rectangles as one array, see `Parts`."""
     return np.array(rectangles, dtype=np.int64).reshape(-1, 6)
 
 
@@ -25,14 +25,14 @@ def swapped(parts: Parts) -> Parts:
 
 
 def copy_parts(source: Tensor, target: Tensor, parts: Parts) -> None:
-    """Copy every rectangle of `source` to its place in `target`.
+    """Copy every rectangle of `source` to its position in `target`.
 
     Parameters
     ----------
     source, target : Tensor
         float32, contiguous, of any shape.
     parts : ndarray
-        Rectangles of the target do not overlap; places are not checked.
+        Rectangles; they must not overlap in the target. Positions are not checked.
     """
     _copy_parts(source.view(-1).numpy(), target.view(-1).numpy(), parts)
 

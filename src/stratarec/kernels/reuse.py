@@ -1,13 +1,13 @@
 """Hits of LRU caches of all sizes, from reuse distances: the number of other rows used between two uses of a row.
 
-One pass over a table's batches, in memory that does not grow with the table. Of a large table the first rows, which are
-the most frequent where ids are ranked, are followed one by one; of the others, one of several neighbours represents all
-(rows sampled by place as in SHARDS, Waldspurger et al. 2015, but evenly over ranks, so that few are enough). A distance
-counts the rows that the followed rows in between represent; it is computed by a Fenwick tree over use times, each of
-which holds the row that was last used then. LFU caches have no such shortcut: some sizes are replayed with the followed
-rows.
+One pass over a table's batches suffices, and memory does not grow with the table. In a large table, only a sample of
+the rows is followed: each of the first rows, which are the most frequent if ids are ranked, and one of every `stride`
+neighbours, which represents all of them. (SHARDS, Waldspurger et al. 2015, also samples rows by position. This sample
+is even over ranks, so fewer rows suffice.) A distance counts the rows that the followed rows in between represent. It
+is computed by a Fenwick tree over use times; each time refers to the row that was last used then. LFU caches have no
+such shortcut, so some sizes are replayed with the followed rows.
 
-Shapes: K followed rows, C times, M cache sizes, L of them replayed.
+Shapes: K followed rows, C times, M sizes of LRU caches, L sizes of LFU caches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 def _followed(rows: int, followed: int) -> tuple[Sample, int]:
     """Choose about `followed` rows of a table to follow; return the sample and its size."""
-    # Half of them are followed one by one, the others represent their neighbours.
+    # Half of the sample are the first rows; each row of the other half represents its neighbours.
     head = rows if rows <= followed else followed // 2
     stride = max(-(-(rows - head) // max(followed - head, 1)), 1)
     return Sample(rows, head, stride), head - (-(rows - head) // stride)
@@ -40,20 +40,20 @@ def _weights(sample: Sample, count: int) -> Ints:
 
 
 class DayTrace:
-    """Counts of uses of a table's rows by day, in any order; `rows` and `followed` as in `ReuseTrace`."""
+    """Number of uses of a table's rows on each day, in any order; `rows` and `followed` are as in `ReuseTrace`."""
 
     def __init__(self, rows: int, followed: int, days: int) -> None:
         self._sample, count = _followed(rows, followed)
         self._counts = np.zeros((count, days), np.int32)
 
     def add(self, ids: NDArray[np.int32], days: NDArray[np.int32]) -> None:
-        """Count lookups, each with its day, from 0 on."""
+        """Count lookups, each with the number of its day."""
         _count_days(self._sample, ids, days, self._counts)
 
     def unseen(self, days: Ints) -> NDArray[np.float64]:
-        """Return the share of each day's lookups whose row the previous day in `days` did not use, ``[len(days)]``.
+        """Return for each of `days` the share of lookups whose row was not used on the day before it in `days`.
 
-        NaN for days without lookups and for the first one.
+        The share is NaN for the first day and for days without lookups.
         """
         counts, weights = self._counts[:, days], _weights(self._sample, len(self._counts))
         fresh = weights @ np.where(counts[:, :-1] == 0, counts[:, 1:], 0)
@@ -69,15 +69,15 @@ class ReuseTrace:
     Parameters
     ----------
     rows : int
-        Rows of the table.
+        Number of rows of the table.
     followed : int
-        About how many of them are followed; all where the table has no more.
+        About how many rows to follow; all rows if the table has no more.
     sizes : ndarray
-        ``[M]`` int64, ascending, from 1 on: sizes of the LRU caches.
+        ``[M]`` int64 sizes of the LRU caches, ascending, at least 1.
     counted : ndarray
-        ``[L]`` int64, sizes of the LFU caches.
+        ``[L]`` int64 sizes of the LFU caches.
     ahead : int
-        Batches for which a row stays in any cache after its use, from 1 on.
+        Number of batches for which a row stays in every cache after its use, at least 1.
     """
 
     def __init__(self, rows: int, followed: int, sizes: Ints, counted: Ints, ahead: int) -> None:
@@ -96,7 +96,8 @@ class ReuseTrace:
             draws=np.zeros(1, np.uint64),
         )
         self._fresh = np.empty(count, np.int32)
-        # By the smallest size that holds the row: all hits, and those of rows that stay in caches of any size.
+        # By the smallest size that holds the row: number of all hits, and of hits of rows that stay in caches of any
+        # size.
         self._hits = np.zeros((2, len(sizes) + 1), np.int64)
 
     def add(self, ids: Ints) -> None:
@@ -114,52 +115,52 @@ class ReuseTrace:
 
     @property
     def near(self) -> Ints:
-        """``[M]`` uses whose row was among the last `sizes` used rows as the batch began."""
+        """Number of uses whose row was among the last `sizes` used rows when the batch began, ``[M]``."""
         return np.cumsum(self._hits[0])[:-1]
 
     @property
     def lru_hits(self) -> Ints:
-        """``[M]`` hits of LRU caches of `sizes`: `near`, and uses whose row was in a batch in flight."""
+        """Number of hits of LRU caches of `sizes`, ``[M]``: `near`, and uses whose row was in a batch in flight."""
         far: Ints = self._hits[1].sum() - np.cumsum(self._hits[1])[:-1]
         return self.near + far
 
     @property
     def lfu_hits(self) -> Ints:
-        """``[L]`` hits of LFU caches, which evict a row that was used in the fewest batches."""
+        """Number of hits of LFU caches, which evict a row that was used in the fewest batches, ``[L]``."""
         return self._counting.hits
 
     @property
     def weights(self) -> Ints:
-        """``[K]`` rows that each followed row represents."""
+        """Number of rows that each followed row represents, ``[K]``."""
         return _weights(self._sample, len(self._fresh))
 
     @property
     def lookups(self) -> Ints:
-        """``[K]`` lookups of each followed row, in order of id."""
+        """Number of lookups of each followed row, ``[K]``, in the order of ids."""
         return self._uses.lookups
 
     @property
     def uses(self) -> Ints:
-        """``[K]`` batches that used each followed row."""
+        """Number of batches that used each followed row, ``[K]``."""
         return self._uses.batches
 
     @property
     def soon(self) -> Ints:
-        """``[K]`` of these, batches whose row was also used at most `ahead` batches before."""
+        """Number of batches that used each followed row at most `ahead` batches after an earlier use, ``[K]``."""
         return self._uses.soon
 
     @property
     def residency(self) -> NDArray[np.float64]:
-        """``[K]`` approximate share of batches with a use of the row among the last `ahead` batches."""
+        """Approximate share of batches in which a row was used or had been used in one of the last `ahead`, ``[K]``."""
         return self._uses.span / max(self._batch, 1)
 
 
-# Ways of a set in caches by default.
+# Default number of ways of a cache set.
 WAYS = 32
 
 
 class Sample(NamedTuple):
-    """Followed rows of a table: the first `head`, and one of each `stride` of the others."""
+    """Followed rows of a table: the first `head`, and one of every `stride` of the others."""
 
     rows: int
     head: int
@@ -167,11 +168,11 @@ class Sample(NamedTuple):
 
 
 class Uses(NamedTuple):
-    """Statistics of the K followed rows, an entry each.
+    """Statistics of the K followed rows, one entry per row.
 
-    `time` (in the tree) and `batch` (-1 before the first) are of the last use, `batches` used the row, and `soon` of
-    these used it at most `ahead` batches after another one. `span` sums the batches since the previous use, each up to
-    `ahead`.
+    `time` (an index of `UseTimes`) and `batch` (-1 if there is none) belong to the last use. `batches` counts the
+    batches that used the row, and `soon` those of them that did so at most `ahead` batches after an earlier use. `span`
+    sums the distances between uses, in batches, each limited to `ahead`.
     """
 
     time: NDArray[np.int32]
@@ -185,8 +186,8 @@ class Uses(NamedTuple):
 class UseTimes(NamedTuple):
     """Row that was last used at each time.
 
-    `tree` is ``[C + 1]`` Fenwick sums of the rows that each time represents, `row` is ``[C]``, and `now` is ``[2]``:
-    the next time, and the rows that all times represent.
+    `tree` is ``[C + 1]`` Fenwick sums of the number of rows that each time represents, `row` is ``[C]``, and `now` is
+    ``[2]``: the next time, and the number of rows that all times represent.
     """
 
     tree: NDArray[np.int64]
@@ -195,11 +196,11 @@ class UseTimes(NamedTuple):
 
 
 class Counting(NamedTuple):
-    """LFU caches of L sizes, which count the batches that used a row since it entered.
+    """LFU caches of L sizes, which count the batches that used a row since the row entered the cache.
 
-    `counts` is ``[L, K]``, 0 for absent rows; `resident` ``[L, K]`` lists the present rows in any order, and `filled`
-    ``[L, 2]`` is their number and the rows that they represent. `hits` is ``[L]``, `draws` ``[1]`` the number of random
-    draws so far.
+    `counts` is ``[L, K]``, 0 for absent rows. `resident` ``[L, K]`` lists the present rows in any order. `filled`
+    ``[L, 2]`` is the number of present rows, and of rows that they represent. `hits` is ``[L]``. `draws` ``[1]`` is the
+    number of random draws so far.
     """
 
     sizes: NDArray[np.int64]
@@ -212,11 +213,11 @@ class Counting(NamedTuple):
 
 @njit(nogil=True, cache=True, inline="always")
 def place_of(sample, row):
-    """Return the place of a row among the K followed ones, or -1."""
+    """Return the position of a row among the K followed rows, or -1 if it is not followed."""
     if row < sample.head:
         return row
     block = (row - sample.head) // sample.stride
-    # Neighbours in rank are used about equally often: one of them, chosen at random, represents all.
+    # Neighbours in rank are used about equally often, so a randomly chosen one represents all of them.
     chosen = np.int64(mix(np.uint64(block) + GOLDEN) % np.uint64(sample.stride))
     if row - sample.head - block * sample.stride == chosen:
         return sample.head + block
@@ -225,7 +226,7 @@ def place_of(sample, row):
 
 @njit(nogil=True, cache=True, inline="always")
 def weight_of(sample, place):
-    """Return the number of rows that a followed row represents."""
+    """Return the number of rows that the followed row at `place` represents."""
     return sample.stride if place >= sample.head else 1
 
 
@@ -249,7 +250,7 @@ def up_to(tree, time):
 
 @njit(nogil=True, cache=True)
 def shorten(sample, uses, times):
-    """Remove the times after which their rows were used again."""
+    """Remove the times after which their row was used again, and renumber the other times."""
     count = 0
     for time in range(times.now[0]):
         row = times.row[time]
@@ -265,9 +266,9 @@ def shorten(sample, uses, times):
 
 @njit(nogil=True, cache=True, inline="always")
 def victim(uses, counts, resident, count, draws, horizon):
-    """Return the place in `resident` of the least used of a few random rows, as many as the ways of a set.
+    """Return the position in `resident` of the least used of `WAYS` random rows.
 
-    -1 where all of them are of batches in flight.
+    Rows of batches in flight are not candidates; if there are no others, return -1.
     """
     place = np.int64(-1)
     for _ in range(WAYS):
@@ -283,7 +284,7 @@ def victim(uses, counts, resident, count, draws, horizon):
 
 @njit(nogil=True, cache=True)
 def count_uses(sample, uses, counting, level, fresh, horizon):
-    """Stage the rows of a batch in the cache of a level; rows used at `horizon` or later stay."""
+    """Stage the rows of a batch, `fresh`, in the LFU cache of a level; rows used at `horizon` or later stay."""
     counts, resident, filled = counting.counts[level], counting.resident[level], counting.filled[level]
     for place in fresh:
         if counts[place]:
@@ -317,7 +318,7 @@ def _count_days(sample, ids, days, counts):
                 counts[followed, days[place]] += 1
 
 
-# Hits of the complete batch are counted before it changes anything, as a cache stages it.
+# All hits of a batch are counted before the batch changes anything, because a cache also stages a whole batch at once.
 @njit(nogil=True, cache=True)
 def _use(sample, uses, times, counting, sizes, hits, ids, batch, ahead, fresh):
     count = 0
@@ -364,9 +365,9 @@ def _use(sample, uses, times, counting, sizes, hits, ids, batch, ahead, fresh):
 
 
 def reference_lru_hits(batches: Iterable[list[int]], size: int, ahead: int) -> int:
-    """Count the distinct rows of each batch that an LRU cache of `size` rows holds as the batch begins.
+    """Count the distinct rows of each batch that an LRU cache of `size` rows holds when the batch begins.
 
-    The rows of the batch then enter, and the least recently used ones leave, except those of the last `ahead` batches.
+    Then the rows of the batch enter, and the least recently used rows leave, except rows of the last `ahead` batches.
     """
     cache: OrderedDict[int, int] = OrderedDict()
     hits = 0

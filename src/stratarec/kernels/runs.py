@@ -1,9 +1,9 @@
-"""Move vectors of a deduplicated batch from runs or distinct values to samples, and their gradients back.
+"""Copy vectors of a deduplicated batch from runs or distinct values to samples, and sum their gradients back.
 
-Shapes: B samples, R runs of them, U distinct values, W columns of a pooled buffer, E values under windows, D width.
-Every sum is over samples (or windows) in ascending order and every output element belongs to one thread, so the bits do
-not depend on the number of threads. The reference also runs on other devices: it never waits for the device, and sums
-in ascending order wherever `index_add` does.
+Shapes: B samples, R runs of samples, U distinct values, W columns of a pooled buffer, E values under windows, D width.
+Every sum is over samples (or windows) in ascending order, and one thread computes each output element, so the bits do
+not depend on the number of threads. The reference also runs on other devices. It never waits for the device, and it
+sums in ascending order if `index_add` of the device does.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
 from stratarec.kernels.runtime.threads import team_threads, tile_size
 
 U = np.uint64
-# Floats of a cache line: columns are cut into pieces of it, so that threads share the work.
+# Floats of a cache line; columns are cut into pieces of this width, so that threads share the work.
 _LINE = 16
 Spans = Sequence[tuple[int, int]]
 
 
 def find_runs(inverse: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Split the runs `starts`, from 0 to B, where neighbouring samples differ in `inverse` ``[B]``; return ``[R + 1]``.
+    """Split the runs that begin at `starts`, wherever neighbouring samples differ in `inverse`.
 
-    Samples of a session are neighbours in a batch, so runs are nearly as few as distinct values, and copying to the
-    samples of a run, or summing over them, needs no index.
+    `inverse` is ``[B]`` and `starts` goes from 0 to B; returns the finer starts, ``[R + 1]``. Samples of a session are
+    neighbours in a batch, so runs are nearly as few as distinct values. Unlike distinct values, runs need no index when
+    rows are copied to their samples or summed over them.
     """
     finer = np.empty(len(inverse) + 1, dtype=np.int64)
     return finer[: _find_runs(inverse, starts, finer)]
 
 
 class RunColumns:
-    """Columns of a pooled buffer that hold one row a run of samples instead of one a sample.
+    """Columns of a pooled buffer that have one row per run of samples instead of one per sample.
 
     Parameters
     ----------
@@ -58,7 +59,7 @@ class RunColumns:
         self._spans = _merged(sorted(spans))
 
     def expand(self, pooled: Tensor) -> Tensor:
-        """Fill the spans of `pooled` for each sample, in place; return `pooled`, ``[B, W]``."""
+        """Copy the spans of each run to all its samples, in place; return `pooled`, ``[B, W]``."""
         if pooled.device.type != "cpu":
             return reference_expand(pooled, self._spans, self._run(pooled))
         first, width = _pieces(self._spans)
@@ -66,9 +67,9 @@ class RunColumns:
         return pooled
 
     def fold(self, gradient: Tensor) -> Tensor:
-        """Sum the spans of gradients ``[B, W]`` over each run's samples; copy the other columns.
+        """Sum the spans of gradients ``[B, W]`` over the samples of each run; copy the other columns.
 
-        In rows from R on the spans of the result ``[B, W]`` are undefined.
+        Returns ``[B, W]``; the spans of its rows from R on are undefined.
         """
         if gradient.device.type != "cpu":
             return reference_fold(gradient, self._spans, self._run(gradient), len(self._lengths))
@@ -81,12 +82,12 @@ class RunColumns:
         return out
 
     def _run(self, tensor: Tensor) -> Tensor:
-        """Return the run of each sample, ``[B]``, on the device of `tensor`."""
+        """Return the number of each sample's run, ``[B]``, on the device of `tensor`."""
         return on_device(torch.repeat_interleave(torch.arange(len(self._lengths)), self._lengths), tensor)
 
 
 def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
-    """Return ``[rows, W]`` sums of ``[B, W]``: row r sums the samples with ``inverse[b] == r`` in ascending order."""
+    """Return ``[rows, W]`` sums of gradients ``[B, W]``: row r sums all b with ``inverse[b] == r``, ascending."""
     if gradient.device.type != "cpu":
         return reference_sum_rows(gradient, on_device(inverse.long(), gradient), rows)
     out = RECYCLER.empty(rows, gradient.shape[1])
@@ -98,7 +99,7 @@ def sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
 
 
 def _merged(spans: Spans) -> list[tuple[int, int]]:
-    """Join neighbouring spans."""
+    """Join spans that are next to each other."""
     merged: list[tuple[int, int]] = []
     for first, width in spans:
         if merged and sum(merged[-1]) == first:
@@ -115,7 +116,7 @@ def _pieces(spans: Spans) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) -> Tensor:
-    """Return the windows of rows ``[E, D]`` as ``[U, longest, D]``, with zeros after each window."""
+    """Copy the windows of `rows` ``[E, D]`` to ``[U, longest, D]``, with zeros after each window."""
     if rows.device.type != "cpu":
         places = on_device(reference_window_places(start, length, longest, len(rows)), rows)
         return reference_gather_windows(rows, places)
@@ -128,7 +129,10 @@ def gather_windows(rows: Tensor, start: Tensor, length: Tensor, longest: int) ->
 
 
 def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int) -> Tensor:
-    """Return ``[E, D]`` sums of ``[U, longest, D]`` over the windows that cover each value, in ascending order."""
+    """Return each value's sum of gradients, ``[E, D]``, over the windows that contain the value, in their order.
+
+    `gradient` is ``[U, longest, D]``.
+    """
     longest, width = gradient.shape[1:]
     if gradient.device.type != "cpu":
         places = on_device(reference_window_places(start, length, longest, values), gradient)
@@ -143,11 +147,11 @@ def scatter_windows(gradient: Tensor, start: Tensor, length: Tensor, values: int
 
 @njit(nogil=True, cache=True)
 def _find_runs(inverse, starts, finer):
-    """Write to `finer` the `starts` and the places where neighbours differ; return their number."""
+    """Write `starts`, and all positions where neighbours differ, to `finer`; return their number."""
     count = U(0)
     for run in range(U(len(starts) - 1)):
         for b in range(U(starts[run]), U(starts[run + U(1)])):
-            # Only neighbours are compared: sessions are contiguous, so on Globo there are as many runs as distinct
+            # Only neighbours are compared. Sessions are contiguous, so on Globo there are as many runs as distinct
             # histories, and this takes 0.05 ms.
             if b == U(starts[run]) or inverse[b] != inverse[b - U(1)]:
                 finer[count] = b
@@ -160,7 +164,7 @@ def _find_runs(inverse, starts, finer):
 def expand_spans(member, counter, pooled, stride, starts, first, width):
     """Set pooled[b] = pooled[r] in columns ``first[g]:first[g] + width[g]`` for the samples b of run r, in place.
 
-    A run's number never exceeds the place of its first sample, so from the last run to the first no source is
+    The number of a run never exceeds the number of its first sample. So, from the last run to the first, no source is
     overwritten before it is read.
     """
     S, runs = U(stride), len(starts) - 1
@@ -185,7 +189,7 @@ def _expand(team, pooled, stride, starts, first, width):
 
 @njit(**BODY)
 def fold_runs(member, counter, gradient, stride, starts, first, width, out, tile):
-    """Set out[r] to the sum of gradient[b] over the run's samples in the spans, and out[b] to gradient[b] elsewhere.
+    """In the spans, set out[r] to the sum of gradient[b] over the run's samples; elsewhere, set out[b] to gradient[b].
 
     The spans of rows beyond the number of runs are not written.
     """
@@ -220,14 +224,14 @@ def _fold(team, gradient, stride, starts, first, width, out, tile):
 
 @njit(**BODY)
 def sum_columns(member, counter, gradient, columns, inverse, out, rows, tile):
-    """Set out[r] to the sum of gradient[i] over i with ``inverse[i] == r``, ascending; `tile` columns at a time."""
+    """Set out[r] to the sum of gradient[i] over all i with ``inverse[i] == r``, ascending; `tile` columns at a time."""
     W = U(columns)
     while True:
         first = take(counter) * tile
         if first >= columns:
             break
         begin, end = U(first), U(min(first + tile, columns))
-        # Members share columns, not rows: `inverse` sends many inputs to one row, which needs one owner.
+        # Threads share columns, not rows: `inverse` sends many inputs to one row, which only one thread may write.
         for r in range(U(rows)):
             for d in range(begin, end):
                 out[r * W + d] = np.float32(0.0)
@@ -244,7 +248,7 @@ def _sum_rows(team, gradient, columns, inverse, out, rows, tile):
 
 @njit(**BODY)
 def gather_tiles(member, counter, rows, width, start, length, longest, tile, out):
-    """Set out[u, l] = rows[start[u] + l] for l < length[u], and zeros after them."""
+    """Set out[u, l] = rows[start[u] + l] for l < length[u], and the rest of out[u] to zeros."""
     D, count = U(width), len(start)
     while True:
         first = take(counter) * tile
@@ -266,7 +270,7 @@ def _gather_windows(team, rows, width, start, length, longest, tile, out):
 
 @njit(**BODY)
 def scatter_tiles(member, counter, gradient, width, start, length, longest, tile, out, values):
-    """Set out[e] to the sum of gradient[u, e - start[u]] over the windows u that cover e, ascending."""
+    """Set out[e] to the sum of gradient[u, e - start[u]] over the windows u that contain e, ascending."""
     D = U(width)
     while True:
         low = take(counter) * tile
@@ -291,7 +295,7 @@ def _scatter_windows(team, gradient, width, start, length, longest, tile, out, v
 
 
 def reference_expand(pooled: Tensor, spans: Spans, run: Tensor) -> Tensor:
-    """Set the spans of sample b to those of row ``run[b]``, in place; return `pooled`."""
+    """Set the spans of sample b to the spans of row ``run[b]``, in place; return `pooled`."""
     for first, width in spans:
         part = pooled[:, first : first + width]
         part.copy_(part.index_select(0, run))
@@ -299,7 +303,7 @@ def reference_expand(pooled: Tensor, spans: Spans, run: Tensor) -> Tensor:
 
 
 def reference_fold(gradient: Tensor, spans: Spans, run: Tensor, runs: int) -> Tensor:
-    """Return ``[B, W]``: spans of the first `runs` rows sum each run's samples, those of other rows are zeros."""
+    """Return ``[B, W]``: in the spans, the first `runs` rows are sums over each run's samples, other rows are zeros."""
     out = gradient.clone()
     for first, width in spans:
         part = out[:, first : first + width]
@@ -310,21 +314,21 @@ def reference_fold(gradient: Tensor, spans: Spans, run: Tensor, runs: int) -> Te
 
 
 def reference_sum_rows(gradient: Tensor, inverse: Tensor, rows: int) -> Tensor:
-    """Return ``[rows, W]`` sums over the samples of each row."""
+    """Sum gradients by row, ``[rows, W]``: row r sums the samples with ``inverse[b] == r``."""
     return gradient.new_zeros(rows, gradient.shape[1]).index_add(0, inverse, gradient)
 
 
 def reference_window_places(start: Tensor, length: Tensor, longest: int, values: int) -> Tensor:
-    """Return the row of each place of a window, ``[U, longest]``; `values`, which is no row, after the window."""
+    """Return the index of the value at each position of each window, ``[U, longest]``; after the window, `values`."""
     steps = torch.arange(longest)
     return torch.where(steps < length.unsqueeze(1), start.unsqueeze(1) + steps, values)
 
 
 def reference_gather_windows(rows: Tensor, places: Tensor) -> Tensor:
-    """Return ``[U, longest, D]`` with zeros after each window."""
+    """Copy the windows of `rows` to ``[U, longest, D]``, with zeros after each window."""
     return torch.cat([rows, rows.new_zeros(1, rows.shape[1])])[places]
 
 
 def reference_scatter_windows(gradient: Tensor, places: Tensor, values: int) -> Tensor:
-    """Return ``[values, D]`` sums over the windows that cover each value."""
+    """Return for each of `values` values the sum of its gradients over the windows that contain it, ``[values, D]``."""
     return reference_sum_rows(gradient.flatten(0, 1), places.flatten(), values + 1)[:values]

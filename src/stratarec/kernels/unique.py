@@ -1,7 +1,7 @@
-"""Number the distinct values of ids in one pass over an open-addressing table, without a sort.
+"""Number the distinct ids in one pass with an open-addressing table, without sorting.
 
-For a batch's 2,048 ids of one feature the table fits the first-level cache. `np.unique` sorts and took ten times as
-long, a fifth of the compute of a rank's step.
+For a batch's 2,048 ids of one feature, the table fits the L1 cache. `np.unique` sorts the ids and took ten times as
+long, a fifth of the compute time of a rank's step.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ U = np.uint64
 
 
 def number_distinct(ids: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct ids in order of first appearance, and the number of each id among them.
+    """Return the distinct ids in the order of first appearance, and for each id its index among them.
 
     Parameters
     ----------
     ids : Tensor
-        ``[n]`` int32 or int64, at most 2**30.
+        ``[n]`` int32 or int64, with n at most 2**30.
 
     Returns
     -------
     tuple of ndarray
-        ``[U]`` and ``[n]``, both int64.
+        ``[U]`` distinct ids and ``[n]`` indices, both int64.
     """
     places = np.empty(ids.numel(), dtype=np.int64)
     return _number_distinct(ids.numpy(), places), places
@@ -35,7 +35,7 @@ def number_distinct(ids: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 @njit(nogil=True, cache=True)
 def _number_distinct(ids, places):
-    """Fill `places` such that ``ids[i] == distinct[places[i]]``; return `distinct`."""
+    """Set `places` so that ``distinct[places[i]] == ids[i]``; return `distinct`."""
     n = len(ids)
     bits = 4
     while (1 << bits) < 2 * n:

@@ -1,7 +1,7 @@
-"""Pool rows of a group of tables into bags, gather them without pooling, and compute gradients of weights.
+"""Pool rows of a group of tables into bags, gather rows without pooling, and compute gradients of weights.
 
-Shapes: F features, B samples, N ids, D width, R rows of all the group's tables together. An id outside its table is
-never used as an index; its place is returned instead.
+Shapes: F features, B samples, N ids, D width, R rows of all tables of the group together. If an id is outside its
+table, it is not used as an index, and its position is returned.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def pool(weights: Floats, group: GroupLayout, bags: BagBatch, out: Tensor) -> in
     weights : ndarray
         ``[R * D]`` float32.
     out : Tensor
-        ``[B, columns]`` float32, contiguous, on the device whose kernel is to run.
+        ``[B, columns]`` float32, contiguous; its device determines the kernel.
 
     Returns
     -------
     int
-        Place in `values` of an id outside its table, or -1.
+        Position in `values` of an id outside its table, or -1.
     """
     if _pools_nothing(group, bags):
         return -1
@@ -39,18 +39,18 @@ def pool(weights: Floats, group: GroupLayout, bags: BagBatch, out: Tensor) -> in
 
 
 def gather(weights: Floats, group: GroupLayout, bags: BagBatch, feature: int, out: Tensor) -> int:
-    """Copy the row of each id of one sequence feature to `out`, ``[N, D]``; return as `pool` does."""
+    """Copy the row of each id of one sequence feature to `out`, ``[N, D]``; return the same as `pool`."""
     first, last = bags.span(feature)
     bad = int(backend(_BACKENDS, out).gather(weights, group, bags.values[first:last], feature, out))
     return bad if bad < 0 else first + bad
 
 
 def weight_gradient(weights: Floats, group: GroupLayout, bags: BagBatch, gradient: Tensor, out: Tensor) -> None:
-    """Add to ``out[N]`` the gradient of each pooled lookup's weight, given the gradient of the pooled output."""
+    """Add the gradient of the weight of each pooled lookup to ``out[N]``, given the gradient of the pooled output."""
     if not _pools_nothing(group, bags):
         backend(_BACKENDS, out).weight_gradient(weights, group, bags, gradient, out)
 
 
 def _pools_nothing(group: GroupLayout, bags: BagBatch) -> bool:
-    # Kernels divide tasks by features and samples: without any they would divide by zero.
+    # Kernels divide tasks by features and samples; if there are none, they would divide by zero.
     return (isinstance(group.pooled, np.ndarray) and not len(group.pooled)) or not bags.batch

@@ -1,7 +1,7 @@
 """Lookups on the CPU: pool or gather rows of one group of tables.
 
-A group's tables follow one another in one flat array: row r is ``weights[r * D:(r + 1) * D]``. Inner loops index
-flat arrays with unsigned integers: with signed ones Numba adds a test for negative indices.
+The tables of a group follow one another in one flat array: row r is ``weights[r * D:(r + 1) * D]``. Inner loops use
+unsigned indices, because Numba adds a test for negative indices to signed ones.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from stratarec.kernels.runtime.threads import team_threads, threads_for, tile_si
 from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch_row
 from stratarec.kernels.simd.vector import LANES, add, blocks, broadcast, load, multiply, store, stream, total
 
-# Samples of a task: with fewer than 64 rows a table, prefetching restarts too often. At most 32 or 128 samples did not
-# help.
+# Samples of a task. With fewer than 64 rows per table, prefetching restarts too often; an upper limit of 32 or 128
+# samples did not help.
 _LEAST_TILE, _MOST_TILE = 64, 512
-# Least rows of a task where a batch is too small to be divided by samples alone.
+# Fewest rows of a task, if a batch is too small to be divided by samples alone.
 _TASK_ROWS = 128
-# Larger outputs bypass the caches: reading lines only to overwrite them took a tenth to a third of the time.
+# Larger outputs bypass the caches: reading cache lines only to overwrite them took a tenth to a third of the time.
 _STREAM_BYTES = 4 << 20
 
 
 class Output(NamedTuple):
-    """Flat output, floats of a sample, and whether stores bypass the caches."""
+    """Flat output, number of floats of a sample, and whether stores bypass the caches."""
 
     out: NDArray[np.float32]
     stride: int
@@ -39,7 +39,7 @@ class Output(NamedTuple):
 
 
 class Tasks(NamedTuple):
-    """Number of the next task, samples and features of a task, and the place of a bad id by member."""
+    """Number of the next task, samples and features of a task, and for each thread the position of a bad id."""
 
     counter: NDArray[np.int64]
     samples: int
@@ -49,21 +49,25 @@ class Tasks(NamedTuple):
 
 @njit(**BODY)
 def limit_of(bags, filled, f):
-    """Return the number of bags of feature f to pool; `filled` is empty for all, as building it costs 2 us a batch."""
-    # Bags from there on are never read: pooling them to zeros took 1.74 ms instead of 0.66.
+    """Return the number of bags of feature f to pool.
+
+    An empty `filled` means all bags of every feature; a full array of counts would cost 2 us a batch.
+    """
+    # The other bags are never read: setting them to zeros took 1.74 ms instead of 0.66.
     return filled[f] if len(filled) else np.int64(bags.batch)
 
 
 @njit(**BODY)
 def copy_rows(lanes, weights, D, values, span, table, output, target):
-    """Copy the row of ``values[first + i]`` to ``out[target + i * stride:][:D]``; return the place of a bad id, or -1.
+    """Copy the row of ``values[first + i]`` to ``out[target + i * stride:][:D]``; return a bad id's position, or -1.
 
-    `span` is first and last place in `values`, `table` the first row and the rows of the table.
+    `span` is the first and last (exclusive) position in `values`; `table` is the table's first row and number of rows.
     """
     literally(lanes)
     origin, limit = table
     start, last = U(span[0]), U(span[1])
-    # The last row, not one beyond: a read there passed every compiled test, only the interpreter noticed.
+    # The last position, not the one after it: reading beyond passed every compiled test, and only the interpreter
+    # noticed.
     final = last - U(1)
     for i in range(start, min(start + ahead_of(D), last)):
         prefetch_row(weights, U(origin + values[i]) * D, D)
@@ -86,9 +90,9 @@ def copy_rows(lanes, weights, D, values, span, table, output, target):
 
 @njit(**BODY)
 def pool_singles(member, lanes, one_block, tasks, weights, width, bags, filled, features, output):
-    """Copy the row of the single id of bag (f, b) to out[b * stride + column[f]:][:D], a tile at a time.
+    """Copy the row of the single id of bag (f, b) to out[b * stride + column[f]:][:D], a tile of samples at a time.
 
-    Of feature f only the first `limit_of` bags are pooled.
+    Only the first `limit_of` bags of feature f are pooled.
     """
     literally(lanes)
     D = U(lanes if one_block else width)
@@ -113,7 +117,7 @@ def pool_singles(member, lanes, one_block, tasks, weights, width, bags, filled, 
 
 @njit(**BODY)
 def pool_bag(lanes, weights, D, bags, span, origin, factor, output, target):
-    """Set out[target:][:D] to the sum of the bag's weighted rows, times `factor`."""
+    """Set out[target:][:D] to the sum of the bag's weighted rows, multiplied by `factor`."""
     literally(lanes)
     begin, end = span
     for block in range(U(0), D, U(lanes)):
@@ -123,7 +127,7 @@ def pool_bag(lanes, weights, D, bags, span, origin, factor, output, target):
             if bags.weighted:
                 part = multiply(broadcast(bags.weights[i], lanes), part)
             row = add(row, part)
-        # Most bags are sums and need no product.
+        # Most bags are summed and need no product.
         if factor != np.float32(1.0):
             row = multiply(broadcast(factor, lanes), row)
         store(output.out, target + block, row)
@@ -131,16 +135,16 @@ def pool_bag(lanes, weights, D, bags, span, origin, factor, output, target):
 
 @njit(**BODY)
 def pool_bags(member, lanes, one_block, tasks, weights, width, bags, filled, features, output):
-    """Pool bags of any length, as sum or mean of (weighted) rows; an empty bag gives zeros.
+    """Pool bags of any length by the sum or mean of their (weighted) rows; an empty bag gives zeros.
 
-    Of feature f only the first `limit_of` bags are pooled.
+    Only the first `limit_of` bags of feature f are pooled.
     """
     literally(lanes)
     D = U(lanes if one_block else width)
     count = len(features.key)
     while True:
         task = take(tasks.counter)
-        # A task is a tile of one feature, so that a feature's long bags do not all go to one member.
+        # A task is a tile of one feature, so that the long bags of a feature do not all go to one thread.
         f, first = task % count, task // count * tasks.samples
         if first >= bags.batch:
             break
@@ -175,7 +179,7 @@ def gather_tiles(member, lanes, one_block, tasks, weights, width, values, table,
 
 @njit(**BODY)
 def weigh_tiles(member, lanes, one_block, tasks, weights, width, bags, features, gradient, out):
-    """Add to out[i] the dot product of the gradient of bag(i) and row(values[i]), over the bag's length for a mean."""
+    """Add to out[i] the dot product of row(values[i]) and its bag's gradient; for a mean, divide by the bag's size."""
     literally(lanes)
     D = U(lanes if one_block else width)
     count = len(features.key)
@@ -199,9 +203,9 @@ def weigh_tiles(member, lanes, one_block, tasks, weights, width, bags, features,
 
 @cache
 def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
-    """Return the lookups for rows in blocks of `lanes`; each is compiled at its first call and cached on disk.
+    """Return the lookups for blocks of `lanes` floats; each is compiled at its first call and cached on disk.
 
-    They take plain tuples, which reach compiled code in a third of the time of named ones.
+    The kernels take plain tuples, which are passed to compiled code in a third of the time of named tuples.
     """
 
     @njit(nogil=True, cache=True)
@@ -244,7 +248,8 @@ def pool(weights, group, bags, out):
         streaming = array.nbytes >= _STREAM_BYTES and group.lines and not (stride % LANES or array.ctypes.data % 64)
         output = array.reshape(-1), stride, streaming
         shape = _shape(tile, bags.batch, len(features[0]), threads)
-        # Every block must start a cache line, not only every row: 144 is 3 times 48 here, elsewhere 2 times 72.
+        # Not only every row but every block must start at a cache line: a row of 144 is 3 blocks of 48 here, 2 of 72
+        # elsewhere.
         run = kernels(*blocks(group.width, LANES if group.lines else 1))
         return run.pool_singles(team_of(threads), weights, group.width, bags.compiled, filled, features, output, shape)
     output = array.reshape(-1), stride, False
@@ -276,7 +281,7 @@ def _tile(count, threads):
 
 
 def _shape(tile, batch, features, threads):
-    """Return samples and features of a task: all features, or some of them where that would give too few tasks."""
+    """Return the samples and features of a task: all features, unless this gave too few tasks."""
     tiles = -(-batch // tile)
     if threads == 1 or tiles >= 4 * threads:
         return tile, features

@@ -1,7 +1,7 @@
 """Pooling in plain torch: one bag and one lookup at a time.
 
-Everything is float32, in the order that the fast kernels keep, so the two can be compared bit for bit where no
-reduction over the width is involved.
+All arithmetic is float32, in the order of the fast kernels. So results can be compared bit for bit, unless they add
+numbers across the width of a row.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from torch import Tensor
 
 
 def pool(weight: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None, mean: bool) -> Tensor:
-    """Return ``[B, D]`` sum or mean of the rows of each bag; weight ``[R, D]``, values ``[N]``, offsets ``[B + 1]``."""
+    """Return the sum or mean of the rows of each bag, ``[B, D]``.
+
+    Shapes: weight ``[R, D]``, values ``[N]``, offsets ``[B + 1]``.
+    """
     out = torch.zeros(offsets.numel() - 1, weight.shape[1])
     for b in range(out.shape[0]):
         first, last = int(offsets[b]), int(offsets[b + 1])

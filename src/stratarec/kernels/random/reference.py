@@ -1,4 +1,4 @@
-"""Counter-based noise in plain NumPy, one call a row."""
+"""Counter-based noise in plain NumPy, one row per call."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix(state: int) -> int:
-    """Return the finaliser of splitmix64 of a word."""
+    """Apply the finalizer of splitmix64 to a 64-bit word."""
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
     return state ^ (state >> 31)
 
 
 def uniform_row(key: int, row: int, width: int, low: float, high: float) -> NDArray[np.float32]:
-    """Return ``[width]`` float32 uniform in [low, high), a function of (key, row) only."""
+    """Return ``[width]`` float32 noise that is uniform in [low, high), a function of (key, row) and the column."""
     row_key = mix(key ^ mix((row * _GOLDEN + 1) & _MASK))
     bits = [mix((row_key + d * _GOLDEN) & _MASK) >> 40 for d in range(width)]
     unit = np.array(bits, dtype=np.float32) * np.float32(1 / (1 << 24))

@@ -1,11 +1,11 @@
-"""The network's device: opening it, copies from and to it, pinned memory, and errors.
+"""The network's device: opening it, copies to and from it, pinned memory, and errors.
 
-    up      copies from pinned memory, on its own stream; the computing stream waits for the copy, the host does not
+    up      copies from pinned memory, on a separate stream; the computing stream waits for the copy, the host does not
     down    copies into pinned memory, on another stream; the host waits for all copies once a step, by `wait`
 
-A buffer is reused when no tensor uses it any more and the copy that read or wrote it is done. Only torch's interfaces
-for any kind of device are used, all of them by `Driver`: tests replace it by a device that runs nothing until the host
-waits for it.
+A buffer is reused once no tensor uses it and the copy that read or wrote it is done. This module uses only torch's
+interfaces for any kind of device, all of them through `Driver`. Tests replace `Driver` by a device that runs nothing
+until the host waits for it.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ _FREE_PER_SIZE = 4
 
 
 class Transfers:
-    """Copies of tensors between the host and the network's device; for a network on the host nothing is copied."""
+    """Copies of tensors between the host and the network's device. For a network on the host, nothing is copied."""
 
     device = CPU
 
     def empty(self, *shape: int) -> Tensor:
-        """Return a float32 tensor of the host that can be copied to the device without an intermediate copy."""
+        """Return a float32 tensor on the host that can be copied to the device without an intermediate copy."""
         return RECYCLER.empty(*shape)
 
     def up(self, host: Tensor) -> Tensor:
-        """Return a copy on the device, valid for operations that are queued on the current stream from now on."""
+        """Return a copy on the device; operations that are queued on the current stream from now on may use it."""
         return host
 
     def down(self, tensor: Tensor) -> Tensor:
-        """Return a copy on the host, valid once `wait` has returned."""
+        """Return a copy on the host, which is valid once `wait` has returned."""
         return tensor
 
     def wait(self) -> None:
-        """Return once every copy that any thread started with `down` has arrived."""
+        """Wait until every copy that any thread has started with `down` has arrived."""
 
 
 HOST = Transfers()
 
 
 class Driver:
-    """torch's interfaces to a device that are the same for every kind of device."""
+    """torch's interfaces to a device, which are the same for every kind of device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -66,11 +66,11 @@ class Driver:
         return torch.Stream(self.device)
 
     def current(self) -> Any:
-        """Return the stream on which this thread computes."""
+        """Return the stream on which the calling thread computes."""
         return torch.accelerator.current_stream(self.device)
 
     def pinned(self, size: int) -> Tensor:
-        """Return ``[size]`` bytes of the host that the device can read and write directly."""
+        """Return ``[size]`` bytes of host memory that the device can read and write directly."""
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
@@ -80,7 +80,7 @@ class Driver:
             ) from error
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
-        """Reserve the memory of `tensor`, created on another stream, until `stream` is done with it."""
+        """Keep the memory of `tensor`, which was created on another stream, until `stream` is done with it."""
         tensor.record_stream(stream)
 
 
@@ -90,12 +90,12 @@ class _Pinned:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._free: dict[int, list[tuple[Tensor, Any]]] = {}
-        # Address of a buffer in use -> event of the copy that reads or writes it.
+        # Address of a buffer in use -> event of the copy that reads or writes the buffer.
         self._copies: dict[int, Any] = {}
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a tensor in a buffer, which is reused after the last view of the tensor is deleted."""
+        """Return a tensor in a buffer; the buffer is reused after the last view of the tensor is deleted."""
         needed = math.prod(shape) * dtype.itemsize
         size = max(buffer_bytes(-(-needed // 4)), 1 << max(needed - 1, 1).bit_length() if needed < 1 << 20 else 0)
         size = max(size, _SMALLEST)
@@ -127,13 +127,13 @@ class _Pinned:
         return tensor.untyped_storage().data_ptr() in self._copies
 
     def busy(self, tensor: Tensor, copy: Any) -> None:
-        """Reserve the buffer of `tensor` until the event `copy`."""
+        """Do not reuse the buffer of `tensor` before the event `copy`."""
         with self._lock:
             self._copies[tensor.untyped_storage().data_ptr()] = copy
 
 
 def _done(free: list[tuple[Tensor, Any]]) -> int | None:
-    """Return the place of a buffer that no copy reads or writes any more, or None."""
+    """Return the index of a buffer that no copy reads or writes any more, or None."""
     try:
         return next((place for place, (_, copy) in enumerate(free) if copy is None or copy.query()), None)
     except torch.AcceleratorError:  # a failed device raises at any query, and this may run in a finalizer
@@ -141,7 +141,7 @@ def _done(free: list[tuple[Tensor, Any]]) -> int | None:
 
 
 class DeviceTransfers(Transfers):
-    """`Transfers` of a network on a device, over two streams in addition to the computing one."""
+    """`Transfers` of a network on a device; up and down each have a stream, in addition to the computing stream."""
 
     def __init__(self, driver: Driver) -> None:
         self.device, self._driver, self._pinned = driver.device, driver, _Pinned(driver)
@@ -180,14 +180,15 @@ class DeviceTransfers(Transfers):
         return host
 
     def wait(self) -> None:
-        # Copies on one stream complete in order: the latest event covers all. It is never cleared: the prefetcher and
-        # autograd's thread start copies too, and one thread must not clear the event that another waits for.
+        # Copies on one stream complete in order, so the latest event covers all of them. The event is never cleared:
+        # the prefetcher and autograd's thread start copies too, and no thread may clear the event that another thread
+        # waits for.
         if self._last is not None:
             self._last.synchronize()
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Return the total memory of the device; 0 where torch does not report it."""
+    """Return the total memory of the device in bytes; 0 if torch does not report it."""
     try:
         return int(torch.accelerator.get_memory_info(device)[1])
     except (AttributeError, RuntimeError, NotImplementedError):
@@ -198,7 +199,7 @@ _OPEN: dict[torch.device, DeviceTransfers] = {}
 
 
 def transfers_of(device: torch.device) -> Transfers:
-    """Return the transfers of a device, one object for each device."""
+    """Return the `Transfers` of a device; each device has a single object."""
     if device.type == "cpu":
         return HOST
     if device not in _OPEN:
@@ -207,12 +208,12 @@ def transfers_of(device: torch.device) -> Transfers:
 
 
 def on_device(host: Tensor, tensor: Tensor) -> Tensor:
-    """Return a tensor of the host, such as indices, on the device of `tensor`."""
+    """Return a host tensor, such as indices, on the device of `tensor`."""
     return host if tensor.device.type == "cpu" else transfers_of(tensor.device).up(host)
 
 
 def backend(modules: Mapping[str, Any], tensor: Tensor) -> Any:
-    """Return the module that holds an operation's kernels for the device of `tensor`; `modules` are by device type."""
+    """Return the module with an operation's kernels for the device of `tensor`; `modules` has one per device type."""
     kind = tensor.device.type
     if kind not in modules:
         raise ConfigError(f"a tensor is on device {kind!r}, expected {' or '.join(modules)}: move the model there")
@@ -220,7 +221,7 @@ def backend(modules: Mapping[str, Any], tensor: Tensor) -> Any:
 
 
 def open_device(name: str, field: str = "train.device") -> torch.device:
-    """Return the device of that name; raise `ConfigError` if this machine or torch does not have it."""
+    """Return the device called `name`; raise `ConfigError` if this machine or torch does not have it."""
     if name == "cpu":
         return CPU
     try:
@@ -245,18 +246,19 @@ def open_device(name: str, field: str = "train.device") -> torch.device:
         raise ConfigError(
             f"{field} is {name}, but this machine has {count}, counted from 0: name another, or {elsewhere}"
         )
-    # Matrix products of CUDA are reproducible only with this setting, and torch refuses them without; it is read once.
+    # CUDA's matrix products are reproducible only with this setting, and torch refuses them without it. It is read
+    # once.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return torch.device(device.type, device.index or 0)
 
 
 @contextmanager
 def device_errors(device: torch.device, batch_size: int, fitting: Callable[[], int]) -> Iterator[None]:
-    """Report errors of the device in one line; `fitting` returns a smaller batch that fits its memory, or 0."""
+    """Report an error of the device in one line; `fitting` returns a batch size that fits its memory, or 0."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        # The frames hold the tensors of the step.
+        # The stack frames keep the tensors of the step alive.
         traceback.clear_frames(error.__traceback__)
         fits = fitting()
         advice = f"batches of {fits:,} fit: set train.batch_size to {fits}" if fits else "not even one sample fits: "

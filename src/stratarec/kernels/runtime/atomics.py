@@ -21,7 +21,7 @@ def _address(context, builder, signature, array, place):
 
 
 def _changing(operation):
-    """Return an intrinsic that changes ``words[place]`` by `operation` and a value, and returns the old word."""
+    """Return an intrinsic that applies `operation` to ``words[place]`` and a value, and returns the old word."""
 
     @intrinsic
     def change(typingctx, words, place, value):
@@ -66,7 +66,7 @@ def write(typingctx, words, place, value):
 
 @intrinsic
 def replace(typingctx, words, place, old, new):
-    """Set ``words[place] = new`` if the word is `old`; return whether it was."""
+    """Set ``words[place] = new`` if the word is `old`; return whether it was `old`."""
     signature = types.boolean(words, types.int64, types.int64, types.int64)
 
     def codegen(context, builder, signature, args):
@@ -78,7 +78,7 @@ def replace(typingctx, words, place, old, new):
 
 @intrinsic
 def pause(typingctx):
-    """Yield the core's resources to its other hardware thread while waiting for a word to change."""
+    """Leave the core's resources to its other hardware thread for a moment, while waiting for a word to change."""
 
     def codegen(context, builder, signature, args):
         if platform.machine() in ("x86_64", "AMD64"):
@@ -91,7 +91,7 @@ def pause(typingctx):
 
 @intrinsic
 def call(typingctx, function, data):
-    """Call the function at address `function`, which takes one pointer, with `data`."""
+    """Call the function at address `function` with the pointer `data` as its only argument."""
     signature = types.void(types.int64, types.int64)
 
     def codegen(context, builder, signature, args):

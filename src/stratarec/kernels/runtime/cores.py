@@ -1,7 +1,7 @@
 """Number of processors that this process may keep busy, by its affinity and the quotas of its control groups.
 
-A container with a quota of four on a host of 64 sees all 64. With a thread for each it would spend a period's quota in
-the first sixteenth of the period and then stall, together with any lock that it holds.
+A container with a quota of 4 processors on a host of 64 sees all 64. With 64 threads, it would use up the quota in the
+first sixteenth of each period. Then all its threads would stop until the period ends, even while they hold a lock.
 
     /proc/self/mountinfo    mount point of each hierarchy, and the group at the top of the mount
     /proc/self/cgroup       the group of this process in each hierarchy
@@ -18,14 +18,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-# Read again after so long: a container's quota may change while it runs.
+# The quotas are read again after so many seconds, because they may change while a container runs.
 _SECONDS = 60.0
 _cached = (0, -math.inf)
 _narrowed = False
 
 
 def cores() -> int:
-    """Return the number of processors that this process may keep busy, at least 1; updated every minute."""
+    """Return the number of processors that this process may keep busy, at least 1; it is updated every minute."""
     global _cached
     count, read = _cached
     if time.monotonic() - read > _SECONDS:
@@ -35,16 +35,16 @@ def cores() -> int:
 
 
 def within(processors: int, share: float) -> int:
-    """Return the number of threads for a quota of `share` processors on a machine with `processors`.
+    """Return the number of threads for a quota of `share` processors on a machine with `processors` processors.
 
-    A quota is rounded up: our threads sleep while they wait, so two of them rarely exceed 1.5 processors, and one
-    never uses more than 1.
+    A quota is rounded up: threads sleep while they wait, so two threads rarely use more than 1.5 processors, and one
+    thread never uses more than 1.
     """
     return max(1, min(processors, math.ceil(share - 0.05) if share < processors else processors))
 
 
 def narrow_libraries() -> None:
-    """Limit the threads of libraries that are loaded later to `cores`, unless the user has set a number."""
+    """Limit the threads of libraries that are loaded later to `cores`, unless the user has set OMP_NUM_THREADS."""
     global _narrowed
     if cores() < _allowed() and "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = str(cores())
@@ -52,7 +52,7 @@ def narrow_libraries() -> None:
 
 
 def most_threads(now: int) -> int:
-    """Return the number of threads that a library with `now` threads may have after quotas grow."""
+    """Return the number of threads that a library with `now` threads may have if quotas grow later."""
     return max(now, _allowed()) if _narrowed else now
 
 
@@ -61,12 +61,14 @@ def _allowed() -> int:
 
 
 def quota(root: Path = Path("/")) -> float:
-    """Return the processors that the control groups of this process, and all above them, allow; infinite without limit.
+    """Return how many processors the control groups of this process allow; infinity if there is no limit.
+
+    The groups above its own groups count, too.
 
     Parameters
     ----------
     root : path
-        Root of the system's files.
+        Root of the file system to read.
     """
     return min(_quotas(root), default=math.inf)
 
@@ -92,10 +94,10 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _above(mounted: Path, top: str, path: str, kind: str) -> Iterator[float]:
-    """Yield the quota of a group, and of each group above it that the mount shows."""
+    """Yield the quota of a group and of each group above it, up to the top of the mount."""
     group = PurePosixPath(path)
     inside = group.relative_to(top) if group.is_relative_to(top) else PurePosixPath()
-    # For a group outside its namespace (/../other) the mount shows only the top.
+    # If the group is outside its namespace (/../other), the mount shows only the top.
     parts = () if ".." in inside.parts else inside.parts
     for depth in range(len(parts), -1, -1):
         limit = _limit(mounted.joinpath(*parts[:depth]), kind)
@@ -111,7 +113,7 @@ def _limit(group: Path, kind: str) -> float | None:
             allowed, period = ((group / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
         return None if allowed in ("max", "-1") else int(allowed) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
-        # The top of a hierarchy has no such file. An unreadable file is taken as no limit.
+        # The top of a hierarchy has no such file. If a file cannot be read, there is no limit.
         return None
 
 

@@ -1,7 +1,7 @@
-"""Helper threads, which a kernel waits for only if they have started to help.
+"""Helper threads. A kernel waits for a helper only if the helper has started to help.
 
-They are Python threads that run compiled code without the interpreter lock, asleep on a pipe or an event until a kernel
-wakes them; `workers` describes how they find work. They start when a kernel first needs them and end with the
+Helpers are Python threads that run compiled code without the interpreter lock. They sleep on a pipe or an event until a
+kernel wakes them; `workers` describes how they find work. They start when a kernel first needs them and end with the
 interpreter. A forked child starts new ones.
 """
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stratarec.kernels.runtime import workers
 
-# Whether this system has the descriptors that helpers sleep on.
+# Whether this system has file descriptors to sleep on.
 AVAILABLE = os.name == "posix"
 
 
@@ -51,7 +51,7 @@ class Helpers:
             try:
                 thread.start()
             except RuntimeError:
-                # The system refuses more threads, or the interpreter ends: kernels use the existing ones.
+                # The system refuses more threads, or the interpreter is about to end: kernels use the existing helpers.
                 self._growing = False
                 return
             self._threads.append(thread)
@@ -59,7 +59,7 @@ class Helpers:
 
     def _create_eventfd(self, line: int) -> None:
         if hasattr(os, "eventfd"):
-            # One eight-byte write wakes the thread that reads, and its read resets the event.
+            # Writing eight bytes wakes the thread that reads, and reading them resets the event.
             listen = ring = os.eventfd(0, os.EFD_CLOEXEC)
         else:
             listen, ring = os.pipe()
@@ -76,7 +76,7 @@ class Helpers:
             self.board[workers.HELPERS] = 0
 
     def forget(self) -> None:
-        """Reset in a forked child, which has none of its parent's threads."""
+        """Reset the helpers in a forked child, which has no threads of its parent."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._reset()

@@ -1,8 +1,8 @@
 """Kernel bodies that several threads call, built on private interfaces of Numba.
 
-A body becomes a C function with its arguments behind one pointer, which OpenMP or a helper can call. Numba has no
-public way to call compiled code from there: how compiled code is found, linked and called may change in any minor
-version. `members` runs a team that shows whether the installed version works as this module expects.
+A body becomes a C function with one parameter, a pointer to the body's arguments, so that OpenMP or a helper can call
+it. Numba has no public way to call compiled code from such a function. How compiled code is found, linked and called
+may change in any minor version; `members` runs a team that shows whether the installed version works as expected.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from numba.extending import intrinsic
 from stratarec.kernels.runtime.workers import lead
 
 # Options for bodies of a team. They do not count references to arrays: counting costs two locked instructions for every
-# array of every call that LLVM does not inline, most of the time of an update. So a body must not return an array to a
-# function that counts: that one would release a reference that was never taken, and the process aborts later.
-# Backward at D = 16, batch 2,048: 3.3 to 2.4 ms without counts, then 1.6 to 0.9 inlined.
-# Only kernels call them, never Python: wrappers that unpack tuples of arrays took a third of the compilation time.
+# array of every call that LLVM does not inline, which was most of the time of an update. So a body must not return an
+# array to a function that counts, because that function would release a reference that was never taken, and the process
+# would abort later. Backward at D = 16, batch 2,048, took 3.3 ms, without counts 2.4; other calls took 1.6, inlined
+# 0.9. Only kernels call bodies, never Python: wrappers that unpack tuples of arrays took a third of the compilation
+# time.
 BODY = {
     "nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "forceinline": True,
     "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
@@ -32,19 +33,19 @@ _WORD, _COUNT, _BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer(
 
 @intrinsic
 def take(typingctx, counter):
-    """Return ``counter[0]`` and increase it by 1, atomically: every caller on any thread gets another value."""
+    """Return ``counter[0]`` and increase it by 1, atomically; no two calls return the same number."""
     signature = types.int64(counter)
 
     def codegen(context, builder, signature, args):
         view = context.make_array(signature.args[0])(context, builder, args[0])
-        # No memory order is needed: members share only the counter, and the end of the team orders their writes.
+        # No memory order is needed: the threads share only the counter, and the end of the team orders their writes.
         return builder.atomic_rmw("add", view.data, _WORD(1), "monotonic")
 
     return signature, codegen
 
 
 def _outline(context, builder, body, arguments, values):
-    """Return a C function that calls the body with the next member's number and the arguments, and its data."""
+    """Return a C function and its data; the function calls the body with the next thread number and the arguments."""
     kinds = (types.int64, *arguments.types)
     compiled = body.dispatcher.get_compile_result(types.none(*kinds))
     context.active_code_library.add_linking_library(compiled.library)
@@ -62,7 +63,7 @@ def _outline(context, builder, body, arguments, values):
     inner.ret_void()
 
     with builder.goto_entry_block():
-        # On the stack of the leader, which returns only when no member is inside any more.
+        # On the stack of the leader, which returns only when no other thread is in the function any more.
         shared = builder.alloca(packed)
     builder.store(_WORD(0), builder.gep(shared, [_COUNT(0), _COUNT(0)]))
     builder.store(values, builder.gep(shared, [_COUNT(0), _COUNT(1)]))
@@ -78,7 +79,7 @@ def _start_openmp(builder, launch, threads, function, data):
 def run_team(typingctx, team, body, arguments):
     """Call ``body(member, *arguments)`` on this thread and on up to ``team.threads - 1`` others, and wait for them.
 
-    Members are numbered from 0 in the order of their arrival. The body must not raise.
+    `member` numbers the threads from 0 in the order in which they arrive. The body must not raise.
     """
     body.get_call_type(typingctx, (types.int64, *arguments.types), {})
     signature = types.void(team, body, arguments)
@@ -108,7 +109,7 @@ def _lead(board, threads, function, data):
 
 @intrinsic(prefer_literal=True)
 def run_openmp(typingctx, launch, threads, body, arguments):
-    """Call ``body(member, *arguments)`` on up to `threads` OpenMP threads, started by `launch`."""
+    """Call ``body(member, *arguments)`` on up to `threads` OpenMP threads, which `launch` starts."""
     body.get_call_type(typingctx, (types.int64, *arguments.types), {})
     signature = types.void(types.int64, types.int64, body, arguments)
 
@@ -130,7 +131,7 @@ def _run(team, counter, numbers):
 
 
 def members(team: Any) -> list[int]:
-    """Return the number that each member of a team took from a counter starting at 1, or 0 if it never came."""
+    """Return the number that each thread of a team took from a counter that starts at 1; 0 if a thread never came."""
     counter, numbers = np.ones(1, dtype=np.int64), np.zeros(team.threads, dtype=np.int64)
     _run(team, counter, numbers)
     return [int(number) for number in numbers]
@@ -143,7 +144,10 @@ def _record_id(member, number, ids):
 
 @njit(nogil=True, cache=True)
 def thread_ids(launch, threads, number):
-    """Return the system's ids of OpenMP's threads, 0 for a thread that did not come; `number` is of the call gettid."""
+    """Return the system's ids of the OpenMP threads, 0 for a thread that never came.
+
+    `number` is the number of the system call gettid.
+    """
     ids = np.zeros(threads, np.int64)
     run_openmp(launch, threads, _record_id, (number, ids))
     return ids

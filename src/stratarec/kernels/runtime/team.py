@@ -1,16 +1,16 @@
 """Teams: the threads that run a kernel together.
 
-The members of a team take tasks from a shared counter, so that a late or interrupted thread delays nobody. Which member
-does a task must not matter for its result.
+The threads of a team, its *members*, take tasks from a shared counter, so a late or interrupted thread delays nobody.
+The result must not depend on which member does a task.
 
-On few cores two pools of threads slow each other down: torch's OpenMP threads spin for some milliseconds after each of
-its operations, and threads of another pool wait for their cores. So a team borrows torch's threads while they are awake
-(`openmp`). While they sleep, the calling thread leads the team, and helper threads (`helpers`) join it if they come
-before it ends: after a pause, or next to another busy process, OpenMP's closing barrier waited 5 to 10 ms for a thread
-that had nothing left to do.
+On few cores, two pools of threads slow each other down: torch's OpenMP threads spin for some milliseconds after each of
+torch's operations, and threads of another pool wait for their cores. So a team borrows torch's threads while they are
+awake (`openmp`). While they sleep, the calling thread leads the team, and helper threads (`helpers`) join it if they
+come before the work is done. OpenMP is not used then: at its closing barrier, a kernel that ran after a pause or next
+to another busy process waited 5 to 10 ms for a thread that had nothing left to do.
 
-This needs private interfaces of Numba. Where the installed version lacks them, `DEFECT` describes the reason, a warning
-reports it once, and a team is one thread: slower, with the same results.
+This needs private interfaces of Numba. If the installed version lacks them, `DEFECT` describes the reason, one warning
+reports it, and a team is one thread: slower, with the same results.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Team(NamedTuple):
     Parameters
     ----------
     launch : int
-        Address of the OpenMP function that starts torch's threads, or 0 for helper threads.
+        Address of the OpenMP function that starts torch's threads, or 0 to use helper threads.
     threads : int
-        Most members.
+        Largest number of threads.
     board : ndarray
         Board on which helpers find work.
     """
@@ -47,7 +47,7 @@ class Team(NamedTuple):
 
 
 def _defect() -> str:
-    """Return why the installed Numba cannot run a team, or "" if it can; starts no thread."""
+    """Return the reason why the installed Numba cannot run a team, or "" if it can; no thread is started."""
     try:
         from stratarec.kernels.runtime.outline import members
 
@@ -57,7 +57,7 @@ def _defect() -> str:
     return "" if numbers == [1] else f"a team of one took {numbers}, expected [1]"
 
 
-# Why kernels run on one thread with the installed Numba; empty if they do not.
+# Why kernels run on one thread with the installed Numba; empty if teams work.
 DEFECT = _defect()
 
 if not DEFECT:
@@ -65,7 +65,7 @@ if not DEFECT:
     from stratarec.kernels.runtime.openmp import awake
     from stratarec.kernels.runtime.outline import BODY, run_team, take
 else:
-    # Teams of one thread. The body is called as Numba calls any function, with public interfaces only.
+    # Teams of one thread, which use only public interfaces: Numba calls the body as any other function.
     BODY = {
         "nogil": True, "cache": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
     }  # fmt: skip
@@ -79,7 +79,7 @@ else:
 
     @intrinsic(prefer_literal=True)
     def run_team(typingctx, team, body, arguments):
-        """Call ``body(0, *arguments)`` on this thread, whatever the team."""
+        """Call ``body(0, *arguments)`` on this thread; `team` is ignored."""
         call = body.get_call_type(typingctx, (types.int64, *arguments.types), {})
         signature = types.void(team, body, arguments)
 
@@ -101,9 +101,9 @@ _NO_BOARD = np.zeros(1, dtype=np.int64)
 
 
 def team_of(threads: int) -> Team:
-    """Return a team of `threads` members for one kernel that starts now."""
+    """Return a team of `threads` threads for one kernel that starts now."""
     if DEFECT or threads < 2 or not AVAILABLE:
         return Team(0, 1, _NO_BOARD)
-    # With helper threads always, next to torch's pool, a complete step took 73 ms instead of 64 (D = 64, batch 4,096),
-    # whether they spun or not.
+    # If helper threads were always used, next to torch's pool, a complete step would take 73 ms instead of 64 (D = 64,
+    # batch 4,096), whether they spin or not.
     return Team(awake(threads), threads, HELPERS.ready(threads - 1))

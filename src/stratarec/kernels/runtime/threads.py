@@ -1,7 +1,7 @@
-"""Number of threads of a kernel: that of torch, within the cores and limits of the calling thread.
+"""Number of threads of a kernel: torch's number, within the cores of the process and the limit of the calling thread.
 
-Numba's threading layer must be safe to enter from several Python threads at once (a loader thread and the training
-thread both run kernels). Numba's built-in work queue aborts there, so only the `omp` and `tbb` layers are allowed.
+Several Python threads run kernels at once (a loader thread and the training thread), so Numba's threading layer must
+allow this. Numba's built-in work queue aborts in this case; therefore only the layers `omp` and `tbb` are allowed.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ numba.config.THREADING_LAYER = "threadsafe"
 _LIMITS = threading.local()
 # More tiles than threads, so that a late thread delays the others less.
 _TILES_PER_THREAD = 4
-# Fewer rows than these take less time than starting another thread.
+# Looking up fewer rows takes less time than starting another thread.
 _ROWS_PER_THREAD = 512
 
 
 def limit_threads(most: int) -> None:
-    """Limit the threads of kernels that the calling Python thread starts."""
+    """Limit the number of threads of kernels that the calling Python thread starts."""
     _LIMITS.most = most
 
 
 def team_threads() -> int:
-    """Return ``torch.get_num_threads()`` within the cores and the calling Python thread's limit."""
+    """Return ``torch.get_num_threads()``, but at most the number of `cores` and the calling Python thread's limit."""
     limit = getattr(_LIMITS, "most", numba.config.NUMBA_NUM_THREADS)
     return int(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS, limit, cores()))
 
 
 @contextmanager
 def within_cores() -> Iterator[None]:
-    """Limit torch's threads to `cores` in the calling Python thread, within the context."""
+    """While the context is active, limit torch's threads to `cores` in the calling Python thread."""
     before = torch.get_num_threads()
     if before <= cores():
         yield
@@ -50,9 +50,9 @@ def within_cores() -> Iterator[None]:
 
 
 def threads_for(rows: int) -> int:
-    """Return `team_threads`, or fewer where there are too few rows to look up."""
+    """Return `team_threads`, or fewer if there are too few rows to look up."""
     useful = 1 + rows // _ROWS_PER_THREAD
-    # For small batches torch is not asked, which saves a microsecond of some seventy of a step.
+    # For small batches torch is not asked, which saves a microsecond of a step of about seventy.
     return 1 if useful == 1 else min(team_threads(), useful)
 
 
@@ -61,13 +61,13 @@ def use_torch_threads() -> int:
     threads, before = team_threads(), torch.get_num_threads()
     numba.set_num_threads(threads)
     if torch.get_num_threads() != before:
-        # When Numba starts its threads it sets OpenMP's number of threads, which torch uses too: its matrix products
-        # would have other bits.
+        # When Numba starts its threads, it sets OpenMP's number of threads. torch uses this number too, and with
+        # another number its matrix products have other bits.
         torch.set_num_threads(before)
     return threads
 
 
 def tile_size(count: int, threads: int, *, least: int = 1, most: int | None = None) -> int:
-    """Return how many of `count` items a thread takes at a time, within limits."""
+    """Return how many of `count` items a thread takes at a time, between `least` and `most`."""
     size = max(-(-count // (threads * _TILES_PER_THREAD)), least)
     return size if most is None else min(size, most)

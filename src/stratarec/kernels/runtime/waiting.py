@@ -1,11 +1,16 @@
-"""Choose how threads wait for each other: spin until there is work, or sleep and leave their core to others.
+"""Choose how threads wait for work: spin, or sleep and leave their core to others.
 
-A spinning thread starts the next kernel at once, a sleeping one 50 us later. Next to other busy processes a spinning
-thread wastes its share of the processor, and the thread that it waits for is late. Thousand samples/s of a DCN V2,
-batches of 256, two cores, spinning and sleeping: alone 20.3 and 11.1, next to one busy process 6.1 and 9.1, to two 3.9
-and 10.4, to four 1.4 and 3.3. The assignment of work to threads does not change, so no bit depends on it.
+A spinning thread starts the next kernel at once, a sleeping thread 50 us later. But next to other busy processes, a
+spinning thread wastes its share of the processor, and the thread that it waits for is late. Thousand samples/s of a
+DCN V2 with batches of 256 on two cores:
 
-libgomp, which runs torch's own operations, spins 300,000 times before it sleeps, but 100 times if it has more threads
+    other busy processes    0     1     2     4
+    spinning             20.3   6.1   3.9   1.4
+    sleeping             11.1   9.1  10.4   3.3
+
+The assignment of work to threads does not change, so no bit depends on this choice.
+
+libgomp, which runs torch's operations, spins 300,000 times before it sleeps, but only 100 times if it has more threads
 than processors. So additional idle threads make the others sleep.
 """
 
@@ -16,7 +21,7 @@ import threading
 
 from stratarec.kernels.runtime.team import DEFECT
 
-# Whether the way of waiting can be changed.
+# Whether it is possible to choose how threads wait.
 AVAILABLE = not DEFECT
 
 if AVAILABLE:
@@ -29,7 +34,7 @@ _pool: OversubscribedPool | None = None
 
 
 class OversubscribedPool:
-    """Sleeping OpenMP threads of another Python thread: with `threads` in use, more threads than processors."""
+    """Sleeping OpenMP threads of another Python thread. With `threads` others, they are more than the processors."""
 
     def __init__(self, threads: int) -> None:
         self._ready, self._end = threading.Event(), threading.Event()
@@ -53,12 +58,12 @@ class OversubscribedPool:
 
 
 def sleep_while_waiting(sleep: bool, threads: int = 2) -> None:
-    """Make waiting threads sleep from now on, in this process, or spin, as they do by default.
+    """Make threads of this process sleep while they wait, or make them spin, which is the default.
 
     Parameters
     ----------
     threads : int
-        Threads of torch.
+        Number of torch's threads.
     """
     global _pool
     if not AVAILABLE:
@@ -73,7 +78,7 @@ def sleep_while_waiting(sleep: bool, threads: int = 2) -> None:
 
 
 def _forget() -> None:
-    """Reset in a forked child, which has none of its parent's threads."""
+    """Reset this module in a forked child, which has no threads of its parent."""
     global _pool, _LOCK
     _pool, _LOCK = None, threading.Lock()
 

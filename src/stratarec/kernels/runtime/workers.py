@@ -1,12 +1,13 @@
 """The compiled half of `helpers`: how helper threads find work, and how the kernel that leads them ends.
 
-Leaders and helpers share a board of words. A leader claims a job's line, writes a function and its data to it, opens
-the line to a number of helpers, wakes sleeping ones and starts to work itself. The function takes its tasks from a
-counter, so no task is left to start when it returns to the leader: the leader closes the line and waits only for
-helpers that are inside. A late helper finds the line closed, reads nothing and sleeps again.
+Leaders and helpers share a board of words, which is divided into lines. A leader claims a line for its job, writes a
+function and its data to the line, opens the line to a number of helpers, wakes sleeping helpers and starts to work
+itself. The function takes tasks from a counter, so when it returns to the leader, no task is left to start. The leader
+then closes the line and waits only for helpers that are inside the function. A late helper finds the line closed, reads
+nothing and sleeps again.
 
-A helper enters by replacing the line's first word, which marks it as open, with one that counts the helper; only then
-does it read the other words. So data on the leader's stack outlive every helper that reads them.
+The first word of a line says whether it is open and counts the helpers inside. A helper enters by replacing this word,
+and only then reads the other words. So data on the leader's stack outlive every helper that reads them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from numba import njit, types
 
 from stratarec.kernels.runtime import atomics
 
-# Words of a line: two cache lines, since processors fetch them in pairs.
+# Number of words of a line: two cache lines, because processors fetch cache lines in pairs.
 LINE = 16
 JOBS, MOST_HELPERS = 8, 255
-# Words of the board: jobs posted so far, whether helpers should end, their number, nanoseconds for which an idle helper
-# looks for a job before it sleeps, processors they may run on.
+# Words of the board: number of jobs so far, whether helpers should end, number of helpers, nanoseconds for which an
+# idle helper looks for a job before it sleeps, and the processors that helpers may run on.
 POSTED, STOPPED, HELPERS, SPINS, ALLOWED = 0, 1, 2, 3, LINE
 FIRST_JOB = 2 * LINE
 FIRST_HELPER = FIRST_JOB + JOBS * LINE
@@ -32,19 +33,20 @@ WORDS = FIRST_HELPER + MOST_HELPERS * LINE
 STATE, FUNCTION, DATA = 0, 1, 2
 # Words of a helper's line.
 ASLEEP, THREAD, AVOIDED = 0, 1, 2
-# Words of either line: descriptors to write to and to read from. Eight bytes wake one sleeper.
+# Words of either kind of line: descriptors to write to and to read from. Writing eight bytes wakes one sleeping thread.
 RING, LISTEN = 8, 9
 
-# Parts of a job's state: helpers inside, number that may still enter, and flags.
+# Parts of a job's state: number of helpers inside, number that may still enter, and flags.
 INSIDE, PLACE, PLACES, OPEN, WAITING, TAKEN = 0xFFFF, 1 << 16, 0xFFFF << 16, 1 << 32, 1 << 33, 1 << 34
 
-# `SPINS` by default: kernels of a step follow one another closely, and waking takes 50 us. Spinning helpers regularly
-# yield the core to others, mainly to torch's threads.
+# Default of `SPINS`: kernels of a step follow one another closely, and waking a thread takes 50 us. Spinning helpers
+# regularly yield the core to other threads, mainly torch's.
 SPINS_NS = 2_000_000
-# Waking a halted core takes the caller 45 us, and the helper comes 70 us later; an awake helper enters after 0.3.
-# Time for which a leader whose helper lost its core spins before it sleeps: other work of that core can then move here.
+# Waking a halted core takes the caller 45 us, and the helper enters 70 us later; an awake helper enters after 0.3 us.
+# If a helper has lost its core, its leader spins for this time before it sleeps: meanwhile, other work of that core can
+# move to another core.
 LEADER_SPINS_NS = 300_000
-# Pauses, of 10 to 60 ns, between two looks at the clock.
+# Number of pauses, of 10 to 60 ns each, between two looks at the clock.
 _PAUSES = 64
 
 _BODY = {"nogil": True, "cache": True, "error_model": "numpy"}
@@ -59,7 +61,7 @@ _write = types.ExternalFunction("write", types.int64(types.int32, types.int64, t
 
 @njit(**_BODY)
 def ring(board, line):
-    """Wake the thread that listens on a line."""
+    """Wake the thread that listens on `line`."""
     word = np.ones(1, np.int64)
     while _write(np.int32(board[line + RING]), np.int64(word.ctypes.data), 8) != 8:
         pass
@@ -67,7 +69,7 @@ def ring(board, line):
 
 @njit(**_BODY)
 def listen(board, line):
-    """Sleep until the line is rung; signals are ignored."""
+    """Sleep until another thread rings `line`; signals are ignored."""
     word = np.zeros(1, np.int64)
     while _read(np.int32(board[line + LISTEN]), np.int64(word.ctypes.data), 8) != 8:
         pass
@@ -75,7 +77,7 @@ def listen(board, line):
 
 @njit(**_BODY)
 def now():
-    """Return nanoseconds of the system's clock."""
+    """Return the time of the system's clock in nanoseconds."""
     read = np.empty(2, np.int64)
     _clock(np.int32(_CLOCK), np.int64(read.ctypes.data))
     return read[0] * 1_000_000_000 + read[1]
@@ -89,8 +91,8 @@ if sys.platform == "linux":
     def avoid_core(board, line):
         """Make a sleeping helper wake on any allowed processor except the caller's.
 
-        The system may choose that one although others are idle. The helper then waits for the thread that woke it:
-        after a pause every other helper came too late.
+        The system may choose the caller's processor although others are idle. The helper then waits for the thread that
+        woke it: after a pause, every other helper came too late.
         """
         here = np.int64(_cpu())
         if board[line + AVOIDED] == here or not 0 <= here < 64 * _CPU_SET_WORDS:
@@ -104,7 +106,7 @@ else:
 
     @njit(**_BODY)
     def avoid_core(board, line):
-        """Do nothing: only Linux allows it."""
+        """Do nothing, because only Linux can move a thread."""
 
 
 @njit(**_BODY)
@@ -120,7 +122,7 @@ def wake(board, count):
 
 @njit(**_BODY)
 def claim(board):
-    """Claim a free job line for the caller; return it, or -1."""
+    """Claim a free job line for the caller; return the line, or -1 if none is free."""
     for job in range(FIRST_JOB, FIRST_HELPER, LINE):
         if atomics.read(board, job) == 0 and atomics.replace(board, job, 0, TAKEN):
             return job
@@ -129,7 +131,7 @@ def claim(board):
 
 @njit(**_BODY)
 def close(board, job):
-    """Close a job to further helpers, wait for those inside, and release the line."""
+    """Close a job to further helpers, wait for the helpers inside, and release the line."""
     inside = atomics.keep(board, job, ~OPEN) & INSIDE
     pauses, until = 0, np.int64(0)
     while inside:
@@ -140,7 +142,7 @@ def close(board, job):
             if now() > until:
                 break
         inside = atomics.read(board, job) & INSIDE
-    # Helpers inside see the mark when they leave, and the last one rings.
+    # Helpers see this mark when they leave, and the last one rings.
     if inside and atomics.mark(board, job, WAITING) & INSIDE:
         listen(board, job)
     atomics.write(board, job, 0)
@@ -148,16 +150,16 @@ def close(board, job):
 
 @njit(**_BODY)
 def lead(board, threads, function, data):
-    """Call ``function(data)`` here and on up to ``threads - 1`` helpers that come before it ends here."""
+    """Call ``function(data)`` on this thread and on up to ``threads - 1`` helpers that come before it is done."""
     job = claim(board)
     if job < 0:
-        # Other Python threads lead all lines: this one works alone.
+        # Other Python threads use all lines, so this thread works alone.
         atomics.call(function, data)
         return
-    # Before the line opens: a helper reads them as soon as it has entered.
+    # Written before the line opens, because a helper reads these words as soon as it has entered.
     board[job + FUNCTION], board[job + DATA] = function, data
     atomics.write(board, job, TAKEN | OPEN | (threads - 1) * PLACE)
-    # Counted before sleepers are woken: a helper that is about to sleep checks the count once more.
+    # Counted before helpers are woken, because a helper that is about to sleep checks the count once more.
     atomics.add(board, POSTED, 1)
     wake(board, threads - 1)
     atomics.call(function, data)
@@ -166,13 +168,13 @@ def lead(board, threads, function, data):
 
 @njit(**_BODY)
 def help_with(board, job):
-    """Enter a job if it is open, run it and leave; return whether it was open."""
+    """If a job is open, enter it, run it and leave; return whether it was open."""
     state = atomics.read(board, job)
     while state & OPEN and state & PLACES:
         if atomics.replace(board, job, state, state + 1 - PLACE):
             atomics.call(board[job + FUNCTION], board[job + DATA])
             state = atomics.add(board, job, -1)
-            # The last helper leaves, and the leader sleeps.
+            # This was the last helper inside, and the leader sleeps.
             if state & WAITING and state & INSIDE == 1:
                 ring(board, job)
             return True
@@ -182,7 +184,7 @@ def help_with(board, job):
 
 @njit(**_BODY)
 def look_out(board, posted):
-    """Wait a little for a job after the first `posted`; return whether there is one."""
+    """Wait a little for a job after the first `posted` jobs; return whether there is one."""
     until = now() + board[SPINS]
     while now() < until:
         for _ in range(_PAUSES):
@@ -195,7 +197,7 @@ def look_out(board, posted):
 
 @njit(**_BODY)
 def serve(board, line):
-    """Run a helper until the board says stop."""
+    """Run a helper until the board says that helpers should end."""
     while atomics.read(board, STOPPED) == 0:
         posted = atomics.read(board, POSTED)
         helped = False
@@ -204,9 +206,9 @@ def serve(board, line):
         if helped or look_out(board, posted):
             continue
         atomics.write(board, line + ASLEEP, 1)
-        # Check again now that the word says asleep: a job posted in between woke no helper.
+        # Check again after the word says asleep, because a job that was posted in between woke no helper.
         news = atomics.read(board, POSTED) != posted or atomics.read(board, STOPPED)
-        # Whichever thread clears the word also rings, so a helper that could not clear it has to listen.
+        # The thread that clears the word also rings. So a helper that could not clear the word itself has to listen.
         if not news or not atomics.replace(board, line + ASLEEP, 1, 0):
             listen(board, line)
 

@@ -1,7 +1,7 @@
-"""Float bits, half floats and unaligned memory for Numba kernels, which Numba itself does not offer.
+"""Bits of floats, half floats and unaligned memory access for Numba kernels.
 
-Unaligned addresses are elements of a C-contiguous 1-D uint8 array and are not checked. Bytes are in the
-order of the machine, which is little-endian wherever Numba runs.
+Unaligned addresses are elements of a C-contiguous 1-D uint8 array and are not checked. Bytes are in the order of the
+machine, which is little-endian wherever Numba runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _store(array, element):
 
 
 def _bit(context, builder, signature, args):
-    """Return the byte that holds the bit of a row, and the mask of the bit."""
+    """Return the address of the byte with the bit of a row, and the mask of the bit."""
     bits, row = args
     word, byte = ir.IntType(64), ir.IntType(8)
     pointer = _pointer(context, builder, signature.args[0], bits, builder.lshr(row, word(3)), byte)
@@ -51,25 +51,25 @@ def _bit(context, builder, signature, args):
 
 @intrinsic
 def load_u16(typingctx, array, byte):
-    """Read a uint16 at any byte."""
+    """Read a uint16 that starts at any byte of `array`."""
     return _load(array, types.uint16)
 
 
 @intrinsic
 def load_f32(typingctx, array, byte):
-    """Read a float32 at any byte."""
+    """Read a float32 that starts at any byte of `array`."""
     return _load(array, types.float32)
 
 
 @intrinsic
 def store_u16(typingctx, array, byte, value):
-    """Write a uint16 at any byte."""
+    """Write a uint16 that starts at any byte of `array`."""
     return _store(array, types.uint16)
 
 
 @intrinsic
 def store_f32(typingctx, array, byte, value):
-    """Write a float32 at any byte."""
+    """Write a float32 that starts at any byte of `array`."""
     return _store(array, types.float32)
 
 
@@ -85,7 +85,7 @@ def float_bits(typingctx, value):
 
 @intrinsic
 def bits_float(typingctx, bits):
-    """Return the float32 of uint32 bits."""
+    """Return the float32 with the given bits."""
 
     def codegen(context, builder, signature, args):
         return builder.bitcast(args[0], _FLOAT)
@@ -94,7 +94,7 @@ def bits_float(typingctx, bits):
 
 
 def _modulo32(name, operation):
-    """Return an intrinsic that applies the builder's `operation` to two uint32, in 32 bits throughout."""
+    """Return an intrinsic that applies the builder's `operation` to two uint32, without widening them to 64 bits."""
 
     def combine(typingctx, first, second):
         def codegen(context, builder, signature, args):
@@ -111,7 +111,7 @@ add32, multiply32 = _modulo32("add32", "add"), _modulo32("multiply32", "mul")
 
 @intrinsic
 def select32(typingctx, condition, first, second):
-    """Return `first` where the condition holds, else `second`, both uint32, without a branch."""
+    """Return `first` if the condition holds, otherwise `second`, without a branch; both are uint32."""
 
     def codegen(context, builder, signature, args):
         chosen = builder.select(*args)
@@ -123,7 +123,7 @@ def select32(typingctx, condition, first, second):
 
 @intrinsic
 def fold32(typingctx, word, shift):
-    """Return ``word ^ (word >> shift)`` of a uint32, in 32 bits throughout."""
+    """Return ``word ^ (word >> shift)`` of a uint32, without widening it to 64 bits."""
 
     def codegen(context, builder, signature, args):
         return builder.xor(args[0], builder.lshr(*args))
@@ -132,16 +132,17 @@ def fold32(typingctx, word, shift):
 
 
 def _half_instructions():
-    """Whether Numba compiles for a processor that converts half floats itself.
+    """Return whether Numba compiles for a processor that converts half floats itself.
 
-    Elsewhere LLVM calls functions that no library of the process may define: the process died at the first call.
+    For other processors, LLVM calls functions that no library of the process may define. The process died at the first
+    such call.
     """
     features = get_host_cpu_features().flatten() if config.CPU_FEATURES is None else config.CPU_FEATURES
     return platform.machine() not in ("x86_64", "AMD64") or "+f16c" in features.split(",")
 
 
 def _to_half(value):
-    """Round by integers (Giesen, "Float->half variants", 2012)."""
+    """Return the bits of the nearest float16, by integer operations (Giesen, "Float->half variants", 2012)."""
     word = float_bits(value)
     sign, size = (word >> np.uint32(16)) & np.uint32(0x8000), word & np.uint32(0x7FFFFFFF)
     if size > np.uint32(0x7F800000):
@@ -149,7 +150,7 @@ def _to_half(value):
     elif size >= np.uint32(0x47800000):
         half = np.uint32(0x7C00)
     elif size < np.uint32(0x38800000):
-        # The addition rounds to the step of the smallest half floats, 2^-24.
+        # The addition rounds to a multiple of 2^-24, the step of the smallest half floats.
         half = float_bits(bits_float(size) + np.float32(0.5)) - np.uint32(0x3F000000)
     else:
         odd = size >> np.uint32(13) & np.uint32(1)
@@ -158,7 +159,7 @@ def _to_half(value):
 
 
 def _from_half(half):
-    """Return the float32 of float16 bits, by integers."""
+    """Return the float32 of float16 bits, by integer operations."""
     size = (np.uint32(half) & np.uint32(0x7FFF)) << np.uint32(13)
     if size >= np.uint32(0x0F800000):
         word = np.uint32(size + np.uint32(0x70000000))
@@ -171,7 +172,7 @@ def _from_half(half):
 
 @intrinsic
 def to_half(typingctx, value):
-    """Return the uint16 bits of the nearest float16, ties to even; infinity from 65504 plus half a step on."""
+    """Return the uint16 bits of the nearest float16, ties to even; infinity from half a step above 65504 on."""
 
     def codegen(context, builder, signature, args):
         if not _half_instructions():
@@ -183,7 +184,7 @@ def to_half(typingctx, value):
 
 @intrinsic
 def from_half(typingctx, bits):
-    """Return the float32 of float16 bits, exactly."""
+    """Return the float32 of float16 bits; the conversion is exact."""
 
     def codegen(context, builder, signature, args):
         if not _half_instructions():
@@ -207,7 +208,7 @@ def test_bit(typingctx, bits, row):
 
 @intrinsic
 def set_bit(typingctx, bits, row):
-    """Set the bit of a row, unless it is set; other threads may set other bits of the same byte."""
+    """Set the bit of a row if it is not set; other threads may set other bits of the same byte at the same time."""
     signature = types.void(bits, types.uint64)
 
     def codegen(context, builder, signature, args):

@@ -1,7 +1,7 @@
-"""Search 32 int32 at once, for Numba kernels.
+"""Search 32 int32 numbers at once, for Numba kernels.
 
-Numba does not vectorise a search that stops at a match. Both functions read 32 elements from `first` on, so an array
-needs `PADDING` elements after the last searched one.
+Numba does not vectorize a search that stops at a match. Both functions read 32 elements from `first` on, so an array
+needs `PADDING` elements after the last one to search.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _splat(builder, number):
 
 @intrinsic
 def find_equal(typingctx, array, first, value):
-    """Return the first lane of ``array[first:first + 32]``, int32, that equals `value`, or 32."""
+    """Return the first i for which ``array[first + i]``, int32, equals `value`, or 32 if no i < 32 does."""
     signature = types.uint64(array, types.uint64, types.int32)
 
     def codegen(context, builder, signature, args):
@@ -38,7 +38,7 @@ def find_equal(typingctx, array, first, value):
         # and choosing victims took 2.7 ms instead of 8.9.
         lanes = _load(context, builder, signature.args[0], array, first)
         equal = builder.bitcast(builder.icmp_signed("==", lanes, _splat(builder, value)), _I32)
-        # A bit beyond the last lane ends every search.
+        # A bit beyond the last lane marks the end of the search.
         bits = builder.or_(builder.zext(equal, ir.IntType(64)), ir.Constant(ir.IntType(64), 1 << LANES))
         return builder.cttz(bits, ir.IntType(1)(1))
 
@@ -47,7 +47,7 @@ def find_equal(typingctx, array, first, value):
 
 @intrinsic
 def least(typingctx, array, first, count):
-    """Return the least of ``array[first:first + min(count, 32)]``, int32."""
+    """Return the minimum of ``array[first:first + min(count, 32)]``, int32."""
     signature = types.int32(array, types.uint64, types.uint64)
 
     def codegen(context, builder, signature, args):

@@ -1,4 +1,4 @@
-"""Software prefetch for Numba kernels, of single cache lines and of rows of a table."""
+"""Prefetch cache lines and rows of a table, for Numba kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stratarec.kernels.simd.vector import LANES
 
 @intrinsic
 def prefetch(typingctx, array, element):
-    """Prefetch the cache line that holds ``array[element]`` of a C-contiguous 1-D array; never faults."""
+    """Prefetch the cache line with ``array[element]`` of a C-contiguous 1-D array; it never faults."""
     signature = types.void(array, types.int64)
 
     def codegen(context, builder, signature, args):
@@ -22,7 +22,7 @@ def prefetch(typingctx, array, element):
         i32 = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
         function = builder.module.declare_intrinsic("llvm.prefetch.p0i8", fnty=kind)
-        # Into all levels: into the L2 cache only, random rows of 16 floats took 31 ns each instead of 8.
+        # Into all levels: prefetched into the L2 cache only, random rows of 16 floats took 31 ns each instead of 8.
         builder.call(function, [address, i32(0), i32(3), i32(1)])
         return context.get_dummy_value()
 
@@ -35,10 +35,10 @@ _LINE = U(LANES)
 
 @njit(**BODY)
 def ahead_of(width):
-    """Return how many rows before its use a row is prefetched: about 256 cache lines, between 16 and 64 rows.
+    """Return how many rows ahead to prefetch: about 256 cache lines, between 16 and 64 rows.
 
-    With fewer lines in flight a core does not reach its memory bandwidth: random rows of 16 floats took 14 ns each with
-    16 rows ahead and 8 ns with 64, rows of 64 floats 12 and 10 ns.
+    With fewer cache lines in flight, a core does not reach its memory bandwidth. Random rows of 16 floats took 14 ns
+    each with 16 rows ahead and 8 ns with 64; rows of 64 floats took 12 and 10 ns.
     """
     return min(max(U(4096) // width, U(16)), U(64))
 

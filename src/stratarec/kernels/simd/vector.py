@@ -1,8 +1,8 @@
-"""Rows of a width known at compile time, held in vector registers, for Numba kernels.
+"""Rows of a width known at compile time, in vector registers, for Numba kernels.
 
-Numba vectorises loops over a row only behind tests for overlap and for short rows, and keeps a running sum in memory.
-A `Row` is D float32 in a few LLVM vectors instead: loading, adding and storing it are straight vector moves, and a sum
-over a row's gradients never leaves the registers.
+Numba vectorizes loops over a row only behind tests for overlap and for short rows, and keeps a running sum in memory. A
+`Row` instead is D float32 numbers in a few LLVM vectors: loading, adding and storing a row are plain vector
+instructions, and a sum over a row's gradients stays in registers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-# float32 values in a cache line and in the widest vector register.
+# Number of float32 values in a cache line, and in the widest vector register.
 LANES = 16
 
 _WIDEST = 128
@@ -29,9 +29,9 @@ _I16 = ir.IntType(16)
 def blocks(width: int, multiple: int = 1) -> tuple[int, bool]:
     """Return the constants of kernels for rows of `width`: lanes of a block, and whether a row is a single block.
 
-    The lanes are a multiple of `multiple`, which divides `width`.
+    The number of lanes is a multiple of `multiple`, which divides `width`.
     """
-    # The fewest equal blocks.
+    # As few equal blocks as possible.
     lanes = next(width // parts for parts in range(-(-width // _WIDEST), width + 1) if width % (parts * multiple) == 0)
     return lanes, lanes == width
 
@@ -52,10 +52,10 @@ class _RowModel(models.PrimitiveModel):
 
 
 def _sizes(width):
-    """Return the lanes of the vectors of a row: powers of two, the largest first.
+    """Return the sizes of the vectors of a row: powers of two, the largest first.
 
-    LLVM would widen a single vector of 100 to 128, which was twice as slow as blocks of 4, and would split one of 15
-    into scalars: steps with rows of 444 (four times 111) took twice as long as with 448.
+    LLVM would widen a single vector of 100 to 128, which was twice as slow as blocks of 4. It would split a vector of
+    15 into scalars: steps with rows of 444 (four times 111) took twice as long as with rows of 448.
     """
     return [1 << bit for bit in reversed(range(width.bit_length())) if width >> bit & 1]
 
@@ -68,7 +68,7 @@ def _vectors(builder, row):
 
 
 def _row(builder, vectors):
-    """Return the row of some vectors."""
+    """Return the row that consists of the given vectors."""
     if len(vectors) == 1:
         return vectors[0]
     row = ir.Constant(ir.LiteralStructType([vector.type for vector in vectors]), ir.Undefined)
@@ -78,12 +78,12 @@ def _row(builder, vectors):
 
 
 def _by_vectors(builder, operation, *rows):
-    """Apply `operation` to the rows' vectors, one after the other."""
+    """Apply `operation` to the first vector of every row, then to the second, and so on; return the resulting row."""
     return _row(builder, [operation(*parts) for parts in zip(*(_vectors(builder, row) for row in rows), strict=True)])
 
 
 def _addresses(context, builder, kind, array, element, width):
-    """Return pointers to the vectors of a row at ``array[element]`` of a C-contiguous 1-D array."""
+    """Return pointers to the vectors of the row that starts at ``array[element]`` of a C-contiguous 1-D array."""
     view = context.make_array(kind)(context, builder, array)
     number, first, addresses = _I16 if kind.dtype == types.uint16 else _FLOAT, builder.gep(view.data, [element]), []
     for size in _sizes(width):
@@ -97,7 +97,7 @@ def _splat(kind, number, width):
 
 
 def _widen(builder, halves, width):
-    """Return the float32 of bfloat16 bits."""
+    """Return the float32 numbers with the given bfloat16 bits."""
     words = builder.zext(halves, ir.VectorType(_I32, width))
     return builder.bitcast(builder.shl(words, _splat(_I32, 16, width)), ir.VectorType(_FLOAT, width))
 
@@ -135,7 +135,7 @@ def load(typingctx, array, element, width):
 
 @intrinsic
 def store(typingctx, array, element, row):
-    """Set ``array[element:element + D] = row``, rounded where the array holds bfloat16 bits."""
+    """Set ``array[element:element + D] = row``; if the array holds bfloat16 bits, the row is rounded."""
     signature = types.void(array, types.uint64, row)
 
     def codegen(context, builder, signature, args):
@@ -155,8 +155,8 @@ def store(typingctx, array, element, row):
 def stream(typingctx, array, element, row):
     """Store a row without reading its cache lines, bypassing the caches.
 
-    The address of each vector must be a multiple of 64 bytes, otherwise the process dies of SIGSEGV: the row starts a
-    cache line and has a multiple of `LANES` floats.
+    The address of each vector must be a multiple of 64 bytes, or the process is killed by SIGSEGV. So a row must start
+    at a cache line, and its number of floats must be a multiple of `LANES`.
     """
     signature = types.void(array, types.uint64, row)
 
@@ -203,7 +203,7 @@ def square_root(typingctx, row):
 
 @intrinsic
 def passed(typingctx, row, by):
-    """Return `row` where `by` is above zero or NaN, else zero."""
+    """Return `row` with zeros wherever `by` is 0 or below; a NaN in `by` keeps the number of `row`."""
 
     def codegen(context, builder, signature, args):
         def select(part, by):
@@ -217,7 +217,7 @@ def passed(typingctx, row, by):
 
 @intrinsic(prefer_literal=True)
 def broadcast(typingctx, number, width):
-    """Return a row with `number` in each of `width` lanes; `width` is a constant."""
+    """Return a row with `number` in each of its `width` lanes; `width` is a constant."""
     if not isinstance(width, types.IntegerLiteral):
         return None
     lanes = width.literal_value
@@ -236,7 +236,7 @@ def broadcast(typingctx, number, width):
 
 @intrinsic
 def multiply_add(typingctx, one, other, sum):
-    """Return ``sum + one * other``, rounded once where the machine can."""
+    """Return ``sum + one * other``, rounded only once if the machine can do so."""
 
     def codegen(context, builder, signature, args):
         def combine(one, other, sum):
@@ -248,26 +248,26 @@ def multiply_add(typingctx, one, other, sum):
 
 
 def _part(builder, vector, places, other=None):
-    """Return the elements `places` of `vector`, or of the two vectors concatenated."""
+    """Return the elements `places` of `vector`, or of `vector` and `other` concatenated."""
     mask = ir.Constant(ir.VectorType(_I32, len(places)), places)
     return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined) if other is None else other, mask)
 
 
 def _whole_blocks(builder, row):
-    """Return the vectors of a row, with those shorter than a block joined to one."""
+    """Return the vectors of a row; vectors shorter than a block are joined to one vector."""
     vectors = _vectors(builder, row)
     short = [vector for vector in vectors if vector.type.count < LANES]
     full, joined = vectors[: len(vectors) - len(short)], short[:1]
     for vector in short[1:]:
         size, count = joined[0].type.count, vector.type.count
-        # Both sides of a shuffle are of one size.
+        # Both operands of a shuffle must have the same size.
         wide = _part(builder, vector, [min(lane, count - 1) for lane in range(size)])
         joined = [_part(builder, joined[0], list(range(size + count)), wide)]
     return full + joined
 
 
 def _fold(builder, row):
-    """Return up to 16 partial sums: lanes of 16, block after block, of which the last may be short."""
+    """Return up to 16 partial sums of a row: each block of 16 lanes is added to them; the last may be shorter."""
     sums, lanes = None, 0
     for vector in _whole_blocks(builder, row):
         width = vector.type.count
@@ -285,9 +285,10 @@ def _fold(builder, row):
 
 @intrinsic
 def total(typingctx, row):
-    """Sum a row in a fixed order: 16 lanes, block after block (a short one adds to its own lanes), then halves.
+    """Sum a row in a fixed order: add blocks of 16 lanes to each other, then the halves of the 16 sums, and so on.
 
-    The order determines the result's bits, so it is spelled out rather than left to the compiler and the machine.
+    A short last block is added to the first of the 16 sums. This order determines the bits of the result, so it is not
+    left to the compiler and the machine.
     """
 
     def codegen(context, builder, signature, args):

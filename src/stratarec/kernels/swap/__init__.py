@@ -1,7 +1,7 @@
 """Write back evicted rows and fetch the rows that replace them, in one pass, for records in addressable memory.
 
-The equivalent in separate steps is `kernels.codec.encode` of the victims, then `kernels.codec.decode` and
-`kernels.cache.initialize` of the rows that take their slots.
+In separate steps, this is `kernels.codec.encode` of the victims, and then `kernels.codec.decode` or
+`kernels.cache.initialize` of the rows that get their slots.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def swap(
     slots : tuple of ndarray
         Weights, row state, full state and clocks of level 0.
     home : tuple of ndarray
-        Records ``[R, record_bytes]``, and the bits of written rows and of changed rows.
+        Records ``[R, record_bytes]``, bits of the rows that were ever written, and bits of changed rows.
     write : int
-        As for `kernels.codec.encode`.
+        Number of the write, see `kernels.codec.encode`.
 
     Returns
     -------
     tuple of int or None
-        Table and row of a victim that the codec cannot represent.
+        Table and row of a victim that the codec cannot represent; None if there is none.
     """
     records, written, changed = home
     arrays = workspace.arrays

@@ -1,7 +1,7 @@
-"""Numba kernels of the swap: write back a slot's row and read the row that replaces it, slot by slot.
+"""Numba kernels of the swap: slot by slot, write back the row and read the row that replaces it.
 
-A slot is in the L1 cache once for both, and there are no separate passes for lists, counts or marks. No row is fetched
-and evicted in the same batch, so entries are independent.
+So a slot is brought into the L1 cache once for both, and lists, counts and marks need no separate passes. No row is
+fetched and evicted in the same batch, so entries are independent.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from stratarec.kernels.simd.bits import set_bit, test_bit
 from stratarec.kernels.simd.prefetch import prefetch
 
 U = np.uint64
-# Entries ahead of the one in use.
+# Number of entries to prefetch ahead.
 AHEAD = 12
-# Entries that a thread processes at a time: few enough for threads to end together, enough that the first rows of a
-# piece, which are prefetched late, do not matter.
+# Entries that a thread processes at a time: few enough for all threads to end together, and enough that the first rows
+# of a piece, which are prefetched late, do not matter.
 PIECE_ROWS = 128
 
 
 class SwapLists(NamedTuple):
-    """Rows to fetch: table t has ``count[t]`` entries from ``room[t]`` on, processed in pieces."""
+    """Rows to fetch; table t has ``count[t]`` entries from ``room[t]`` on, which are processed in pieces."""
 
     room: NDArray[np.int64]
     count: NDArray[np.int64]
@@ -38,7 +38,7 @@ class SwapLists(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Properties of each table's rows: first row in the group, noise keys, bound of initial weights."""
+    """Per table: first row in the group, noise keys, and bound of initial weights."""
 
     first: NDArray[np.int64]
     noise: tuple
@@ -50,7 +50,7 @@ def prefetch_swap(form, slots, home, slot, row, victim):
     records, written, changed = home
     size = U(form.record_bytes)
     prefetch_slot(form, slots, U(slot))
-    # Of the 165 ns of a cold row, 47 are for the cache lines of its record.
+    # Of the 165 ns that a cold row takes, 47 are for the cache lines of its record.
     prefetch_lines(records, U(row) * size, size, U(64))
     prefetch(written, row >> 3)
     if victim >= 0:
@@ -64,16 +64,16 @@ def prefetch_swap(form, slots, home, slot, row, victim):
 def swap_row(form, slots, home, t, rows, entry, write_key):
     """Write back the victim, if there is one, and read the row; return whether the codec can represent the victim.
 
-    `entry` is slot, row and victim.
+    `entry` is (slot, row, victim).
     """
     records, written, changed = home
     slot, row, victim = entry
     size, valid = U(form.record_bytes), True
-    # The victim first: the row overwrites its floats.
+    # The victim is written first, because the row overwrites its floats.
     if victim >= 0:
         place = U(rows.first[t] + victim)
         valid = encode_row(form, slots, slot, records, place * size, key_of(rows.noise, t, victim), write_key)
-        # Atomically: rows of two threads may share a byte.
+        # Atomically, because rows of two threads may share a byte.
         set_bit(written, place)
         set_bit(changed, place)
     place = U(rows.first[t] + row)
@@ -87,7 +87,10 @@ def swap_row(form, slots, home, t, rows, entry, write_key):
 
 @njit(**BODY)
 def swap_pieces(member, counter, form, slots, home, lists, pieces, rows, write, refused):
-    """Process pieces of the tables' lists; table t's begin at ``pieces[t]``. `refused` has one entry per piece."""
+    """Process pieces of the tables' lists; table t has pieces ``pieces[t]:pieces[t + 1]``.
+
+    ``refused[piece]`` is set to an entry whose victim the codec cannot represent, if there is one.
+    """
     write_key = write_key_of(write)
     while True:
         piece = take(counter)
@@ -117,7 +120,7 @@ def swap(team, form, slots, home, lists, rows, write):
     pieces = np.zeros(len(count) + 1, np.int64)
     for t in range(len(count)):
         pieces[t + 1] = pieces[t] + (count[t] + PIECE_ROWS - 1) // PIECE_ROWS
-    # One entry per piece: the result does not depend on the timing of threads.
+    # One entry per piece, so that the result does not depend on the timing of threads.
     refused = np.full(pieces[-1], -1)
     arguments = (np.zeros(1, np.int64), form, slots, home, lists, pieces, Rows(*rows), write, refused)
     run_team(team, swap_pieces, arguments)

@@ -1,6 +1,6 @@
 """Sum the gradients of every distinct row of one width group and apply the row optimizer in place.
 
-Shapes: F features, B samples, N ids, D width, R rows of all the group's tables together.
+Shapes: F features, B samples, N ids, D width, R rows of all tables of the group together.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Gradients(NamedTuple):
     Parameters
     ----------
     pooled : Tensor
-        ``[B, columns]`` float32, contiguous: gradient of all groups' pooled output.
+        ``[B, columns]`` float32, contiguous: gradient of the pooled output of all groups.
     rows : sequence of Tensor
-        ``[N_f, D]`` for each of the group's sequence features, in order.
+        ``[N_f, D]`` for each sequence feature of the group, in order.
     """
 
     pooled: Tensor
@@ -39,10 +39,10 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RowUpdate:
-    """Kind of a row optimizer and its numbers at one step.
+    """Kind of a row optimizer, and its numbers at one step.
 
-    Decay shrinks the weights where it is `decoupled`, else it is added to the gradient. Summed gradients are multiplied
-    by `scale`.
+    If `decoupled`, decay shrinks the weights; otherwise it is added to the gradient. Summed gradients are multiplied by
+    `scale`.
     """
 
     kind: str
@@ -58,16 +58,16 @@ class RowUpdate:
 
 @dataclass(frozen=True, kw_only=True)
 class Missed:
-    """Steps taken so far, which rows may have missed.
+    """Steps taken so far, some of which a row may have missed.
 
     Parameters
     ----------
     rule : RowUpdate
-        The rule of any of the steps; only its constants are used.
+        Rule of any one of these steps. Only what does not change with the step is used: the kind, eps, decay and betas.
     steps : int
         Number of steps.
     numbers : ndarray
-        ``[steps or more, 3]`` float32, `step_numbers` of each step.
+        ``[M, 3]`` float32, M >= `steps`: the `step_numbers` of each step; later rows are unused.
     """
 
     rule: RowUpdate
@@ -78,11 +78,11 @@ class Missed:
 class Scratchpad:
     """Scratch memory of `update`, reused from step to step; it grows to the largest batch so far.
 
-    Tables that are never updated at the same time share one.
+    Tables that are never updated at the same time share one scratchpad.
     """
 
     def __init__(self) -> None:
-        # Arrays of the kernels of the device.
+        # Set by the kernels of the device.
         self.state: Any = None
 
     @property
@@ -102,7 +102,7 @@ class UpdateWorkspace:
 
     def __init__(self, scratch: Scratchpad | None = None) -> None:
         self.scratch = scratch or Scratchpad()
-        # Of the kernels of the device.
+        # Set by the kernels of the device.
         self.state: Any = None
 
 
@@ -120,11 +120,11 @@ def update(
     Parameters
     ----------
     missed : Missed or None
-        The steps before this one; None where rows have no clocks.
+        The steps before this one; None if rows have no clocks.
 
     Notes
     -----
-    The bits do not depend on the number of threads: every row is summed and updated by one thread.
+    The bits do not depend on the number of threads: one thread sums and updates each row.
     """
     backend(_BACKENDS, gradients.pooled).update(slots, group, bags, gradients, rule, missed, workspace)
 
@@ -132,35 +132,31 @@ def update(
 def square_norms(
     group: GroupLayout, bags: BagBatch, gradients: Gradients, workspace: UpdateWorkspace
 ) -> NDArray[np.float64]:
-    """Return ``[tables]`` sums of squares of the summed gradients of a batch's rows.
+    """Return for each table the sum of squares of the summed gradients of the batch's rows, ``[tables]``.
 
-    Notes
-    -----
-    The bits depend neither on the number of threads nor on where rows lie: a table's rows are added in the order of
-    their first lookups, in float64.
+    Notes ----- The bits depend neither on the number of threads nor on the slots of rows: the squares of a table's rows
+    are added in the order of their first lookups, in float64.
     """
     norms: NDArray[np.float64] = backend(_BACKENDS, gradients.pooled).square_norms(group, bags, gradients, workspace)
     return norms
 
 
 def step_numbers(rule: RowUpdate) -> tuple[float, ...]:
-    """Return the row of `Missed.numbers` for a step."""
+    """Return the numbers of a step, one row of `Missed.numbers`."""
     return tuple(rules.step_numbers(rule))  # type: ignore[no-untyped-call]
 
 
 def apply_missed_steps(
     slots: Slots, group: GroupLayout, bags: BagBatch, missed: Missed, workspace: UpdateWorkspace
 ) -> None:
-    """Apply to the rows that a batch looks up the steps that they missed; ids outside their table are skipped.
+    """Apply missed steps to the rows that a batch looks up; ids outside their table are skipped.
 
-    Notes
-    -----
-    A row's steps have the same numbers whenever they are applied, so its bits do not depend on how often it is looked
-    up. Time is proportional to the number of missed steps.
+    Notes ----- The steps of a row have the same numbers whenever they are applied, so the bits of the row do not depend
+    on how often it is looked up. The time is proportional to the number of missed steps.
     """
     cpu.apply_missed_steps(slots, group, bags, missed, workspace)  # type: ignore[no-untyped-call]
 
 
 def apply_missed_steps_to_range(slots: Slots, width: int, first: int, last: int, missed: Missed) -> None:
-    """Apply to the rows ``first:last`` the steps that they missed."""
+    """Apply missed steps to the rows ``first:last``."""
     cpu.apply_missed_steps_to_range(slots, width, first, last, missed)  # type: ignore[no-untyped-call]

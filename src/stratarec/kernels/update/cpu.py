@@ -1,14 +1,14 @@
 """The row optimizer's step on the CPU.
 
-A row's gradients are summed in ascending order of lookup position, starting from the first, by one thread: its bits
-depend neither on the number of threads nor on which of the two ways below its table takes.
+One thread sums a row's gradients in ascending order of lookup position, starting from the first gradient. So the row's
+bits depend neither on the number of threads nor on which of two methods is used for its table:
 
-- A table that fits the second cache beside what it is summed in is summed there directly, lookup after lookup.
-- For any other table the lookups are first sorted by row (a stable radix sort), and each row's sum stays in registers.
-  Rows in ascending order share pages, and the memory's scratch rows: tables of gigabytes and long bags gain most by it.
+- If the table and an array of its sums fit the L2 cache, gradients are added to the sums directly, lookup after lookup.
+- Otherwise lookups are first sorted by row (a stable radix sort), and each row's sum stays in registers. Rows in
+  ascending order share pages and the memory's row buffers, which helps most with tables of gigabytes and long bags.
 
-Tables' arrays are those of `pooling.cpu`. A lookup's gradient starts at its `source`; in a table with one feature of
-one unweighted id a bag it is ``b * stride + column``, and nothing needs to be listed.
+Arrays of tables are as in `pooling.cpu`. The gradient of a lookup starts at its `source`. In a table with a single
+feature and one unweighted id per bag, this is ``b * stride + column``, and no list is needed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ from stratarec.kernels.update.workspace import DENSE_FLOATS, NOTHING, UpdateTask
 
 
 class Sources(NamedTuple):
-    """Places of gradients: `plain` ones follow from the lookup's number, others are listed and maybe `scaled`."""
+    """Where the gradient of each lookup starts.
+
+    If `plain`, its position follows from the lookup's number. Otherwise positions are listed, and so are scales if
+    `scaled`.
+    """
 
     plain: bool
     scaled: bool
@@ -65,7 +69,7 @@ class Sources(NamedTuple):
 
 @njit(**BODY)
 def gradient_of(lanes, i, block, sources):
-    """Return a block of the i-th lookup's scaled gradient."""
+    """Return a block of the scaled gradient of lookup i."""
     literally(lanes)
     if sources.plain:
         return load(sources.pooled, i * sources.stride + sources.column + block, lanes)
@@ -73,13 +77,13 @@ def gradient_of(lanes, i, block, sources):
     if source < 0:
         return load(sources.rows, U(~source) + block, lanes)
     row = load(sources.pooled, U(source) + block, lanes)
-    # Not scaled where all scales are 1: the backward of bags of 20 then takes 0.90 to 0.95 of the time.
+    # Not scaled if all scales are 1: the backward pass of bags of 20 then takes 0.90 to 0.95 of the time.
     return multiply(broadcast(sources.scale[i], lanes), row) if sources.scaled else row
 
 
 @njit(**BODY)
 def prefetch_gradient(i, first, floats, sources):
-    """Prefetch `floats` floats of the i-th lookup's gradient, unless it is of a sequence: those are read in order."""
+    """Prefetch `floats` floats of the gradient of lookup i, except for sequences, whose gradients are read in order."""
     if sources.plain:
         prefetch_row(sources.pooled, i * sources.stride + sources.column + first, floats)
     elif sources.of[i] >= 0:
@@ -88,7 +92,7 @@ def prefetch_gradient(i, first, floats, sources):
 
 @njit(**BODY)
 def differs(i, sources):
-    """Whether the i-th lookup's gradient differs from the one before: a bag's lookups share one."""
+    """Whether lookup i has another gradient than the lookup before it; lookups of a bag share a gradient."""
     if sources.plain or sources.of[i] != sources.of[i - U(1)]:
         return True
     return sources.scaled and sources.scale[i] != sources.scale[i - U(1)]
@@ -98,7 +102,8 @@ def differs(i, sources):
 def sum_dense(lanes, ids, lookups, D, scratch, sources):
     """Add the gradient of every lookup of row r to ``dense[r * D:][:D]``, in order."""
     literally(lanes)
-    # One block of all rows after another: it stays in the second-level cache, and a bag's gradient in registers.
+    # Block by block, each over all rows: the sums of a block stay in the L2 cache, and the gradient of a bag in
+    # registers.
     for block in range(U(0), D, U(lanes)):
         for i in range(min(ahead_of(D), lookups)):
             prefetch_gradient(i, block, U(lanes), sources)
@@ -117,7 +122,7 @@ def sum_dense(lanes, ids, lookups, D, scratch, sources):
 
 @njit(**BODY)
 def apply_dense(lanes, limit, origin, D, slots, scratch, step):
-    """Update the rows that `sum_dense` touched and reset its arrays."""
+    """Update the rows that `sum_dense` touched, and reset the arrays of sums and marks."""
     literally(lanes)
     for row in range(U(limit)):
         if scratch.touched[row]:
@@ -129,11 +134,12 @@ def apply_dense(lanes, limit, origin, D, slots, scratch, step):
 
 @njit(**BODY)
 def sum_row(lanes, span, D, scratch, sources):
-    """Set `row_sum` to the sum of the gradients of the lookups ``order[span]``, in that order."""
+    """Set `row_sum` to the sum of the gradients of lookups ``order[begin:end]``, in order; `span` is (begin, end)."""
     literally(lanes)
     begin, end = span
     for block in range(U(0), D, U(lanes)):
-        # Start from the first gradient, not from 0: 0.0 + -0.0 is 0.0, and a single lookup must keep its bits.
+        # Start from the first gradient, not from 0: 0.0 + -0.0 is 0.0, but the sum of a single gradient must keep its
+        # bits.
         row_sum = gradient_of(lanes, U(scratch.order[begin]), block, sources)
         for i in range(begin + U(1), end):
             row_sum = add(row_sum, gradient_of(lanes, U(scratch.order[i]), block, sources))
@@ -142,7 +148,7 @@ def sum_row(lanes, span, D, scratch, sources):
 
 @njit(**BODY)
 def apply_sorted(lanes, lookups, distinct, origin, D, slots, scratch, sources, step):
-    """Sum each distinct row's gradients in order and update the row."""
+    """Sum the gradients of each distinct row in order, and update the row."""
     literally(lanes)
     begin = U(0)
     for u in range(min(ahead_of(D) // U(2), distinct)):
@@ -162,7 +168,7 @@ def apply_sorted(lanes, lookups, distinct, origin, D, slots, scratch, sources, s
 
 @njit(**BODY)
 def member_scratch(work, m):
-    """Return a member's row of every array of the scratch."""
+    """Return row `m` of every array of the scratch, which belongs to thread `m` of the team."""
     return MemberScratch(
         work.listed[m], work.source_of[m], work.scale_of[m], work.keys[m], work.counters[m], work.order[m],
         work.row_of[m], work.end_of[m], work.row_sum[m], work.dense[m], work.touched[m], work.squares[m],
@@ -171,7 +177,7 @@ def member_scratch(work, m):
 
 @njit(**BODY)
 def update_tables(member, lanes, one_block, tasks, width, slots, batch, gradients, work, step):
-    """Take tasks until none is left: a table or a part of its rows. No row belongs to two tasks."""
+    """Update one table (or part of its rows) after another until no task is left. No row belongs to two tasks."""
     literally(lanes)
     D, scratch = U(lanes if one_block else width), member_scratch(work, member)
     bags, features = batch.bags, batch.features
@@ -193,7 +199,7 @@ def update_tables(member, lanes, one_block, tasks, width, slots, batch, gradient
             plain, scaled, U(features.column[f]), U(gradients.stride), scratch.source_of, scratch.scale_of,
             gradients.pooled, gradients.rows,
         )  # fmt: skip
-        # A table that fits the cache needs no sorting, which costs 4 to 7 ns a lookup.
+        # A table that fits the cache needs no sorting, which costs 4 to 7 ns per lookup.
         if limit * width <= len(scratch.dense) and limit * lanes <= DENSE_FLOATS and limit <= 4 * lookups:
             sum_dense(lanes, ids, lookups, D, scratch, sources)
             apply_dense(lanes, limit, origin, D, slots, scratch, step)
@@ -204,7 +210,7 @@ def update_tables(member, lanes, one_block, tasks, width, slots, batch, gradient
 
 @njit(**BODY)
 def norm_sorted(lanes, lookups, distinct, D, scratch, sources):
-    """Return the sum of squares of all distinct rows' summed gradients, in the order of their first lookups."""
+    """Return the sum of squares of the summed gradients of all distinct rows, in the order of their first lookups."""
     literally(lanes)
     begin, free = U(0), U(len(scratch.squares)) // U(2)
     for i in range(lookups):
@@ -226,7 +232,10 @@ def norm_sorted(lanes, lookups, distinct, D, scratch, sources):
 
 @njit(**BODY)
 def norm_tables(member, lanes, one_block, counter, width, batch, gradients, work, out):
-    """Take tables until none is left. A table is summed in the order of its lookups, whichever member does it."""
+    """Compute the sum of squares of one table after another until none is left.
+
+    A table is summed in the order of its lookups, whichever thread does it.
+    """
     literally(lanes)
     D, scratch = U(lanes if one_block else width), member_scratch(work, member)
     bags, features = batch.bags, batch.features
@@ -236,7 +245,7 @@ def norm_tables(member, lanes, one_block, counter, width, batch, gradients, work
             break
         these = batch.table_features[batch.table_start[table] : batch.table_start[table + 1]]
         f = these[0]
-        # Whole tables: float64 sums of parts would depend on how many parts there are.
+        # Tables are not divided into parts: the float64 sum would depend on the number of parts.
         lookups, scaled = list_table(these, (0, 1), bags, features, gradients, width, scratch)
         if lookups == 0:
             continue
@@ -248,7 +257,7 @@ def norm_tables(member, lanes, one_block, counter, width, batch, gradients, work
         out[table] = norm_sorted(lanes, lookups, distinct, D, scratch, sources)
 
 
-# Lookups ahead of the one in use whose clock is prefetched.
+# Number of lookups ahead whose clocks are prefetched.
 AHEAD = 16
 _CHUNK_ROWS = 256
 _NO_NUMBERS = np.empty((0, 3), dtype=np.float32)
@@ -256,7 +265,10 @@ _NO_NUMBERS = np.empty((0, 3), dtype=np.float32)
 
 @njit(**BODY)
 def apply_missed_of_feature(lanes, f, part, bags, features, slots, D, rule, missed):
-    """Apply missed steps to the rows of a feature's lookups that belong to `part`, (number, parts), of their table."""
+    """Apply missed steps to the rows that a feature looks up, if they belong to `part` of their table.
+
+    `part` is (number, parts).
+    """
     literally(lanes)
     number, parts = part
     begin, end = span(bags, features.key[f])
@@ -270,7 +282,7 @@ def apply_missed_of_feature(lanes, f, part, bags, features, slots, D, rule, miss
 
 @njit(**BODY)
 def apply_missed_of_tables(member, lanes, one_block, tasks, width, slots, batch, rule, missed):
-    """Take tasks until none is left: a table, or a part of its rows."""
+    """Apply missed steps to one table, or one part of a table's rows, after another until no task is left."""
     literally(lanes)
     D = U(lanes if one_block else width)
     while True:
@@ -284,7 +296,7 @@ def apply_missed_of_tables(member, lanes, one_block, tasks, width, slots, batch,
 
 @njit(**BODY)
 def apply_missed_of_range(member, lanes, one_block, counter, width, slots, first, last, rule, missed):
-    """Take chunks of the rows ``first:last`` until none is left."""
+    """Apply missed steps to chunks of the rows ``first:last`` until none is left."""
     literally(lanes)
     D = U(lanes if one_block else width)
     while True:
@@ -297,11 +309,11 @@ def apply_missed_of_range(member, lanes, one_block, counter, width, slots, first
 
 @cache
 def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
-    """Return the kernels for rows in blocks of `lanes`, compiled at their first call and cached on disk."""
+    """Return the kernels for blocks of `lanes` floats. Each is compiled at its first call and cached on disk."""
 
     @njit(nogil=True, cache=True)
     def run_update(team, width, slots, batch, tasks, gradients, work, step):
-        # Named tuples are built here: passed from Python they cost 0.6 to 1.4 us each, plain ones 0.2 to 0.6.
+        # Named tuples are built here: passing one from Python costs 0.6 to 1.4 us, passing a plain tuple 0.2 to 0.6.
         (rule, numbers), missed = step
         args = (
             lanes, one_block, UpdateTasks(np.zeros(1, np.int64), tasks[0], tasks[1], tasks[2]), width, Slots(*slots),
@@ -368,7 +380,7 @@ def square_norms(layout, bags, gradients, workspace):
 
 
 def _gradient_arrays(layout, gradients):
-    """Return the fields of `GradientArrays`: gradients of sequence features one after another, and their starts."""
+    """Return the fields of `GradientArrays`: the gradients of sequence features are concatenated, with their starts."""
     pooled, rows, start = gradients.pooled.numpy(), _NO_ROWS, layout.nowhere
     if gradients.rows:
         start = np.zeros(len(layout.sequence), dtype=np.int64)
@@ -395,12 +407,12 @@ def apply_missed_steps_to_range(slots, width, first, last, missed):
 
 
 def missed_arrays(missed, width):
-    """Return the fields of `MissedSteps`; of no steps where `missed` is None."""
+    """Return the fields of `MissedSteps`; if `missed` is None, there are no such steps."""
     still = _still(width)
     return (0, _NO_NUMBERS, still) if missed is None else (missed.steps, missed.numbers, still)
 
 
 @cache
 def _still(width):
-    """Return the gradient of a missed step for rows of `width` floats; kernels only read it."""
+    """Return the gradient of a missed step, which adds nothing, for rows of `width` floats; kernels only read it."""
     return np.full(width, NOTHING, dtype=np.float32)

@@ -12,14 +12,15 @@ from stratarec.kernels.bags import Bags, Features, share
 from stratarec.kernels.runtime.team import BODY
 from stratarec.kernels.simd.prefetch import U
 
-# Most bits of a radix sort's digit: a pass writes to as many cache lines at once as the digit has values.
+# Largest number of bits of a digit of the radix sort: a pass writes to as many cache lines at once as the digit has
+# values.
 DIGIT_BITS = 11
-# Lookups that are sorted by insertion.
+# Up to so many lookups are sorted by insertion.
 _FEW = 24
 
 
 class Batch(NamedTuple):
-    """A batch's share of a group, and the features of each table."""
+    """Lookups of a batch in one group of tables, the group's features, and the features of each table."""
 
     bags: Bags
     features: Features
@@ -28,7 +29,7 @@ class Batch(NamedTuple):
 
 
 class GradientArrays(NamedTuple):
-    """Flat pooled gradients and floats per sample; flat gradients of rows and the start of each feature's."""
+    """Flat pooled gradients and their floats per sample; flat gradients of sequences and the start of each feature."""
 
     pooled: NDArray[np.float32]
     stride: int
@@ -37,9 +38,9 @@ class GradientArrays(NamedTuple):
 
 
 class MemberScratch(NamedTuple):
-    """Scratch of a member of the team; the arrays of all members have one row for each.
+    """Scratch arrays of one thread of a team. The arrays of the whole team have one row per thread.
 
-    `squares` is the memory of `keys`, whose second half is free once they are sorted.
+    `squares` uses the same memory as `keys`: the second half of `keys` is free once the keys are sorted.
     """
 
     listed: NDArray
@@ -57,33 +58,34 @@ class MemberScratch(NamedTuple):
 
 
 def batch_arrays(layout, bags):
-    """Return a batch as `batch_of` takes it: plain tuples reach compiled code in a third of the time of named ones."""
+    """Return the argument of `batch_of`: plain tuples reach compiled code in a third of the time of named ones."""
     return bags.compiled, layout.features(bags), (layout.table_start, layout.table_features)
 
 
-# Not a `BODY`, which must not return arrays: see `outline`.
+# Not a `BODY`, because a `BODY` must not return arrays: see `outline`.
 @njit(nogil=True, cache=True)
 def batch_of(arrays):
-    """Return the `Batch` of the plain tuples of `batch_arrays`."""
+    """Return the `Batch` with the given fields, which come from `batch_arrays`."""
     bags, features, (table_start, table_features) = arrays
     return Batch(Bags(*bags), Features(*features), table_start, table_features)
 
 
 @njit(**BODY)
 def part_of(row, parts):
-    """Return the part of a table that a row belongs to; neighbouring rows, often all popular, go to different parts."""
-    # By a product: a 64-bit division for every lookup made the backward of one giant table 0.98 instead of 0.84 ms.
+    """Return the part of a table that a row belongs to. Neighbouring rows, which are often popular, are spread."""
+    # By a multiplication: dividing 64 bits for every lookup made the backward pass of one giant table take 0.98 ms, not
+    # 0.84.
     return (((U(row) * U(0x9E3779B1)) & U(0xFFFFFFFF)) * U(parts)) >> U(32)
 
 
 @njit(**BODY)
 def list_singles(bags, first, column, part, gradients, scratch):
-    """List the lookups of one feature with one unweighted id a bag, as `list_lookups` does, without scales."""
+    """List the lookups of one feature with one unweighted id per bag, as `list_lookups` does, but without scales."""
     number, parts = part
     lookups = U(0)
     for b in range(U(bags.batch)):
         row = bags.values[U(first) + b]
-        # Rows of other parts are written too, then overwritten: a branch could not be predicted.
+        # Rows of other parts are written too, then overwritten, because a branch could not be predicted.
         scratch.listed[lookups] = row
         scratch.source_of[lookups] = np.int64(b) * gradients.stride + column
         lookups += U(part_of(row, parts) == U(number))
@@ -92,10 +94,10 @@ def list_singles(bags, first, column, part, gradients, scratch):
 
 @njit(**BODY)
 def list_lookups(these, part, scaled, bags, features, gradients, width, scratch):
-    """List one table's lookups in ascending order of position: row, source of the gradient, and scale if `scaled`.
+    """List the lookups of one table in ascending order of position: row, source of the gradient, and scale if `scaled`.
 
-    A source below zero is the complement of a place in the rows' gradient. Only rows of `part`, (number, parts), are
-    listed. Return the number of lookups.
+    A source below zero is the bitwise complement of a position in the gradients of sequences. Only rows of `part`,
+    which is (number, parts), are listed. Returns the number of lookups.
     """
     number, parts = part
     lookups = U(0)
@@ -122,13 +124,13 @@ def list_lookups(these, part, scaled, bags, features, gradients, width, scratch)
 
 @njit(**BODY)
 def is_simple(these, bags, features):
-    """Whether `these` features of a table are a single pooled one with one unweighted id a bag."""
+    """Whether a table has a single feature (`these`), which is pooled and has one unweighted id per bag."""
     return bags.singles and not bags.weighted and len(these) == 1 and not features.sequence[these[0]]
 
 
 @njit(**BODY)
 def list_table(these, part, bags, features, gradients, width, scratch):
-    """List the lookups of a table; return their number and whether they have scales."""
+    """List the lookups of a table; return their number, and whether they have scales."""
     if is_simple(these, bags, features):
         f = these[0]
         return list_singles(bags, features.key[f] * bags.batch, features.column[f], part, gradients, scratch), False
@@ -140,14 +142,14 @@ def list_table(these, part, bags, features, gradients, width, scratch):
 
 @njit(**BODY)
 def digits_of(lookups, limit):
-    """Return the passes and the bits of a digit that sort numbers below `limit` in the least estimated time."""
+    """Return the number of passes and the bits of a digit for sorting numbers below `limit` in the least time."""
     bits = U(1)
     while bits < U(40) and (U(1) << bits) < U(limit):
         bits += U(1)
     passes, digit, least = U(1), bits, ~U(0)
     for count in range(U(1), U(9)):
         size = (bits + count - U(1)) // count
-        # Moving a lookup takes 2 ns, clearing and summing a counter about 1.
+        # Moving a lookup takes 2 ns; clearing a counter and adding it up takes about 1 ns.
         cost = count * (U(2) * lookups + (U(1) << size))
         if cost < least and size <= U(DIGIT_BITS):
             passes, digit, least = count, size, cost
@@ -156,9 +158,10 @@ def digits_of(lookups, limit):
 
 @njit(**BODY)
 def move_by_digit(lookups, shift, digit, halves, sides, scratch):
-    """Run a pass of the radix sort by the digit at bit `shift`, whose counts are known; count the next digit.
+    """Run a pass of the radix sort by the digit at bit `shift`, whose values are counted, and count the next digit.
 
-    `halves` are the source and target of `keys`, `sides` the counters of this pass and of the next one.
+    `halves` are the positions of source and target in `keys`; `sides` are the counters of this pass and of the next
+    one.
     """
     values, (source, target), (side, other) = U(1) << digit, halves, sides
     mask, running = values - U(1), np.int32(0)
@@ -177,7 +180,7 @@ def move_by_digit(lookups, shift, digit, halves, sides, scratch):
 
 @njit(**BODY)
 def sort_few(ids, lookups, shift, scratch):
-    """Sort `keys` by insertion: for a handful of lookups the counters of a radix sort cost more."""
+    """Sort `keys` by insertion; for few lookups this costs less than the counters of a radix sort."""
     for i in range(lookups):
         key, place = U(ids[i]) << shift | i, i
         while place > 0 and scratch.keys[place - U(1)] > key:
@@ -188,7 +191,7 @@ def sort_few(ids, lookups, shift, scratch):
 
 @njit(**BODY)
 def sort_many(ids, lookups, limit, shift, scratch):
-    """Sort `keys` by a radix sort that ends in their first half."""
+    """Sort `keys` by a radix sort; the result is in their first half."""
     passes, digit = digits_of(lookups, limit)
     half, side, mask = U(len(scratch.keys)) // U(2), U(0), (U(1) << digit) - U(1)
     source, target = (half, U(0)) if passes % U(2) else (U(0), half)
@@ -208,8 +211,8 @@ def sort_many(ids, lookups, limit, shift, scratch):
 def sort_by_row(ids, lookups, limit, scratch):
     """Sort lookups into `order`, by row and then by position; return the number of distinct rows.
 
-    Distinct row u, in ascending order, is ``row_of[u]``, and its share of `order` ends at ``end_of[u]``. A key is a row
-    and, in its last bits, a position.
+    Distinct rows are numbered in ascending order: row u is ``row_of[u]``, and its lookups in `order` end at
+    ``end_of[u]``. A key is a row, followed by a position in its last bits.
     """
     shift = U(1)
     while (U(1) << shift) < lookups:
@@ -223,7 +226,7 @@ def sort_by_row(ids, lookups, limit, scratch):
     for i in range(lookups):
         key = scratch.keys[i]
         scratch.order[i] = key & mask
-        # Written for every lookup, so that the last one of a row wins without a branch.
+        # Written for every lookup: the last lookup of a row overwrites the others without a branch.
         scratch.row_of[distinct] = key >> shift
         scratch.end_of[distinct] = i + U(1)
         distinct += U(key >> shift != scratch.keys[i + U(1)] >> shift)

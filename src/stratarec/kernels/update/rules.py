@@ -1,7 +1,7 @@
 """The row optimizers' update of one row and its state, for Numba kernels.
 
-Every function works in blocks of `lanes`, a constant of each compiled kernel. Nothing is contracted or reassociated: a
-row's bits follow from its scratch bits, its gradient and the step's numbers, wherever the row lies.
+Every function works in blocks of `lanes`, a constant of each compiled kernel. The compiler may neither contract nor
+reorder operations. So the new bits of a row depend only on its old bits, its gradient and the numbers of the step.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Slots(NamedTuple):
     Parameters
     ----------
     weights : ndarray
-        ``[R * D]``.
+        ``[R * D]`` float32.
     row_state, full_state : ndarray
-        ``[R]`` and ``[R * k * D]``, with k floats for each weight, the first ones of a row's weights in front;
-        of any size where the rule keeps no such state. Both float32, as the weights are.
+        ``[R]`` and ``[R * k * D]`` float32, with k floats per weight: a row has D first floats, then D second floats.
+        Of any size if the rule keeps no such state.
     clock : ndarray
-        ``[R]`` int32, the steps that each row has taken; empty where a step changes only the rows of its batch.
+        ``[R]`` int32, number of steps that each row has taken; empty if a step changes only the rows of its batch.
     """
 
     weights: NDArray[np.float32]
@@ -45,8 +45,8 @@ class Slots(NamedTuple):
 class Rule(NamedTuple):
     """Constants of a row optimizer.
 
-    `l2` is weight decay added to the gradient, `weight_decay` the decoupled form; at least one of them is 0. `rest1` is
-    1 - beta1, rounded once: 1 minus a rounded beta is off by 1e-5 of itself.
+    `l2` is weight decay that is added to the gradient, `weight_decay` is decoupled; at least one of them is 0. `rest1`
+    is 1 - beta1, computed before rounding: subtracting a rounded beta from 1 has a relative error of 1e-5.
     """
 
     kind: int
@@ -63,7 +63,7 @@ class Rule(NamedTuple):
 class StepNumbers(NamedTuple):
     """Numbers of a row optimizer that change from step to step.
 
-    `step_size` is the rate divided by Adam's first bias correction 1 - beta1^t, `inv_sqrt_bias2` is
+    `step_size` is the learning rate divided by Adam's first bias correction 1 - beta1^t; `inv_sqrt_bias2` is
     (1 - beta2^t)^-0.5.
     """
 
@@ -81,7 +81,7 @@ class MissedSteps(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Inputs of a row's update except its gradient."""
+    """Inputs of a row's update, except its gradient."""
 
     rule: Rule
     numbers: StepNumbers
@@ -89,9 +89,9 @@ class Step(NamedTuple):
 
 
 def compiled(rule):
-    """Return a `RowUpdate` as plain tuples for `rule_of` and `step_numbers_of`.
+    """Return the fields of `Rule` and of `StepNumbers` for a `RowUpdate`, as plain tuples of Python's floats.
 
-    Python's floats are created and unpacked faster than NumPy's.
+    Python creates and unpacks its own floats faster than NumPy's.
     """
     l2, weight_decay = (0.0, rule.decay) if rule.decoupled else (rule.decay, 0.0)
     numbers = (rule.scale, rule.eps, l2, weight_decay, rule.beta1, 1 - rule.beta1, rule.beta2, 1 - rule.beta2)
@@ -99,14 +99,14 @@ def compiled(rule):
 
 
 def step_numbers(rule):
-    """Return `StepNumbers` of a `RowUpdate` as a plain tuple."""
+    """Return the fields of `StepNumbers` for a `RowUpdate`."""
     first, second = 1 - rule.beta1**rule.step, 1 - rule.beta2**rule.step
     return float(rule.rate), rule.rate / first, second**-0.5
 
 
 @njit(**BODY)
 def rule_of(values):
-    """Return the `Rule` of the floats from `compiled`, rounded once."""
+    """Return the `Rule` with the fields from `compiled`, each rounded once to float32."""
     kind, scale, eps, l2, weight_decay, beta1, rest1, beta2, rest2 = values
     return Rule(
         kind, np.float32(scale), np.float32(eps), np.float32(l2), np.float32(weight_decay), np.float32(beta1),
@@ -116,7 +116,7 @@ def rule_of(values):
 
 @njit(**BODY)
 def step_numbers_of(values):
-    """Return the `StepNumbers` of the floats from `step_numbers`, rounded once."""
+    """Return the `StepNumbers` with the fields from `step_numbers`, each rounded once to float32."""
     rate, step_size, inv_sqrt_bias2 = values
     return StepNumbers(np.float32(rate), np.float32(step_size), np.float32(inv_sqrt_bias2))
 
@@ -133,7 +133,7 @@ def direction(lanes, rule, weights, place, gradient, at):
 
 @njit(**BODY)
 def mean_square(lanes, rule, weights, first, D, gradient, start):
-    """Return the mean square, block after block in the order of `vector.total`: the same bits on every machine."""
+    """Return the mean square of a row's gradient, in the order of `vector.total`: the same bits on every machine."""
     literally(lanes)
     square_sum = np.float32(0.0)
     for block in range(U(0), D, U(lanes)):
@@ -144,7 +144,7 @@ def mean_square(lanes, rule, weights, first, D, gradient, start):
 
 @njit(**BODY)
 def move(lanes, rule, numbers, weights, place, change):
-    """Apply decoupled decay, then ``weights[place:][:lanes] -= change``."""
+    """Apply decoupled decay, then subtract `change` from a block of weights, ``weights[place:][:lanes]``."""
     literally(lanes)
     block = load(weights, place, lanes)
     if rule.weight_decay != 0:
@@ -164,7 +164,7 @@ def blend(lanes, state, place, keep, share, value):
 
 @njit(**BODY)
 def adagrad_block(lanes, rule, numbers, slots, place, block):
-    """Update a block of weights by Adagrad, given the block's gradient."""
+    """Update a block of weights by Adagrad, given the gradient of the block."""
     literally(lanes)
     sums = add(load(slots.full_state, place, lanes), multiply(block, block))
     store(slots.full_state, place, sums)
@@ -174,7 +174,7 @@ def adagrad_block(lanes, rule, numbers, slots, place, block):
 
 @njit(**BODY)
 def adam_block(lanes, rule, numbers, slots, place, state, D, block):
-    """Update a block of weights by Adam; the block's first moments are at `state`, its second ones at `state` + D."""
+    """Update a block of weights by Adam. Its first moments start at `state`, its second moments at `state` + D."""
     literally(lanes)
     first = blend(lanes, slots.full_state, state, rule.beta1, rule.rest1, block)
     second = blend(lanes, slots.full_state, state + D, rule.beta2, rule.rest2, multiply(block, block))
@@ -185,7 +185,7 @@ def adam_block(lanes, rule, numbers, slots, place, state, D, block):
 
 @njit(**BODY)
 def factor_of(lanes, rule, numbers, slots, row, D, gradient, start):
-    """Update the row's state; return the factor of its gradient or first moment."""
+    """Update the state of the row; return the factor of its gradient or first moment."""
     literally(lanes)
     factor, row_state = numbers.rate, slots.row_state
     if rule.kind != SGD:
@@ -201,10 +201,10 @@ def factor_of(lanes, rule, numbers, slots, row, D, gradient, start):
 
 @njit(**BODY)
 def update_row(lanes, rule, numbers, slots, row, D, gradient, start):
-    """Apply one summed gradient ``gradient[start:start + D]`` to row `row` and its state."""
+    """Apply the summed gradient ``gradient[start:start + D]`` to row `row` and its state."""
     literally(lanes)
     first, factor = row * D, np.float32(0.0)
-    # The rule is constant within a step: its branches are predicted, and one body serves all five rules.
+    # The rule is constant within a step, so its branches are predicted, and one body serves all five rules.
     if rule.kind == SGD or rule.kind == ROWWISE_ADAGRAD or rule.kind == ROWWISE_ADAM:
         factor = factor_of(lanes, rule, numbers, slots, row, D, gradient, start)
     for block in range(U(0), D, U(lanes)):
@@ -222,12 +222,12 @@ def update_row(lanes, rule, numbers, slots, row, D, gradient, start):
 
 @njit(**BODY)
 def apply_missed_to_row(lanes, rule, missed, slots, row, D):
-    """Apply the steps that row `row` has missed, one by one, as they would have been applied in time."""
+    """Apply the steps that row `row` has missed, one by one; the result is the same as if applied in time."""
     literally(lanes)
     clock = slots.clock
-    # One by one: the missed decay of SGD has a closed form, but reading a row splits its gap in two, and two products
-    # have other bits than one. Adagrad and Adam have no such form.
-    # A clock comes from a record, which is untrusted: below 0 it would read in front of the numbers.
+    # One by one. For SGD, the missed decay has a closed form. But reading a row splits its missed steps in two groups,
+    # and two products have other bits than one. Adagrad and Adam have no closed form. A clock comes from a record,
+    # which is untrusted: a negative clock would read before the first number.
     for step in range(U(max(clock[row], np.int32(0))), U(missed.steps)):
         numbers = StepNumbers(missed.numbers[step, U(0)], missed.numbers[step, U(1)], missed.numbers[step, U(2)])
         update_row(lanes, rule, numbers, slots, row, D, missed.still, U(0))
@@ -239,7 +239,7 @@ def train_row(lanes, step, slots, row, D, gradient, start):
     """Apply missed steps to a row, then the current step."""
     literally(lanes)
     if len(slots.clock):
-        # Usually the lookup has applied them already, unless another batch was trained in between.
+        # Usually the lookup has applied the missed steps already, unless another batch was trained in between.
         apply_missed_to_row(lanes, step.rule, step.missed, slots, row, D)
         slots.clock[row] += np.int32(1)
     update_row(lanes, step.rule, step.numbers, slots, row, D, gradient, start)
@@ -247,7 +247,7 @@ def train_row(lanes, step, slots, row, D, gradient, start):
 
 @njit(**BODY)
 def prefetch_state(kind, slots, row, D):
-    """Prefetch everything that `train_row` will touch."""
+    """Prefetch all memory that `train_row` will use."""
     prefetch_row(slots.weights, row * D, D)
     if len(slots.clock):
         prefetch(slots.clock, row)

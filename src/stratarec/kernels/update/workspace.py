@@ -13,19 +13,22 @@ from stratarec.kernels.runtime.memory import allocate
 from stratarec.kernels.runtime.threads import threads_for
 from stratarec.kernels.update.lists import DIGIT_BITS, MemberScratch
 
-# Floats of a block of a member's dense sums: half of a second-level cache of 1 MiB; the rows take the other half.
+# Number of floats of one block of a thread's dense sums: half of an L2 cache of 1 MiB; the rows take the other half.
 DENSE_FLOATS = 1 << 17
-# Rows of several blocks that are summed densely, and most floats of these.
+# Number of rows of several blocks that are summed densely, and largest number of floats of such sums.
 _WIDE_ROWS, _MOST_DENSE = 1024, 1 << 19
-# Adding a number to it gives that number's bits; +0.0 would change -0.0.
+# Adding a number to -0.0 gives exactly this number; added to 0.0, the number -0.0 would become 0.0.
 NOTHING = np.float32(-0.0)
 _PAGE_FLOATS = 1024
-# So few lookups fit the smallest scratch and are not counted by table, which took a tenth of such a step.
+# So few lookups fit the smallest scratch. They are not counted by table, which took a tenth of such a step.
 _FEW = 204
 
 
 class UpdateTasks(NamedTuple):
-    """Number of the next task; table, part and number of parts of each task, in the order of execution."""
+    """Tasks of an update in the order of execution: the table, the part, and the number of parts of that table.
+
+    `counter` holds the number of the next task.
+    """
 
     counter: NDArray[np.int64]
     table: NDArray[np.int64]
@@ -34,7 +37,7 @@ class UpdateTasks(NamedTuple):
 
 
 def schedule(costs: list[float], threads: int) -> tuple[NDArray[np.int64], ...]:
-    """Return `UpdateTasks` without the counter: tables by falling cost, large ones cut into parts by row."""
+    """Return the fields of `UpdateTasks` except the counter: tables by falling cost, large tables cut into parts."""
     fair = sum(costs) / max(threads, 1)
     tasks = []
     for table, cost in enumerate(costs):
@@ -45,7 +48,7 @@ def schedule(costs: list[float], threads: int) -> tuple[NDArray[np.int64], ...]:
 
 
 def shapes(lookups: int, width: int) -> dict[str, tuple[int, Any]]:
-    """Return size and type of each array of a thread's scratch for up to `lookups` lookups of a table."""
+    """Return the size and type of each array of a thread's scratch, for tables with up to `lookups` lookups."""
     capacity = 1 << max(int(lookups * 1.25), 256).bit_length()
     return {
         "listed": (capacity, np.int64),
@@ -56,7 +59,7 @@ def shapes(lookups: int, width: int) -> dict[str, tuple[int, Any]]:
         "order": (capacity, np.int32),
         "row_of": (capacity, np.uint64),
         "end_of": (capacity, np.int32),
-        # Whole pages: no cache line is shared between threads, no row straddles two.
+        # Whole pages, so that threads share no cache line and no row is in two pages.
         "row_sum": (-(-width // _PAGE_FLOATS) * _PAGE_FLOATS, np.float32),
         "dense": (min(max(_WIDE_ROWS * width, DENSE_FLOATS), _MOST_DENSE), np.float32),
         "touched": (DENSE_FLOATS, np.uint8),
@@ -64,13 +67,13 @@ def shapes(lookups: int, width: int) -> dict[str, tuple[int, Any]]:
 
 
 def scratch_bytes(lookups: int, width: int, threads: int) -> int:
-    """Return the scratch bytes of `threads` threads for tables up to `width` wide and `lookups` lookups of a table."""
+    """Return the scratch bytes of `threads` threads, for tables up to `width` wide with up to `lookups` lookups."""
     return threads * sum(size * int(np.dtype(kind).itemsize) for size, kind in shapes(lookups, width).values())
 
 
 @cache
 def sequential_tasks(tables: int) -> tuple[NDArray[np.int64], ...]:
-    """Return the schedule for one thread: tables in their order."""
+    """Return the tasks for one thread: the tables in their order."""
     return np.arange(tables), np.zeros(tables, dtype=np.int64), np.ones(tables, dtype=np.int64)
 
 
@@ -80,9 +83,9 @@ class LookupLoad:
     Parameters
     ----------
     counts : ndarray
-        ``[tables]`` int64.
+        ``[tables]`` int64 number of lookups.
     batch : int or None
-        Number of samples where every bag holds one id, which then determines the counts.
+        Number of samples if every bag holds one id, in which case it determines the counts; otherwise None.
     """
 
     def __init__(self, counts: NDArray[np.int64], batch: int | None) -> None:
@@ -91,19 +94,19 @@ class LookupLoad:
         self._tasks: dict[int, tuple[NDArray[np.int64], ...]] = {}
 
     def tasks(self, group: GroupLayout, threads: int) -> tuple[NDArray[np.int64], ...]:
-        """Return the schedule for so many threads."""
+        """Return the tasks for `threads` threads."""
         if threads == 1:
             return sequential_tasks(len(self.counts))
         if threads not in self._tasks:
             rows = group.rows[group.table_features[group.table_start[:-1]]]
-            # A lookup adds one gradient row; a distinct row also reads and writes a row of the table.
+            # A lookup reads one gradient row; a distinct row also reads and writes a row of the table.
             costs = (self.counts + 2 * np.minimum(self.counts, rows)).astype(float).tolist()
             self._tasks[threads] = schedule(costs, threads)
         return self._tasks[threads]
 
 
 class ScratchArrays:
-    """Scratch for the largest batch so far, of all tables that share it."""
+    """Scratch that all tables of a scratchpad share, large enough for the largest batch so far."""
 
     def __init__(self) -> None:
         self._threads = self._lookups = self._capacity = self._width = 0
@@ -112,7 +115,7 @@ class ScratchArrays:
         self.nbytes = 0
 
     def fit(self, threads: int, lookups: int, width: int, ids: np.dtype[Any]) -> MemberScratch:
-        """Return arrays for `threads` threads and up to `lookups` lookups of a table, with ids of type `ids`."""
+        """Return arrays for `threads` threads and tables with up to `lookups` lookups; `ids` is the type of ids."""
         if threads > self._threads or lookups > self._capacity or width > self._width:
             self._allocate(max(threads, self._threads), max(lookups, self._lookups), max(width, self._width))
         if ids not in self._views:
@@ -137,14 +140,14 @@ class ScratchArrays:
 
 
 class UpdateState:
-    """Load of the last batch, and the shared scratch."""
+    """Lookups of the last batch, and the shared scratch."""
 
     def __init__(self, arrays: ScratchArrays) -> None:
         self.arrays = arrays
         self._load: LookupLoad | None = None
 
     def share(self, group: GroupLayout, bags: BagBatch) -> tuple[int, int, tuple[NDArray[np.int64], ...]]:
-        """Return the threads for a batch, the most lookups of any table, and the tasks."""
+        """Return the number of threads for a batch, the largest number of lookups of a table, and the tasks."""
         lookups = len(bags.values)
         if bags.offsets is not None and lookups <= _FEW:
             return 1, lookups, sequential_tasks(len(group.table_start) - 1)
@@ -153,7 +156,8 @@ class UpdateState:
         return threads, load.most, load.tasks(group, threads)
 
     def _load_of(self, group: GroupLayout, bags: BagBatch) -> LookupLoad:
-        # Batches of single ids are counted once: counted at every step, batches of 4 and 32 took 1.2 times as long.
+        # Batches of single ids are counted once; counting at every step made batches of 4 and 32 take 1.2 times as
+        # long.
         last, batch = self._load, bags.batch if bags.offsets is None else None
         if last is not None and batch is not None and last.batch == batch:
             return last
@@ -164,7 +168,7 @@ class UpdateState:
 
 
 def state_of(workspace: Any) -> UpdateState:
-    """Return the state of a workspace, created at its first use."""
+    """Return the state of a workspace, which is created at its first use."""
     if workspace.state is None:
         if workspace.scratch.state is None:
             workspace.scratch.state = ScratchArrays()
