@@ -27,8 +27,7 @@ class ClickMemory:
     recent: pl.DataFrame
     """Clicks that became samples and that later samples may still count, in order of time."""
     waiting: pl.DataFrame
-    """Last clicks, in order of time. They are not samples yet, because the clicks after them are not completely
-    known."""
+    """Last clicks, in order of time. They are not samples yet, because not all clicks after them are known."""
     first: pl.DataFrame
     """``item`` (`item_keys`) and ``time`` of the first click of each item among all samples, sorted by item."""
     clicks: int

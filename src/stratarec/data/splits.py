@@ -35,8 +35,7 @@ class SplitConfig:
     """``time``: the last periods of the log are for validation and test. ``fraction``: random users if the schema has
     users, else random sessions or samples. ``file``: by input file."""
     valid: float | str | tuple[str, ...] = 0.1
-    """Validation split: a duration such as 1d for ``time``, a share for ``fraction``, file name patterns for
-    ``file``."""
+    """Validation split: a duration such as 1d for ``time``, a share for ``fraction``, name patterns for ``file``."""
     test: float | str | tuple[str, ...] = 0.1
     """Test split, in the same form as `valid`; by time it is the last period, after validation. 0 or empty for none."""
     negatives: float = 1.0

@@ -222,8 +222,7 @@ class Ids(Model):
     """Number of rows in the very first data set, before any that name it as `base`. The bound of all initial weights is
     computed from this number, unless the recipe sets it."""
     tail_buckets: Annotated[Rows, pydantic.Field(ge=1)]
-    """Number of rows before those of the values, which all other values share; for kind ``hash`` there are no
-    others."""
+    """Number of rows before those of the values, which all other values share; the only rows of kind ``hash``."""
     digest: Hash
     """xxh3_128 of the values in order of id, and of the positions of holes."""
     tail: TailRule
@@ -275,8 +274,7 @@ class Vocabulary:
     first_rows: int = 0
     """Number of rows of the first data set in the chain of bases; 0 without a base."""
     counted: pl.DataFrame | None = None
-    """Counts of all values: first those with a row, then the others by descending count. None if they are not
-    loaded."""
+    """Counts of all values: first those with a row, then the others by falling count. None if not loaded."""
 
     @property
     def rows(self) -> int:
