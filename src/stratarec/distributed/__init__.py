@@ -1,1 +1,1 @@
-"""Many processes: who holds which rows, and how ids, rows and gradients travel between them."""
+"""Training in several processes (ranks): placement of rows, and exchange of ids, rows and gradients."""

@@ -14,29 +14,29 @@ ExchangeKind = Literal["auto", "flat", "sptt"]
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """How the processes of a run connect and share their work; no effect for a single process."""
+    """How the processes of a run connect and divide the work. It has no effect for a single process."""
 
     timeout: float = 60.0
     """Seconds that a rank waits for the others before it fails."""
     hosts: int | None = None
-    """Number of hosts; None: from torchrun's LOCAL_WORLD_SIZE."""
+    """Number of hosts; None to compute it from torchrun's LOCAL_WORLD_SIZE."""
     exchange: ExchangeKind = "auto"
-    """``flat``: every rank exchanges with every other. ``sptt``: the tables of tower t are on host t and looked up
-    there, and only tower outputs cross the network; it needs as many hosts as ``model.towers`` has towers. ``auto``:
-    ``sptt`` if the numbers agree and towers have modules, which compress their vectors; else ``flat``, which sends
-    repeated rows once. Both train the same model, to rounding."""
+    """``flat``: every rank exchanges rows with every other rank. ``sptt``: the tables of tower t are on host t and
+    looked up there, and only tower outputs are sent between hosts; it needs as many hosts as ``model.towers`` has
+    towers. ``auto``: ``sptt`` if the numbers of hosts and towers are equal and the model has tower modules, else
+    ``flat``. Both train the same model, up to rounding."""
     sharding: ShardingKind = "auto"
-    """``table``: every table on one rank. ``row``: rows of every table over all ranks, or with ``sptt`` over those of a
-    host. ``auto``: complete tables where that balances."""
+    """``table``: each table is on one rank. ``row``: the rows of each table are divided among all ranks, or with
+    ``sptt`` among the ranks of a host. ``auto``: complete tables where the load of ranks is then balanced."""
     wire: WireKind = "fp32"
     """Format of rows between ranks: ``fp32``, ``fp16``, ``bf16`` or ``int8``. The relative error of a row is 0.02 % for
     ``fp16``, 0.16 % for ``bf16`` and 0.4 % for ``int8``."""
     gradient_wire: WireKind = "fp32"
     """Format of gradients of rows between ranks: ``fp32``, ``fp16``, ``bf16`` or ``int8``. Adaptive optimizers divide
-    by a row's gradients, so rounding may move weights by several learning rates after some steps, those of rare rows
-    first. Runs still repeat to the bit."""
+    by the size of a row's gradients, so rounding can change weights, first those of rare rows, by several learning
+    rates after some steps. Runs still repeat to the bit."""
     dense_wire: DenseWireKind = "fp32"
-    """Format of gradients of the network between ranks; they are added in float32."""
+    """Format of the network's gradients between ranks; they are added in float32."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.timeout <= 86_400:
@@ -45,19 +45,19 @@ class DistributedConfig:
             raise ConfigError(f"distributed.hosts is {self.hosts}, expected at least 1")
 
     def by_towers(self, towers: int, hosts: int, *, modules: bool = True) -> bool:
-        """Whether the exchange of a model with so many towers is ``sptt``.
+        """Return whether the exchange is ``sptt`` for a model with `towers` towers on `hosts` hosts.
 
-        The choice uses no measurement, so a resumed run has the same exchange.
+        The choice does not depend on measurements, so a resumed run uses the same exchange.
 
         Parameters
         ----------
         modules : bool
-            Whether the towers have modules: ``model.towers.compression`` is more than 1.
+            Whether the model has tower modules, which it has if ``model.towers.compression`` is larger than 1.
 
         Raises
         ------
         ConfigError
-            If ``sptt`` is set but towers and hosts do not fit.
+            If ``sptt`` is set but the numbers of towers and hosts differ.
         """
         if self.exchange == "sptt" and not (towers == hosts > 1):
             have = f"model.towers has {towers} towers" if towers else "the model has no towers"

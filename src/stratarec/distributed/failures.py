@@ -1,17 +1,17 @@
 """Failures of ranks: SIGTERM as an exception, heartbeats, and reports of which rank ended and why.
 
-`Termination`: when a rank fails, torchrun sends SIGTERM to the others, which ends a process silently. Here it becomes
-an exception, so that a rank reports why it ends. If other code handles the signal (a run that writes a checkpoint
-first), it has no effect.
+`Termination`: when a rank fails, torchrun sends SIGTERM to the others, which would end a process without a message.
+Here the signal becomes an exception, so that a rank reports why it ends. If other code handles the signal, as a run
+does to write a checkpoint first, `Termination` does nothing.
 
-`Heartbeat`: for waits of unknown length, as a rank that reads a terabyte is slow, not dead. A thread of each rank
-increases a count in the rendezvous store; waiting ranks check that the counts of the others still change.
+`Heartbeat`: some waits have unknown length, because a rank that reads a terabyte is slow but alive. A thread of each
+rank increments a counter in the rendezvous store, and waiting ranks check that the counters of the others change.
 
-`RollCall`: a failed collective reports a broken connection, not the process that caused it. So each process that meets
-a failure, or ends with an error, writes this to the store, and the others read it. Under torchrun the agent holds the
-store, which outlives every rank; otherwise rank 0 holds it, and a missing store means that rank 0 ended. Before ranks
-connect, they answer a roll call: a rank that answered and has no heartbeat has ended. Connecting waits in one call of
-torch for the complete timeout, so no rank starts it before all have answered.
+`RollCall`: a failed collective reports a broken connection and not the process that caused it. So each process that
+meets a failure or ends with an error writes this to the store, where the others read it. With torchrun, the agent
+holds the store, which then outlives every rank. Otherwise rank 0 holds it, and a missing store means that rank 0 has
+ended. Before ranks connect, each answers a roll call; a rank that has answered and has no heartbeat has ended. No rank
+connects before all have answered, because connecting waits in one call of torch for the complete timeout.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from stratarec.errors import RankError, Terminated
 
 
 class Termination:
-    """Handler that turns the first SIGTERM into `Terminated`."""
+    """Signal handler that raises `Terminated` at the first SIGTERM."""
 
     def __init__(self) -> None:
         self._active = True
 
     def ignore(self) -> None:
-        """Ignore SIGTERM from now on, as the process is ending."""
+        """Ignore SIGTERM from now on, because the process is already ending."""
         self._active = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -47,7 +47,10 @@ class Termination:
 
     @contextmanager
     def listening(self) -> Iterator[Termination]:
-        """Raise `Terminated` on the first SIGTERM and ignore the others, in the main thread only."""
+        """Context manager in which the first SIGTERM raises `Terminated` and later ones are ignored.
+
+        It has an effect only in the main thread.
+        """
         main = threading.current_thread() is threading.main_thread()
         previous = signal.signal(signal.SIGTERM, self._handle) if main else None
         try:
@@ -61,14 +64,14 @@ _LOOKS_PER_PATIENCE, _MOST_BEAT_SECONDS = 6, 1.0
 
 
 class Heartbeat:
-    """One rank's heartbeat, and its view of those of the others; a context manager.
+    """Context manager that sends this rank's heartbeat and observes the heartbeats of the others.
 
     Parameters
     ----------
     store : Store
     rank, ranks : int
     timeout : float
-        Seconds without a heartbeat after which a rank counts as ended.
+        Seconds without a heartbeat after which a rank is considered ended.
     """
 
     def __init__(self, store: Store, rank: int, ranks: int, timeout: float) -> None:
@@ -99,9 +102,9 @@ class Heartbeat:
                     return
 
     def look(self, patience: float | None = None) -> None:
-        """Raise `RankError` if a rank's heartbeat stopped for `patience` seconds, by default the timeout.
+        """Raise `RankError` if a rank has had no heartbeat for `patience` seconds, by default the timeout.
 
-        Cheap to call often.
+        The call is cheap and may be frequent.
         """
         now, patience = time.monotonic(), patience or self._timeout
         if now - self._looked < patience / _LOOKS_PER_PATIENCE:
@@ -127,7 +130,7 @@ _ANSWERED, _HEARD, _BROKEN = "stratarec/answered", "stratarec/heard", "stratarec
 
 
 class RollCall:
-    """Reports of one run's processes in the store.
+    """Messages of a run's processes in the rendezvous store: that they start, and why they end.
 
     Parameters
     ----------
@@ -135,7 +138,7 @@ class RollCall:
         Shared by all ranks.
     rank, ranks : int
     holds_store : bool
-        Whether this process holds the store, which then ends with it.
+        Whether this process holds the store, so that the store ends with the process.
     """
 
     def __init__(self, store: Store, rank: int, ranks: int, *, holds_store: bool) -> None:
@@ -143,7 +146,7 @@ class RollCall:
         self._holds_store, self._leaves = holds_store, False
 
     def leave(self, reason: str) -> None:
-        """Report that this rank ends with an error; only the first reason is stored."""
+        """Store the reason why this rank ends with an error; later reasons are ignored."""
         self._leaves = True
         with contextlib.suppress(RuntimeError):
             # Later errors, of closed connections, say less than the first one.
@@ -152,7 +155,7 @@ class RollCall:
                 self._store.set(_BROKEN, reason)
 
     def linger(self) -> None:
-        """Wait until the others have read why this rank ended, if the store ends with it."""
+        """If the store ends with this process, wait until the others have read why this rank ended."""
         if not (self._leaves and self._holds_store):
             return
         limit = time.monotonic() + _LINGER_SECONDS
@@ -170,18 +173,18 @@ class RollCall:
         Parameters
         ----------
         about : mapping
-            JSON description of this rank.
+            Description of this rank, as JSON.
         heart : Heartbeat
             Heartbeat of this rank.
         timeout : float
             Seconds to wait for missing ranks.
         compare : callable
-            Compares the descriptions of all ranks; an error that it returns is raised on all of them.
+            Compares the descriptions of all ranks. If it returns an error, the error is raised on all ranks.
 
         Raises
         ------
         RankError
-            For ranks that do not start, have ended, or failed with an error.
+            If a rank does not start, has ended, or failed with an error.
         """
         try:
             # Sorted: ranks may have built equal settings in different orders.
@@ -198,7 +201,7 @@ class RollCall:
             raise different
 
     def _gather(self, key: str, content: str, heart: Heartbeat, timeout: float, *, leave: bool = False) -> None:
-        """Store this rank's content, and unless it may `leave`, wait for that of all ranks."""
+        """Store this rank's content and wait for that of all ranks; with `leave`, do not wait."""
         self._store.set(f"{key}/{self._rank}", content)
         deadline, counted = time.monotonic() + timeout, self._store.add(key, 1)
         while counted < self._ranks and not leave:
@@ -216,8 +219,7 @@ class RollCall:
             counted = self._store.add(key, 0)
 
     def explain(self, error: BaseException) -> RankError:
-        """Return the error to raise after `error` ended this rank's work, naming the rank that ended or does not
-        answer.
+        """Return the error to raise after `error` ended this rank's work. It names the rank that ended or is silent.
 
         Parameters
         ----------
@@ -226,7 +228,7 @@ class RollCall:
 
         Notes
         -----
-        Takes up to five seconds, in which other ranks meet the same failure and answer.
+        The call takes up to five seconds, so that other ranks can meet the same failure and report it.
         """
         try:
             return self._find_cause(error)

@@ -1,6 +1,6 @@
-"""Measurement of the cost of collectives: ``alpha + alpha_peer * peers + beta * bytes`` seconds.
+"""Measure the cost of collectives: ``alpha + alpha_peer * peers + beta * bytes`` seconds.
 
-`alpha` is the latency, `alpha_peer` the processor time of one more peer, and `beta` the time of a byte on a link.
+`alpha` is the latency, `alpha_peer` the processor time for each other rank, and `beta` the time of a byte on a link.
 """
 
 from __future__ import annotations
@@ -34,35 +34,37 @@ class Collective:
             raise ConfigError(f"collective latency is {self.alpha:g} + {self.alpha_peer:g} s a peer, expected >= 0")
 
     def latency(self, peers: int) -> float:
-        """Return the seconds of an exchange with so many other ranks and no bytes."""
+        """Return the seconds of an exchange of no bytes with `peers` other ranks."""
         return self.alpha + self.alpha_peer * peers if peers else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkFigures(Collective):
-    """Measured figures of a network: `beta` seconds a byte on a link, which `sharing` ranks share.
+    """Measured network: latency, and `beta` seconds per byte on a link that `sharing` ranks share.
 
-    The ranks of a host share a link; with a single host `sharing` is 1.
+    The ranks of a host share a link. With a single host, `sharing` is 1.
     """
 
     beta: float
     sharing: int
 
     def transfer(self, sent: float, ranks: int) -> float:
-        """Return the seconds in which each of `ranks` ranks sends `sent` bytes evenly to all, including itself."""
+        """Return the seconds in which each of `ranks` ranks sends `sent` bytes, in equal parts to all ranks and
+        itself.
+        """
         return self.beta * self.sharing * sent * (ranks - self.sharing) / ranks
 
 
 def measure_network(mesh: Mesh, local: int) -> NetworkFigures:
     """Measure the network with all ranks, `local` of them on each host; takes about a second.
 
-    Ranks of a test may share processors, unlike those of a cluster: the cost of a peer is measured as processor time of
-    a collective, and the latency between two ranks only.
+    Ranks of a test may share processors, unlike ranks of a cluster. So the cost of a peer is measured as processor
+    time, and the latency with two ranks only.
 
     Raises
     ------
     ConfigError
-        For less than three ranks, with which the cost of a peer is not separable from that of a collective.
+        If there are less than three ranks, with which the cost of a peer cannot be separated from the latency.
     """
     if mesh.ranks < _FEWEST:
         raise ConfigError(
@@ -77,7 +79,7 @@ def measure_network(mesh: Mesh, local: int) -> NetworkFigures:
     if mesh.rank in (0, far):
         two, two_work = collective_times(Channel(int(mesh.rank > 0), 2, pair), _SMALL, _SMALL_ROUNDS)
     two, two_work = map(max, zip(*mesh.rows.gather_floats([two, two_work]), strict=True))
-    # Processor time: ranks of this machine may wait for processors, unlike those of a cluster.
+    # Processor time, because ranks on this machine may wait for processors, unlike ranks of a cluster.
     peer = max((many_work - two_work) / (mesh.ranks - 2), 0.0)
     sharing = 1 if hosts == 1 else local
     passing = _LARGE * sharing * (mesh.ranks - sharing)
@@ -92,9 +94,9 @@ def network_at_hand(mesh: Mesh) -> NetworkFigures | None:
 
 
 def collective_times(channel: Channel, size: int, rounds: int) -> tuple[float, float]:
-    """Return the seconds and the processor seconds of one exchange of `size` bytes with each other rank.
+    """Return the seconds and the processor seconds of an exchange of `size` bytes with each other rank.
 
-    Lower quartiles of the slowest rank, which exclude late ranks.
+    They are lower quartiles over rounds of the slowest rank's times, so that late ranks do not count.
     """
     message, even = torch.zeros(size * channel.ranks, dtype=torch.uint8), [size] * channel.ranks
     walls, works = [], []

@@ -1,9 +1,10 @@
 """The mesh of a run's processes: their ranks, their connections, and how they start and end together.
 
-`torchrun` sets the rank of this process. Without it, or with one process, a mesh of one rank exchanges nothing.
+`torchrun` sets the rank of this process. Without torchrun, or with one process, the mesh has one rank and exchanges
+nothing.
 
-Each kind of traffic has separate connections (`Channel`), because the thread that prepares batches and the training
-thread use them at the same time, and collectives of one group must have the same order on all ranks.
+Each kind of traffic has separate connections (`Channel`). The thread that prepares batches and the training thread use
+them at the same time, and the collectives of one group must have the same order on all ranks.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from stratarec.io.hashes import versions
 
 Result = TypeVar("Result")
 
-# Limits of reading, writing or compiling on one rank while the others wait and see its heartbeat, and of disconnecting.
+# Maximum times of reading, writing or compiling on one rank, during which the others see its heartbeat, and of
+# disconnecting.
 _LONGEST_WORK_SECONDS, _PARTING_SECONDS = 6 * 3600.0, 5.0
-# Packages that determine bits and the messages between ranks, in addition to the code.
+# Packages whose versions must be equal on all ranks, because bits and messages depend on them.
 _VERSIONS = "versions"
 _DECISIVE = ("stratarec", "torch", "numpy", "numba", "llvmlite")
 
@@ -49,17 +51,18 @@ class Mesh:
     ids : Channel
         Channel of the thread that prepares batches.
     rows : Channel
-        Channel of the training thread for rows, gradients and common decisions.
+        Channel of the training thread for rows, gradients and decisions of all ranks.
     files : Channel
-        Channel of the training thread for waits of any length, while other ranks read and write files.
+        Channel of the training thread while other ranks read and write files, which may take any time.
     devices : DeviceMesh or None
         ``[host, local]``; None for a single rank.
     records : Store or None
-        Store that survives restarts by torchrun; None for a single rank.
+        Store that remains when torchrun restarts ranks; None for a single rank.
     inside : Mesh or None
-        With the exchange by towers, the ranks of this host.
+        With the exchange by towers, the mesh of this host's ranks.
     between : Mesh or None
-        With the exchange by towers, the ranks with the same place on all hosts; its rank is the host's number.
+        With the exchange by towers, the mesh of the ranks with the same place on each host. A rank's number in it is
+        the number of its host.
     """
 
     rank: int
@@ -85,10 +88,10 @@ class Mesh:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Ranks in the order of their samples of a batch.
+        """Ranks in the order of their samples in a batch.
 
-        By towers, ranks of equal place on their hosts follow one another: rank (t, l) joins what they ask of tower t
-        before it asks inside its host, so that owners of rows see samples in the order of the batch.
+        With the exchange by towers, ranks with the same place on their hosts are adjacent. Rank (t, l) joins their
+        requests to tower t before it sends requests inside its host, so owners of rows see samples in this order.
         """
         if self.inside is None or self.between is None:
             return tuple(range(self.ranks))
@@ -102,7 +105,7 @@ class Mesh:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank prints, commits and reports for all."""
+        """Whether this is rank 0, which prints, commits and reports for all ranks."""
         return self.rank == 0
 
     @property
@@ -111,7 +114,7 @@ class Mesh:
         return 1 if self.devices is None else int(self.devices.size(0))
 
     def first(self, work: Callable[[], Result]) -> Result:
-        """Run `work` on rank 0 only; all ranks return its result, a JSON value.
+        """Run `work` on rank 0 only. All ranks return its result, which must be a JSON value.
 
         Raises
         ------
@@ -123,7 +126,7 @@ class Mesh:
         return result
 
     def first_then_others(self, work: Callable[[], Result]) -> Result:
-        """Run `work` on rank 0, then on the others, which can use the files that rank 0 wrote.
+        """Run `work` on rank 0 and then on the others, so that they can use the files that rank 0 wrote.
 
         Raises
         ------
@@ -145,21 +148,21 @@ class Mesh:
         return cls(rank=0, ranks=1, ids=ids, rows=rows, files=files, devices=None)
 
     def record(self, fact: str) -> None:
-        """Store a fact about this run of torchrun, which restarts can read."""
+        """Store a fact about this run that ranks can read after torchrun restarts them."""
         if self.records is not None:
             self.records.set(fact, "")
 
     def is_recorded(self, fact: str) -> bool:
-        """Whether this start or an earlier one recorded the fact."""
+        """Whether the fact was recorded, in this start or an earlier start."""
         return self.records is not None and bool(self.records.check([fact]))
 
     def check_same(self, settings: Mapping[str, object]) -> None:
-        """Compare the settings of all ranks, JSON values field by field.
+        """Check that the settings of all ranks, which are JSON values, are equal.
 
         Raises
         ------
         RankError
-            On every rank, with the first rank that differs from rank 0, the field and both values.
+            On every rank, if a rank differs from rank 0; names the rank, the field and both values.
         """
         # Sorted: ranks may have built equal settings in different orders.
         contents = self.files.gather(json.dumps(settings, sort_keys=True).encode())
@@ -198,17 +201,17 @@ def joined(
     towers : int
         Number of towers of the model.
     settings : mapping
-        JSON that must be equal on all ranks, as must versions and the code.
+        JSON that must be equal on all ranks. Versions and the code must be equal too.
     modules : bool
-        Whether the towers have modules.
+        Whether the model has tower modules.
 
     Raises
     ------
     ConfigError
-        For environment variables that torchrun would not set.
+        If environment variables have values that torchrun would not set.
     RankError
-        When other ranks cannot be reached or differ, on every rank when one of them fails, and after SIGTERM, with the
-        rank that ended.
+        If other ranks cannot be reached or have other settings, if a rank fails (on all ranks), or after SIGTERM; names
+        the rank that ended.
     """
     config, size = config or DistributedConfig(), number("WORLD_SIZE", 1)
     if size == 1:
@@ -248,7 +251,7 @@ def joined(
             termination.ignore()
             for channel in mesh.channels if mesh is not None else ():
                 channel.close()
-            # After the channels, whose end shows the others at once that this rank left.
+            # After the channels are closed, because closed connections show the others at once that this rank ended.
             _disconnect()
             if terminated is None:
                 roll.linger()
@@ -257,9 +260,9 @@ def joined(
 
 
 def _disconnect() -> None:
-    """Destroy all process groups, in a thread and for a limited time.
+    """Destroy all process groups on a thread, and wait for it only for a limited time.
 
-    A group with a pending wait for a stopped rank ends only with that wait, which may take hours.
+    A group that still waits for a stopped rank is destroyed only after that wait, which may take hours.
     """
     if dist.is_initialized():
         ending = threading.Thread(target=dist.destroy_process_group, name="disconnect", daemon=True)
@@ -309,14 +312,14 @@ def _connected(
 
 
 def _part(rank: int, parts: Sequence[Sequence[int]], timeout: timedelta, roll: RollCall) -> Mesh:
-    """Return the mesh of the part of the ranks with this rank, with channels for ids and rows."""
+    """Return the mesh of the ranks in the part that contains this rank, with channels for ids and rows."""
     mine = next(ranks for ranks in parts if rank in ranks)
     mesh = Mesh.alone()
     if len(mine) == 1:
         return mesh
     channels = []
     for _ in range(2):
-        # Every rank creates all groups, including those without it.
+        # Every rank must create all groups, including those to which it does not belong.
         groups = [dist.new_group(list(ranks), timeout=timeout) for ranks in parts]
         group = groups[parts.index(mine)]
         channels.append(Channel(mine.index(rank), len(mine), group, roll))
@@ -330,10 +333,9 @@ _SIOCGIFADDR = 0x8915
 
 
 def listen_towards(host: str) -> None:
-    """Make gloo listen on the interface towards `host`, unless ``GLOO_SOCKET_IFNAME`` is set.
+    """Make gloo listen on the network interface with the route to `host`, unless ``GLOO_SOCKET_IFNAME`` is set.
 
-    If none is known (an unresolved name, a system without this call), gloo uses the interface of the address of this
-    machine's name.
+    If the interface cannot be determined, gloo uses the interface with the address of this machine's name.
     """
     if os.environ.get(_INTERFACE):
         return
@@ -343,7 +345,7 @@ def listen_towards(host: str) -> None:
 
 
 def _local_address(host: str) -> str:
-    """Return this machine's IPv4 address towards `host`; nothing is sent."""
+    """Return the IPv4 address of this machine on the route to `host`; nothing is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             # Connecting a datagram socket only selects a route.
@@ -373,7 +375,7 @@ def _interface_of(address: str) -> str:
 
 
 def number(name: str, default: int) -> int:
-    """Return an integer environment variable."""
+    """Return the value of an integer environment variable."""
     text = os.environ.get(name, str(default))
     try:
         return int(text)
@@ -387,7 +389,7 @@ def starts() -> int:
 
 
 def holds_store(rank: int) -> bool:
-    """Whether this process holds the store of all ranks; torchrun's agent holds its own."""
+    """Whether this process holds the store of all ranks, which otherwise torchrun's agent holds."""
     return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
@@ -405,14 +407,15 @@ def shape(config: DistributedConfig, size: int) -> tuple[int, int]:
 
 
 def meet(config: DistributedConfig, rank: int, size: int) -> tuple[Store, Store]:
-    """Return a store that survives restarts, and one of this start; waits only for the process that holds them.
+    """Return a store that remains across restarts, and a store for this start. Wait only for the process with the
+    store.
 
     Raises
     ------
     ConfigError
-        If the environment lacks its address.
+        If the environment does not have the address of the store.
     RankError
-        If no process answers there, or the port is in use.
+        If no process answers at the address, or the port is in use.
     """
     missing = [name for name in _VARIABLES if name not in os.environ]
     if missing:
@@ -420,7 +423,7 @@ def meet(config: DistributedConfig, rank: int, size: int) -> tuple[Store, Store]
     host, port = os.environ["MASTER_ADDR"], number("MASTER_PORT", 0)
     listen_towards(host)
     try:
-        # Not by torch's `rendezvous`, which waits for all ranks in one call that blocks signals.
+        # torch's `rendezvous` is not used: it waits for all ranks in one call that blocks signals.
         store = TCPStore(
             host, port, is_master=holds_store(rank), timeout=timedelta(seconds=config.timeout),
             wait_for_workers=False, multi_tenant=True,

@@ -1,13 +1,13 @@
-"""Placement of tables and rows on ranks, for the exchange, initial values, checkpoints and planning.
+"""Placement of tables and rows on ranks, used by the exchange, initial values, checkpoints and the planner.
 
-A table is on one rank, or its rows are on several consecutive ranks: row r is on rank ``first + r % ranks``, as row
-``r // ranks`` there. Ids are ranked by frequency, so popular rows are spread evenly, and each rank's rows are ranked by
-frequency again, which its caches and stores rely on.
+A table is on one rank, or its rows are divided among several consecutive ranks: row r is on rank ``first + r % ranks``,
+as row ``r // ranks`` there. As ids are ranked by frequency, frequent rows are spread evenly, and the rows of each rank
+are again ranked by frequency, on which its caches and stores rely.
 
-`plan_sharding` balances the work, memory and traffic of ranks, since a step waits for the slowest one. Tables are
-assigned largest first to the rank with the least load (LPT, within 4/3 of the best for complete tables), then moved one
-by one as long as the slowest rank gets faster. A table that exceeds a rank's fair share or its memory is shared by
-rows.
+`plan_sharding` balances the work, memory and traffic of ranks, because a step waits for the slowest rank. Tables are
+assigned in descending order of load, each to the rank with the least load (LPT, within 4/3 of the optimum for complete
+tables). Then single tables are moved as long as the slowest rank gets faster. The rows of a table are divided among
+ranks if the table exceeds a rank's fair share or its memory.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Travel = Literal["pooled", "rows"]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Ranks of one table, and how its lookups are exchanged.
+    """Placement of one table: its ranks, and how its lookups are exchanged.
 
     Parameters
     ----------
     first, ranks : int
         First rank with rows of the table, and number of ranks that share it.
     travel : str
-        ``pooled``: complete bags are sent to the owner, which pools them. ``rows``: each distinct row of a rank's batch
-        is sent to that rank once and pooled there; required if several ranks share the table.
+        ``pooled``: complete bags are sent to the owner, which pools them. ``rows``: the owner sends each distinct row
+        of a rank's batch once to that rank, which pools; required if rows of the table are on several ranks.
     """
 
     first: int
@@ -53,13 +53,13 @@ class Place:
 
 
 def rows_key(table: str) -> str:
-    """Return the key of requests for distinct rows of a table; user names do not begin with ``@``."""
+    """Return the key of requests for distinct rows of a table. It begins with ``@``, which names of features cannot."""
     return f"@rows:{table}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdStream:
-    """Stream of ids to a rank: of a pooled feature, of a sequence, or distinct rows of a complete `table`."""
+    """Ids that are sent to a rank: of a pooled feature, of a sequence, or the distinct rows of a `table`."""
 
     key: str
     table: EmbeddingBagConfig
@@ -108,7 +108,7 @@ class Sharding:
         return max(-(-(table.num_embeddings - behind) // place.ranks), 0)
 
     def configs(self, rank: int) -> list[EmbeddingBagConfig]:
-        """Return the tables of a rank's collection, in the order of all tables."""
+        """Return the configurations of the tables with rows on a rank, in the order of all tables."""
         configs = []
         for table in self.tables:
             rows = self.rows_on(table, rank)
@@ -126,7 +126,7 @@ class Sharding:
         return replace(table, num_embeddings=rows, part=part)
 
     def streams(self, rank: int) -> list[IdStream]:
-        """Return the streams to a rank, in the order of messages."""
+        """Return the streams of ids to a rank, in the order of messages."""
         streams = []
         for table in self.tables:
             if not self.rows_on(table, rank):
@@ -139,17 +139,17 @@ class Sharding:
         return streams
 
     def within(self, first: int, ranks: int) -> Sharding:
-        """Return the placement of the tables on ranks `first` to ``first + ranks - 1``, numbered within them.
+        """Return the placement of the tables on ranks `first` to ``first + ranks - 1``; these become ranks 0, 1, ...
 
         Raises
         ------
         ConfigError
-            For a table that is also on other ranks.
+            If one of these tables also has rows on other ranks.
         """
         places = {}
         for name, place in self.places.items():
             inside = [first <= rank < first + ranks for rank in (place.first, place.first + place.ranks - 1)]
-            # In the exchange by towers no row leaves its host.
+            # In the exchange by towers, rows are not sent between hosts.
             if any(inside) and not all(inside):
                 raise ConfigError(
                     f"table {name!r} is on ranks {place.first} to {place.first + place.ranks - 1}, expected ranks of "
@@ -160,7 +160,7 @@ class Sharding:
         return Sharding([table for table in self.tables if table.name in places], places, ranks)
 
 
-# Accesses of a row in a step: a read in pooling, and a read and a write in the update.
+# Number of accesses of a row in a step: a read in pooling, and a read and a write in the update.
 _TOUCHES = 3
 # Cost of a byte between ranks in bytes of local memory: 1 GB/s between ranks, 10 GB/s for random rows.
 _WIRE_FACTOR = 10
@@ -179,7 +179,7 @@ class TableLoad:
     lookups : float
         Ids in a batch of all ranks.
     bags : float
-        Pooled rows of such a batch, or ids for lookups without pooling.
+        Bags in a batch of all ranks; for lookups without pooling, ids.
     distinct : float
         Distinct rows in the batch of one rank.
     """
@@ -202,9 +202,9 @@ class ShardingPlan:
     bytes : tuple of int
         Memory by rank.
     work : tuple of float
-        Bytes of rows accessed a step, by rank.
+        Bytes of rows that are accessed in a step, by rank.
     sent : tuple of float
-        Bytes that a rank sends to others a step: requested rows, and gradients to owners.
+        Bytes that a rank sends to others in a step: requested rows, and gradients to owners.
     """
 
     places: Mapping[str, Place]
@@ -214,13 +214,13 @@ class ShardingPlan:
 
     @property
     def imbalance(self) -> float:
-        """Cost of the slowest rank over the mean."""
+        """Cost of the slowest rank divided by the mean cost."""
         costs = self.costs
         return max(costs) * len(costs) / max(sum(costs), 1e-9)
 
     @property
     def costs(self) -> list[float]:
-        """Work and traffic of each rank as one number."""
+        """Cost of each rank: its work and traffic as one number."""
         return [work + _WIRE_FACTOR * sent for work, sent in zip(self.work, self.sent, strict=True)]
 
     @property
@@ -229,7 +229,7 @@ class ShardingPlan:
         return max(range(len(self.costs)), key=lambda rank: (self.costs[rank], -rank))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data."""
+        """Return plain JSON data."""
         return {
             "places": {name: asdict(place) for name, place in self.places.items()},
             "bytes": list(self.bytes),
@@ -240,7 +240,7 @@ class ShardingPlan:
         }
 
     def lines(self) -> list[str]:
-        """Return the plan as text."""
+        """Return the plan as lines of text."""
         shared = [name for name, place in self.places.items() if place.ranks > 1]
         rows = [name for name, place in self.places.items() if place.travel == "rows"]
         ranks = [
@@ -260,7 +260,7 @@ class ShardingPlan:
 def plan_sharding(
     loads: Sequence[TableLoad], ranks: int, kind: ShardingKind = "auto", budget_bytes: int | None = None
 ) -> ShardingPlan:
-    """Choose places for tables.
+    """Choose the ranks of each table.
 
     Parameters
     ----------
@@ -270,7 +270,7 @@ def plan_sharding(
     Raises
     ------
     ConfigError
-        If a rank has not enough memory.
+        If the tables do not fit in the memory of the ranks.
     """
     share = sum(_work(load) for load in loads) / ranks
     limit = float("inf") if budget_bytes is None else budget_bytes
@@ -292,7 +292,7 @@ def plan_sharding(
 
 
 def join_plans(parts: Sequence[ShardingPlan], order: Sequence[str]) -> ShardingPlan:
-    """Join plans of single hosts to one plan of all their ranks, host after host, with tables in `order`."""
+    """Combine the plans of single hosts into one plan for all ranks, host after host; tables are in `order`."""
     places: dict[str, Place] = {}
     first = 0
     for part in parts:
@@ -307,12 +307,17 @@ def join_plans(parts: Sequence[ShardingPlan], order: Sequence[str]) -> ShardingP
 
 
 def travel(load: TableLoad, ranks: int) -> Place:
-    """Return the place of a complete table on rank 0 that sends fewer bytes, pooled rows or distinct ones."""
+    """Return the place of a complete table on rank 0, with the `travel` (bags or distinct rows) that sends fewer
+    bytes.
+    """
     return Place(first=0, travel="pooled" if load.bags <= load.distinct * ranks else "rows")
 
 
 def rows_sent(loads: Sequence[TableLoad], ranks: int) -> float:
-    """Return the rows that owners send for a batch of all ranks: bags of each table, or distinct rows if fewer."""
+    """Return how many rows owners send for a batch of all ranks.
+
+    For each table this is the number of bags, or of the distinct rows of all ranks if that is smaller.
+    """
     return sum(min(load.bags, load.distinct * ranks) for load in loads)
 
 
@@ -321,7 +326,7 @@ def _work(load: TableLoad) -> float:
 
 
 def _rows_sent(load: TableLoad, place: Place, ranks: int) -> float:
-    """Return the bytes of rows a step from all owners of a table to all ranks; gradients take as many."""
+    """Return the bytes of rows that the owners of a table send in a step; gradients need the same number of bytes."""
     rows = load.bags if place.travel == "pooled" else load.distinct * ranks
     return rows * load.width * 4 * (ranks - 1) / ranks
 
@@ -350,16 +355,21 @@ class _Ranks:
         self._bytes[rank] += load.bytes
 
     def lowest(self, load: TableLoad) -> int:
-        """Return the rank with the least load after adding the table, among those with room; else with most room."""
-        # A full rank gets no table while another has room, whatever their loads.
+        """Return the rank with the least load after adding the table, of those with enough memory.
+
+        If no rank has enough memory, return the rank with the most.
+        """
+        # A rank without enough memory gets the table only if no other rank has enough.
         room = [rank for rank in range(self._ranks) if self._bytes[rank] + load.bytes <= self._limit]
         if not room:
             return min(range(self._ranks), key=lambda rank: (self._bytes[rank], rank))
         return min(room, key=lambda rank: (self._costs[rank], self._bytes[rank], rank))
 
     def refine(self, unshared: Sequence[TableLoad]) -> None:
-        """Move single tables from the slowest rank as long as the slower of both ranks gets faster."""
-        # Every move makes the slowest rank faster, so this terminates; the bound is for many equal tables.
+        """Move single tables from the slowest rank to others as long as this makes the slower of the two ranks
+        faster.
+        """
+        # Every move makes the slowest rank faster, so the loop terminates; the limit is for many equal tables.
         for _ in range(4 * len(unshared)):
             slowest = max(range(self._ranks), key=lambda rank: self._costs[rank])
             moves = [
