@@ -92,10 +92,10 @@ class Heartbeat:
 
     def _beat(self) -> None:
         count = 0
-        # The store ends with the rank that holds it; the others notice by their connections.
+        # When the rank that holds the store ends, the others notice it by their connections.
         with contextlib.suppress(RuntimeError):
             while True:
-                # A count, not a time: clocks of hosts differ.
+                # A counter and not a time, because the clocks of hosts differ.
                 count += 1
                 self._store.set(f"beat/{self._rank}", str(count))
                 if self._stop.wait(min(self._timeout / _LOOKS_PER_PATIENCE, _MOST_BEAT_SECONDS)):
@@ -117,7 +117,7 @@ class Heartbeat:
             count = self._store.get(name)
             previous, since = self._seen.get(rank, (None, now))
             if count != previous:
-                # By this rank's clock: clocks of hosts differ.
+                # Measured with the clock of this rank, because the clocks of hosts differ.
                 self._seen[rank] = (count, now)
             elif now - since > patience:
                 raise RankError(f"rank {rank} does not answer: no heartbeat for {patience:g} s; {_AGAIN}")

@@ -71,7 +71,7 @@ def measure_network(mesh: Mesh, local: int) -> NetworkFigures:
             f"a network is measured by at least {_FEWEST} ranks, not {mesh.ranks}: start more by torchrun"
         )
     hosts, far = mesh.ranks // local, mesh.ranks // 2
-    # Groups are created by all ranks, although two use this one.
+    # All ranks must create a group, although only two use this one.
     pair = dist.new_group([0, far])
     many, many_work = collective_times(mesh.rows, _SMALL, _SMALL_ROUNDS)
     full, _ = collective_times(mesh.rows, _LARGE, _LARGE_ROUNDS)

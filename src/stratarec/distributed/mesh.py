@@ -164,7 +164,7 @@ class Mesh:
         RankError
             On every rank, if a rank differs from rank 0; names the rank, the field and both values.
         """
-        # Sorted: ranks may have built equal settings in different orders.
+        # Sorted, because ranks may have built equal settings in different orders.
         contents = self.files.gather(json.dumps(settings, sort_keys=True).encode())
         different = difference([json.loads(content) for content in contents])
         if different is not None:
@@ -284,9 +284,10 @@ def _connected(
         store = PrefixStore("torch", store)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         devices = init_device_mesh("cpu", shape, mesh_dim_names=("host", "local"))
-        # In the same order on all ranks: a group is identified by its number.
+        # Groups are created in the same order on all ranks, because they are identified by number.
         channels = [Channel(rank, size, dist.new_group(timeout=timeout), roll) for _ in range(2)]
-        # Its collectives wait while a rank reads a terabyte, as long as heartbeats arrive. Connecting has the timeout.
+        # Collectives of this group may wait while a rank reads a terabyte, as long as heartbeats arrive. Only
+        # connecting has the usual timeout.
         patient = dist.new_group(timeout=timeout)
         longest = timedelta(seconds=max(config.timeout, _LONGEST_WORK_SECONDS))
         dist.distributed_c10d._set_pg_timeout(longest, patient)

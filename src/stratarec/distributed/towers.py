@@ -1,13 +1,14 @@
-"""Exchange by towers (SPTT, arXiv 2403.00877, section 3): only tower outputs cross between hosts.
+"""Exchange by towers (SPTT, arXiv 2403.00877, section 3): only tower outputs are sent between hosts.
 
     batch          requests to tower s                               to the peer on host s
     inside host t  lookups of tower t, for the samples of all peers  a flat exchange among the host's ranks
     tower t        histories, module                                 on every rank of the host, for its peers' samples
     outputs        columns of every tower                            back to the peer of the samples
 
-Rank (t, l) of T hosts with L ranks each looks up in host t for the T ranks (., l), its peers. Three things are
-exchanged between peers: requests, once a batch; tower outputs; and their gradients. A rank processes its tower's
-samples as one deduplicated batch: peers send runs and windows with the ids.
+There are T hosts with L ranks each. The *peers* of rank (t, l) are the ranks (0, l) to (T - 1, l), one on each host.
+Rank (t, l) looks up the features of tower t for the samples of all its peers. Peers exchange requests, tower outputs
+and gradients of tower outputs, each once per batch. A rank processes the samples of its peers as one deduplicated
+batch, because peers send runs and windows with the ids.
 
 Shapes: B_s samples of the peer on host s, R_s runs of its samples, W_t output columns of tower t.
 """
@@ -43,7 +44,7 @@ from stratarec.models.towers import TowerNetwork
 
 @dataclass(frozen=True)
 class Arrived:
-    """Joined request of all peers to this host's tower, with their B_s samples."""
+    """Requests of all peers to this host's tower, joined, and the number of samples B_s of each peer."""
 
     request: Request
     sizes: list[int]
@@ -51,24 +52,24 @@ class Arrived:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerRequest(Request):
-    """Request of a rank, and the joined request of its peers once they exchanged, in a list of at most one."""
+    """Request of this rank. After the exchange, a list has the joined request of its peers as the only entry."""
 
     samples: int
     arrived: list[Arrived] = field(default_factory=list)
 
 
 class DisaggregatedModel(CTRModel):
-    """Model with towers of which this rank computes one, for the samples of its peers.
+    """Model with towers. This rank computes one of them, for the samples of all its peers.
 
     Parameters
     ----------
     model : CTRModel
-        With a `TowerNetwork`, and a collection with the tables of this host's tower on its ranks.
+        Model with a `TowerNetwork`. Its collection has the tables of this host's tower.
     mesh : Mesh
         Mesh for the exchange by towers.
     config : DistributedConfig
     seed : int
-        Seed of the wires' noise.
+        Seed of the rounding noise of wires.
     """
 
     def __init__(self, model: CTRModel, mesh: Mesh, config: DistributedConfig, seed: int) -> None:
@@ -87,7 +88,7 @@ class DisaggregatedModel(CTRModel):
         self._ranks = mesh.devices.mesh[:, mesh.place // self._peers.ranks].tolist() if mesh.devices else []
 
     def request(self, batch: Batch) -> PeerRequest:
-        """Return the ids to look up, each distinct value of a group once."""
+        """Return the ids to look up; each distinct value of a deduplication group appears once."""
         base = super().request(batch)
         return PeerRequest(
             features=base.features, starts=base.starts, shared=base.shared, windows=base.windows, samples=batch.size
@@ -99,7 +100,7 @@ class DisaggregatedModel(CTRModel):
         Parameters
         ----------
         ahead : bool
-            Whether the thread that prepares batches calls, which has separate connections.
+            Whether the call is on the thread that prepares batches, which has separate connections.
 
         Raises
         ------
@@ -107,7 +108,7 @@ class DisaggregatedModel(CTRModel):
             On all ranks, if one of them has a batch that cannot be looked up.
         """
         assert isinstance(request, PeerRequest)
-        # An invalid batch is reported with the sizes, so that no rank waits for its ids.
+        # An invalid batch is reported together with the sizes, so that no rank waits for its ids.
         failed: StrataError | None = None
         mine = [torch.empty(0, dtype=torch.uint8)] * self._peers.ranks
         try:
@@ -130,7 +131,7 @@ class DisaggregatedModel(CTRModel):
         return torch.cat(self._tower_outputs(batch, request, prepared), dim=1).sum()
 
     def _tower_outputs(self, batch: Batch, request: Request | None, prepared: Handle | None) -> list[Tensor]:
-        """Return ``[B, W_s]`` of every tower s."""
+        """Return the output ``[B, W_s]`` of every tower s for this rank's samples."""
         mine = request or self.request(batch)
         assert isinstance(mine, PeerRequest)
         if not mine.arrived:
@@ -155,7 +156,9 @@ def _tower_of(table: EmbeddingBagConfig, towers: Sequence[Any]) -> int:
 
 
 def gather_towers(model: CTRModel, optimizer: torch.optim.Optimizer, mesh: Mesh) -> None:
-    """Copy weights and optimizer state of all towers, each trained only on its host, to every rank; a collective."""
+    """Copy the weights and optimizer state of each tower, which is trained only on its host, to all ranks; a
+    collective.
+    """
     if mesh.inside is None or mesh.between is None:
         return
     assert isinstance(model.network, TowerNetwork)
@@ -195,9 +198,9 @@ class TowerRequest:
     runs : Tensor or None
         ``[R_s]`` samples of each run; None without runs.
     shared : frozenset of str
-        Features that are requested by run.
+        Features with one request per run instead of one per sample.
     windows : mapping of str to HistoryWindows
-        Windows of every feature without pooling.
+        Windows of the histories of each feature without pooling.
     """
 
     asked: Sequence[RowRequest]
@@ -207,7 +210,7 @@ class TowerRequest:
     windows: Mapping[str, HistoryWindows]
 
     def message(self, ids: Tensor) -> Tensor:
-        """Return the message; `ids` are the lengths and ids of `asked`."""
+        """Return the request as a message; `ids` are the lengths and ids of `asked`."""
         header = {
             "announced": [number for request in self.asked for number in request.announced],
             "samples": self.samples,
@@ -223,7 +226,7 @@ class TowerRequest:
 
     @classmethod
     def of(cls, message: Tensor) -> TowerRequest:
-        """Return the request of a message."""
+        """Return the request in a message."""
         header, (ids, *arrays) = unpacked(message)
         parts = iter(arrays)
         runs = next(parts).long() if header["runs"] else None
@@ -239,7 +242,7 @@ class TowerRequest:
         )  # fmt: skip
 
     def by_sample(self, streams: Sequence[IdStream]) -> TowerRequest:
-        """Return the request sample by sample, without runs."""
+        """Return an equal request without runs, which has an entry for each sample."""
         if self.runs is None:
             return self
         asked = [
@@ -260,9 +263,9 @@ def _repeated(asked: RowRequest, times: Tensor) -> RowRequest:
 
 
 def join(parts: Sequence[TowerRequest], streams: Sequence[IdStream]) -> Request:
-    """Join the requests of all peers to one, with samples one after another."""
+    """Join the requests of all peers into one; the samples of each peer follow those of the previous peer."""
     shared = frozenset[str]().union(*(part.shared for part in parts))
-    # If peers share different features by runs, all requests become sample by sample.
+    # If peers use runs for different features, all requests are converted to requests without runs.
     if any(part.runs is not None and part.shared != shared for part in parts):
         parts, shared = [part.by_sample(streams) for part in parts], frozenset()
     features = joined(streams, [part.asked for part in parts], least=sum(part.samples for part in parts))
@@ -289,12 +292,12 @@ def _joined_windows(parts: Sequence[HistoryWindows], events: Sequence[int]) -> H
 
 
 def messages(request: Request, samples: int, requests: Requests) -> list[Tensor]:
-    """Return the message to each tower for a batch of so many samples; `requests` has towers instead of ranks.
+    """Return the message to each tower for a batch of `samples` samples; `requests` is built for towers, not ranks.
 
     Raises
     ------
     ConfigError
-        For a missing feature or an id outside its table.
+        If a feature is missing or an id is outside its table.
     """
     asked, _ = requests.split(request.features)
     runs = None if request.starts is None else request.starts.diff()
@@ -308,7 +311,7 @@ def messages(request: Request, samples: int, requests: Requests) -> list[Tensor]
 
 
 def _windows(request: Request, key: str) -> HistoryWindows:
-    """Return the windows of a feature's histories in its ids."""
+    """Return the windows of a feature's histories, which are slices of its ids."""
     if key in request.windows:
         return request.windows[key]
     features = request.features
@@ -356,7 +359,7 @@ def send_requests(
     messages : sequence of Tensor
         Flat uint8, one for each host.
     failed : StrataError or None
-        Error that prevented this rank's messages.
+        Error because of which this rank has no messages.
     peers, everybody : Channel
     order : sequence of int
         Numbers of this rank's peers among all ranks.
@@ -377,9 +380,9 @@ def send_requests(
 
 
 class _ExchangeOutputs(torch.autograd.Function):
-    """Exchange of this host's tower outputs for all peers ``[sum of B_s, W_t]`` with all towers' outputs for this rank.
+    """Send this host's tower outputs ``[sum of B_s, W_t]`` to the peers, and receive all towers' outputs for this rank.
 
-    Forward and backward are a collective of peers each. The results are ``[B, W_s]`` for each tower s.
+    Forward and backward are one collective of peers each. The results are ``[B, W_s]`` for each tower s.
     """
 
     @staticmethod
@@ -421,14 +424,14 @@ class Hop:
     ) -> None:  # fmt: skip
         self.channel, (self.wire, self.gradient_wire), self.step = channel, wires, step
         self.sizes = list(sizes)
-        # Shapes of tower outputs: received ones tower by tower, sent ones peer by peer.
+        # Shapes of tower outputs: received from each tower, and sent to each peer.
         self.received = [Span(samples, width) for width in columns]
         self.sent = [Span(size, columns[channel.rank]) for size in sizes]
 
     def send(
         self, rows: Sequence[Tensor], sent: Sequence[Span], received: Sequence[Span], wire: Wire, direction: str
     ) -> list[Tensor]:  # fmt: skip
-        """Send rows of the shapes `sent`, one for each peer, and return rows of the shapes `received`."""
+        """Send rows to each peer and return the rows from each; `sent` and `received` are their shapes."""
         # Under autocast tower outputs are bfloat16; wires encode float32.
         flat = torch.cat([part.float().reshape(-1) for part in rows])
         message = wire.encode(flat, sent, direction, self.step)

@@ -1,14 +1,14 @@
 """Encoding of rows and gradients between ranks, and their layout in messages.
 
-Rows are sent as float32 or as records of a codec. Gradients of rare rows are small: with the mean loss of a batch a
-single sample has 1e-6 or less, where float16, or a scale and an offset in float16, has few bits or none. Adaptive
-optimizers would still take a full step in the rounded direction. So each row is divided by a power of two, stored in
-its record, which brings its largest number into the range of float16.
+Rows are sent as float32 or as records of a codec. Gradients of rare rows are small: the loss is a mean over a batch, so
+the gradient of a single sample may be 1e-6 or less. In that range float16 has few bits or none, as have a scale and an
+offset in float16. Adaptive optimizers would still take a full step in the rounded direction. So each row is divided by
+a power of two, which is stored in its record and brings the largest number into the range of float16.
 
-An owner answers a batch by rows; gradients return from the same places. So one `MessageLayout` on each side describes
-both directions.
+An owner sends rows, and later receives gradients for the same rows. So one `MessageLayout` on each side describes both
+directions.
 
-Shapes: n rows of width D, one after another; rows of several widths follow in spans.
+Shapes: n consecutive rows of width D. Rows of several widths are consecutive spans.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stratarec.kernels.rectangles import Parts, copy_parts, parts_of, swapped
 
 
 class Span(NamedTuple):
-    """Neighbouring rows of one width."""
+    """Adjacent rows of equal width in a message."""
 
     rows: int
     width: int
@@ -36,16 +36,16 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WireFormat:
-    """Encoding of a kind of wire.
+    """Properties of one kind of wire.
 
     Parameters
     ----------
     codec : CodecConfig or None
-        Codec of a row; None for plain floats.
+        Codec of a row; None for float32.
     scaled : bool
-        Whether each row is divided by a power of two, as float16 has few exponents.
+        Whether each row is divided by a power of two, because float16 has a small range.
     dense : torch.dtype or None
-        Type of the network's gradients on this wire; None if it does not support them.
+        Type of the network's gradients on this wire; None if the wire does not support them.
     """
 
     codec: CodecConfig | None
@@ -53,12 +53,12 @@ class WireFormat:
     dense: torch.dtype | None = None
 
 
-# All kinds; a new one is an entry here.
+# All wires by kind. A new kind is one more entry.
 WIRES: Mapping[str, WireFormat] = {
     "fp32": WireFormat(codec=None, dense=torch.float32),
     "fp16": WireFormat(codec=CodecConfig(kind="fp16", rounding="nearest", state="bf16"), scaled=True),
     "bf16": WireFormat(codec=CodecConfig(kind="bf16", rounding="nearest"), dense=torch.bfloat16),
-    # Rounding int8 to nearest would have a bias, which accumulates over steps.
+    # int8 is rounded stochastically: rounding to nearest has a bias, which would accumulate over steps.
     "int8": WireFormat(codec=CodecConfig(kind="int8", rounding="stochastic", state="bf16"), scaled=True),
 }
 
@@ -69,7 +69,7 @@ else:  # recipes list the known kinds where they refuse another
     WireKind = Literal[tuple(WIRES)]
     DenseWireKind = Literal[tuple(kind for kind, wire in WIRES.items() if wire.dense is not None)]
 
-# Magnitudes of a row are below 2 ** 15 on the wire, and neither a scale nor its inverse is subnormal.
+# The absolute values of a scaled row are below 2 ** 15, and neither a scale nor its inverse is subnormal.
 _LARGEST, _LEAST = 15, -126
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -80,8 +80,8 @@ class Wire:
     Parameters
     ----------
     kind : str
-        ``fp16`` and ``bf16`` round to nearest. ``int8`` has a scale and an offset a row and rounds stochastically,
-        without bias: the noise is a function of (seed, rank, direction, step, place), so runs repeat.
+        ``fp16`` and ``bf16`` round to nearest. ``int8`` has a scale and an offset per row, and rounds stochastically,
+        without bias. The noise is a function of (seed, rank, direction, step, place), so runs repeat.
     seed, rank : int
         Seed and rank of the sender's noise.
     """
@@ -107,7 +107,7 @@ class Wire:
         Raises
         ------
         TrainingError
-            For a row that the format cannot hold; float32 holds all.
+            If the format cannot represent a row, for example because a number is not finite. float32 never fails.
         """
         if self._config is None:
             # A view without a copy: most runs use this wire.
@@ -120,7 +120,8 @@ class Wire:
             level = FloatRows.without_state(floats[done : done + count * width], width)
             if self._scaled:
                 level = _scaled_down(level)
-            # Numbered over the complete message: if equal rows rounded equally, errors would add up.
+            # Rows are numbered over the complete message. With equal noise, equal rows would round equally and errors
+            # add up.
             noise = np.arange(number, number + count, dtype=np.uint64)
             keys = mix_array(noise * _GOLDEN ^ np.uint64(key))
             bad = codec.encode(level, places, out[at:end].reshape(count, -1), places, keys, step)
@@ -133,7 +134,7 @@ class Wire:
         return torch.from_numpy(out)
 
     def decode(self, content: Tensor, spans: Sequence[Span]) -> Tensor:
-        """Decode flat float32 from the output of `encode`."""
+        """Decode the output of `encode` to flat float32."""
         if self._config is None:
             return content.view(torch.float32)
         out = np.empty(sum(rows * width for rows, width in spans), dtype=np.float32)
@@ -159,22 +160,22 @@ class Wire:
 
 
 def _scaled_down(rows: FloatRows) -> FloatRows:
-    """Scale rows into the range of float16; the powers of two that divided them are their state."""
+    """Divide each row by a power of two that brings it into the range of float16, and store the power as row state."""
     values = rows.weights.reshape(-1, rows.width)
     _, exponents = np.frexp(np.abs(values).max(axis=1))
-    # Exact, so only the codec rounds; a row of zeros has the exponent 0.
+    # Division by a power of two is exact, so only the codec rounds. A row of zeros has the exponent 0.
     exponents = np.clip(exponents - _LARGEST, _LEAST, None)
     scales = np.ldexp(np.float32(1), exponents)
     return replace(rows, weights=(values * np.ldexp(np.float32(1), -exponents)[:, None]).reshape(-1), row_state=scales)
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:
-    """Join neighbouring spans of one width and drop empty ones."""
+    """Join adjacent spans of equal width, and remove empty spans."""
     joined: list[Span] = []
     for rows, width in spans:
         if not rows:
             continue
-        # One kernel call a width, not one for each stream of each rank.
+        # One kernel call for each width, instead of one for each stream of each rank.
         if joined and joined[-1].width == width:
             joined[-1] = Span(joined[-1].rows + rows, width)
         else:
@@ -183,10 +184,10 @@ def merged(spans: Sequence[Span]) -> list[Span]:
 
 
 class Rectangle(NamedTuple):
-    """Rectangle of an array and its place in the message; fields in the order of `kernels.rectangles.Parts`.
+    """Rectangle of an array and its position in a message; fields have the order of `kernels.rectangles.Parts`.
 
-    `first` and `stride` are the first float and the floats between rows in the array, `at` and `at_stride` those in the
-    message.
+    `first` is the first float in the array and `stride` the number of floats from row to row; `at` and `at_stride` are
+    the same for the message.
     """
 
     rows: int
@@ -198,9 +199,10 @@ class Rectangle(NamedTuple):
 
 
 class MessageLayout:
-    """One rank's side of an exchange of floats, built once a batch.
+    """Layout of the messages that a rank sends to, or receives from, all ranks in one exchange of floats.
 
-    `begin` starts the part of the next rank, `add` appends to it; `arrays` arrays are referred to by their numbers.
+    It is built once per batch: `begin` starts the part of the next rank, and `add` appends to this part. Arrays are
+    referred to by number, from 0 to `arrays` - 1.
     """
 
     def __init__(self, arrays: int) -> None:
@@ -210,7 +212,7 @@ class MessageLayout:
         self.floats = 0
 
     def begin(self) -> None:
-        """Start the part for, or from, the next rank."""
+        """Start the part of the next rank."""
         self._spans.append([])
 
     def add(self, array: int, rows: int, width: int, first: int, stride: int) -> None:
@@ -222,24 +224,24 @@ class MessageLayout:
             self.floats += rows * width
 
     def sizes(self, wire: Wire) -> list[int]:
-        """Return the bytes for, or from, each rank."""
+        """Return the number of bytes for each rank."""
         return [wire.bytes_of(spans) for spans in self._spans]
 
     @property
     def spans(self) -> list[Span]:
-        """All rows in the order of the message."""
+        """Return the shapes of all rows, in the order of the message."""
         return [span for spans in self._spans for span in spans]
 
     def pack(self, arrays: Sequence[Tensor]) -> Tensor:
-        """Return the flat float32 message of the arrays."""
-        # Not zeroed: rectangles cover it completely.
+        """Copy rows of the arrays to a flat float32 message."""
+        # The message need not be zeroed, because rectangles cover it completely.
         message = torch.empty(self.floats)
         for array, parts in zip(arrays, self._copies(), strict=True):
             copy_parts(array, message, parts)
         return message
 
     def unpack(self, message: Tensor, arrays: Sequence[Tensor]) -> None:
-        """Fill the arrays from a message."""
+        """Copy the rows of a message to the arrays."""
         for array, parts in zip(arrays, self._copies(), strict=True):
             copy_parts(message, array, swapped(parts))
 
