@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from stratarec.batch.jagged import InverseJagged, JaggedTensor, KeyedJagged
+from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.errors import ConfigError
 
@@ -23,14 +20,14 @@ def _torchrec() -> Any:
 def from_torchrec(value: Any) -> Any:
     """Convert a TorchRec `EmbeddingBagConfig`, `EmbeddingConfig` or `KeyedJaggedTensor`.
 
-    An `EmbeddingConfig` (unpooled) becomes a table with `sequence_features`. A `KeyedJaggedTensor` with inverse
-    indices becomes a tuple of `InverseJagged`, one for each run of keys that share their inverse. Tensors are shared,
-    not copied, unless keys of a group must be joined.
+    An `EmbeddingConfig` (unpooled) becomes a table with `sequence_features`. Tensors are shared, not copied.
     """
     torchrec = _torchrec()
     if isinstance(value, torchrec.KeyedJaggedTensor):
         if value.inverse_indices_or_none() is not None:
-            return _groups(value)
+            raise ConfigError(
+                "from_torchrec does not support a KeyedJaggedTensor with inverse indices; expand it first"
+            )
         return KeyedJagged(
             keys=tuple(value.keys()),
             values=value.values(),
@@ -54,15 +51,9 @@ def from_torchrec(value: Any) -> Any:
     )
 
 
-def to_torchrec(value: EmbeddingBagConfig | KeyedJagged | Sequence[InverseJagged]) -> Any:
-    """Convert a table or the ids of a batch to TorchRec; raises a `ConfigError` if TorchRec has no equivalent.
-
-    Groups over the same samples become one `KeyedJaggedTensor` with a stride a key and inverse indices, which
-    TorchRec's unsharded modules expand after pooling.
-    """
+def to_torchrec(value: EmbeddingBagConfig | KeyedJagged) -> Any:
+    """Convert a table or the ids of a batch to TorchRec; raises a `ConfigError` if TorchRec has no equivalent."""
     torchrec = _torchrec()
-    if isinstance(value, Sequence):
-        return _variable_stride(torchrec, value)
     if isinstance(value, KeyedJagged):
         return torchrec.KeyedJaggedTensor(
             keys=list(value.keys),
@@ -83,33 +74,3 @@ def to_torchrec(value: EmbeddingBagConfig | KeyedJagged | Sequence[InverseJagged
         return torchrec.EmbeddingConfig(feature_names=list(value.sequence_features), **common)
     pooling = torchrec.PoolingType.MEAN if value.pooling == "mean" else torchrec.PoolingType.SUM
     return torchrec.EmbeddingBagConfig(feature_names=list(value.feature_names), pooling=pooling, **common)
-
-
-def _variable_stride(torchrec: Any, groups: Sequence[InverseJagged]) -> Any:
-    if not groups or len({group.batch_size for group in groups}) != 1:
-        raise ConfigError(f"expected groups over the same samples, got {[group.batch_size for group in groups]}")
-    bags = [(key, group.inverse, group.bags()[key]) for group in groups for key in group.keys]
-    if any(bag.weights is not None for _, _, bag in bags):
-        raise ConfigError("torchrec does not support groups with per-sample weights; expand them first")
-    keys = [key for key, _, _ in bags]
-    return torchrec.KeyedJaggedTensor(
-        keys=keys,
-        values=torch.cat([bag.values for _, _, bag in bags]),
-        lengths=torch.cat([bag.lengths() for _, _, bag in bags]),
-        stride_per_key_per_rank=[[bag.batch_size] for _, _, bag in bags],
-        inverse_indices=(keys, torch.stack([inverse.long() for _, inverse, _ in bags])),
-    )
-
-
-def _groups(value: Any) -> tuple[InverseJagged, ...]:
-    names, inverses = value.inverse_indices()
-    order = dict(zip(names, inverses, strict=True))
-    runs: list[tuple[torch.Tensor, dict[str, JaggedTensor]]] = []
-    for key, bag in value.to_dict().items():
-        features = JaggedTensor(values=bag.values(), offsets=bag.offsets(), weights=bag.weights_or_none())
-        bags = runs[-1][1] if runs and torch.equal(runs[-1][0], order[key]) else {}
-        if bags and next(iter(bags.values())).batch_size == features.batch_size:
-            bags[key] = features
-        else:
-            runs.append((order[key], {key: features}))
-    return tuple(InverseJagged(unique=KeyedJagged.from_features(bags), inverse=inverse) for inverse, bags in runs)
