@@ -15,6 +15,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -61,7 +62,7 @@ def python(
 ) -> subprocess.CompletedProcess[str]:
     """As `python -c code` with these arguments; the rest as in `run`."""
     with Path(os.devnull).open() as nothing, TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        line = _line()
+        line = _line(threading.get_ident())
         chosen = (nothing if stdin is None else stdin, stdout or out, err)
         streams = [each if isinstance(each, int) else each.fileno() for each in chosen]
         _ask(line, code, arguments, streams, cwd, environment)
@@ -125,7 +126,8 @@ def connect() -> socket.socket:
 
 
 @cache
-def _line() -> socket.socket:
+def _line(_thread: int) -> socket.socket:
+    """Return the line of a thread: the server answers one command after another on each line."""
     line = connect()
     atexit.register(line.close)
     return line
