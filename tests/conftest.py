@@ -25,9 +25,6 @@ import forked
 import pytest
 from hypothesis import settings
 
-SHARED_DATA = Path(os.environ.get("STRATAREC_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
-
-
 ONE_WORKER = ("data/ray", "distributed")
 """Folders of tests that share processes which take long to start."""
 
@@ -73,21 +70,13 @@ def _group(item: pytest.Item) -> str:
     return next((folder for folder in ONE_WORKER if place.startswith(f"{folder}/")), place)
 
 
-@pytest.fixture(scope="session")
-def real_data() -> Path:
-    """The directory of real logs; tests that need it skip where it is absent."""
-    if not SHARED_DATA.is_dir():
-        pytest.skip(f"no real logs at {SHARED_DATA} (set STRATAREC_TEST_DATA)")
-    return SHARED_DATA
-
-
 TEAMS = ("kernels", "embedding")
 """Folders of tests whose subject runs on teams of threads."""
 
 
 @pytest.fixture(autouse=True)
 def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Two threads where teams are the subject, whatever the environment says."""
+    """Two threads where teams are the subject, whatever the environment sets."""
     import torch
 
     before = torch.get_num_threads()
@@ -108,7 +97,7 @@ def poisoned_memory() -> None:
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No terminal of a width, whoever started the tests."""
+    """No terminal of a width, however the tests were started."""
     monkeypatch.delenv("COLUMNS", raising=False)
 
 

@@ -193,7 +193,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 
 def find() -> None:
-    """Print, as JSON, by which schedules each fault is found; under "" is no fault."""
+    """Print, as JSON, which schedules detect each fault; under "" is no fault."""
     expected, found = losses(CASES["fm"], "cpu", 2), {}
     for name, patch in {"": {}, **FAULTS}.items():
         found[name] = []
@@ -212,7 +212,7 @@ def find() -> None:
 
 
 def whole(root: str) -> None:
-    """A run of a recipe on the CPU, one on the device, and one that is interrupted on each and goes on on the other;
+    """A run of a recipe on the CPU, one on the device, and one that is interrupted on each and is resumed on the other;
     with the scores of the second on both."""
     home = Path(root)
     record(open_device("lazy"), {})
@@ -262,7 +262,7 @@ def _failing_update(stages: Stages, step: int, norm: Any = None) -> float:
 
 
 def failures(root: str) -> None:
-    """Print, as JSON, what runs say whose device fails in their middle; each goes on, on the CPU, to the same bits."""
+    """Print, as JSON, what runs report whose device fails in their middle; each resumes on the CPU to the same bits."""
     home, said = Path(root), {}
     record(open_device("lazy"), {})
 
@@ -299,7 +299,7 @@ def _mended() -> None:
 
 
 def _limited(size: int) -> None:
-    """Let the device have so much memory beside what is in use."""
+    """Let the device have so much memory in addition to what is in use."""
     lazy_device.Chip.limit, lazy_device.Chip.short = 0, False
     gc.collect()
     for stream in lazy_device._STREAMS:
@@ -308,7 +308,7 @@ def _limited(size: int) -> None:
 
 
 def small_memory(root: str) -> None:
-    """Print, as JSON, what is said of a batch that the device has no memory for, and of one sample."""
+    """Print, as JSON, the message about a batch that the device has no memory for, and of one sample."""
     home, said, chip = Path(root), [], lazy_device.Chip
     record(open_device("lazy"), {})
 

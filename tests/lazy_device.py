@@ -54,7 +54,7 @@ _SYNCHRONOUS = (
 
 
 class Schedule:
-    """When streams go on by themselves."""
+    """When streams advance by themselves."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -94,7 +94,7 @@ def log_config(root: Path, schema: Schema, frame: pl.DataFrame | None = None, **
 
 
 def prepared(config: PrepareConfig) -> Dataset:
-    """What `prepare` makes of a made-up log: made once in a process, and copied for everyone who asks."""
+    """What `prepare` makes of a synthetic log: prepared once in a process, and copied for everyone who asks."""
     path = Path(config.path)
     assert config.source.kind == "synthetic"
     if path.exists():

@@ -42,14 +42,14 @@ def read_all(store: RecordStore) -> tuple[NDArray[np.bool_], Records]:
 
 
 def assert_same_contents(store: RecordStore, found: NDArray[np.bool_], records: Records) -> None:
-    """Fail unless `store` holds exactly what `read_all` gave."""
+    """Fail unless `store` has exactly the content that `read_all` returned."""
     now_found, now_records = read_all(store)
     np.testing.assert_array_equal(now_found, found)
     np.testing.assert_array_equal(now_records, records)
 
 
 def new_directory(path: Path) -> Path:
-    """`path`, made."""
+    """Create `path` and return it."""
     path.mkdir(parents=True)
     return path
 
@@ -64,7 +64,7 @@ def damage(path: Path, offset: int, flip: int = 0x01) -> None:
 
 
 class FailingStore:
-    """A `RecordStore` over `inner` that fails when it is told to, and has no memory that can be addressed."""
+    """A `RecordStore` over `inner` that fails on request, and has no memory that can be addressed."""
 
     array = bits = None
 
@@ -174,7 +174,7 @@ class RecordStoreTests:
         store.write(rows, random_records(rows, self.record_bytes, seed))
 
     def assert_restores(self, saved: Path, manifest: Manifest, contents: Any) -> None:
-        """A new store, restored from a checkpoint, holds `contents`."""
+        """A new store, restored from a checkpoint, has `contents`."""
         other = self.make(saved.parent / "other")
         other.restore(saved, manifest)
         assert_same_contents(other, *contents)
@@ -286,7 +286,7 @@ class RecordStoreTests:
         for directory, manifest, contents in (saved[3], saved[7]):
             self.assert_restores(directory, manifest, contents)
 
-    def test_goes_on_from_a_restored_checkpoint(self, store: RecordStore, tmp_path: Path) -> None:
+    def test_continues_from_a_restored_checkpoint(self, store: RecordStore, tmp_path: Path) -> None:
         self.fill(store, np.arange(500), seed=1)
         first = store.checkpoint(new_directory(tmp_path / "first"), None)
         self.fill(store, np.arange(400, 600), seed=2)

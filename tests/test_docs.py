@@ -131,7 +131,7 @@ def test_every_command_of_a_page_runs_on_a_drafted_recipe(
     execute(PAGES[name], folder, RUN if rows == ROWS[0] else RUN - {"python"})
 
 
-def test_pages_are_found_and_their_python_is_python() -> None:
+def test_pages_are_listed_and_their_python_is_python() -> None:
     assert {"README.md", "docs/tutorial.md", "docs/how-to/serving.md"} < PAGES.keys()
     for page in PAGES.values():
         for language, text in blocks(page):

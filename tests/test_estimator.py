@@ -44,7 +44,7 @@ def fitted(frame: pl.DataFrame) -> ClickModel:
     return ClickModel(**SMALL).fit(frame[:2400], label="click", valid=frame[2400:2700])
 
 
-def test_it_learns_and_says_so_in_figures_that_scikit_learn_has(fitted: ClickModel, frame: pl.DataFrame) -> None:
+def test_it_learns_and_reports_figures_of_scikit_learn(fitted: ClickModel, frame: pl.DataFrame) -> None:
     test = frame[2700:]
     scores, found = fitted.predict_proba(test), fitted.evaluate(test)
     assert scores.shape == (300, 2)
@@ -119,12 +119,7 @@ MISTAKES = {
         DataError,
         "sample_weight row 3 nan",
     ),
-    "weights of text": (
-        {},
-        {"label": "click", "sample_weight": ["a"] * 3000},
-        DataError,
-        "sample_weight String",
-    ),
+    "weights of text": ({}, {"label": "click", "sample_weight": ["a"] * 3000}, DataError, "sample_weight String"),
 }
 
 
@@ -183,7 +178,7 @@ def watched(rows: int = 6000) -> pl.DataFrame:
     ).with_columns(pl.from_epoch("at"))
 
 
-def test_histories_are_drafted_and_made_of_training_and_of_earlier_rows_of_the_frame(tmp_path: Path) -> None:
+def test_histories_are_drafted_and_built_of_training_and_of_earlier_rows_of_the_frame(tmp_path: Path) -> None:
     log = watched()
     train, test = log[:5000], log[5000:]
     model = ClickModel(train__threads=1).fit(train, label="click")

@@ -107,7 +107,7 @@ def test_a_damaged_file_is_named(root: Path, tmp_path: Path, kind: str, pattern:
 
 
 def run_cases(what: str, root: Path, work: Path, first: int, last: int) -> list[dict[str, Any]]:
-    """What came of each case; a process that ended in the middle of one is its fault, and another goes on."""
+    """What came of each case; a process that ended in the middle of one is its fault, and another continues."""
     found: list[dict[str, Any]] = []
     while first < last:
         command = [sys.executable, "-m", "fuzzing.worker", what, *map(str, (root, work, SEED, first, last))]
@@ -171,7 +171,7 @@ print(found.tolist())
     ("side", "row", "status"), [("end", 2, 0), ("begin", 2, 0), ("end", 3, -11), ("begin", -1, -11)]
 )
 def test_a_kernel_that_looks_beyond_its_array_ends(side: str, row: int, status: int) -> None:
-    """What the fuzzer's guards are for: without them this reads what lies there by chance."""
+    """What the fuzzer's guards are for: without them this reads its content by chance."""
     ended = python(BEYOND, [side, str(row), str(Path(__file__).parent)])
     assert ended.returncode == status, ended.stderr
     assert (ended.stdout == "[0, 8, 1, 9, 2, 10, 3, 11]\n") == (status == 0)

@@ -76,11 +76,7 @@ LOGS: list[tuple[str, bytes, str]] = [
     ("a decimal comma", bad(b"2.5", b'"2,5"'), "line 402 price 2,5"),
     ("an id in words", bad(b",3,", b",x3,"), "line 402 item 'x3'"),
     ("half an id", bad(b",3,", b",3.5,"), "line 402 item 3.5"),
-    (
-        "an open quote",
-        LOG + b'"' + LINE,
-        "line 402 data.source.quote",
-    ),
+    ("an open quote", LOG + b'"' + LINE, "line 402 data.source.quote"),
     ("a quote inside", bad(b"u1", b'u"1"'), "line 402"),
     ("no UTF-8", bad(b"u1", b"\xe9"), "line 402 byte 3 0xe9 UTF-8 data.source.encoding"),
     ("UTF-16", LOG.decode().encode("utf-16"), "log.csv line 1 byte 4 UTF-16 UTF-8"),
@@ -99,16 +95,8 @@ LOGS: list[tuple[str, bytes, str]] = [
         "line 404",
     ),
     ("a stray return", bad(b"u1", b"u\r1"), "line 402"),
-    (
-        "one class",
-        LOG.replace(b"\n1,", b"\n0,"),
-        "samples 0",
-    ),
-    (
-        "a short log",
-        HEAD.encode() + ROWS[:900].encode().rpartition(b"\n")[0] + b"\n",
-        "data.split.valid",
-    ),
+    ("one class", LOG.replace(b"\n1,", b"\n0,"), "samples 0"),
+    ("a short log", HEAD.encode() + ROWS[:900].encode().rpartition(b"\n")[0] + b"\n", "data.split.valid"),
     ("a picture", b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "log.csv line 3 byte 1"),
 ]
 
@@ -157,7 +145,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(place: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What is said to `prepare`; what is left behind is no data set, and everything else is as it was."""
+    """The error of `prepare`; what is left behind is no data set, and everything else is as it was."""
     before = tree(place)
     assert main(["prepare", "-q", *arguments]) == 2
     said = capsys.readouterr()
@@ -183,26 +171,10 @@ def test_a_malformed_recipe(place: Path, capsys: pytest.CaptureFixture[str], cha
 
 
 FRAMES: list[tuple[str, Callable[[pl.DataFrame], pl.DataFrame], str]] = [
-    (
-        "text for a number",
-        lambda log: log.with_columns(price=pl.lit("x")),
-        "price String",
-    ),
-    (
-        "a list for an id",
-        lambda log: log.with_columns(item=pl.lit([1])),
-        "item List",
-    ),
-    (
-        "a fraction for an id",
-        lambda log: log.with_columns(item=pl.lit(0.5)),
-        "row 1 item 0.5",
-    ),
-    (
-        "a time of day",
-        lambda log: log.with_columns(at=pl.time(1)),
-        "'at' Time",
-    ),
+    ("text for a number", lambda log: log.with_columns(price=pl.lit("x")), "price String"),
+    ("a list for an id", lambda log: log.with_columns(item=pl.lit([1])), "item List"),
+    ("a fraction for an id", lambda log: log.with_columns(item=pl.lit(0.5)), "row 1 item 0.5"),
+    ("a time of day", lambda log: log.with_columns(at=pl.time(1)), "'at' Time"),
     ("a name misspelt", lambda log: log.rename({"item": "itme"}), "item itme"),
     ("no rows", lambda log: log.clear(), "log.parquet"),
 ]

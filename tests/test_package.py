@@ -1,4 +1,4 @@
-"""The public names, what importing costs, and what the package asks to be installed beside it."""
+"""The public names, what importing costs, and what the package requires."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_everything_that_is_imported_is_asked_for() -> None:
     }
 
 
-def test_the_map_of_the_house_names_files_that_stand() -> None:
+def test_the_map_of_the_code_names_files_that_exist() -> None:
     """Also by the end of their paths, as where a drawing has named the folder before."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.py")]

@@ -47,10 +47,7 @@ def test_overrides_reach_nested_fields(tmp_path: Path) -> None:
     [
         ({"train": {"batch_sise": 3}}, "train.batch_sise batch_size"),
         ({"trian": {}}, "train"),
-        (
-            {"model": {"kind": "dlmr"}},
-            "model.kind dlmr dcnv2",
-        ),
+        ({"model": {"kind": "dlmr"}}, "model.kind dlmr dcnv2"),
         ({"model": {"kind": "dlrm", "cross_layers": 3}}, "model.cross_layers"),
         ({"train": {"batch_size": "many"}}, "train.batch_size many"),
         ({"train": {"batch_size": 0}}, "train.batch_size 0 1"),
@@ -147,7 +144,7 @@ def complaint(content: dict[str, Any]) -> str | None:
         (lambda: HistoryConfig(heads=0), "model.history.heads 0"),
     ],
 )
-def test_configurations_are_checked_when_they_are_made_in_python(make: Any, message: str) -> None:
+def test_configurations_are_checked_when_they_are_built_in_python(make: Any, message: str) -> None:
     with refuses(ConfigError, message):
         make()
 
@@ -157,10 +154,7 @@ def test_configurations_are_checked_when_they_are_made_in_python(make: Any, mess
     [
         ({"data": {"sorce": {}}}, "data.sorce: unknown field; did you mean source?"),
         ({"data": {"source": {"kind": "parquet", "pats": []}}}, "data.source.pats: unknown field; did you mean paths?"),
-        (
-            {"model": {"kind": "dcnv2", "bottom_mlp": [4]}},
-            "model.bottom_mlp: unknown field; known fields: kind, embed",
-        ),
+        ({"model": {"kind": "dcnv2", "bottom_mlp": [4]}}, "model.bottom_mlp: unknown field; known fields: kind, embed"),
         ({"memory": {"block": {"path": "x", "bugdet": 3}}}, "memory.block.bugdet: unknown field; did you mean budget?"),
         (
             {"data": {"vocabulary": {"overrides": {"a": {"min_cout": 3}}}}},
@@ -174,7 +168,7 @@ def test_configurations_are_checked_when_they_are_made_in_python(make: Any, mess
         ({"train": {5: 3}}, "train.5: unknown field; known fields: run, batch_size"),
     ],
 )
-def test_a_field_that_does_not_exist_is_named_wherever_it_stands(change: dict[str, Any], message: str) -> None:
+def test_a_field_that_does_not_exist_is_named_at_any_depth(change: dict[str, Any], message: str) -> None:
     content = everything()
     for section, fields_of_it in change.items():
         content[section] = fields_of_it if "kind" in fields_of_it else {**content[section], **fields_of_it}
@@ -189,23 +183,14 @@ def test_a_field_that_does_not_exist_is_named_wherever_it_stands(change: dict[st
         (b"", "mapping data"),
         (b"# only a remark\n", "mapping"),
         (b"name: \xff\n", "UTF-8 byte 6"),
-        (
-            b"name: a\n\tdata: 3\n",
-            r"YAML line 2 column 1 '\t'",
-        ),
+        (b"name: a\n\tdata: 3\n", r"YAML line 2 column 1 '\t'"),
         (b"name: a\n---\nname: b\n", "YAML line 2 column 1"),
         (b"name: 2020-13-45\n", "YAML 1..12"),
         (b"name: " + b"9" * 5000 + b"\n", "YAML line 1 column 7 number 5,000"),
         (b"[" * 5000, "YAML line 1 column 51 50"),
-        (
-            b"!!python/object/apply:os.system [ls]\n",
-            "YAML line 1 column",
-        ),
+        (b"!!python/object/apply:os.system [ls]\n", "YAML line 1 column"),
         (b"a: &a [*a]\n", "YAML line 1 column 8"),
-        (
-            b"name: a\nmodel:\n  kind: dlrm\n  kind: dcnv2\n",
-            "YAML line 4 column 3 kind",
-        ),
+        (b"name: a\nmodel:\n  kind: dlrm\n  kind: dcnv2\n", "YAML line 4 column 3 kind"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_one_line(tmp_path: Path, text: bytes, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import re
@@ -11,20 +12,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cli.init.test_public_recipes import ROWS, frame
 
-from benchmarks import quality, report
-from benchmarks.registry import BENCHMARKS
+from benchmarks import quality, report, trees
+from benchmarks.registry import BENCHMARKS, PeerMissing
 from benchmarks.sources import source_hash
-from errors import missing
+from errors import missing, refuses
 from stratarec.data.schema import Schema
 from stratarec.recipe import Recipe
 
 
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Files of the columns of `frappe_x1`, and a place for what is made of them."""
+    """Files of the columns of `frappe_x1`, and a directory for their data sets."""
     schema: Schema = Recipe.load(quality.ROOT / "src/stratarec/recipes/frappe_x1.yaml").data.source.schema  # type: ignore[union-attr]
     (tmp_path / "frappe_x1").mkdir()
     for split, rows in ROWS.items():
@@ -171,3 +173,38 @@ def test_results_fit_80_columns_with_whole_words(printed: dict[Path, str], path:
             # Neither a word of a head nor a cell is broken.
             assert set(re.findall(r"[a-z]+", name.replace("_", " "))) <= set(words)
             assert not isinstance(value, str) or value in text
+
+
+def tree_samples(samples: int, seed: int) -> trees.Samples:
+    draws = np.random.default_rng(seed)
+    ids = draws.integers(-1, 4, (samples, 2), np.int32)
+    label = (draws.random(samples) < 0.1 + 0.2 * ids[:, 0].clip(0)).astype(np.float32)
+    return trees.Samples(label, draws.random((samples, 2), dtype=np.float32), ids)
+
+
+def test_trees_encode_values_by_training_samples_of_other_folds() -> None:
+    train, other = tree_samples(200, 1), tree_samples(50, 2)
+    encoder, rate = trees.Encoder(train, [4, 6], seed=0), train.label.mean()
+    fold = np.random.default_rng(0).integers(0, trees.FOLDS, 200)
+    for samples, own in ((other, False), (train, True)):
+        columns = encoder.columns(samples)
+        for sample, feature in itertools.product(range(50), range(2)):
+            same = train.ids[:, feature] == samples.ids[sample, feature]
+            counted = same & (fold != fold[sample]) if own else same
+            clicks, strength = train.label[counted].sum(), trees.STRENGTH
+            expected = (clicks + strength * rate) / (counted.sum() + strength), np.log1p(same.sum())
+            assert columns[sample, 2 + 2 * feature :][:2] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_trees_on_encodings_rank_values_by_their_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lightgbm")
+    splits = {split: tree_samples(3000, number) for number, split in enumerate(("train", "valid", "test"))}
+    grown = trees.grow(splits, [4, 6], seed=1, threads=1, quick=True)
+    means = [grown.test[splits["test"].ids[:, 0].clip(0) == value].mean() for value in range(4)]
+    assert sorted(means) == means
+    assert means[3] - means[0] > 0.5
+    assert 1 <= grown.trees <= 20
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    with refuses(PeerMissing, "lightgbm"):
+        trees.grow({}, [], seed=0, threads=1)

@@ -65,10 +65,7 @@ MISTAKES = [
     (["train", "none.yaml"], "none.yaml directory"),
     (["train", "folder"], "folder directory"),
     (["train", "/dev/null"], "/dev/null device"),
-    (
-        ["prepare", "raw log.csv"],
-        "log.csv raw log.csv",
-    ),
+    (["prepare", "raw log.csv"], "log.csv raw log.csv"),
     (["train", "raw.parquet"], "raw.parquet UTF-8"),
     (["prepare", "folder"], "folder recipe"),
     (["train", "list.yaml"], "list.yaml list"),
@@ -78,17 +75,11 @@ MISTAKES = [
     (["train", "r.yaml", "--bogus"], "--bogus --help"),
     (["train", "r.yaml", "train=5"], "r.yaml 5"),
     (["train", "r.yaml", "train.batch_size.x=5"], "train.batch_size.x=5 batch_size"),
-    (
-        ["train", "r.yaml", "train.batch_size=["],
-        "train.batch_size=[ YAML",
-    ),
+    (["train", "r.yaml", "train.batch_size=["], "train.batch_size=[ YAML"),
     (["train", "r.yaml", "--resume", "--overwrite"], "--overwrite --resume"),
     (["train", "r.yaml", "--plan", "none.json"], "none.json directory"),
     (["train", "r.yaml", "--plan", "r.yaml"], "r.yaml JSON"),
-    (
-        ["train", "r.yaml", "--plan", "other.yaml.json", "train.run=runs/new"],
-        "C10 rows 4",
-    ),
+    (["train", "r.yaml", "--plan", "other.yaml.json", "train.run=runs/new"], "C10 rows 4"),
     (["train", "r.yaml"], "runs/tiny step-00000008 --resume"),
     (["train", "r.yaml", "train.run=file"], "file directory"),
     (["train", "r.yaml", "train.run=file/x"], "file/x directory"),
@@ -101,10 +92,7 @@ MISTAKES = [
     (["prepare", "r.yaml", "data.path=file", "--overwrite"], "file"),
     (["prepare", "r.yaml", "data.path=file/x"], "file directory"),
     (["prepare", "r.yaml", "data.path=folder"], "folder data"),
-    (
-        ["prepare", "r.yaml", "data.source.samples=10"],
-        "data/tiny data.source.samples = 3000 10",
-    ),
+    (["prepare", "r.yaml", "data.source.samples=10"], "data/tiny data.source.samples = 3000 10"),
     (
         ["prepare", "r.yaml", "data.path=new", "data.source={kind: criteo, paths: ['s3://bucket/day_*.gz']}"],
         "s3://bucket/day_*.gz s3:// s3fs",
@@ -143,11 +131,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value)[:70])
 def test_a_mistake_is_one_line_exit_code_2_and_nothing_lost(
-    place: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(place)
     before = tree(place)
@@ -178,7 +162,7 @@ def test_for_machines_every_line_is_json(
     assert error["text"].startswith("nowhere is not a run")
 
 
-def test_a_run_tells_machines_its_curves(
+def test_a_run_writes_its_curves_as_json(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
@@ -219,7 +203,7 @@ run_command.COMMANDS = tuple(command._replace(run=broken) for command in run_com
 """
 
 
-def test_a_defect_is_one_line_that_says_where_the_traceback_is(tmp_path: Path) -> None:
+def test_a_defect_is_one_line_that_names_the_file_of_its_traceback(tmp_path: Path) -> None:
     broken = partial(forked.run, ["prepare", "r.yaml"], before=DEFECT, cwd=tmp_path)
     done = broken(environment={"TMPDIR": str(tmp_path)})
     assert done.returncode == 70
@@ -266,7 +250,7 @@ def test_a_reader_who_leaves_is_no_error(place: Path, tmp_path: Path, arguments:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_when_nobody_reads_its_progress(place: Path, tmp_path: Path) -> None:
+def test_a_run_continues_when_nobody_reads_its_progress(place: Path, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "stratarec", "train", "r.yaml", f"train.run={tmp_path / 'run'}"]

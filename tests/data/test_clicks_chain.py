@@ -1,4 +1,4 @@
-"""Logs of clicks one after another: whoever cuts a log where, samples and what is kept of them are those of one log."""
+"""Logs of clicks one after another: wherever a log is cut, samples and what is kept of them are those of one log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def click_log(clicks: int = 1200, hours: int = 30) -> pl.DataFrame:
 def take(
     log: pl.DataFrame, root: Path, before: ClickMemory | None = None, last_window: str = "wait"
 ) -> tuple[pl.DataFrame, ClickMemory]:
-    """Samples of a log that goes on from another one, and what is kept of it."""
+    """Samples of a log that continues another one, and what is kept of it."""
     root.mkdir()
     log.write_parquet(root / "log.parquet")
     config = ClicksConfig(

@@ -1,4 +1,4 @@
-"""Data sets that somebody else made: every hash fits, and the content is none that `prepare` writes."""
+"""Data sets from another writer: every hash fits, and the content is none that `prepare` writes."""
 
 from __future__ import annotations
 
@@ -142,13 +142,7 @@ TABLES = [
     ("auto", "@sessions/samples", lambda v: [[WRAPS] * 4 + v[0]], LIST64, "int64>"),
     ("auto", "@sessions/samples", first(0), LIST32, "sessions samples 0"),
     ("auto", "@sessions/samples", first(7_000), LIST32, "sessions samples"),
-    (
-        "auto",
-        "@pointers/where/samples",
-        first(7_000),
-        LIST32,
-        "@pointers/where",
-    ),
+    ("auto", "@pointers/where/samples", first(7_000), LIST32, "@pointers/where"),
     ("auto", "@pointers/where/row", first(-1), LIST32, "@pointers/where -1"),
     ("auto", "@pointers/seen/row", first(10_000), LIST32, "@pointers/seen 10000 0"),
     ("auto", "seen/start", first(2**31 - 1), LIST32, "2147483647"),

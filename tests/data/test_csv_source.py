@@ -172,7 +172,7 @@ def test_a_url_is_read(tmp_path: Path) -> None:
     assert pl.concat([chunk.frame for chunk in found.chunks(tmp_path)]).to_dicts() == EXPECTED
 
 
-def test_chunks_go_on_where_they_stopped(tmp_path: Path) -> None:
+def test_chunks_resume_where_they_stopped(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(delimited(",") + delimited(",", header=False) * 50)
     found = source(path, block_bytes=100)
@@ -272,23 +272,11 @@ def test_values_mean_the_same_in_text_and_in_parquet(
     ("columns", "options", "message"),
     [
         ({"y": ["yes", "", "no"]}, WORDED, "'y' yes"),
-        (
-            {"a": [2020010100, 202001010, 2020010101]},
-            HOURLY,
-            "'a' 202001010",
-        ),
-        (
-            {"a": ["31/12/2019", "31/12/19"]},
-            {**TIMED, "time_format": "%d/%m/%Y"},
-            "'a' 31/12/19",
-        ),
+        ({"a": [2020010100, 202001010, 2020010101]}, HOURLY, "'a' 202001010"),
+        ({"a": ["31/12/2019", "31/12/19"]}, {**TIMED, "time_format": "%d/%m/%Y"}, "'a' 31/12/19"),
         ({"y": [5, None, 2]}, RATED, "'y' number"),
         ({"a": [12.0, 0.5, 2.0**60]}, WHOLE, "'a' 0.5"),
-        (
-            {"a": ["1", "2"], "b": [7, 8], "c": ["1|2", "3|x"]},
-            TYPED,
-            "'c' 3|x",
-        ),
+        ({"a": ["1", "2"], "b": [7, 8], "c": ["1|2", "3|x"]}, TYPED, "'c' 3|x"),
         *(
             ({"a": ["2020-01-01", time]}, TIMED, f"'a' {time}")
             for time in ("2020-13-01", "2020-01-01 25:00", "yesterday", "2020-01-01 00:00:00 PST", "1.5")
@@ -298,7 +286,7 @@ def test_values_mean_the_same_in_text_and_in_parquet(
 def test_what_is_wrong_is_the_same_in_text_and_in_parquet(
     tmp_path: Path, columns: dict[str, list[Any]], options: dict[str, Any], message: str
 ) -> None:
-    """In the second row, and in the third of the numbers that no float holds."""
+    """In the second row, and in the third of the numbers that no float represents."""
     for path in write_both(tmp_path, columns):
         with refuses(DataError, message):
             either(path, options)
@@ -314,3 +302,28 @@ def test_a_damaged_file_is_named_behind_the_rows_before_it(tmp_path: Path) -> No
     with refuses(DataError, "log.csv.gz"):
         found.extend(source(path, block_bytes=10_000).chunks(tmp_path))
     assert len(found) > 5
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"[1, 2]", "line 2"),
+        (b'{"y": 1', "line 2 JSON"),
+        (b'{"y": 1, "item": {"id": 3}}', "line 2 item"),
+        (b'{"y": 1, "item": "a", "tags": [[1]]}', "line 2 tags"),
+        (b'{"y": 3, "item": "a", "tags": []}', "line 2 'y' '3'"),
+        (b'{"y": NaN, "item": "[", "tags": []}', "line 2 JSON NaN"),
+        (b'{"y": "\xff"}', "line 2 0xff"),
+    ],
+)
+def test_a_mistake_in_json_is_named_by_line_or_its_line_is_skipped(tmp_path: Path, line: bytes, message: str) -> None:
+    schema = Schema(label="y", sparse=(SparseFeature(name="item"), SparseFeature(name="tags", kind="multi")))
+    path, good = tmp_path / "log.jsonl", b'{"y": true, "item": 5, "tags": [1, "x", null]}\n'
+    path.write_bytes(good + line + b"\n\n" + good)
+    with refuses(DataError, message):
+        read(path, schema)
+    (chunk,) = source(path, schema, "skip").chunks(tmp_path)
+    assert chunk.frame.to_dicts() == [{"y": 1, "item": "5", "tags": ["1", "x"]}] * 2
+    assert chunk.rows is not None
+    assert chunk.rows.tolist() == [1, 4]
+    assert chunk.bad_rows == 1

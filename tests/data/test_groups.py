@@ -121,7 +121,7 @@ def names(dataset: Dataset) -> list[str]:
     return [feature.name for feature in dataset.schema.sparse]
 
 
-def test_a_data_set_with_groups_holds_the_samples_of_one_without(pair: tuple[Dataset, Dataset]) -> None:
+def test_a_data_set_with_groups_has_the_samples_of_one_without(pair: tuple[Dataset, Dataset]) -> None:
     grouped, plain = pair
     assert set(grouped.groups) == {"found_1"}
     assert grouped.groups["found_1"] == ("os", "city", "tags", "age")
@@ -219,7 +219,7 @@ def test_a_session_without_a_name_is_a_bad_row(tmp_path: Path) -> None:
     assert sum(skipped.samples(split) for split in skipped.splits) == len(frame) - 1
 
 
-def test_the_formula_and_the_measure_agree_on_made_sessions() -> None:
+def test_the_formula_and_the_measure_agree_on_synthetic_sessions() -> None:
     draws = np.random.default_rng(5)
     sizes = draws.integers(10, 24, 4000)
     session = np.repeat(np.arange(len(sizes)), sizes)

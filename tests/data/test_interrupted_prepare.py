@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.splits import SplitConfig
 from stratarec.errors import DatasetError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
@@ -35,13 +37,7 @@ def identities(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-@pytest.mark.parametrize(
-    ("free", "stopped_in"),
-    [
-        (150_000, "spilled"),
-        (900_000, "output"),
-    ],
-)
+@pytest.mark.parametrize(("free", "stopped_in"), [(150_000, "spilled"), (900_000, "output")])
 def test_a_full_disk_is_one_line_and_loses_nothing(
     small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], free: int, stopped_in: str
 ) -> None:
@@ -89,18 +85,21 @@ class Said(SilentProgress):
             raise KeyboardInterrupt
 
 
-def config(root: Path) -> PrepareConfig:
-    """Of three shards of few columns."""
+def config(root: Path, by: str = "fraction") -> PrepareConfig:
+    """Three shards of few columns; all rows are trained on, or the split is by time."""
+    root.mkdir(exist_ok=True)
     draws = np.random.default_rng(3)
     columns = {name: draws.integers(0, 40, 600) for name in ("who", "item", "place", "age")}
-    frame = pl.DataFrame({"label": draws.integers(0, 2, 600), **columns})
+    frame = pl.DataFrame({"label": draws.integers(0, 2, 600), **columns, "time": np.arange(600)})
     schema = Schema(
         label="label",
         user="who",
         sparse=(SparseFeature(name="item"), SparseFeature(name="place")),
         dense=(DenseFeature(name="age"),),
+        time="time" if by == "time" else "",
     )
-    return log_config(root, schema, frame, shard_samples=200)
+    split = SplitConfig(by="time", valid="60s", test="60s") if by == "time" else SplitConfig(valid=0.0, test=0.0)
+    return log_config(root, schema, frame, shard_samples=200, split=split)
 
 
 def change_json(path: Path, change: Callable[[Any], Any]) -> None:
@@ -138,6 +137,25 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "data.preparing"
 
 
+@pytest.mark.parametrize("by", ["fraction", "time"])
+def test_prepare_resumes_with_the_same_data_set_wherever_it_is_interrupted(tmp_path: Path, by: str) -> None:
+    """Values are counted while rows are spilled, or in a stage of their own if the last time decides the split."""
+    whole, interrupted = (config(tmp_path / name, by) for name in ("whole", "interrupted"))
+    expected, stops = prepare(whole), 0
+    with pytest.raises(KeyboardInterrupt):
+        prepare(interrupted, progress=Said(stop=1))
+    while not (tmp_path / "interrupted" / "data").exists():
+        stops += 1
+        with suppress(KeyboardInterrupt):
+            prepare(interrupted, progress=(said := Said(stop=2)))
+        assert not said.messages
+    dataset = Dataset.open(interrupted.path, verify="full")
+    assert dataset.fingerprint == expected.fingerprint
+    for name in expected.vocabularies:
+        np.testing.assert_array_equal(dataset.access_counts(name), expected.access_counts(name))
+    assert stops > 4
+
+
 @pytest.fixture(scope="module")
 def fingerprint(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of the data set that was never interrupted."""
@@ -145,7 +163,7 @@ def fingerprint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("how", STALE)
-def test_a_stale_or_damaged_work_directory_starts_anew(tmp_path: Path, half: Path, fingerprint: str, how: str) -> None:
+def test_a_stale_or_damaged_work_directory_starts_again(tmp_path: Path, half: Path, fingerprint: str, how: str) -> None:
     shutil.copytree(half, tmp_path / "data.preparing")
     STALE[how](tmp_path / "data.preparing")
     said = Said()
@@ -155,7 +173,7 @@ def test_a_stale_or_damaged_work_directory_starts_anew(tmp_path: Path, half: Pat
     assert dataset.fingerprint == fingerprint
 
 
-def test_what_is_neither_stale_nor_damaged_is_taken_up(tmp_path: Path, half: Path) -> None:
+def test_what_is_neither_stale_nor_damaged_is_resumed(tmp_path: Path, half: Path) -> None:
     shutil.copytree(half, tmp_path / "data.preparing")
     before = identities(tmp_path / "data.preparing" / "output" / "train")
     said = Said()
@@ -181,7 +199,7 @@ def test_files_of_another_data_set_are_never_read_for_those_that_were_opened(tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_the_same_data_set_prepared_anew_is_read(tmp_path: Path) -> None:
+def test_the_same_data_set_prepared_again_is_read(tmp_path: Path) -> None:
     recipe = made(tmp_path, 1)
     prepare(recipe.data)
     trainer = Trainer(recipe, Dataset.open(recipe.data.path))
@@ -189,7 +207,7 @@ def test_the_same_data_set_prepared_anew_is_read(tmp_path: Path) -> None:
     trainer.train()
 
 
-def test_a_data_set_that_is_replaced_while_it_is_opened_is_opened_anew(
+def test_a_data_set_that_is_replaced_while_it_is_opened_is_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(made(tmp_path, 1).data)

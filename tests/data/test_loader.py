@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-import polars as pl
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,10 +18,7 @@ from stratarec.data.dataset.row_group_reader import RowGroupReader
 from stratarec.data.loading.loader import BatchShare, Loader, LoaderConfig
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.schema import Schema, SparseFeature
-from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.sources.synthetic import SyntheticConfig
-from stratarec.data.splits import SplitConfig
 from stratarec.errors import DatasetError
 
 
@@ -144,52 +140,6 @@ def test_every_sample_comes_once_in_every_epoch(data: Dataset) -> None:
     assert samples(one) == samples(two) == samples(plain)
     assert not equal(one[0], two[0])
     assert not equal(one[0], next(Loader(data, "train", LoaderConfig(batch_size=300, seed=9)).epoch(0)))
-
-
-@pytest.mark.parametrize("weights", ["", "share"])
-def test_features_come_in_the_order_of_the_schema(tmp_path: Path, weights: str) -> None:
-    """Whatever their kinds; those of a log are told apart by how many values they have."""
-    rows = 40
-    tags = [list(range(place % 4)) for place in range(rows)]
-    frame = pl.DataFrame(
-        {
-            "label": [place % 2 for place in range(rows)],
-            "tags": tags,
-            "share": [[1.0 + value for value in bag] for bag in tags],
-            "a": [0] * rows,
-            "more": [[7] * (place % 3) for place in range(rows)],
-            "b": [None if place % 5 == 0 else 1 for place in range(rows)],
-        }
-    )
-    frame.write_parquet(tmp_path / "log.parquet")
-    sparse = (
-        SparseFeature(name="tags", kind="multi", weights=weights),
-        SparseFeature(name="a"),
-        SparseFeature(name="more", kind="multi"),
-        SparseFeature(name="b"),
-    )
-    made = prepare(
-        PrepareConfig(
-            source=ParquetConfig(paths=(str(tmp_path / "log.parquet"),), schema=Schema(label="label", sparse=sparse)),
-            path=str(tmp_path / "data"),
-            split=SplitConfig(valid=0, test=0),
-        )
-    )
-    batches = [*Loader(made, "train", LoaderConfig(batch_size=7, shuffle=False)).batches(0)]
-    order = ("tags", "a", "more", "b")
-    assert all(batch.sparse.keys == order and not batch.groups for batch in batches)
-    found = []
-    for batch in batches:
-        bags = [batch.sparse[key].to_list() for key in order]
-        given = batch.sparse["tags"].weights
-        shares = torch.ones(len(batch.sparse["tags"].values)) if given is None else given
-        found += [
-            (*(len(bag[b]) for bag in bags), part.tolist())
-            for b, part in enumerate(torch.split(shares, [len(bag) for bag in bags[0]]))
-        ]
-    shares = frame["share"].to_list() if weights else [[1.0] * len(bag) for bag in tags]
-    expected = [(place % 4, 1, place % 3, int(place % 5 > 0), shares[place]) for place in range(rows)]
-    assert sorted(found) == sorted(expected)
 
 
 def test_a_shard_damaged_after_opening_is_named(data: Dataset, tmp_path: Path) -> None:

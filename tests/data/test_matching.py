@@ -115,7 +115,7 @@ def test_the_same_rows_prepared_elsewhere_fit(root: Path) -> None:
         assert main([command[0], "-q", str(root / "run"), str(root / "again"), *command[1:]]) == 0
 
 
-def test_data_prepared_anew_behind_a_run_are_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_prepared_again_behind_a_run_are_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = content(root, "rising", path=str(root / "falling"))
     prepare(Recipe.from_dict(made).data, overwrite=True)
     for command in ("evaluate", "predict", "export"):

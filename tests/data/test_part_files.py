@@ -1,4 +1,4 @@
-"""Files of a log are named, found and opened as the recipe says."""
+"""Files of a log are named, listed and opened as the recipe says."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_columns_that_not_every_file_has_are_left_out(
 
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two files, another name of the first, and the working directory beside them."""
+    """Two files, another name of the first, and their working directory."""
     for name in ("a.tsv", "b.tsv"):
         (tmp_path / name).write_text(name)
     (tmp_path / "link").symlink_to(tmp_path / "a.tsv")
@@ -139,10 +139,7 @@ def test_a_file_with_marks_in_its_name_is_that_file(logs: Path, name: str) -> No
         ("memory://a.tsv", "protocol memory"),
         ("simplecache::s3://bucket/log.gz", "file"),
         ("reference://log::file://none", "file"),
-        (
-            "zip://a.tsv::none.zip",
-            "file:// http:// s3:// hf://",
-        ),
+        ("zip://a.tsv::none.zip", "file:// http:// s3:// hf://"),
         ("", "'' data.source.paths"),
     ],
 )
@@ -161,7 +158,7 @@ def test_templates_of_a_reference_file_never_run(logs: Path) -> None:
     assert not (logs / "owned").exists()
 
 
-def test_a_directory_stands_for_the_files_below_it(tmp_path: Path) -> None:
+def test_a_directory_means_the_files_below_it(tmp_path: Path) -> None:
     root = tmp_path / "_log" / ".x"
     for name in ("dt=2/part-0", "dt=1/part-0", "dt=1/_SUCCESS", ".part-0.crc", "_delta_log/0.json", "dt=3/empty"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)

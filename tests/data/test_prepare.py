@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import filecmp
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-import pytest
 
 from errors import missing, refuses
 from recipes import log_config
-from stratarec.data.column_names import LABEL, SESSION, TIME
+from stratarec.data.column_names import LABEL, TIME
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.clicks import ClicksConfig
-from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
-from stratarec.errors import ConfigError, DataError, DatasetError, StorageError
-from stratarec.progress import SilentProgress
+from stratarec.errors import DataError
 
 HOUR = 3600
 
@@ -75,16 +70,6 @@ def decoded(dataset: Dataset, split: str) -> pl.DataFrame:
             values = [[table[i] for i in bag] for bag in whole[feature.name]]
         whole = whole.with_columns(pl.Series(feature.name, values, strict=False))
     return whole
-
-
-def same_tree(one: Path, other: Path) -> None:
-    compared = filecmp.dircmp(one, other)
-    assert not compared.left_only
-    assert not compared.right_only
-    for folder in (".", "vocabulary", "train", "valid", "test"):
-        names = [path.name for path in (one / folder).iterdir() if path.is_file()]
-        _, mismatch, errors = filecmp.cmpfiles(one / folder, other / folder, names, shallow=False)
-        assert not mismatch + errors
 
 
 def test_clicks_become_samples_that_never_look_ahead(tmp_path: Path) -> None:
@@ -141,67 +126,6 @@ def test_clicks_of_one_moment_keep_the_order_of_the_log(tmp_path: Path) -> None:
     assert Counter((r["item_id"], r[TIME], *r["history"]) for r in samples.rows(named=True)) == expected
 
 
-class Stop(Exception):
-    """Stands for a process that dies."""
-
-
-class StopAfter(SilentProgress):
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def advance(self, amount: int, note: str = "") -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Stop
-
-
-@pytest.mark.parametrize("steps", [20, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (1, 43, 45))])
-def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path: Path, steps: int) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    click_log(tmp_path / "a" / "log.parquet")
-    shutil.copy2(tmp_path / "a" / "log.parquet", tmp_path / "b" / "log.parquet")
-    config = clicks_config(tmp_path / "a")
-    prepare(config)
-    (tmp_path / "a" / "data").rename(tmp_path / "whole")
-    try:
-        prepare(config, progress=StopAfter(steps))
-    except Stop:
-        assert not (tmp_path / "a" / "data").exists()
-    dataset = prepare(config)
-    same_tree(tmp_path / "whole", dataset.path)
-    assert not (tmp_path / "a" / "data.preparing").exists()
-
-
-def test_a_finished_data_set_is_kept_or_refused(tmp_path: Path) -> None:
-    click_log(tmp_path / "log.parquet")
-    first = prepare(clicks_config(tmp_path))
-    assert prepare(clicks_config(tmp_path)).fingerprint == first.fingerprint
-    other = clicks_config(tmp_path, vocabulary=VocabularyConfig(min_count=3))
-    with refuses(DatasetError, "--overwrite"):
-        prepare(other)
-    assert prepare(other, overwrite=True).fingerprint != first.fingerprint
-    (tmp_path / "occupied").mkdir()
-    with refuses(DatasetError, "data"):
-        prepare(clicks_config(tmp_path, path=str(tmp_path / "occupied")))
-    (tmp_path / "file").touch()
-    with pytest.raises((StorageError, DatasetError)):
-        prepare(clicks_config(tmp_path, path=str(tmp_path / "file")))
-
-
-def test_every_damaged_file_is_named(tmp_path: Path) -> None:
-    click_log(tmp_path / "log.parquet")
-    dataset = prepare(clicks_config(tmp_path))
-    for path in sorted(dataset.path.rglob("*.*")):
-        content = path.read_bytes()
-        for damaged in (content[:-2], bytes([content[0] ^ 1]) + content[1:]):
-            path.write_bytes(damaged)
-            with pytest.raises(DatasetError, match=path.name):
-                Dataset.open(dataset.path)
-        path.write_bytes(content)
-    Dataset.open(dataset.path)
-
-
 def test_bad_rows_are_counted_and_one_class_is_refused(tmp_path: Path) -> None:
     schema = Schema(label="y", dense=(DenseFeature(name="d"),), sparse=(SparseFeature(name="c"),))
     frame = pl.DataFrame(
@@ -219,15 +143,3 @@ def test_bad_rows_are_counted_and_one_class_is_refused(tmp_path: Path) -> None:
         prepare(
             log_config(tmp_path, schema, frame.with_columns(y=pl.lit(0), d=pl.lit(0.0)), path=str(tmp_path / "one"))
         )
-
-
-def test_the_split_by_fraction_keeps_sessions_whole(tmp_path: Path) -> None:
-    config = PrepareConfig(source=SyntheticConfig(samples=4000, scale=0.001), path=str(tmp_path / "data"))
-    dataset = prepare(config)
-    sessions = {split: set(decoded(dataset, split)[SESSION]) for split in dataset.splits}
-    assert not sessions["train"] & sessions["test"]
-    assert not sessions["train"] & sessions["valid"]
-    assert 0.05 < dataset.samples("test") / 4000 < 0.15
-    frame, schema = pl.DataFrame({"label": [0, 1], "c": [1, 2]}), Schema(sparse=(SparseFeature(name="c"),))
-    with refuses(ConfigError, "data.split.by time"):
-        prepare(log_config(tmp_path, schema, frame, split=SplitConfig(by="time", valid="1h", test="1h")))

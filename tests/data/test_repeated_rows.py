@@ -91,7 +91,7 @@ def natural(count: int) -> pl.DataFrame:
         (lambda: copied(rows(10), 3), SCHEMA, SplitConfig(valid=0.0, test=0.5), set()),  # too few to tell
     ],
 )
-def test_copies_are_told_from_chance(
+def test_copies_are_distinguished_from_chance(
     frame: Callable[[], pl.DataFrame], schema: Schema, split: SplitConfig, reported: set[str], tmp_path: Path
 ) -> None:
     assert set(shares(tmp_path, frame(), schema, split=split)) == reported

@@ -7,7 +7,7 @@ import contextlib
 import gzip
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,7 @@ from errors import missing, refuses
 from stratarec.data.columns.converter import OnBadRow
 from stratarec.data.sources import text
 from stratarec.data.sources.base import ChunkShare
-from stratarec.data.sources.csv import (
-    AVAZU_CATEGORIES,
-    AvazuConfig,
-    AvazuSource,
-    CriteoConfig,
-    CriteoSource,
-    CsvSource,
-)
+from stratarec.data.sources.csv import AVAZU_CATEGORIES, AvazuConfig, AvazuSource, CriteoConfig, CriteoSource, CsvSource
 from stratarec.data.sources.files import expand
 from stratarec.errors import DataError
 
@@ -104,11 +97,7 @@ def test_any_bytes_as_a_file_are_a_data_error_that_names_it(
         read(avazu(path, "skip"))
 
 
-PACKED = {
-    "gz": gzip.compress,
-    "zst": lambda content: pa.compress(content, "zstd", asbytes=True),
-    "bz2": bz2.compress,
-}
+PACKED = {"gz": gzip.compress, "zst": lambda content: pa.compress(content, "zstd", asbytes=True), "bz2": bz2.compress}
 LONG = b"\n".join([AVAZU_HEADER, *(avazu_line(i) for i in range(400))]) + b"\n"
 
 
@@ -154,7 +143,7 @@ def test_a_flipped_byte_in_a_compressed_log_is_rows_or_a_data_error(
 
 
 def packed(content: bytes, codec: str, repeats: int = 1) -> bytes:
-    """`repeats` times the content, compressed piece by piece: the pieces of these formats may stand in a row."""
+    """`repeats` times the content, compressed piece by piece: the pieces of these formats may be concatenated."""
     return pa.compress(content, codec=codec, asbytes=True) * repeats if codec else content * repeats
 
 
@@ -182,22 +171,6 @@ def test_a_line_without_an_end_is_refused_before_it_is_read(
             use(CriteoSource(CriteoConfig(paths=(str(path),)), "error"))
     assert time.monotonic() - began < 10
     assert held <= 2 * text.BLOCK_BYTES + (4 << 20)
-
-
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (os.mkfifo, "pipe"),
-        (lambda path: path.symlink_to("/dev/zero"), "device"),
-    ],
-)
-def test_special_files_are_no_logs(tmp_path: Path, make: Callable[[Path], None], what: str) -> None:
-    make(tmp_path / "log.tsv")
-    began = time.monotonic()
-    for pattern in ("log.tsv", "*.tsv"):
-        with refuses(DataError, what):
-            CriteoSource(CriteoConfig(paths=(str(tmp_path / pattern),)), "error")
-    assert time.monotonic() - began < 10
 
 
 def test_a_file_that_becomes_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Limits of vocabularies: what an override leaves out holds as for all, and one of no vocabulary is refused."""
+"""Limits of vocabularies: what an override leaves out is that of all, and one of no vocabulary is refused."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_counts_of_a_hash_do_not_grow_with_the_values() -> None:
     np.testing.assert_array_equal(Vocabulary.hashed(sums, pl.Int64(), 32).counts, expected)
 
 
-def test_a_hash_beside_counted_ones_trains_and_scores(tmp_path: Path) -> None:
+def test_a_hash_next_to_counted_ones_trains_and_scores(tmp_path: Path) -> None:
     content = tiny(tmp_path, max_steps=4)
     content["data"]["vocabulary"] = {"overrides": {"C1": {"kind": "hash", "buckets": 50}}}
     made = Recipe.from_dict(content)

@@ -159,7 +159,7 @@ def trained(collection: Any, setup: Setup, rank: int, ranks: int) -> dict[str, A
 
 
 def together(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the ranks of a job found, as one process would have."""
+    """What the ranks of a job return, as one process would have."""
     steps = len(found[0]["pooled"])
     for other in found[1:]:
         for name, parts in found[0]["tables"].items():

@@ -55,13 +55,7 @@ def test_tables_with_homes_keep_their_bits_at_one_owner(ranks: Ranks, home: str,
 
 @pytest.mark.parametrize(
     ("count", "layout", "home"),
-    [
-        (2, "rows", ""),
-        (2, "rows", "dram"),
-        (2, "split", "log"),
-        (4, "split", "dram"),
-        (2, "mixed", "log"),
-    ],
+    [(2, "rows", ""), (2, "rows", "dram"), (2, "split", "log"), (4, "split", "dram"), (2, "mixed", "log")],
 )
 def test_rows_that_travel_differ_by_the_order_of_sums_alone(
     ranks: Ranks, count: int, layout: str, home: str, tmp_path: Path

@@ -79,7 +79,7 @@ def copies(mesh: Mesh, path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_copies_are_the_same_on_all_ranks_and_go_on_from_a_checkpoint_that_one_process_reads(
+def test_copies_are_the_same_on_all_ranks_and_resume_from_a_checkpoint_that_one_process_reads(
     ranks: Ranks, tmp_path: Path
 ) -> None:
     found = ranks.run(2, copies, tmp_path / "saved")

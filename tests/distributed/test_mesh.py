@@ -1,4 +1,4 @@
-"""Meshes: what ranks do together, what they refuse together, and what happens when one of them is gone."""
+"""Meshes: what ranks do together, what they refuse together, and what happens when one of them has ended."""
 
 from __future__ import annotations
 
@@ -35,14 +35,8 @@ ROLLS: dict[str, tuple[list[Any], str]] = {
         [SAME, {**SAME, "recipe": {"name": "b"}}, SAME],
         "rank 1 was started with recipe.name 'b', rank 0 with 'a': ",
     ),
-    "gone again": (
-        [SAME, None, SAME],
-        "rank 1 does not answer: no heartbeat for 0.3 s; ",
-    ),
-    "never there": (
-        [SAME, ..., SAME],
-        "rank 1 did not start within 1 s (distributed.timeout): ",
-    ),
+    "gone again": ([SAME, None, SAME], "rank 1 does not answer: no heartbeat for 0.3 s; "),
+    "never there": ([SAME, ..., SAME], "rank 1 did not start within 1 s (distributed.timeout): "),
 }
 
 
@@ -108,11 +102,6 @@ def test_gradients_are_reduced_in_their_shapes(ranks: Ranks) -> None:
         assert found[2].shape == (0,)
 
 
-def shape(mesh: Mesh) -> tuple[int, Any]:
-    assert mesh.devices is not None
-    return mesh.hosts, mesh.devices.mesh.tolist()
-
-
 def differ(mesh: Mesh) -> None:
     mesh.check_same({"recipe": {"train": {"seed": 4 if mesh.rank == 1 else 3}}, "version": "1"})
 
@@ -156,7 +145,7 @@ def leaves(mesh: Mesh) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_leaves_says_why_to_the_others(ranks: Ranks) -> None:
+def test_a_rank_that_leaves_reports_why_to_the_others(ranks: Ranks) -> None:
     ranks.begin(3, leaves, [()] * 3)
     found = ranks.end(3)
     assert isinstance(found.pop(1), DataError)
@@ -223,7 +212,7 @@ def test_a_rank_that_is_stopped_while_others_wait_for_its_files_is_named(ranks: 
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_told_to_end_says_so_and_the_others_repeat_it(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_rank_that_is_terminated_reports_it_and_the_others_repeat_it(ranks: Ranks, tmp_path: Path) -> None:
     started = tmp_path / "started"
     ranks.begin(2, forever, [(started,)] * 2)
     while not started.exists():
@@ -256,10 +245,7 @@ def test_odd_environments_are_refused(
 def test_others_that_cannot_be_reached_are_an_error(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    with (
-        refuses(RankError, f"rank 1 2 {address}:1"),
-        joined(DistributedConfig(timeout=1)),
-    ):
+    with refuses(RankError, f"rank 1 2 {address}:1"), joined(DistributedConfig(timeout=1)):
         pass
 
 
@@ -270,8 +256,5 @@ def test_a_port_that_is_in_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         port = str(taken.getsockname()[1])
         for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
             monkeypatch.setenv(name, value)
-        with (
-            refuses(RankError, f"rank 0 2 127.0.0.1:{port}"),
-            joined(DistributedConfig(timeout=1)),
-        ):
+        with refuses(RankError, f"rank 0 2 127.0.0.1:{port}"), joined(DistributedConfig(timeout=1)):
             pass

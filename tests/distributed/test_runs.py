@@ -184,7 +184,7 @@ def test_other_numbers_of_ranks_and_other_shardings_take_over_every_row(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_fewer_ranks(ranks: Ranks, home: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_with_fewer_ranks(ranks: Ranks, home: Path, tmp_path: Path) -> None:
     train(Mesh.alone(), recipe(home, tmp_path / "one"))
     ranks.run(3, train, recipe(home, tmp_path / "many", max_steps=20))
     ranks.run(2, train, recipe(home, tmp_path / "many", max_steps=40), True)

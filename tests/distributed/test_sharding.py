@@ -43,13 +43,7 @@ def test_popular_rows_are_dealt_out_evenly() -> None:
     assert abs(shares - 0.25).max() < 0.01
 
 
-@pytest.mark.parametrize(
-    ("places", "message"),
-    [
-        ({"t": Place(first=3)}, "'t' ranks 3 0 2"),
-        ({}, "table 't'"),
-    ],
-)
+@pytest.mark.parametrize(("places", "message"), [({"t": Place(first=3)}, "'t' ranks 3 0 2"), ({}, "table 't'")])
 def test_places_that_do_not_fit_are_refused(places: dict[str, Place], message: str) -> None:
     with refuses(ConfigError, message):
         Sharding([table(4)], places, 3)

@@ -1,4 +1,4 @@
-"""Runs under torchrun: they train, and when a rank is killed the others stop at once, or go on by themselves."""
+"""Runs under torchrun: they train, and when a rank is killed the others stop at once, or resume by themselves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(home: Path, path: Path, **train: Any) -> Path:
-    """The file of a recipe whose run is beside it."""
+    """The file of a recipe whose run is next to it."""
     options = {"max_steps": 80, "epochs": 5, "checkpoint": {"every_steps": 15, "keep": 2}, **train}
     # What `train` would choose is told, as it is by hand in what these runs are held against.
     chosen = {"eval_every": 0, "average": {"decay": 0}, "early_stopping": {"patience": 0}}

@@ -128,10 +128,7 @@ def test_what_cannot_be_an_exchange_by_towers_is_refused() -> None:
     assert not DistributedConfig().by_towers(2, 2, modules=False)  # all vectors travel: more than distinct rows
     assert sptt.by_towers(2, 2, modules=False)
     assert not DistributedConfig(exchange="flat").by_towers(2, 2)
-    for towers, hosts, message in (
-        (3, 2, "3 towers 2"),
-        (0, 1, "towers 1"),
-    ):
+    for towers, hosts, message in ((3, 2, "3 towers 2"), (0, 1, "towers 1")):
         with refuses(ConfigError, message):
             sptt.by_towers(towers, hosts)
 

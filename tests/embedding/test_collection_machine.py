@@ -65,7 +65,7 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 class CollectionMachine(RuleBasedStateMachine):
-    """A tiered collection beside the same tables in memory."""
+    """A tiered collection next to the same tables in memory."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -156,7 +156,7 @@ ERRORS: dict[str, BaseException] = {
 def test_whatever_fails_in_homes_that_are_memory_leaves_right_rows_or_none(
     tmp_path: Path, error: str, home: HomeKind
 ) -> None:
-    """After an error the tables either go on with the bits of those that met none, or refuse until they are loaded."""
+    """After an error the tables either keep the bits of those without errors, or refuse until they are loaded."""
     # Few ways and small caches: rows leave the overflow area, which is the only move that calls the store.
     plain, module = collection(None), collection(home, tmp_path / "home", ways=2)
     tables, caught, refused = cached(module), ERRORS[error], 0
@@ -319,7 +319,7 @@ def test_nothing_works_after_close(tmp_path: Path, home: HomeKind | None) -> Non
     assert "closed" in repr(module)
 
 
-def test_a_table_with_more_rows_than_tags_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_table_with_more_rows_than_tags_is_refused_before_anything_is_built(tmp_path: Path) -> None:
     table = EmbeddingBagConfig(name="t", num_embeddings=2**31 - 1, embedding_dim=4, feature_names=("f",))
     tiers = TierConfig(tables={"t": TableTier(home="log", cache_rows=64)}, log_path=tmp_path / "log")
     with refuses(ConfigError, "'t' 2,147,483,647 2,147,483,646"):
@@ -348,7 +348,7 @@ def test_the_last_row_that_a_tag_can_name_is_trained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 @pytest.mark.parametrize("home", ["dram", "log"])
-def test_checkpoints_in_a_row_each_restore_and_go_on_bitwise(tmp_path: Path, policy: str, home: HomeKind) -> None:
+def test_checkpoints_in_a_row_each_restore_and_continue_bitwise(tmp_path: Path, policy: str, home: HomeKind) -> None:
     """int8 rounds what goes home, so tags, stamps, counts and noise must all be those of the run that was saved."""
     whole = collection(home, tmp_path / "whole", "int8", policy=policy)
     previous, manifests = None, []
@@ -442,21 +442,10 @@ def test_what_a_batch_under_way_changes_is_in_the_next_checkpoint(tmp_path: Path
     assert_same(plain, again)
 
 
-def large() -> TieredEmbeddingBagCollection:
-    """64 MiB of slots, all in use."""
-    table = EmbeddingBagConfig(name="t", num_embeddings=300_000, embedding_dim=64, feature_names=("f",))
-    tiers = TierConfig(tables={"t": TableTier(cache_rows=262_144)})
-    module = TieredEmbeddingBagCollection([table], tiers=tiers)
-    for first in range(0, 240_000, 20_000):
-        ids = torch.arange(first, first + 20_000)
-        module(KeyedJagged(keys=("f",), values=ids, offsets=None, batch_size=20_000)).pooled.sum().backward()
-    return module
-
-
 # Two clocks
 
 
-def test_stamps_begin_anew_and_noise_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_stamps_restart_and_noise_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Stamps are of 32 bits; the number that noise is a function of must never come again."""
     monkeypatch.setattr(engine_module, "_LAST_STAMP", 20)
     monkeypatch.setattr(engine_module, "_SHIFT", 10)

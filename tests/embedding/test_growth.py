@@ -62,7 +62,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_table_that_grew_has_the_bits_of_one_that_was_made_so_large(name: str, tmp_path: Path) -> None:
+def test_a_table_that_grew_has_the_bits_of_one_of_that_size_from_the_start(name: str, tmp_path: Path) -> None:
     """Wherever rows lie, before and after."""
     optimizer, found = OPTIMIZERS[name], []
     for number, (before, after) in enumerate([(None, None), (TIERS, None), (None, TIERS), (TIERS, TIERS)]):

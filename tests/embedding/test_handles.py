@@ -100,7 +100,7 @@ def test_loading_makes_handles_void(tmp_path) -> None:
     assert all(torch.equal(rows, before[name]) for name, rows in rows_of(module).items())
 
 
-def test_rows_that_do_not_fit_beside_those_under_way_are_an_error_not_a_wait() -> None:
+def test_rows_that_do_not_fit_next_to_those_in_flight_are_an_error_not_a_wait() -> None:
     module = collection(cache_rows=48)
 
     def hold() -> list[Any]:
@@ -108,9 +108,6 @@ def test_rows_that_do_not_fit_beside_those_under_way_are_an_error_not_a_wait() -
 
     with refuses(TrainingError, "backward rows"):
         within(60, hold)
-
-
-# Ahead on a thread
 
 
 # What a batch must be

@@ -1,4 +1,4 @@
-"""Which tables share a store, and what the planner says of it."""
+"""Which tables share a store, and what the planner predicts of it."""
 
 from __future__ import annotations
 

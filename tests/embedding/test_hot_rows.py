@@ -18,7 +18,7 @@ HOT = {"item": 340, "user": 500}
 
 
 def hot(config: TierConfig, rows: dict[str, int] = HOT) -> TierConfig:
-    """The same caches beside hot rows."""
+    """The same caches with hot rows."""
     tables = {name: replace(tier, hot_rows=rows[name]) for name, tier in config.tables.items()}
     return replace(config, tables=tables)
 
@@ -45,7 +45,7 @@ def test_weights_and_state_are_those_of_tables_in_memory(tmp_path: Path, kind: s
 
 
 @pytest.mark.parametrize(("before", "after"), [(HOT, HOT), (HOT, {}), ({}, HOT), (HOT, {"item": 9, "user": 701})])
-def test_a_checkpoint_goes_on_to_the_same_bits_under_any_hot_rows(tmp_path: Path, before, after) -> None:
+def test_a_checkpoint_resumes_to_the_same_bits_under_any_hot_rows(tmp_path: Path, before, after) -> None:
     data = batches(STEPS)
 
     def made(rows: dict[str, int]) -> Model:

@@ -60,7 +60,7 @@ def batch_of(draws: np.random.Generator, batch: int, dtype: torch.dtype = torch.
 
 @pytest.mark.interpreted
 def test_bags_behind_the_filled_ones_change_nothing() -> None:
-    """Empty bags that a batch says it has are not written, and training has the same bits."""
+    """Empty bags that a batch declares are not written, and training has the same bits."""
     draws, size, filled = np.random.default_rng(1), *sized((200, 70), (20, 7))
     bags = {}
     for key, rows in SIZES.items():
@@ -79,9 +79,6 @@ def test_bags_behind_the_filled_ones_change_nothing() -> None:
     for name in "abc":
         for part, view in one.table(name).items():
             assert torch.equal(other.table(name)[part], view)
-    with refuses(ConfigError, "1 5"):
-        replace(plain, filled=(3,))
-
     with refuses(ConfigError, "1 5"):
         replace(plain, filled=(3,))
 
@@ -269,12 +266,6 @@ def test_schedules_follow_the_length_of_a_run() -> None:
             [EmbeddingBagConfig(name="a", num_embeddings=5, embedding_dim=4, feature_names=("a",))],
             optimizer=RowOptimizerConfig(schedule=cosine),
         )
-
-
-def table(**change: Any) -> EmbeddingBagConfig:
-    return EmbeddingBagConfig(
-        **{"name": "t", "num_embeddings": 3, "embedding_dim": 2, "feature_names": ("x",), **change}
-    )
 
 
 @pytest.mark.interpreted

@@ -140,7 +140,7 @@ def test_rows_that_a_second_batch_lacks_take_the_step_of_the_first() -> None:
     torch.testing.assert_close(weight[2:], start[2:] * keep * keep)
 
 
-def test_state_of_all_rows_goes_on_elsewhere() -> None:
+def test_state_of_all_rows_resumes_elsewhere() -> None:
     one, other = (made(kind="adam", weight_decay=0.05, rows="all") for _ in range(2))
     for step in range(9):
         one(looked_up(rare(step))).pooled.square().sum().backward()
@@ -155,7 +155,7 @@ def test_state_of_all_rows_goes_on_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("mean", [False, True])
-def test_held_gradients_have_their_norm_and_are_applied_scaled(mean: bool) -> None:
+def test_buffered_gradients_have_their_norm_and_are_applied_scaled(mean: bool) -> None:
     lengths, ids = torch.tensor([2, 0, 3, 1]), torch.tensor([1, 3, 3, 3, 5, 0, 4, 4, 1])
     features = KeyedJagged(
         keys=("x", "s"), values=ids, offsets=torch.tensor([0, 2, 2, 5, 6, 7, 7, 8, 9]), batch_size=len(lengths)

@@ -177,7 +177,7 @@ def read(path: Path, _: Path) -> dict[str, str]:
 
 
 class _Run:
-    """A run is evaluated, and gone on with."""
+    """A run is evaluated and resumed."""
 
     def __init__(self, root: Path, memory: dict[str, Any] | None) -> None:
         self.root, self.memory = root, memory

@@ -40,7 +40,7 @@ _NUMBER = re.compile(r"(?<![\w/.-])-?(nan|inf)(?![\w/.-])")
 
 
 def make_more(root: Path) -> None:
-    """Artefacts beside those of `artefacts.make` that hold numbers of other kinds."""
+    """Artefacts in addition to those of `artefacts.make` that hold numbers of other kinds."""
     with open_run(root / "cached") as trained:
         export(trained, root / "coded")
     # Two states a weight, and clocks.
@@ -157,7 +157,7 @@ def _train_on(root: Path, memory: dict[str, Any] | None) -> Use:
 
 def _base(root: Path) -> Use:
     def use(path: Path, out: Path) -> None:
-        """A new data set goes on from it."""
+        """A new data set is based on it."""
         made = recipe(root, out / "run")
         vocabulary = replace(made.data.vocabulary, base=str(path))
         groups = "none" if path.name == "plain" else made.data.groups

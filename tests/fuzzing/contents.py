@@ -181,7 +181,7 @@ def _offsets(column: pa.Array) -> pa.Array:
 
 
 def _change_lengths(column: pa.Array, draws: random.Random) -> tuple[pa.Array, str]:
-    """Lists that are longer or shorter; of columns without lists, rows that are left out or stand twice."""
+    """Lists that are longer or shorter; of columns without lists, rows that are left out or duplicated."""
     if not pa.types.is_list(column.type):
         return _change_values(column, draws)
     values, offsets = column.flatten(), np.array(_offsets(column))
@@ -322,7 +322,7 @@ def _read_rows(file: Path) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
 
 
 class _Listed:
-    """Records in the order in which they are written, whatever rows they are said to be of."""
+    """Records in the order in which they are written, whatever row numbers they have."""
 
     def __init__(self, records: NDArray[np.uint8]) -> None:
         self._records, self._next, self.shape = records, 0, records.shape

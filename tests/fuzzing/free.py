@@ -1,4 +1,4 @@
-"""Fields that may be changed by whoever seals them again, and then change what comes of an artefact; each with why."""
+"""Fields that a writer may change and seal again, and that then change what comes of an artefact; each with why."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Guard pages: a kernel gets its arrays as copies that lie against a page which nobody may touch.
+"""Guard pages: a kernel gets its arrays as copies that end at a page which nobody may touch.
 
 An access one element beyond an array, behind it or in front of it, then ends the process, where in ordinary memory it
-would read or write what lies there by chance. Kernels are caught where Python calls compiled code, so nothing in the
+would read or write its content by chance. Kernels are caught where Python calls compiled code, so nothing in the
 library knows of this; what a kernel wrote is copied back, byte by byte where it changed.
 """
 

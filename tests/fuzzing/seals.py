@@ -1,4 +1,4 @@
-"""Seals and hashes of whatever lies in a folder, as if its writer had written it so.
+"""Seals and hashes of all files in a folder, as if its writer had written it so.
 
 An attacker who changes a file changes what vouches for it: hashes, sizes and digests up to the manifest, then the seal.
 """
@@ -96,7 +96,7 @@ def _entries(folder: Path, content: dict[str, Any]) -> Iterator[tuple[dict[str, 
 
 
 def _adapt(entry: dict[str, Any], own: Path) -> None:
-    """Let the numbers beside a hash be those of the file."""
+    """Let the numbers next to a hash be those of the file."""
     if "row_groups" in entry:
         found = pq.ParquetFile(own).metadata
         entry["row_groups"] = [found.row_group(place).num_rows for place in range(found.num_row_groups)]

@@ -153,7 +153,7 @@ def _judge(
 
 
 def _tree(root: Path) -> dict[str, Any]:
-    """Size, time and mode of everything in `root`; of the memory where logs are at work, what lies there."""
+    """Size, time and mode of everything in `root`; of the memory where logs are at work, its content."""
     rows = root / ROWS
     found: dict[str, Any] = {str(rows): sorted(os.listdir(rows))}
     for path in root.rglob("*"):

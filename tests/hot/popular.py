@@ -20,7 +20,7 @@ ROW_BYTES = 68
 
 
 def log(path: Path) -> Path:
-    """Users whose item and shop are both popular or both rare, in sessions of four; a place that says nothing."""
+    """Users whose item and shop are both popular or both rare, in sessions of four; a place without information."""
     draws = np.random.default_rng(1)
     session = np.arange(SAMPLES) // 4
     popular = draws.random(SAMPLES) < 0.6

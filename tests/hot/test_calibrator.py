@@ -1,4 +1,4 @@
-"""The hot rows that are chosen fit, are worth what is said, and are never worse than the most looked-up ones."""
+"""The hot rows that are chosen fit, are worth what is predicted, and are never worse than the most looked-up ones."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_interval_holds_the_true_share_at_least_95_times_in_100() -> None:
     assert estimate(np.array([0.5])).low == 0
 
 
-def test_counting_goes_on_where_it_stopped_and_begins_anew_for_other_rows(dataset: Dataset, tmp_path: Path) -> None:
+def test_counting_resumes_where_it_stopped_and_restarts_for_other_rows(dataset: Dataset, tmp_path: Path) -> None:
     profile = calibrate(dataset, bytes_of(dataset), total(dataset) // 5, curve=())
     path = tmp_path / "counts.json"
     whole = classify(dataset, *rows_of(dataset, profile), "train", path)

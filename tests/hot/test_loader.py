@@ -11,15 +11,7 @@ from hot.popular import ROW_BYTES, prepared
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
-from stratarec.hot.hot_loader import (
-    HotLoader,
-    NeedsReader,
-    are_hot,
-    bag_needs,
-    classify,
-    rate_after,
-    validation_losses,
-)
+from stratarec.hot.hot_loader import HotLoader, NeedsReader, are_hot, bag_needs, classify, rate_after, validation_losses
 from stratarec.hot.selection import Counts, RowRange, hottest_rows, parts_of
 
 
@@ -88,7 +80,7 @@ def test_every_sample_is_in_one_batch_of_its_kind(dataset, rows, size, buffers, 
     assert sorted(lines(batches)) == sorted(lines(list(plain.batches(0))))
 
 
-def test_an_epoch_is_taken_up_at_any_batch(dataset, rows) -> None:
+def test_an_epoch_is_resumed_at_any_batch(dataset, rows) -> None:
     made = loader(dataset, rows, shuffle_row_groups=1)
     whole = [lines([batch]) for batch in made.batches(1)]
     assert whole != [lines([batch]) for batch in made.batches(0)]
@@ -154,7 +146,7 @@ def test_needs_are_those_of_a_loop_over_all_ids(tmp_path: Path, groups: str) -> 
     np.testing.assert_array_equal(np.concatenate(found), expected(dataset, parts))
 
 
-def test_ids_beyond_two_to_the_24_are_told_apart() -> None:
+def test_ids_beyond_two_to_the_24_are_distinguished() -> None:
     first = 1 << 24
     values = np.array([first - 1, first, first + 1, first + 2, 2**31 - 2, -1], dtype=np.int32)
     needs = bag_needs(values, None, None, part(2**31 - 1))[:, None]

@@ -55,14 +55,7 @@ def test_a_directory_is_refused_as_a_file(tmp_path: Path, name: str, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("file/below/a", "directory"),
-        ("a" * 300, "name"),
-        ("a\0b", "null"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [("file/below/a", "directory"), ("a" * 300, "name"), ("a\0b", "null")])
 def test_an_impossible_path_is_refused_before_the_work(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "file").touch()
     with refuses(StorageError, message):

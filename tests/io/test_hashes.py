@@ -89,7 +89,7 @@ def test_a_file_that_changed_is_read_again(files: list[Path], how: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"one": 3}', '{"one": [[1, 2], 3]}', '{"one": [["a", 1, 2, 3], ""]}'])
-def test_a_damaged_cache_is_made_anew(files: list[Path], text: str) -> None:
+def test_a_damaged_cache_is_written_again(files: list[Path], text: str) -> None:
     expected = file_hashes(files)
     (kept,) = cache_directory().rglob("*.json")
     whole = kept.read_text()

@@ -9,13 +9,10 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import forked
 import pytest
 import yaml
 
@@ -44,7 +41,7 @@ with directory_lock(Path(sys.argv[1]), shared=sys.argv[2] == "read"):
 
 @contextmanager
 def another(path: Path, how: str = "write") -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds `path`."""
+    """Another process that has locked `path`."""
     command = [sys.executable, "-c", HOLD, str(path), how]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -73,16 +70,12 @@ def test_the_writer_is_named_and_its_note_goes_with_it(thing: Path) -> None:
         pass
 
 
-def test_a_killed_writer_holds_nothing_and_is_not_named(thing: Path) -> None:
+def test_a_killed_writer_locks_nothing_and_is_not_named(thing: Path) -> None:
     with another(thing) as process:
         process.kill()
         process.wait()
     assert (thing / LOCK_OWNER).exists()
-    with (
-        another(thing, "read"),
-        refuses(StorageError, "process"),
-        directory_lock(thing),
-    ):
+    with another(thing, "read"), refuses(StorageError, "process"), directory_lock(thing):
         pass
     with directory_lock(thing):
         assert json.loads((thing / LOCK_OWNER).read_text())["pid"] == os.getpid()
@@ -101,7 +94,7 @@ def test_readers_share(thing: Path) -> None:
         pass
 
 
-def test_what_was_replaced_meanwhile_is_not_held(thing: Path) -> None:
+def test_what_was_replaced_meanwhile_is_not_locked(thing: Path) -> None:
     before, after = directory_lock(thing), directory_lock(thing)
     with before:
         thing.rename(thing.with_name("old"))
@@ -137,36 +130,6 @@ def test_a_checkpoint_that_is_read_is_not_pruned(home: Path, tmp_path: Path) -> 
     assert sorted(path.name for path in folder.iterdir()) == [last.name]
     with refuses(CheckpointError, f"{first.name}"), checkpoint.locked(first):
         pass
-
-
-READ = """
-import sys
-from stratarec.training.run.open_run import open_run
-for _ in range(8):
-    with open_run(sys.argv[1]) as trained:
-        print(trained.checkpoint.name, flush=True)
-"""
-
-
-def test_readers_of_a_run_that_goes_on_always_get_a_whole_checkpoint(home: Path, tmp_path: Path) -> None:
-    content = tiny(
-        home, run=str(tmp_path / "run"), max_steps=40, eval_every=0, checkpoint={"every_steps": 1, "keep": 1}
-    )
-    made = Recipe.from_dict(content)
-    first = Recipe.from_dict({**content, "train": {**content["train"], "max_steps": 1}})
-    Trainer(first, Dataset.open(made.data.path)).train()
-    (tmp_path / "run" / "result.json").unlink()
-    said = tmp_path / "said"
-    with ThreadPoolExecutor(1) as pool, said.open("w") as out:
-        reading = pool.submit(forked.python, READ, [str(tmp_path / "run")], stdout=out)
-        while not said.stat().st_size and not reading.done():
-            time.sleep(0.01)
-        Trainer(made, Dataset.open(made.data.path)).train(resume=True)
-    assert reading.result().returncode == 0, reading.result().stderr
-    names = said.read_text().splitlines()
-    assert len(names) == 8
-    assert names == sorted(names)
-    assert len(checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")) <= 2  # the last, and the best
 
 
 def test_data_that_are_read_are_not_replaced(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,7 +122,7 @@ def trainer(home: Path, *overrides: str) -> Trainer:
     return Trainer(made, Dataset.open(made.data.path))
 
 
-def test_a_run_that_never_gets_to_a_checkpoint_gives_back_the_one_it_was_to_replace(home: Path) -> None:
+def test_a_run_that_never_gets_to_a_checkpoint_restores_the_one_it_was_to_replace(home: Path) -> None:
     before = contents(home)
     with refuses(TrainingError, "loss"):
         trainer(home, "train.dense.learning_rate=1.0e+30").train(overwrite=True)
@@ -152,7 +152,7 @@ def test_a_killed_replacement_is_undone_by_the_next_start(home: Path, capsys: py
     assert contents(home) == before
 
 
-def test_a_replaced_data_set_is_found_again_after_a_kill_between_the_renames(home: Path) -> None:
+def test_a_replaced_data_set_is_recovered_after_a_kill_between_the_renames(home: Path) -> None:
     before = contents(home)
     move_aside(home / "data", DATASET)
     assert main(["prepare", "-q", "r.yaml"]) == 0
@@ -212,7 +212,7 @@ def test_two_at_a_time_in_one_directory_are_refused(
     assert main([command, "-q", "r.yaml", *arguments]) == 0
 
 
-def test_a_run_may_go_on_from_inside_its_directory_but_not_be_replaced_there(
+def test_a_run_may_resume_from_inside_its_directory_but_not_be_replaced_there(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(home / "runs/a")

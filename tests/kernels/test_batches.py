@@ -138,7 +138,7 @@ def test_joined_bags_are_the_reference(parts: list[tuple[list[list[list[int]]], 
 
 
 @pytest.mark.interpreted
-def test_places_outside_are_found() -> None:
+def test_places_outside_are_reported() -> None:
     assert collate.outside(np.array([0, 2, 1]), 3) == -1
     assert collate.outside(np.array([0, 3, -1]), 3) == 1
     assert collate.outside(np.array([0, -1, 3], dtype=np.int32), 3) == 1

@@ -115,7 +115,7 @@ def test_a_slot_in_use_is_never_a_victim():
     assert sorted(stage([7], 2, 1).rows.tolist())[0] in (1, 2, 3, 4)
 
 
-def test_a_stuck_batch_goes_on_with_a_later_horizon():
+def test_a_stuck_batch_continues_with_a_later_horizon():
     place = layout("lru", 1, 1, 4)
     state, workspace = cache.CacheState.empty(place), cache.StageWorkspace()
     first = batch_of(([1, 2, 3, 4, 5, 6], []))

@@ -91,7 +91,7 @@ def test_offsets_are_rounded_down_and_scales_up_between_all_halves() -> None:
         assert np.frombuffer(records, np.float16)[0] == scale
 
 
-def test_a_scale_beyond_half_floats_is_not_held() -> None:
+def test_a_scale_beyond_half_floats_is_refused() -> None:
     records = np.zeros(4, dtype=np.uint8)
     assert parameters_of(np.float32(0), np.float32(65504 * 15), np.float32(15), records)[2]
     assert not parameters_of(np.float32(0), np.float32(65505 * 15), np.float32(15), records)[2]

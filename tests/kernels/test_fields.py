@@ -47,7 +47,7 @@ def test_leading_zeros_are_those_of_the_reference(text: str, quoted: bool) -> No
     assert csv_records.has_leading_zeros(text.encode(), ",", quote) == expected
 
 
-def test_a_leading_zero_is_found_anywhere_in_a_long_text() -> None:
+def test_a_leading_zero_is_detected_anywhere_in_a_long_text() -> None:
     text = bytearray(b"10,0.5,a0\n" * 2000)
     assert not csv_records.has_leading_zeros(bytes(text), ",", '"')
     for place in (10, 4090, 4100, 19990):

@@ -67,7 +67,7 @@ def own(threads: int) -> Team:
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])
-def test_every_task_is_done_once_whoever_comes(threads: int) -> None:
+def test_every_task_is_done_once_by_any_members(threads: int) -> None:
     for _ in range(300):
         counted(own(threads))
 
@@ -153,7 +153,7 @@ def test_pauses_and_other_numbers_of_threads_give_the_same_bits() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_has_helpers_of_its_own() -> None:
-    """Those of its parent are gone, as are torch's threads, in the middle of other threads' kernels."""
+    """Those of its parent do not exist there, nor do torch's threads, in the middle of other threads' kernels."""
     found = script("""
 before = train(rest=0.02)
 other = threading.Thread(target=lambda: [train() for _ in range(5)])

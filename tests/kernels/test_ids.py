@@ -37,7 +37,7 @@ def test_numbers_are_those_of_the_reference(ids: list[int], dtype: torch.dtype) 
     assert (found.tolist(), places.tolist()) == reference_number_distinct(given)
 
 
-def test_large_ids_are_told_apart() -> None:
+def test_large_ids_are_distinguished() -> None:
     given = torch.from_numpy(DRAWS.integers(0, 2**40, 3000).repeat(2))
     found, places = number_distinct(given)
     assert (found.tolist(), places.tolist()) == reference_number_distinct(given)
@@ -67,7 +67,7 @@ def test_rows_of_a_batch_are_marked(singles: bool) -> None:
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
 @pytest.mark.parametrize("singles", [False, True])
-def test_the_first_id_outside_its_table_is_found(singles: bool, kind: type) -> None:
+def test_the_first_id_outside_its_table_is_reported(singles: bool, kind: type) -> None:
     rows, size = [13, 1, 70], 25
     group, values = layout(rows), np.repeat(np.array(rows) - 1, size).astype(kind)
     offsets = None if singles else np.arange(len(values) + 1)

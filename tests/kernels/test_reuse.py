@@ -11,10 +11,7 @@ from stratarec.kernels.reuse import ReuseTrace, reference_lru_hits
 
 
 @settings(deadline=None, max_examples=40)
-@given(
-    batches=st.lists(st.lists(st.integers(0, 30), max_size=12), max_size=40),
-    ahead=st.integers(1, 3),
-)
+@given(batches=st.lists(st.lists(st.integers(0, 30), max_size=12), max_size=40), ahead=st.integers(1, 3))
 def test_where_every_row_is_followed_hits_are_those_of_caches(batches: list[list[int]], ahead: int) -> None:
     trace = ReuseTrace(31, 31, np.arange(1, 32), np.array([31]), ahead)
     for batch in batches:
@@ -32,7 +29,7 @@ def test_where_every_row_is_followed_hits_are_those_of_caches(batches: list[list
 
 
 @pytest.mark.parametrize("exponent", [0.7, 1.1])
-def test_few_followed_rows_stand_for_all(exponent: float) -> None:
+def test_few_followed_rows_represent_all(exponent: float) -> None:
     """A quarter of a table's rows: within 1 % of the replayed cache."""
     rows = 100_000
     followed = rows // 4

@@ -72,7 +72,7 @@ def test_every_member_of_a_team_runs_once_and_takes_a_number_of_its_own() -> Non
 
 @pytest.mark.slow
 def test_one_thread_does_what_a_team_does(tmp_path: Path) -> None:
-    """Under a Numba that cannot run teams; kernels are compiled anew, since those in the usual cache are for a team."""
+    """Under a Numba that cannot run teams; kernels are compiled again, because cached ones are for a team."""
     alone, together = train(3, OTHERS["a method that is gone"], tmp_path), train(3)
     assert alone["defect"]
     assert together["defect"] == ""

@@ -9,7 +9,7 @@ import pytest
 from numba import literally, njit
 
 from stratarec.kernels.runtime.memory import allocate
-from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
+from stratarec.kernels.runtime.team import BODY
 from stratarec.kernels.simd.vector import add, blocks, load, multiply, store, store_totals, stream, total
 
 U = np.uint64
@@ -77,29 +77,3 @@ def test_blocks_make_up_the_row(width: int) -> None:
     assert width % lanes == 0
     assert lanes <= 128
     assert whole == (lanes == width) == (width <= 128)
-
-
-@njit(**UNCACHED)
-def count_tasks(member, counter, done, members):
-    members[member] += 1
-    while True:
-        task = take(counter)
-        if task >= len(done):
-            break
-        done[task] += 1
-
-
-@njit
-def run(team: Any, done: Any, members: Any) -> None:
-    run_team(team, count_tasks, (np.zeros(1, np.int64), done, members))
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("serial", [True, False])
-def test_a_team_does_every_task_once(threads: int, serial: bool) -> None:
-    done, members = np.zeros(1000, dtype=np.int64), np.zeros(5, dtype=np.int64)
-    for _ in range(20):
-        run(team_of(1 if serial else threads), done, members)
-    assert done.tolist() == [20] * 1000
-    assert members[0] == 20
-    assert members[1 if serial else threads :].sum() == 0

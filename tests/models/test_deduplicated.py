@@ -68,10 +68,7 @@ def batch(size: int = 40, seed: int = 0, spare: int = 0, scattered: bool = False
         label=torch.tensor(ids(2, size)).float(),
         dense=torch.rand(size, 1, generator=draws),
         sparse=KeyedJagged(keys=("item",), values=torch.tensor(ids(60, size)), offsets=None, batch_size=size),
-        groups=(
-            InverseJagged(unique=context, inverse=inverses[0]),
-            InverseJagged(unique=history, inverse=inverses[1]),
-        ),
+        groups=(InverseJagged(unique=context, inverse=inverses[0]), InverseJagged(unique=history, inverse=inverses[1])),
     )
 
 

@@ -94,7 +94,7 @@ def test_other_samples_and_padding_never_change_a_score(config: ModelConfig, poo
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 @pytest.mark.parametrize("pooling", POOLINGS[1:])
-def test_what_lies_in_the_padding_changes_neither_score_nor_gradient(config: ModelConfig, pooling: Any) -> None:
+def test_the_content_of_the_padding_changes_neither_score_nor_gradient(config: ModelConfig, pooling: Any) -> None:
     model = build_model(with_history(config, pooling), schema(), ROWS)
     if pooling == "transformer":
         torch.nn.init.normal_(model.network.poolings[0].position)  # type: ignore[arg-type]

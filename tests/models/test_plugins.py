@@ -48,7 +48,7 @@ def install_example(target: Path) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that packages are found in."""
+    """A folder that packages are imported from."""
     folder, modules = tmp_path / "site", set(sys.modules)
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)

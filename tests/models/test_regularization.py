@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
-from models.test_deduplicated import KEYS, ROWS, batch, numbered, schema
 from torch import nn
-from torch.nn import functional
 
-from stratarec.models import DLRMConfig, ModelConfig, build_model
-from stratarec.models.layers import MLP, BatchNorm, Dropout, dropouts, seed_dropout, statistics
-from stratarec.models.zoo.dcn import DCNv2Config
-
-DLRM = DLRMConfig(embedding_dim=8, bottom_mlp=(8,), top_mlp=(16, 8), dropout=0.4, batch_norm=True)
-DCN = DCNv2Config(embedding_dim=8, deep_mlp=(16,), dropout=0.4, batch_norm=True)
-
-
-def names(mlp: MLP) -> list[str]:
-    return [type(layer).__name__ for layer in mlp]
+from stratarec.models.layers import BatchNorm, Dropout, seed_dropout, statistics
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
@@ -72,26 +59,3 @@ def test_a_batch_of_one_sample_is_normalized_by_running_statistics_and_leaves_th
     kept, one = [each.clone() for each in statistics(layer)], torch.randn(1, 3)
     assert torch.equal(layer(one), layer.eval()(one))
     assert all(map(torch.equal, statistics(layer), kept))
-
-
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("config", [DLRM, replace(DLRM, dropout=0.0), replace(DLRM, batch_norm=False), DCN])
-def test_training_on_distinct_values_is_training_on_expanded_batches(config: ModelConfig, precision: str) -> None:
-    pair = [build_model(config, schema(), ROWS, seed=3) for _ in range(2)]
-    # Of 40 samples, normalized, a rounded sum that crosses zero shows.
-    tolerance, of_gradients = (1e-4, 4e-4) if precision == "float32" else (5e-2, 0.35)
-    for step in range(3):
-        grouped = numbered(batch(seed=step))
-        losses, gradients = [], []
-        for model, given in zip(pair, (grouped, grouped.expanded(KEYS)), strict=True):
-            model.zero_grad()
-            seed_dropout(dropouts(model.network), 0, step)
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-                loss = functional.binary_cross_entropy_with_logits(model(given), given.label)
-            loss.backward()
-            losses.append(loss.item())
-            gradients.append(nn.utils.parameters_to_vector(weight.grad for weight in model.network.parameters()))
-        assert losses[0] == pytest.approx(losses[1], rel=tolerance)
-        assert float((gradients[0] - gradients[1]).norm()) <= of_gradients * float(gradients[1].norm())
-        for one, other in zip(*(statistics(model.network) for model in pair), strict=True):
-            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)

@@ -1,4 +1,4 @@
-"""Towers: without modules nothing changes; what they may be; what they tell; in programs and exports too."""
+"""Towers: without modules nothing changes; what they may be; what they output; in programs and exports too."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_towers_without_modules_are_the_model_without_towers(config: ModelConfig
 
 @pytest.mark.parametrize("compression", [1.5, 2.0, 3.5, 8.0])
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_tower_tells_no_more_than_its_share_and_everything_is_trained(
+def test_a_tower_outputs_no_more_than_its_share_and_everything_is_trained(
     config: ModelConfig, compression: float
 ) -> None:  # fmt: skip
     model = build_model(towers(config, compression), schema(), ROWS)
@@ -76,7 +76,7 @@ def test_a_tower_tells_no_more_than_its_share_and_everything_is_trained(
 @pytest.mark.parametrize(
     ("count", "width", "compression"), [(13, 16, 2.0), (13, 16, 4.0), (3, 8, 1.0), (1, 8, 2.0), (3, 8, 4.0)]
 )
-def test_what_a_dot_tower_tells_follows_its_formula(count: int, width: int, compression: float) -> None:
+def test_the_output_of_a_dot_tower_follows_its_formula(count: int, width: int, compression: float) -> None:
     torch.manual_seed(0)
     module = DotTower(TowersConfig(plan=PLAN, compression=compression), count, width)
     vectors = torch.randn(5, count, width)

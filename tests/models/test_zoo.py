@@ -193,7 +193,7 @@ def test_a_score_is_the_formula_and_its_gradient_is_that_of_the_formula(name: st
 
 @each
 def test_vectors_that_samples_share_score_as_if_each_had_its_own(name: str) -> None:
-    """Behind the rows of runs lies anything, and no gradient reaches it."""
+    """Behind the rows of runs there may be anything, and no gradient reaches it."""
     score, width = score_of(name, 1).float(), CONFIGS[name].vector_width
     runs = Runs(starts=torch.tensor([0, 3, 4, 6]), shared=(True, False, True))
     rows = torch.randn(6, 3, width)

@@ -48,7 +48,7 @@ def as_json(capfd: pytest.CaptureFixture[str], *arguments: str) -> Plan:
     return Plan.from_dict(json.loads(capfd.readouterr().out))
 
 
-def test_json_holds_a_plan_within_its_budgets(home: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_json_has_a_plan_within_its_budgets(home: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     recipe = str(home / "recipe.yaml")
     whole = as_json(capfd, recipe)
     budget = whole.workspace_bytes + int(whole.float32_bytes * 0.8)

@@ -145,7 +145,7 @@ def test_rates_in_other_words_are_refused(text: str) -> None:
         parse_rate(text, "--network")
 
 
-def test_the_fit_finds_the_costs_that_lines_were_made_of() -> None:
+def test_the_fit_finds_the_costs_that_lines_were_drawn_from() -> None:
     draws = np.random.default_rng(0)
     costs = np.array([1.0, 2e-4, 3e-5, 4e-8, 5e-8])
     counts = draws.random((20, 5)) * [1e-2, 0, 30, 1e5, 1e5] + [0, 1, 0, 0, 0]

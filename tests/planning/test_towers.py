@@ -1,4 +1,4 @@
-"""Features to towers: planted blocks are found, bounds hold, and what cannot be is refused by name."""
+"""Features to towers: planted blocks are recovered, bounds are kept, and what cannot be is refused by name."""
 
 from __future__ import annotations
 
@@ -21,16 +21,7 @@ from stratarec.errors import ConfigError
 from stratarec.models import build_model
 from stratarec.models.zoo.dcn import DCNv2Config
 from stratarec.planning.interaction import _inputs, _mixed, feature_keys, measure
-from stratarec.planning.towers import (
-    Item,
-    Limits,
-    TowerBounds,
-    TowerPlan,
-    assign,
-    balanced_clusters,
-    partition,
-    spread,
-)
+from stratarec.planning.towers import Item, Limits, TowerBounds, TowerPlan, assign, balanced_clusters, partition, spread
 from stratarec.recipe import Recipe
 from stratarec.training.tower_partition import TowerRequest, make_towers
 
@@ -139,7 +130,7 @@ ITEMS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 100), st.floats(0.1
 
 @given(ITEMS, st.integers(2, 4), st.floats(1, 3), st.integers(20, 400))
 @settings(max_examples=15)
-def test_towers_keep_their_bounds_or_say_what_stands_in_the_way(
+def test_towers_keep_their_bounds_or_name_the_obstacle(
     drawn: list[tuple[int, int, float]], towers: int, ratio: float, host: int
 ) -> None:
     items = [

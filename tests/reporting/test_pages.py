@@ -26,7 +26,7 @@ PAGES = ("run", "short", "explain", "plan", "towers", "profile")
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A page of every kind, made by the command line; names hold markup."""
+    """A page of every kind, written by the command line; names contain markup."""
     root = tmp_path_factory.mktemp("pages")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
@@ -67,11 +67,7 @@ def few(root: Path) -> dict[str, Any]:
         "name": NAME,
         "data": {
             "path": str(root / "few"),
-            "source": {
-                "kind": "parquet",
-                "paths": [str(root / "few.parquet")],
-                "schema": features,
-            },
+            "source": {"kind": "parquet", "paths": [str(root / "few.parquet")], "schema": features},
             "vocabulary": {"min_count": 1},
         },
         "model": {"kind": "dlrm", "embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [4]},
@@ -108,7 +104,7 @@ def test_what_a_user_wrote_is_escaped(pages: dict[str, Path], name: str) -> None
     assert html.escape(FEATURE if name == "profile" else NAME).replace("&quot;", "&#34;") in text
 
 
-def test_a_short_run_says_what_its_page_lacks(pages: dict[str, Path]) -> None:
+def test_a_short_run_names_what_its_page_lacks(pages: dict[str, Path]) -> None:
     long, short = (pages[name].read_text() for name in ("run", "short"))
     assert not missing("train.log_every = 50", short)
     assert "<svg" not in short

@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -56,16 +55,6 @@ def progress(monkeypatch: pytest.MonkeyPatch) -> NotebookProgress:
     """Its output is looked at here, and drawn in `test_notebooks`."""
     monkeypatch.setattr(NotebookProgress, "_draw", lambda self, now=False: None)
     return NotebookProgress()
-
-
-def lines(html: str) -> dict[str, list[tuple[float, float]]]:
-    """Colour -> the points of its line; the output must be well-formed."""
-    root = ElementTree.fromstring(html.replace("&ensp;", " "))
-    found = {}
-    for each in root.iter("polyline"):
-        pairs = [pair.split(",") for pair in each.attrib["points"].split()]
-        found[each.attrib["stroke"]] = [(float(x), float(y)) for x, y in pairs]
-    return found
 
 
 def test_without_a_notebook_there_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ CODECS = ["fp32", *(pytest.param(name, marks=SLOW) for name in ("fp16", "int8", 
 
 
 def chain(root: Path, codec: str) -> Path:
-    """A run of the first day that goes on with two more: exports 0 to 2, and deltas 1 and 2."""
+    """A run of the first day that continues with two more: exports 0 to 2, and deltas 1 and 2."""
     changes: dict[str, Any] = {}
     if codec != "fp32":
         # Large enough tables, and batches so small, that some do not fit their cache.
@@ -80,7 +80,7 @@ def test_an_export_and_its_deltas_score_as_the_last_export_to_the_bit(
     assert whole.manifest.tables["item"].rows > grown
 
 
-def test_a_delta_holds_the_rows_that_differ_alone(
+def test_a_delta_has_only_the_rows_that_differ(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, after = (load_file(home / name / "tables.safetensors") for name in ("1", "2"))
@@ -106,12 +106,19 @@ def test_a_delta_holds_the_rows_that_differ_alone(
     assert not (tmp_path / "whole.delta").exists()
 
 
-def test_who_scores_meanwhile_does_so_by_one_model_or_the_other(home: Path) -> None:
+def test_scores_are_of_one_model_or_the_other_while_deltas_are_applied_or_refused(home: Path, tmp_path: Path) -> None:
     scorer, rows = Scorer.open(home / "0"), frame(home)[:50]
+    damages = [flipped("network.safetensors"), flipped(DELTA_ROWS), fill("item", 0, np.inf)]
     known = [Scorer.open(home / str(day)).score(rows).tobytes() for day in range(3)]
     with ThreadPoolExecutor(2) as threads:
         done = [threads.submit(lambda: [scorer.score(rows).tobytes() for _ in range(100)]) for _ in range(2)]
         for day in (1, 2):
+            for number, damage in enumerate(damages):
+                delta = Path(shutil.copytree(home / f"{day}.delta", tmp_path / f"{day}-{number}"))
+                damage(delta)
+                with pytest.raises(ExportError):
+                    scorer.update(delta)
+                assert scorer.score(rows).tobytes() == known[day - 1]
             scorer.update(home / f"{day}.delta")
         found = [each for part in done for each in part.result()]
     assert set(found) <= set(known)
@@ -197,7 +204,7 @@ def test_what_is_no_delta_of_a_model_is_refused_and_leaves_it_as_it_was(
     assert scorer.manifest == Scorer.open(home / of).manifest
 
 
-def test_a_delta_of_what_does_not_go_on_is_refused_in_a_line(
+def test_a_delta_of_what_does_not_continue_is_refused_in_a_line(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with refuses(ExportError, "vocabulary export"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import random
 import shutil
 import struct
 import zipfile
@@ -21,9 +20,10 @@ import pytest
 import safetensors.numpy
 import torch
 
-from errors import missing, refuses
+from errors import check_refusal, missing, refuses
 from recipes import tiny
 from stratarec import Scorer
+from stratarec.cli import main
 from stratarec.data.prepare.prepare import prepare
 from stratarec.errors import ExportError
 from stratarec.io.atomic import file_hash
@@ -34,9 +34,6 @@ from stratarec.serving.export_manifest import ExportManifest
 from stratarec.training.export.export import export
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
-
-FLIPS = int(os.environ.get("STRATAREC_FLIPS", "20"))
-"""How many bytes of each file are changed, one at a time."""
 
 VALUES = [None, True, -1, 0, 2**62, 2**70, 0.5, 1e300, "", "../x", [], {"a": 1}]
 
@@ -73,7 +70,7 @@ def recipe(root: Path, **model: Any) -> Recipe:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An export with a program, never changed; its run and data set lie beside it."""
+    """An export with a program, never changed; its run and data set are next to it."""
     root = tmp_path_factory.mktemp("exports")
     log().write_parquet(root / "log.parquet")
     made = recipe(root)
@@ -97,7 +94,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def reseal(folder: Path, change: Callable[[dict[str, Any]], object] = lambda content: None) -> None:
-    """What whoever can write a manifest can do: new hashes of all files, and any change beside."""
+    """What a writer of manifests can do: new hashes of all files, and any other change."""
     content = json.loads((folder / "manifest.json").read_text())
     del content["hash"]
     for name, entry in content["files"].items():
@@ -211,32 +208,6 @@ def test_a_pickle_in_any_file_never_runs(copy: Path, tmp_path: Path, scores: np.
     assert not marker.exists()
 
 
-def test_a_flipped_byte_is_refused_or_harmless(copy: Path, scores: np.ndarray[Any, Any]) -> None:
-    draws, refusals = random.Random(7), dict.fromkeys((path.name for path in files(copy)), 0)
-    for path in files(copy):
-        content = bytearray(path.read_bytes())
-        for _ in range(FLIPS):
-            place, kept = draws.randrange(len(content)), 0
-            kept = content[place]
-            content[place] ^= 1 << draws.randrange(8)
-            path.write_bytes(content)
-            try:
-                np.testing.assert_array_equal(Scorer.open(copy).score(FRAME), scores)
-            except ExportError as error:
-                refusals[path.name] += str(path) in str(error)
-            if path.name != "manifest.json":
-                with refuses(ExportError, path.name):
-                    check_files(copy, ExportManifest.read(copy).files)
-            content[place] = kept
-        path.write_bytes(content)
-    for name, count in refusals.items():
-        if name in ("program.pt2", "README.txt"):
-            assert count == 0, "opened what scoring has no use for"
-        else:
-            # White space of a manifest has no meaning.
-            assert count >= (FLIPS if name != "manifest.json" else FLIPS // 2), name
-
-
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every place in JSON data, those of objects and lists too."""
     if path:
@@ -259,7 +230,7 @@ def drop(content: Any, path: tuple[Any, ...]) -> None:
 
 
 def test_a_manifest_with_other_fields_is_refused_or_gives_scores(copy: Path, scores: np.ndarray[Any, Any]) -> None:
-    """Sealed anew, every field in turn is all that it may not be; some of it means the same, or another model."""
+    """Sealed again, every field is all that it may not be; some of it means the same, or another model."""
     original = json.loads((copy / "manifest.json").read_text())
     del original["hash"]
     accepted, long = set(), 0
@@ -506,6 +477,23 @@ def test_vocabularies_that_are_none_are_refused(copy: Path, number: int, place: 
     assert not missing(f"{path.name} {message}", found)
 
 
+def test_vocabularies_behind_links_are_neither_read_nor_exported(
+    whole: Path, copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copy / "vocabulary").symlink_to((copy / "vocabulary").rename(tmp_path / "folder"))
+    assert not missing("link", refused(copy))
+    for name in ("data", "run"):
+        shutil.copytree(whole.parent / name, tmp_path / name)
+    content = json.loads((tmp_path / "run" / "recipe.json").read_text().replace(str(whole.parent), str(tmp_path)))
+    del content["hash"]
+    write_sealed(tmp_path / "run" / "recipe.json", content)
+    path = next((tmp_path / "data" / "vocabulary").iterdir())
+    path.symlink_to(path.rename(tmp_path / "secret"))
+    assert main(["export", "-q", str(tmp_path / "run"), "-o", str(tmp_path / "out")]) == 2
+    check_refusal(path.name, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_small_file_that_unfolds_to_gigabytes_is_refused(copy: Path) -> None:
     path = copy / "vocabulary/0000-city.parquet"
     found = columns(path)
@@ -535,28 +523,3 @@ def test_weights_that_overflow_give_an_error_and_no_score(copy: Path) -> None:
     change_weights(copy, "network.safetensors", lambda found: found.update({k: v * 0 + 3e38 for k, v in found.items()}))
     with refuses(ExportError, "score row 1"):
         Scorer.open(copy).score(FRAME)
-
-
-def test_changed_bytes_with_hashes_that_fit_give_scores_or_one_error(copy: Path) -> None:
-    """Whoever can change a file can make its hash fit: what reads it must stand that."""
-    draws, seen = random.Random(11), {"scores": 0, "refused": 0}
-    for path in files(copy):
-        if path.name in ("manifest.json", "program.pt2", "README.txt"):
-            continue
-        whole = path.read_bytes()
-        for _ in range(FLIPS):
-            content = bytearray(whole)
-            for _ in range(draws.choice((1, 1, 3))):
-                content[draws.randrange(len(content))] = draws.choice((0, 1, 127, 128, 255, draws.randrange(256)))
-            path.write_bytes(content[: draws.choice((len(content), len(content), draws.randrange(len(content)))) or 1])
-            reseal(copy)
-            try:
-                found = Scorer.open(copy).score(FRAME)
-            except ExportError as error:
-                seen["refused"] += "\n" not in str(error) and len(str(error)) < 1000
-            else:
-                seen["scores"] += bool(((found >= 0) & (found <= 1)).all())
-        path.write_bytes(whole)
-        reseal(copy)
-    assert sum(seen.values()) == 4 * FLIPS
-    assert min(seen.values()) > 0

@@ -8,6 +8,9 @@ import sys
 from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from serving.stranger import Stranger
 
@@ -372,7 +376,54 @@ def test_few_rows_are_read_as_whole_columns_are(scorer: Scorer, log: pl.DataFram
         assert "cannot be read" in expected
 
 
-KINDS = {"price": "dense", "item": "single", "city": "single", "words": "single", "tags": "list", "history": "list"}
+def nested(depth: int) -> list[Any]:
+    cell: list[Any] = [1]
+    for _ in range(depth):
+        cell = [cell]
+    return cell
+
+
+OBJECTS: dict[str, list[tuple[Any, Any]]] = {
+    "price": [
+        (np.longdouble(2), 2.0), (np.float32(0.5), 0.5), (np.bool_(True), 1.0), (Decimal("NaN"), None),
+        (1j, ...), (10**400, ...), (Decimal("1e400"), ...), (Fraction(1, 2), ...), (timedelta(1), ...),
+    ],
+    "item": [
+        (np.int8(3), 3), (2.0, 2), (float("nan"), None), (Decimal(2), 2), (2**64, ...), (Decimal("sNaN"), ...),
+        (b"a", ...), ({1}, ...), (date(2020, 1, 1), ...), (object(), ...), (np.array([1]), ...), (pl.Series([1]), ...),
+        (nested(100_000), ...),
+    ],
+    "city": [(np.str_("é1"), "é1"), (b"a", ...), (bytearray(b"a"), ...), (print, ...), (["é1"], ...), ("\ud800", ...)],
+    "tags": [
+        (("t1", None), ["t1", None]), (np.array(["t3"]), ["t3"]), (pl.Series(["t1"]), ["t1"]), ([], []),
+        ([["t1"]], ...), ({"t1"}, ...), (iter("ab"), ...), (frozenset("a"), ...), ([b"a"], ...), (nested(900), ...),
+    ],
+    "history": [
+        (pl.Series([1, None]), [1, None]), (np.array([None, 4], dtype=object), [None, 4]), ((1, None), [1, None]),
+        ([2.5], ...), ([1, "a"], ...), (range(3), ...), ({"a": 1}, ...), (np.zeros((1, 1), int), ...), ("1", ...),
+    ],
+}  # fmt: skip
+"""Column -> pairs of a cell and the plain value that it equals, or ``...`` if it is refused."""
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("name", OBJECTS)
+def test_python_objects_are_read_as_plain_values_or_refused(
+    scorer: Scorer, log: pl.DataFrame, name: str, rows: int
+) -> None:
+    """In a few rows, and in as many as are read column by column."""
+    frame = log[:rows].to_dict(as_series=False)
+
+    def scores(cell: Any) -> NDArray[np.float32]:
+        return scorer.score(frame | {name: [cell, None] * (rows // 2)})
+
+    for cell, plain in OBJECTS[name]:
+        if plain is ...:
+            with refuses(DataError, name) as caught:
+                scores(cell)
+            assert "\n" not in str(caught.value)
+        else:
+            np.testing.assert_array_equal(scores(cell), scores(plain), err_msg=f"{type(cell)} {cell}")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Other methods on the same splits: what they must find, what is said of it, and what is no baseline."""
+"""Other methods on the same splits: what they must find, what is reported, and what is no baseline."""
 
 from __future__ import annotations
 
@@ -23,12 +23,8 @@ from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.splits import SplitConfig
 from stratarec.progress import SilentProgress
 from stratarec.training.baseline.baselines import (
-    Baselines,
-    Method,
-    MethodFigures,
     compare_with_baselines,
     read_baselines,
-    write_baselines,
 )
 from stratarec.training.baseline.fit_methods import (
     _FOLDS,
@@ -117,7 +113,7 @@ def test_one_hot_columns_are_those_of_a_loop() -> None:
 
 
 @pytest.mark.parametrize("key", ["one", "list"])
-def test_a_training_sample_is_told_the_share_of_other_folds_alone(key: str) -> None:
+def test_a_training_sample_gets_the_share_of_other_folds_alone(key: str) -> None:
     made = arrays()
     fold = np.random.default_rng(3).integers(0, _FOLDS, 60)
     bag, rate = made.bags[key], made.label.mean()
@@ -159,7 +155,9 @@ def test_regression_finds_what_values_add_and_heeds_validation(home: Path) -> No
 
 @needs_lightgbm
 @pytest.mark.slow
-def test_a_baseline_is_told_by_train_evaluate_reports_and_check(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_baseline_is_reported_by_train_evaluate_reports_and_check(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe, run = str(home / "r.yaml"), str(home / "run")
     assert main(["train", recipe, "-q"]) == 0
     assert "baselines: none fitted yet; run `stratarec baseline`" in capsys.readouterr().out
@@ -204,13 +202,6 @@ def test_weights_count_and_what_does_not_fit_is_sampled(tmp_path: Path, monkeypa
     assert not missing(f"{found.fitted:,} {dataset.samples('train'):,}", said)
     # Other weights of the same samples: other figures.
     assert found.methods[0].splits["test"].samples == dataset.samples("test")
-
-
-def kept(dataset: Dataset, of: str = "") -> None:
-    figures = MethodFigures(positives=100, samples=2000, auc=0.7, log_loss=0.2)
-    methods = (Method(name="LightGBM", seconds=1.0, splits={"test": figures}),)
-    fitted = dataset.samples("train")
-    write_baselines(dataset, Baselines(dataset=of or dataset.fingerprint, fitted=fitted, methods=methods))
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ def test_every_value_keeps_its_row(home: Path, tmp_path: Path, before: str, now:
                 )
 
 
-def test_a_run_begins_goes_on_and_leaves_the_earlier_one(home: Path, tmp_path: Path) -> None:
+def test_a_run_begins_resumes_and_leaves_the_earlier_one(home: Path, tmp_path: Path) -> None:
     """By the command line; a run of the third day begins with one of the second, and with one of the first as well."""
     options: dict[str, Any] = {
         "embedding": {"kind": "rowwise_adam"}, "checkpoint": {"every_steps": 3, "keep": 9}, "max_steps": 6,
@@ -204,7 +204,7 @@ def refused(home: Path, run: Path, earlier: Path, day: int = 1, **changes: Mappi
     return str(caught.value)
 
 
-def test_runs_that_do_not_fit_are_refused_and_nothing_is_made(home: Path, tmp_path: Path) -> None:
+def test_runs_that_do_not_fit_are_refused_and_nothing_is_written(home: Path, tmp_path: Path) -> None:
     earlier = home / "memory" / "run"
     width = refused(home, tmp_path / "new", earlier, model={"embedding_dim": 4})
     assert not missing("model.embedding_dim 8 4", width)

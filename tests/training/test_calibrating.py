@@ -124,7 +124,7 @@ def run(request: pytest.FixtureRequest, home: tuple[Path, Dataset]) -> tuple[Rec
     return recipe, Trainer(recipe, dataset).train()
 
 
-def test_it_is_fitted_on_validation_and_told_before_and_after(run: tuple[Recipe, dict[str, Any]]) -> None:
+def test_it_is_fitted_on_validation_and_reported_before_and_after(run: tuple[Recipe, dict[str, Any]]) -> None:
     recipe, result = run
     with open_run(recipe.run) as trained:
         maps, trained.model.network.calibration = trained.model.network.calibration.maps, None

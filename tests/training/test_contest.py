@@ -57,7 +57,7 @@ def test_figures_are_those_of_the_runs_and_fields_those_that_differ(
         assert not entry["other_data"]
 
 
-def test_a_run_that_goes_on_has_no_test(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_continues_has_no_test(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     going = tmp_path / "going"
     recipe = Recipe.from_dict(tiny(runs, run=str(going), max_steps=25))
     trainer = Trainer(recipe, prepared(recipe.data))

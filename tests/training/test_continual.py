@@ -1,4 +1,4 @@
-"""A run goes on with the files that came since: what it was trained on, how it was scored, and what is refused."""
+"""A run continues with later files: what it was trained on, how it was scored, and what is refused."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_values_get_a_row_by_the_counts_of_all_periods_and_no_row_moves(home: Pa
     assert any(max(day[value] for day in each) < 9 for value in known)
 
 
-def test_a_table_that_grew_begins_as_one_that_was_made_so_large_and_keeps_the_bound_of_its_first_rows(
+def test_a_table_that_grew_begins_as_one_of_that_size_from_the_start_and_keeps_the_bound_of_its_first_rows(
     home: Path,
 ) -> None:
     first, last = Dataset.open(home / "data"), Dataset.open(periods.of_number(home / "whole", 3) / "data")
@@ -201,7 +201,7 @@ def test_a_table_that_grew_begins_as_one_that_was_made_so_large_and_keeps_the_bo
         assert 0.9 * rows**-0.5 < many[rows - 40 :].abs().max() <= rows**-0.5
 
 
-def test_histories_go_on_where_the_last_period_ended(home: Path, tmp_path: Path) -> None:
+def test_histories_continue_where_the_last_period_ended(home: Path, tmp_path: Path) -> None:
     made = Recipe.from_dict(content(home))
     paths = tuple(str(home / f"day-{day}.parquet") for day in range(DAYS))
     source = replace(made.data.source, paths=paths)  # type: ignore[call-arg]
@@ -282,7 +282,7 @@ def with_time(shift: int) -> Callable[[Path, Path], Path]:
 
 
 def with_one_time(shift: int) -> Callable[[Path, Path], Path]:
-    """One row that lies far behind all others."""
+    """One row far behind all others."""
     return changed(lambda log: log.with_columns(pl.col("time") + shift * (pl.int_range(pl.len()) == 5).cast(pl.Int64)))
 
 
@@ -290,10 +290,7 @@ REFUSED: list[tuple[Callable[[Path, Path], Path], str]] = [
     (copied("day-0.parquet"), "copy.parquet"),
     (with_time(-DAY), "log.parquet row 1 time"),
     (with_time(-3 * DAY), "log.parquet row 1 time"),
-    (
-        with_one_time(100 * 365 * DAY),
-        "log.parquet row 6 time 900",
-    ),
+    (with_one_time(100 * 365 * DAY), "log.parquet row 6 time 900"),
     (with_one_time(30 * DAY), "log.parquet row 6 time 900"),
     (changed(lambda log: log.drop("time")), "log.parquet"),
     (changed(lambda log: log.drop("place")), "log.parquet"),
@@ -343,7 +340,7 @@ def test_files_that_are_periods_already_are_skipped(
     assert files_of(run) == before
 
 
-def test_the_last_period_is_taken_back_and_made_again_with_the_same_bits(
+def test_the_last_period_is_reverted_and_repeated_with_the_same_bits(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(shutil.copytree(one_period(home), tmp_path / "run"))
@@ -374,7 +371,7 @@ def one_period(home: Path) -> Path:
     return run
 
 
-def test_encoded_rows_under_caches_go_on_to_the_same_bits_each_time(home: Path, tmp_path: Path) -> None:
+def test_encoded_rows_under_caches_continue_to_the_same_bits_each_time(home: Path, tmp_path: Path) -> None:
     """In float32 that is so by `test_growth`, and to the bits of rows in memory."""
     for day in range(DAYS):
         (tmp_path / f"day-{day}.parquet").symlink_to(home / f"day-{day}.parquet")

@@ -1,4 +1,4 @@
-"""A run on a log of clicks goes on: a file's last hour waits for the next file, and nothing knows labels."""
+"""A run on a log of clicks continues: a file's last hour waits for the next file, and nothing knows labels."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_periods_in_one_command_and_in_several_are_the_same_and_leave_no_click_o
     assert main(["check", "-q", str(runs[0])]) == 0
 
 
-def test_whoever_is_forgotten_is_in_no_click_that_waits_or_is_looked_back_on(home: Path, tmp_path: Path) -> None:
+def test_a_user_who_is_forgotten_is_in_no_click_that_waits_or_is_looked_back_on(home: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(home / "run", tmp_path / "run"))
     go_on(run, logs(home)[1])
     kept = Dataset.open(periods.of_number(run, 1) / "data").clicks()

@@ -25,9 +25,6 @@ from stratarec.recipe import Recipe
 from stratarec.training import checkpoint, evaluate
 from stratarec.training.trainer import Trainer
 
-STEPS = 32
-"""Of an epoch of `tiny`; see `test_the_length_of_an_epoch`."""
-
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +49,7 @@ def without_validation(root: Path, **train: Any) -> dict[str, Any]:
 
 
 class Said(SilentProgress):
-    """Keeps what was said."""
+    """Keeps the messages."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -150,7 +147,7 @@ def test_a_finished_run_gives_its_result_again(home: Path, tmp_path: Path) -> No
     assert contents(tmp_path / "a") == before
 
 
-def test_more_patience_takes_up_a_run_that_was_stopped_early(home: Path, tmp_path: Path) -> None:
+def test_more_patience_resumes_a_run_that_was_stopped_early(home: Path, tmp_path: Path) -> None:
     options = {"epochs": 4, "eval_every": 10, "embedding": {"learning_rate": 3.0}}
     train(recipe(home, tmp_path / "whole", early_stopping={"patience": 4}, **options))
     stopped = train(recipe(home, tmp_path / "parts", early_stopping={"patience": 1}, **options))
@@ -161,7 +158,7 @@ def test_more_patience_takes_up_a_run_that_was_stopped_early(home: Path, tmp_pat
     assert result(tmp_path / "whole")["test"] == result(tmp_path / "parts")["test"]
 
 
-def test_another_metric_cannot_go_on_where_its_best_checkpoint_is_gone(home: Path, tmp_path: Path) -> None:
+def test_another_metric_cannot_resume_where_its_best_checkpoint_is_gone(home: Path, tmp_path: Path) -> None:
     options = {"eval_every": 5, "embedding": {"learning_rate": 3.0}, "checkpoint": {"keep": 1}}
     trained = train(recipe(home, tmp_path / "a", epochs=1, **options))
     best = max(trained.state.evaluations, key=lambda entry: entry["auc"])
@@ -207,8 +204,7 @@ def uninterrupted(home: Path) -> Callable[[str, dict[str, Any]], Path]:
 
 
 @pytest.mark.parametrize(
-    ("patience", "number", "memory"),
-    [(0, 1, {}), (2, 2, {}), (0, 3, {}), (2, 1, INT8), (0, 2, INT8), (2, 3, INT8)],
+    ("patience", "number", "memory"), [(0, 1, {}), (2, 2, {}), (0, 3, {}), (2, 1, INT8), (0, 2, INT8), (2, 3, INT8)]
 )
 def test_ctrl_c_in_a_validation_stops_there_and_changes_no_bit(
     home: Path,
@@ -278,7 +274,7 @@ def test_a_signal_in_the_final_test_is_one_line_and_its_own_exit_code(
     assert result(tmp_path / "a")["test"]
 
 
-def test_a_checkpoint_that_was_being_written_anew_is_found_again(home: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_being_rewritten_is_recovered(home: Path, tmp_path: Path) -> None:
     made = recipe(home, tmp_path / "a", max_steps=20)
     train(recipe(home, tmp_path / "a", max_steps=14))
     newest = last(tmp_path / "a")

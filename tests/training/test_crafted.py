@@ -1,4 +1,4 @@
-"""Checkpoints that somebody else made: every hash fits, and the content is none that `train` writes."""
+"""Checkpoints from another writer: every hash fits, and the content is none that `train` writes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("name", "part", "again", "message"), ROWS)
-def test_rows_that_stand_twice_or_lie_outside_are_named(
+def test_duplicate_rows_and_rows_outside_are_named(
     home: Path, tmp_path: Path, name: str, part: str, again: Any, message: str
 ) -> None:
     shutil.copytree(home / name, tmp_path / "run")
@@ -225,7 +225,7 @@ def test_numbers_that_no_training_gives_are_named(
 
 
 @pytest.mark.parametrize("lost", ["seed", "dense", "embedding"])
-def test_a_run_begins_with_one_whose_checkpoint_says_less_of_its_training(
+def test_a_run_begins_with_one_whose_checkpoint_records_less_of_its_training(
     home: Path, tmp_path: Path, lost: str
 ) -> None:
     shutil.copytree(home / "plain", tmp_path / "run")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,12 +59,7 @@ def losses(told: Told) -> list[float]:
     return [loss for _, loss in found]
 
 
-def needs(kind: str) -> None:
-    if importlib.util.find_spec(kind) is None:
-        pytest.skip(f"{kind} is not installed: pip install 'stratarec[{kind}]'")
-
-
-def test_tensorboard_has_what_progress_is_told(home: Path, tmp_path: Path) -> None:
+def test_tensorboard_has_what_progress_receives(home: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     told = Told()

@@ -56,7 +56,7 @@ def test_many_steps_of_each_model_and_shipped_recipe_are_those_of_the_cpu() -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES[:1] + SCHEDULES[3:])
-def test_a_run_goes_on_on_another_device_with_the_same_bits(tmp_path: Path, schedule: str) -> None:
+def test_a_run_resumes_on_another_device_with_the_same_bits(tmp_path: Path, schedule: str) -> None:
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     assert device_jobs.run(f"device_jobs.whole({str(tmp_path)!r})", schedule=schedule, environment=cache)
 
@@ -84,10 +84,7 @@ def test_too_little_memory_for_a_batch_names_one_that_fits(tmp_path: Path) -> No
     assert found is not None, too_large
     assert found[1] == found[2] in ("128", "64")
     assert not missing("lazy:0 train.device cpu", none)
-    with (
-        refuses(TrainingError, "train.device"),
-        device_errors(torch.device("cpu"), 1, lambda: 0),
-    ):
+    with refuses(TrainingError, "train.device"), device_errors(torch.device("cpu"), 1, lambda: 0):
         raise torch.OutOfMemoryError
 
 

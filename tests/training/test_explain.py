@@ -20,7 +20,6 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.models.registry import SCORES
 from stratarec.progress import SilentProgress
 from stratarec.training.explain.importance import importance
 from stratarec.training.explain.probe import Column, Probe, columns_of, draw_samples
@@ -184,7 +183,7 @@ def test_importance_is_that_of_naive_permutations(trained: TrainedModel) -> None
             assert one.auc_drop.margin == pytest.approx(1.959964 * math.sqrt(variance), abs=1e-6)
 
 
-def test_a_sum_of_parts_is_told_as_it_is_and_curves_are_those_of_the_log(
+def test_a_sum_of_parts_is_reported_and_curves_are_those_of_the_log(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_log(tmp_path)
@@ -220,8 +219,3 @@ def predicted(run: str, log: pl.DataFrame, root: Path) -> np.ndarray[Any, Any]:
     log.write_parquet(root / "other.parquet")
     assert main(["predict", run, str(root / "other.parquet"), "-q", "-o", str(root / "other.csv")]) == 0
     return pl.read_csv(root / "other.csv")["score"].to_numpy()
-
-
-TOWERS = {"plan": [["item", "last", "kinds", "before"], ["city", "tags"]], "compression": 2.0}
-MODELS = [{"kind": score.config.kind} for score in SCORES if not score.config.one_label]
-MODELS += [{"kind": "dcnv2", "towers": TOWERS}, {"kind": "deepfm", "heads": {"kind": "mmoe"}}]

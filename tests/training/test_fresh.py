@@ -198,7 +198,7 @@ def expected_ranks(log: pl.DataFrame, at: int) -> dict[str, tuple[float, int]]:
     }
 
 
-def test_the_order_within_groups_is_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_order_within_groups_is_reported(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of raw logs by any column, of splits by user."""
     run, log = run_of(place), str(place / name(place, "log"))
     raw = pl.read_parquet(place / "log.parquet")
@@ -262,15 +262,9 @@ def test_the_best_rows_of_each_group_are_written_in_order(place: Path) -> None:
     ("arguments", "message"),
     [
         (["predict", "RUN", "none.csv"], "none.csv"),
-        (
-            ["predict", "RUN", "LOG", "--keep", "whp"],
-            "whp who",
-        ),
+        (["predict", "RUN", "LOG", "--keep", "whp"], "whp who"),
         (["predict", "RUN", "SCORED", "--keep", "score"], "--keep score"),
-        (
-            ["predict", "RUN", "LOG", "--split", "test"],
-            "--split",
-        ),
+        (["predict", "RUN", "LOG", "--split", "test"], "--split"),
         (["predict", "RUN", "--keep", "who"], "--keep"),
         (["evaluate", "RUN", "--by", "who"], "--by"),
         (["evaluate", "RUN", "--at", "3"], "--at --rank-by"),

@@ -80,7 +80,7 @@ def test_a_doctor_verifies_it(gpu: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_run_goes_on_on_the_other_device(
+def test_a_run_resumes_on_the_other_device(
     gpu: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

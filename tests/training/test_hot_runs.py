@@ -97,7 +97,7 @@ def test_hot_inputs_are_counted_once_for_a_data_set_and_its_hot_rows(home: Path,
     kept.rmdir()
 
 
-def test_a_plan_keeps_to_the_budget_and_what_was_used_is_what_it_said(home: Path, tmp_path: Path) -> None:
+def test_a_plan_keeps_to_the_budget_and_what_was_used_is_what_it_predicted(home: Path, tmp_path: Path) -> None:
     hot = {"budget": "128KiB", "batches": "none"}
     made = recipe(home, tmp_path / "run", hot, max_steps=5)
     dataset = Dataset.open(made.data.path)

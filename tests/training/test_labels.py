@@ -100,7 +100,7 @@ def test_batches_have_every_label_of_their_samples(place: Path) -> None:
 
 @pytest.fixture(scope="module")
 def scores(place: Path) -> pl.DataFrame:
-    """What the run says of its test split."""
+    """What the run reports of its test split."""
     assert main(["predict", str(place / "run"), "-o", str(place / "test.parquet"), "-q"]) == 0
     return pl.read_parquet(place / "test.parquet")
 
@@ -165,7 +165,7 @@ def test_an_export_scores_each_label(place: Path, scores: pl.DataFrame) -> None:
     assert scorer.score({"item": [], "who": [], "before": []}).shape == (0, 3)
 
 
-def test_a_run_goes_on_to_the_same_bits(place: Path) -> None:
+def test_a_run_resumes_to_the_same_bits(place: Path) -> None:
     whole = json.loads((place / "run" / "result.json").read_text())["test"]
     change = [f"train.run={place / 'half'}", "train.max_steps=4"]
     assert main(["train", str(place / "r.yaml"), "-q", *change]) == 0

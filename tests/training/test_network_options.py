@@ -41,7 +41,7 @@ def rows(target: Path) -> dict[str, torch.Tensor]:
 
 
 def test_a_plateau_slows_all_rates_and_resumes_bitwise(home: Path, tmp_path: Path) -> None:
-    """By the rule of torch, whose scheduler is told the same evaluations; at a rate that makes some of them worse."""
+    """By the rule of torch, whose scheduler gets the same evaluations; at a rate that makes some of them worse."""
     options = {"plateau": {"patience": 2, "factor": 0.5, "min_factor": 0.2}, "eval_every": 4}
     options |= {"embedding": {"kind": "adam", "learning_rate": 0.5, "rows": "all"}}
     whole = run(home, tmp_path / "whole", {}, **options)
@@ -64,7 +64,7 @@ def test_a_plateau_slows_all_rates_and_resumes_bitwise(home: Path, tmp_path: Pat
 
 
 def test_a_schedule_that_follows_the_run_is_written_down_in_its_steps(home: Path, tmp_path: Path) -> None:
-    """So that what is resumed goes on with it, and a run of another length is another model."""
+    """So that a resumed run uses it, and a run of another length is another model."""
     schedule = {"kind": "cosine", "warmup_share": 0.1}
     options: dict[str, Any] = {"epochs": 1, "dense": {"schedule": schedule}, "embedding": {"schedule": schedule}}
     whole = run(home, tmp_path / "whole", {}, **options)

@@ -1,4 +1,4 @@
-"""A log of random clicks holds no signal, so nothing that is trained on it may score above 0.5.
+"""A log of random clicks has no signal, so nothing that is trained on it may score above 0.5.
 
 Users, sessions, items and contexts are drawn independently of each other and of time. Whatever beats chance on the test
 split knows the label from how samples are made.
@@ -13,8 +13,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
@@ -69,11 +67,6 @@ def assert_chance(auc: float, positives: int, samples: int, most: float = 0.003)
     error = np.sqrt((samples + 1) / (12.0 * positives * negatives))
     assert error <= most
     assert abs(auc - 0.5) <= 4 * error
-
-
-def dense(dataset: Dataset, split: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    batches = list(Loader(dataset, split, LoaderConfig(batch_size=8192)).epoch(0))
-    return np.concatenate([b.dense.numpy() for b in batches]), np.concatenate([b.label.numpy() for b in batches])
 
 
 DLRM = {"kind": "dlrm", "bottom_mlp": [16], "top_mlp": [16]}

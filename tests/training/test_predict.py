@@ -66,7 +66,7 @@ def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_row_groups")
-def test_scores_join_to_the_rows_they_were_made_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_join_to_the_rows_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logs = write_logs(tmp_path)
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe(tmp_path)))
     assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 0

@@ -1,4 +1,4 @@
-"""What a run that goes on leaves for who serves and who watches: deltas, a page, and an exit code."""
+"""What a run that continues leaves for serving and monitoring: deltas, a page, and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that was stopped, or killed, and goes on ends with the bits of one that was not, whatever it trains."""
+"""A run that was stopped, or killed, and is resumed ends with the bits of one that was not, whatever it trains."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ LATER = ("int4", "hot batches adaptive", "hot batches none")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in LATER else ()) for name in CASES]
 )
-def test_a_stopped_run_goes_on_bitwise(home: Path, larger: Path, tmp_path: Path, name: str) -> None:
+def test_a_stopped_run_resumes_bitwise(home: Path, larger: Path, tmp_path: Path, name: str) -> None:
     case = CASES[name]
 
     def made(run: str, **more: Any) -> Recipe:

@@ -69,7 +69,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(home: Path, tmp_path: Path
     assert not list((tmp_path / "a" / "checkpoints").glob("*")), "a half-written checkpoint was left"
 
 
-def test_ctrl_c_writes_a_checkpoint_to_go_on_from(home: Path, tmp_path: Path) -> None:
+def test_ctrl_c_writes_a_checkpoint_to_resume_from(home: Path, tmp_path: Path) -> None:
     made = recipe(home, tmp_path / "a")
     trainer = Trainer(made, Dataset.open(made.data.path))
     interrupt(trainer, at=11)

@@ -1,4 +1,4 @@
-"""What a recipe leaves out is chosen by the number of training samples, told, and written down."""
+"""What a recipe leaves out is chosen by the number of training samples, reported, and written down."""
 
 from __future__ import annotations
 
@@ -6,25 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from errors import missing
 from recipes import last, prepared, sized, tiny
 from stratarec.cli import main
-from stratarec.models.zoo.ensemble import EnsembleConfig, EnsembleScore
 from stratarec.recipe import Recipe, with_values
 from stratarec.training.checkpoint import read_state
 from stratarec.training.resolve import defaults_by_size
 from stratarec.training.run.run_directory import read_result
-
-
-def weights(found: dict[str, Any], numbers: int) -> int:
-    """Number of weights of the drafted ensemble for a log of numbers alone."""
-    fields = {field.partition(".")[2]: value for field, value in found.items() if field.startswith("model.")}
-    config = EnsembleConfig(**{name: tuple(value) if name == "member_mlp" else value for name, value in fields.items()})
-    with torch.device("meta"):
-        return sum(weight.numel() for weight in EnsembleScore(config, numbers, 0).parameters())
 
 
 @pytest.mark.parametrize(
@@ -36,7 +26,7 @@ def weights(found: dict[str, Any], numbers: int) -> int:
         ("lr", {"embedding.learning_rate": 0.1, "dense.learning_rate": 0.02}),
     ],
 )
-def test_a_kind_has_what_suits_it(kind: str, fields: dict[str, Any]) -> None:
+def test_a_kind_has_its_default_overrides(kind: str, fields: dict[str, Any]) -> None:
     found = defaults_by_size(80_000, validated=True, kind=kind)
     assert {field: found[f"train.{field}"] for field in fields} == fields
     others = defaults_by_size(80_000, validated=True).keys() | {f"train.{field}" for field in fields}

@@ -139,10 +139,10 @@ def shares_of(monkeypatch: pytest.MonkeyPatch, shares: Callable[[ThreadConfig], 
     monkeypatch.setattr(ThreadTuner, "after_step", measured)
 
 
-def test_a_run_whose_threads_change_has_the_same_tables_and_says_so(
+def test_a_run_whose_threads_change_has_the_same_tables_and_reports_it(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Real steps and threads, with made-up shares."""
+    """Real steps and threads, with synthetic shares."""
 
     def made(name: str, **options: int) -> Recipe:
         return Recipe.from_dict(tiny(home, run=str(tmp_path / name), **options))
@@ -174,7 +174,7 @@ def test_a_report_states_once_that_bits_may_differ(
     assert "may differ in its last bits from step " in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_a_run_that_is_resumed_with_other_threads_says_so(
+def test_a_run_that_is_resumed_with_other_threads_reports_it(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = tmp_path / "r.yaml"

@@ -87,7 +87,7 @@ def test_float32_homes_give_the_model_of_all_in_memory(home: Path, tmp_path: Pat
         np.testing.assert_array_equal(values, right[name], err_msg=name)
 
 
-def test_reading_a_run_makes_and_removes_nothing_where_the_run_says(
+def test_reading_a_run_creates_and_removes_nothing_in_the_directories_of_the_run(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, scratch = tmp_path / "rows", tmp_path / "scratch"
@@ -146,17 +146,7 @@ def test_what_a_killed_reader_left_behind_is_removed_by_the_next(
     assert not list(scratch.iterdir())
 
 
-def test_what_a_killed_checkpoint_left_behind_is_removed_by_the_next(home: Path, tmp_path: Path) -> None:
-    train(recipe(home, tmp_path / "a", {}, max_steps=5))
-    leftover = tmp_path / "a" / "checkpoints" / ".step-00000005.tmp" / "tables"
-    leftover.mkdir(parents=True)
-    (leftover / "segment-0000000001.log").write_bytes(b"rows")
-    made = recipe(home, tmp_path / "a", {}, max_steps=10)
-    Trainer(made, Dataset.open(made.data.path)).train(resume=True)
-    assert not list((tmp_path / "a" / "checkpoints").glob(".step-*"))
-
-
-def test_other_tiers_take_up_a_checkpoint_only_before_they_train(home: Path, tmp_path: Path) -> None:
+def test_other_tiers_load_a_checkpoint_only_before_they_train(home: Path, tmp_path: Path) -> None:
     train(recipe(home, tmp_path / "a", INT8, max_steps=5))
     made = recipe(home, tmp_path / "b", {}, max_steps=5)
     trained = Trainer(made, Dataset.open(made.data.path))
@@ -177,7 +167,7 @@ def all_rows(run: Path) -> dict[str, Any]:
         }
 
 
-def test_a_checkpoint_goes_on_under_other_tiers(home: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_resumes_under_other_tiers(home: Path, tmp_path: Path) -> None:
     train(recipe(home, tmp_path / "a", INT8, max_steps=30, embedding=EVERY_ROW))
     before = all_rows(tmp_path / "a")
     made = recipe(home, tmp_path / "a", {}, max_steps=30, embedding=EVERY_ROW)

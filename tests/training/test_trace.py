@@ -1,4 +1,4 @@
-"""A trace says what threads did in the steps that were asked for, and a run is the same with it."""
+"""A trace shows what threads did in the steps that were asked for, and a run is the same with it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_steps_are_traced_and_trained_as_without(tmp_path: Path, capsys: pytest.
     assert main(["check", str(tmp_path / "traced")]) == 0
 
 
-def test_a_run_that_goes_on_among_the_steps_is_traced_from_there(tmp_path: Path) -> None:
+def test_a_run_that_resumes_among_the_steps_is_traced_from_there(tmp_path: Path) -> None:
     train(made(tmp_path, "traced", max_steps=6))
     train(made(tmp_path, "traced", trace="5-8"), resume=True)
     events = json.loads((tmp_path / "traced" / "trace.json").read_text())["traceEvents"]

@@ -239,11 +239,7 @@ def test_fresh_logs_and_exports_score_as_the_data_set(tmp_path: Path, groups: st
 @pytest.mark.parametrize(
     ("log", "wrong", "message"),
     [
-        (
-            "parquet",
-            [1.0, 2.0, 3.0],
-            "3 2 tags",
-        ),
+        ("parquet", [1.0, 2.0, 3.0], "3 2 tags"),
         ("parquet", [1.0, -2.0], "-2.0"),
         ("parquet", [float("nan"), 1.0], "nan"),
         ("parquet", None, "0 2 tags"),

@@ -1,4 +1,4 @@
-"""`stratarec init`: a recipe that works as it is, with reasons; what cannot be guessed is said, nothing overwritten."""
+"""`stratarec init`: a recipe that works, with reasons. It reports what it cannot guess and overwrites nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ EXPECTED = {
 }  # fmt: skip
 
 
-def test_a_number_whose_values_tell_more_than_its_order_is_an_id(tmp_path: Path) -> None:
+def test_a_number_whose_values_predict_more_than_its_order_is_an_id(tmp_path: Path) -> None:
     draws = np.random.default_rng(3)
     student, age = draws.integers(1, 101, ROWS), draws.integers(18, 98, ROWS)
     taste = draws.normal(0, 1.5, 101)[student] + (age - 58) / 20
@@ -137,7 +137,7 @@ def test_a_list_of_earlier_items_is_a_sequence(name: str, tmp_path: Path, monkey
         ("click", [-1, 1], LabelRule(column="click", at_least=1)),
     ],
 )
-def test_labels_are_found(column: str, values: list[Any], expected: object, tmp_path: Path) -> None:
+def test_labels_are_detected(column: str, values: list[Any], expected: object, tmp_path: Path) -> None:
     frame = pl.DataFrame({"item": (list(range(7)) * 15)[:100], column: (values * 100)[:100]})
     assert guess(read_sample((str(write(frame, tmp_path / "log.csv")),))).label == expected
 

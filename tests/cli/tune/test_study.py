@@ -1,4 +1,4 @@
-"""`stratarec tune`: trials by validation alone, that go on where they were stopped."""
+"""`stratarec tune`: trials by validation alone, that resume where they were stopped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SPACE = ("train.dense.learning_rate=log(1e-4,1e-1)", "train.batch_size=choice(64
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set whose files of the test split are gone: reading any of them is an error."""
+    """A data set without the files of the test split: reading any of them is an error."""
     root = tmp_path_factory.mktemp("home")
     dataset = prepared(Recipe.from_dict(content(root)).data)
     for entry in dataset.manifest.files("test"):
@@ -62,7 +62,7 @@ def tuned(root: Path, folder: Path, trials: int, items: tuple[str, ...] = SPACE,
 
 
 def history(folder: Path) -> list[tuple[Any, ...]]:
-    """Of the trials that have ended: values, end, and what validation said."""
+    """Of the trials that have ended: values, end, and validation metrics."""
     trials = json.loads((folder / "study" / "study.json").read_text())["trials"]
     return [(each["params"], each["state"], each["evaluations"]) for each in trials if each["state"] != "running"]
 
@@ -91,7 +91,9 @@ def test_it_tunes_without_a_test_split_to_read(home: Path, whole: tuple[Path, Be
     assert page.count('<td role="cell" data-head="trial"') == 4
 
 
-def test_the_best_recipe_trains_to_what_the_trial_said(home: Path, whole: tuple[Path, Best], tmp_path: Path) -> None:
+def test_the_best_recipe_trains_to_the_figures_of_its_trial(
+    home: Path, whole: tuple[Path, Best], tmp_path: Path
+) -> None:
     folder, best = whole
     assert [path.parent for path in folder.glob("trial-*/checkpoints")] == [best.run]
     found = yaml.safe_load(best.recipe.read_text())
@@ -103,7 +105,7 @@ def test_the_best_recipe_trains_to_what_the_trial_said(home: Path, whole: tuple[
     assert min(entry["log_loss"] for entry in position.evaluations) == best.value
 
 
-def test_the_same_call_goes_on_and_then_has_nothing_to_do(home: Path, whole: tuple[Path, Best], tmp_path: Path) -> None:
+def test_the_same_call_resumes_and_then_has_nothing_to_do(home: Path, whole: tuple[Path, Best], tmp_path: Path) -> None:
     folder, best = whole
     shutil.copytree(folder, tmp_path / "copy")
     before = history(folder)
@@ -189,21 +191,15 @@ def forged(folder: Path, change: Callable[[list[dict[str, Any]]], list[dict[str,
     ("changed", "message"),
     [
         ({"params": {"train.batch_size": "64"}}, "0 --space"),
-        (
-            {"params": {"train.batch_size": "96", "train.dense.learning_rate": 0.001}},
-            "train.batch_size 96",
-        ),
-        (
-            {"params": {"train.batch_size": "64", "train.dense.learning_rate": 9.0}},
-            "learning_rate 9.0",
-        ),
+        ({"params": {"train.batch_size": "96", "train.dense.learning_rate": 0.001}}, "train.batch_size 96"),
+        ({"params": {"train.batch_size": "64", "train.dense.learning_rate": 9.0}}, "learning_rate 9.0"),
         ({"state": "running", "value": None}, "running"),
         ({"state": "pruned"}, "trials.0 pruned 0"),
         ({"run": "/home"}, "trials.0.run"),
         ({"evaluations": ["a"]}, "trials.0.evaluations.0"),
     ],
 )
-def test_a_study_that_says_what_none_does_is_refused(
+def test_a_study_with_impossible_content_is_refused(
     home: Path, whole: tuple[Path, Best], tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
     shutil.copytree(whole[0], tmp_path / "out", ignore=shutil.ignore_patterns("trial-*"))

@@ -70,14 +70,8 @@ def of_another_library(order: TaskRequirements) -> TaskRequirements:
 
 WRONG: dict[str, tuple[Callable[[TaskRequirements], TaskRequirements], str]] = {
     "library": (of_another_library, "0.1"),
-    "log": (
-        lambda order: replace(order, logs=(("/nowhere/log.csv", 1, 1),)),
-        "/nowhere/log.csv",
-    ),
-    "other log": (
-        lambda order: replace(order, logs=((__file__, 1, 1),)),
-        "test_connecting.py",
-    ),
+    "log": (lambda order: replace(order, logs=(("/nowhere/log.csv", 1, 1),)), "/nowhere/log.csv"),
+    "other log": (lambda order: replace(order, logs=((__file__, 1, 1),)), "test_connecting.py"),
     "directory": (
         lambda order: replace(order, work=Path("/nowhere/data.preparing")),
         "/nowhere/data.preparing data.path",

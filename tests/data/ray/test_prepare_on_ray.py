@@ -133,7 +133,7 @@ def test_a_cluster_gives_the_bytes_of_one_machine_though_workers_die(
     assert not (tmp_path / "ray.preparing").exists()
 
 
-def test_a_killed_prepare_goes_on_where_it_stopped(tmp_path: Path, cluster: dict[str, str]) -> None:
+def test_a_killed_prepare_resumes_where_it_stopped(tmp_path: Path, cluster: dict[str, str]) -> None:
     path = recipe(tmp_path, "parquet")
     work = tmp_path / "ray.preparing"
     run = start(path, cluster)

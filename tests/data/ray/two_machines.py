@@ -1,4 +1,4 @@
-"""A Ray cluster of two machines with a processor each, as far as Ray can tell, until standard input ends."""
+"""A Ray cluster of two machines with a processor each, as Ray sees it, until standard input ends."""
 
 from __future__ import annotations
 

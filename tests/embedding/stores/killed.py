@@ -69,7 +69,7 @@ def work(root: Path) -> None:
 
 
 def verify(root: Path) -> int:
-    """The step of the newest checkpoint, which holds exactly what was written up to then."""
+    """The step of the newest checkpoint, which has exactly what was written up to then."""
     store = open_store(root, depth=1)
     step = restore(store, newest(root))
     expected = np.zeros((ROWS, RECORD_BYTES), np.uint8)

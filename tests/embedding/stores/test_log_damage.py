@@ -1,4 +1,4 @@
-"""Damage to a checkpointed log store is found and named, whatever byte it hits."""
+"""Damage to a checkpointed log store is detected and named, whatever byte it hits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def regions(store: LogRecords, blocks: int) -> list[int]:
     return [block * 4096 + offset for block in range(blocks) for offset in inside]
 
 
-def test_every_flipped_byte_of_a_segment_is_found_by_check_and_by_reads(
+def test_every_flipped_byte_of_a_segment_is_detected_by_check_and_by_reads(
     checkpoint: tuple[Path, Manifest], tmp_path: Path
 ) -> None:
     directory, manifest = checkpoint
@@ -95,7 +95,7 @@ def test_a_truncated_segment_is_named_when_restored_and_when_read(
     store.close()
 
 
-def test_every_flipped_byte_of_a_location_file_is_found(checkpoint: tuple[Path, Manifest], tmp_path: Path) -> None:
+def test_every_flipped_byte_of_a_location_file_is_detected(checkpoint: tuple[Path, Manifest], tmp_path: Path) -> None:
     directory, manifest = checkpoint
     store = open_store(tmp_path / "second")
     for entry in manifest["files"]:

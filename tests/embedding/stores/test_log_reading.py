@@ -37,7 +37,7 @@ def assert_readable(store: LogRecords) -> None:
 
 
 @pytest.mark.parametrize("got", [-errno.EINTR, -errno.EAGAIN, 0, 1000, 4096, 5000, 12_287])
-def test_a_read_that_was_cut_short_goes_on(tmp_path: Path, got: int) -> None:
+def test_a_read_that_was_cut_short_is_continued(tmp_path: Path, got: int) -> None:
     content = np.random.default_rng(0).integers(0, 256, 12_288, np.uint8)
     (tmp_path / "file").write_bytes(bytes(100) + content.tobytes())
     found = np.zeros(12_288, np.uint8)
@@ -55,7 +55,7 @@ def test_a_read_that_was_cut_short_goes_on(tmp_path: Path, got: int) -> None:
 def test_direct_writes_that_are_refused_after_a_file_was_opened_are_made_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a file system does whose opens succeed and whose first write says EINVAL."""
+    """As a file system does whose opens succeed and whose first write fails with EINVAL."""
     pwrite = os.pwrite
 
     def refusing(descriptor: int, content: memoryview, offset: int) -> int:

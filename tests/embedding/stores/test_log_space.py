@@ -107,7 +107,7 @@ def test_a_spent_budget_is_an_error_that_leaves_the_store_and_its_checkpoint_who
     store.close()
 
 
-def test_a_budget_holds_while_dead_rows_can_make_room(tmp_path: Path) -> None:
+def test_a_budget_is_kept_while_dead_rows_can_make_room(tmp_path: Path) -> None:
     rows = np.arange(2000)
     store = open_store(tmp_path, budget_bytes=14 * 65536)
     for seed in range(20):
@@ -120,7 +120,7 @@ def test_a_budget_holds_while_dead_rows_can_make_room(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(1 << 20, 4 << 20), (4 << 20, 1 << 20), (0, 1 << 20), (1 << 20, 0)])
-def test_a_checkpoint_goes_on_under_another_budget(tmp_path: Path, before: int, after: int) -> None:
+def test_a_checkpoint_resumes_under_another_budget(tmp_path: Path, before: int, after: int) -> None:
     """The budget decides how long segments are: a larger one is what the error of a spent one advises."""
 
     def made(name: str, budget: int) -> LogRecords:
@@ -196,7 +196,7 @@ def test_a_checkpoint_on_a_full_disk_is_an_error_and_the_one_before_stays(mounte
 
 
 @small_disk
-def test_a_mapped_file_that_does_not_fit_is_refused_when_it_is_made(mounted: Path) -> None:
+def test_a_mapped_file_that_does_not_fit_is_refused_when_it_is_created(mounted: Path) -> None:
     with refuses(StorageError, f"{mounted}/records.map 2600000"):
         MappedRecords(mounted, rows=10_000, record_bytes=RECORD_BYTES)
     assert not list(mounted.iterdir())

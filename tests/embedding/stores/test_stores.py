@@ -34,7 +34,7 @@ from stratarec.kernels.blocks import aio
 
 
 class ArrayRecordsTests(RecordStoreTests):
-    """What homes that are memory must hold to beside that; logs meet full disks in `test_log_space`."""
+    """What homes that are memory must keep in addition; logs meet full disks in `test_log_space`."""
 
     @pytest.mark.parametrize("size", [0, 200, 20_000])
     def test_a_checkpoint_without_room_changes_nothing(self, store: RecordStore, tmp_path: Path, size: int) -> None:
