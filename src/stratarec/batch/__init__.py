@@ -1,1 +1,1 @@
-"""Batches and their jagged id lists, which all rooms above use."""
+"""Batches of samples and their jagged id lists, used by all rooms above."""

@@ -1,4 +1,4 @@
-"""The samples of a step: labels, dense features, and sparse features with or without deduplication."""
+"""The samples of one step: labels, dense features, and sparse features with or without deduplication."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Batch:
     Parameters
     ----------
     label : Tensor
-        ``[B]`` float32 in {0, 1}; ``[B, T]`` for several labels, NaN if one is unknown.
+        ``[B]`` float32 in {0, 1}; ``[B, T]`` for several labels, where NaN marks an unknown label.
     dense : Tensor
-        ``[B, F_dense]`` float32, transformed; F_dense may be 0.
+        ``[B, F_dense]`` float32, after their transforms; F_dense may be 0.
     sparse : KeyedJagged
-        The sparse features that are in no group, in the order of the schema. It has weights if a feature of the schema
-        has weights; values of other features have weight 1.
+        The sparse features that are in no group, in the order of the schema. If any feature of the schema has weights,
+        so has `sparse`, and values of other features have weight 1.
     groups : tuple of InverseJagged
-        The deduplicated features.
+        The deduplicated features, one group each.
     user : Tensor or None
         ``[B]`` int64, the user (or else the session) of each sample, for grouped AUC.
     weight : Tensor or None
@@ -59,7 +59,7 @@ class Batch:
         )
 
     def expanded(self, keys: Sequence[str] | None = None) -> Batch:
-        """Return the same samples without deduplication, features in the order of `keys` (default: as stored)."""
+        """Return the same samples without deduplication; features are in the order of `keys` (default: as stored)."""
         if not self.groups:
             return self
         parts = [group.expand() for group in self.groups]
@@ -71,7 +71,7 @@ class Batch:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Batch]) -> Batch:
-        """Concatenate parts with the same features and groups; equal values of different parts remain separate."""
+        """Concatenate batches with the same features and groups; equal values of different parts are not merged."""
         users = [part.user for part in parts if part.user is not None]
         weights = [part.weight for part in parts if part.weight is not None]
         slates = [part.slates for part in parts if part.slates is not None]

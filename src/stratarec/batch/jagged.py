@@ -1,6 +1,6 @@
-"""Jagged ids: bags of one feature, bags of several features over the same samples, and deduplicated features (RecD).
+"""Jagged ids: bags of one feature, bags of several features of the same samples, and deduplicated features (RecD).
 
-Shapes: F features (keys), B samples in a batch, U distinct values among them, N ids in all, D embedding width.
+Shapes: F features (keys), B samples in a batch, U distinct values among them, N ids in total, D embedding width.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class JaggedTensor:
         return self.offsets.numel() - 1
 
     def lengths(self) -> Tensor:
-        """Return ``[B]`` int64, the number of values in each bag."""
+        """Return the number of values in each bag, ``[B]`` int64."""
         return self.offsets.diff()
 
     def to_list(self) -> list[list[float | int]]:
@@ -101,7 +101,7 @@ class KeyedJagged:
 
     @classmethod
     def from_features(cls, features: Mapping[str, JaggedTensor], batch_size: int | None = None) -> KeyedJagged:
-        """Join features over the same samples; all or none have weights. Without features, `batch_size` is required."""
+        """Join features of the same samples; all or none have weights. Without features, `batch_size` is required."""
         if not features:
             if batch_size is None:
                 raise ConfigError("from_features needs at least one feature, or a batch_size")
@@ -117,7 +117,7 @@ class KeyedJagged:
         weights = [part.weights[part.offsets[0] : part.offsets[-1]] for part in parts if part.weights is not None]
         return cls(
             keys=tuple(features),
-            # A feature may be a view with values beyond its bags.
+            # The values of a feature may be a view that extends beyond its bags.
             values=torch.cat([part.values[part.offsets[0] : part.offsets[-1]] for part in parts]),
             offsets=offsets,
             batch_size=sizes.pop(),
@@ -130,7 +130,7 @@ class KeyedJagged:
         return replace(self, **moved)  # type: ignore[arg-type]
 
     def bag_offsets(self) -> Tensor:
-        """Return ``[F * B + 1]`` int64 offsets, computed if ``offsets`` is None."""
+        """Return ``[F * B + 1]`` int64 offsets, which are computed if ``offsets`` is None."""
         if self.offsets is not None:
             return self.offsets
         return torch.arange(self.values.numel() + 1, dtype=torch.int64, device=self.values.device)
@@ -144,12 +144,13 @@ class KeyedJagged:
         return JaggedTensor(values=self.values[first:last], offsets=offsets - first, weights=weights)
 
     def select(self, keys: Sequence[str]) -> KeyedJagged:
-        """Return the features `keys`, in that order."""
+        """Return the features `keys`, in the order of `keys`."""
         if not keys:
             raise ConfigError("select needs at least one feature")
         size, offsets, spans = self.batch_size, self.bag_offsets(), list[tuple[int, int]]()
         for f in map(self._place, keys):
-            # Neighbouring features are copied at once: 29 features in three runs took 2.5 ms one by one.
+            # Features that are next to each other are copied together: 29 features in three runs took 2.5 ms one by
+            # one.
             first = spans.pop()[0] if spans and spans[-1][1] == f else f
             spans.append((first, f + 1))
         ends = [(int(offsets[first * size]), int(offsets[last * size])) for first, last in spans]
@@ -168,7 +169,7 @@ class KeyedJagged:
         return self.keys.index(key)
 
     def take(self, rows: Tensor) -> KeyedJagged:
-        """Return the samples `rows` (``[M]`` integers, may repeat) of every feature, in that order."""
+        """Return the samples `rows` (``[M]`` integers, may repeat) of every feature, in the order of `rows`."""
         rows = rows.long()
         features, size = len(self.keys), rows.numel()
         if self.offsets is None and self.weights is None:
@@ -184,14 +185,14 @@ class KeyedJagged:
 
     @classmethod
     def concatenate(cls, parts: Sequence[KeyedJagged]) -> KeyedJagged:
-        """Concatenate the samples of parts that have the same features in the same order."""
+        """Concatenate the samples of parts, which have the same features in the same order."""
         if not parts or any(part.keys != parts[0].keys for part in parts):
             raise ConfigError(f"concatenate needs parts of equal features, got {[part.keys for part in parts]}")
         if len({part.weights is None for part in parts}) != 1:
             raise ConfigError("either every part has weights or none has")
         keys, size = parts[0].keys, sum(part.batch_size for part in parts)
         if not keys or all(part.offsets is None and part.weights is None for part in parts):
-            # The batch size is explicit: without keys or samples, it cannot be inferred.
+            # The batch size is passed explicitly, because it cannot be inferred without keys or samples.
             values = torch.cat([part.values.view(len(keys), part.batch_size) for part in parts], 1).reshape(-1)
             return cls(keys=keys, values=values, offsets=None, batch_size=size)
         bags = [[part[key] for part in parts] for key in keys]
@@ -207,7 +208,7 @@ class KeyedJagged:
 
 
 def with_weights(features: Mapping[str, JaggedTensor], weights: Mapping[str, Tensor]) -> dict[str, JaggedTensor]:
-    """Return features with their `weights` ``[N]`` float32; other features get weights of 1 if any has weights."""
+    """Return features with their `weights`, ``[N]`` float32; if any feature has weights, others get weights of 1."""
     if not weights:
         return dict(features)
     return {
@@ -217,7 +218,7 @@ def with_weights(features: Mapping[str, JaggedTensor], weights: Mapping[str, Ten
 
 
 def to_device(tensor: Tensor | None, device: torch.device | str) -> Tensor | None:
-    """Return `tensor` on `device`, or None."""
+    """Return `tensor` on `device`, or None if it is None."""
     return None if tensor is None else tensor.to(device)
 
 
@@ -227,14 +228,14 @@ def as_int64(places: Tensor) -> Tensor:
 
 
 def slice_places(start: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ``[N]`` indices of all slices ``start[i]:start[i] + lengths[i]``, and ``[M + 1]`` offsets."""
+    """Return the ``[N]`` indices of all slices ``start[i]:start[i] + lengths[i]``, and their ``[M + 1]`` offsets."""
     offsets = offsets_of(lengths)
     shift = torch.repeat_interleave(start - offsets[:-1], lengths)
     return torch.arange(shift.numel(), dtype=torch.int64, device=shift.device) + shift, offsets
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """Return ``[B + 1]`` int64 offsets of ``[B]`` bags with these lengths."""
+    """Return the ``[B + 1]`` int64 offsets of ``[B]`` bags with the given lengths."""
     offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets
@@ -245,8 +246,8 @@ def _weights(bag: JaggedTensor) -> Tensor:
     return bag.weights
 
 
-# Average number of samples of a run for which runs pay. A run is neighbouring samples with the same values in all
-# groups that leave runs this long; other groups are shuffled and looked up sample by sample.
+# Smallest average length at which runs are worthwhile. A run is neighbouring samples with the same values in all groups
+# that leave runs of at least this length; other groups are shuffled and looked up sample by sample.
 LEAST_RUN = 2
 
 
@@ -254,7 +255,7 @@ LEAST_RUN = 2
 class JaggedWindows:
     """U bags of one feature that may overlap: bag u is ``values[start[u]:start[u] + length[u]]``.
 
-    Histories of one user are windows into the user's events: they share values instead of repeating them.
+    Histories of one user are windows into the user's events, so they share values instead of repeating them.
 
     Parameters
     ----------
@@ -296,11 +297,11 @@ class JaggedWindows:
         return replace(self, values=self.values.to(device), start=self.start.to(device), length=self.length.to(device))
 
     def take(self, rows: Tensor) -> JaggedWindows:
-        """Return the windows `rows`; the values are shared."""
+        """Return the windows `rows`; they share the values of this object."""
         return replace(self, start=self.start[rows.long()], length=self.length[rows.long()])
 
     def to_keyed(self) -> KeyedJagged:
-        """Return the same bags with copies of their values."""
+        """Return the same bags; the values of windows are copied."""
         places, offsets = slice_places(self.start, self.length)
         return KeyedJagged(
             keys=self.keys, values=self.values[places], offsets=offsets, batch_size=self.batch_size
@@ -322,7 +323,7 @@ class JaggedWindows:
 
 @dataclass(frozen=True, kw_only=True)
 class InverseJagged:
-    """A group of features over B samples that share U distinct values (RecD's inverse jagged tensor).
+    """A group of features of B samples, which have U distinct values (RecD's inverse jagged tensor).
 
     Sample b has the bags ``inverse[b]`` of `unique`, for every feature of the group at once::
 
@@ -333,8 +334,8 @@ class InverseJagged:
     Parameters
     ----------
     unique : KeyedJagged or JaggedWindows
-        The distinct values; ``batch_size`` is U. With windows this is a *partial* inverse: (start, length) into shared
-        values.
+        The distinct values; ``batch_size`` is U. With windows, this is RecD's *partial* inverse: each distinct value is
+        a (start, length) in shared values.
     inverse : Tensor
         ``[B]`` int32 or int64 in [0, U).
     """
@@ -368,16 +369,16 @@ class InverseJagged:
 
     @property
     def factor(self) -> float:
-        """Samples per distinct value, B / U."""
+        """Average number of samples per distinct value, B / U."""
         return self.batch_size / max(self.unique.batch_size, 1)
 
     def expand(self) -> KeyedJagged:
-        """Return the group without deduplication, a bag for each of the B samples."""
+        """Return the group without deduplication: one bag for each of the B samples."""
         bags = self.unique.take(self.inverse)
         return bags.to_keyed() if isinstance(bags, JaggedWindows) else bags
 
     def materialize(self) -> InverseJagged:
-        """Return the same group with windows converted to separate bags."""
+        """Return the same group; windows are converted to bags with copied values."""
         return InverseJagged(unique=self.bags(), inverse=self.inverse)
 
     def bags(self) -> KeyedJagged:
@@ -385,7 +386,7 @@ class InverseJagged:
         return self.unique.to_keyed() if isinstance(self.unique, JaggedWindows) else self.unique
 
     def compact(self) -> InverseJagged:
-        """Remove distinct values that no sample uses, and number the others by first appearance."""
+        """Remove distinct values that no sample uses, and number the others in the order of first appearance."""
         inverse, first = _by_first_appearance(self.inverse.long())
         return InverseJagged(unique=self.unique.take(self.inverse[first]), inverse=inverse.to(self.inverse.dtype))
 
@@ -395,7 +396,7 @@ class InverseJagged:
 
     @classmethod
     def concatenate(cls, parts: Sequence[InverseJagged]) -> InverseJagged:
-        """Concatenate the samples of all parts; equal values of different parts remain separate."""
+        """Concatenate the samples of all parts; equal values of different parts are not merged."""
         windows = [part.unique for part in parts if isinstance(part.unique, JaggedWindows)]
         keyed = [part.unique for part in parts if isinstance(part.unique, KeyedJagged)]
         if windows and keyed:
@@ -409,7 +410,7 @@ class InverseJagged:
 
     @classmethod
     def merge(cls, groups: Sequence[InverseJagged]) -> InverseJagged:
-        """Merge groups into one with all features, over the distinct combinations that occur."""
+        """Merge groups into one group with all features; its distinct values are the combinations that occur."""
         if not groups or len({group.batch_size for group in groups}) != 1:
             raise ConfigError(f"merge needs groups over the same samples, got {[group.batch_size for group in groups]}")
         codes = torch.zeros_like(groups[0].inverse, dtype=torch.int64)
@@ -424,7 +425,7 @@ class InverseJagged:
 
 
 def _by_first_appearance(codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Renumber codes in order of first appearance; also return the first place of each number."""
+    """Renumber codes in the order of first appearance; also return the first position of each new number."""
     _, ranks = torch.unique(codes, return_inverse=True)
     count = int(ranks.max()) + 1 if ranks.numel() else 0
     first = torch.full((count,), codes.numel(), dtype=torch.int64, device=codes.device)

@@ -17,7 +17,7 @@ def parse_bytes(value: object, field: str) -> int:
     Parameters
     ----------
     value : object
-        Units in *iB* are powers of 1,024, those in *B* powers of 1,000; case does not matter.
+        KiB, MiB and so on are powers of 1,024; KB, MB and so on are powers of 1,000; upper and lower case are equal.
     field : str
         Name of the field in the error.
 
@@ -46,7 +46,7 @@ def parse_rate(text: str, field: str) -> float:
     Raises
     ------
     ConfigError
-        For any other text; case matters, since Mbit, mbit and MB are different units.
+        For any other text. Upper and lower case differ, because Mbit, mbit and MB are different units.
     """
     match = _RATE.fullmatch(text)
     rate = float(match[1]) * _RATE_UNITS[match[2]] if match else 0.0
@@ -56,7 +56,7 @@ def parse_rate(text: str, field: str) -> float:
 
 
 def format_bytes(size: float) -> str:
-    """Return bytes with a binary unit, such as ``1.5 GiB``."""
+    """Format a number of bytes with a binary unit, such as ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.1f} {unit}" if unit != "B" else f"{size:.0f} B"
@@ -65,7 +65,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration in its two largest units, such as ``2 h 5 min``."""
+    """Format a duration in its two largest units, such as ``2 h 5 min``."""
     total = round(seconds)
     for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if total >= size:
@@ -75,6 +75,6 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_milliseconds(seconds: float) -> str:
-    """Return a duration in milliseconds with three significant digits, or more for a large number."""
+    """Format a duration in milliseconds, with three significant digits below 1,000 ms and no fraction above."""
     value = seconds * 1e3
     return f"{value:.3g} ms" if value < 999.5 else f"{value:,.0f} ms"

@@ -1,4 +1,4 @@
-"""Validate plain data: one-line descriptions of pydantic's errors, checks of values, and the first difference."""
+"""Validate plain data: pydantic's errors in one line, checks of values, and the first difference of two values."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _TAGS = ("union_tag_not_found", "union_tag_invalid")
 
 
 def first_mistake(error: pydantic.ValidationError, content: Any, kind: Any) -> str:
-    """Describe the first mistake in `content`, which is not a valid `kind`: field, expectation and value.
+    """Describe the first mistake in `content`, which is not a valid `kind`, by field, expectation and value.
 
-    An unknown field is reported first, since other errors may follow from it. An error that a section raises itself is
-    reported before errors of its type.
+    An unknown field is described before other mistakes, because they may follow from it. If a section refuses a value
+    itself, this error is described before type errors of the same value.
     """
     errors = [(_place(one["loc"], content, one["type"]), one) for one in error.errors()]
-    # A value that fits no member of a union has one error per member: the deepest one is of the intended member.
+    # A value that fits no member of a union has one error per member; the deepest error is from the intended member.
     unknown = [entry for entry in errors if entry[1]["type"] in _UNKNOWN]
     first_place = (unknown or errors)[0][0]
     place, first = max(
@@ -44,7 +44,7 @@ def first_mistake(error: pydantic.ValidationError, content: Any, kind: Any) -> s
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return _in_place(message, place, first["input"], _fields(kind, ()))
-    # pydantic names Python types; a recipe has lists and sections.
+    # pydantic uses the names of Python types; a recipe has lists and sections.
     section = "expected a section"
     words = {"tuple_type": "expected a list", "dataclass_type": section, "model_attributes_type": section}
     message = words.get(first["type"], message)
@@ -63,7 +63,7 @@ def unsupported_value(content: Any, where: str = "") -> str:
 
 
 def boolean_as_number(content: Any, parsed: Any) -> str:
-    """Describe the first boolean in `content` that was `parsed` as a number; empty if there is none."""
+    """Describe the first boolean in `content` that `parsed` has as a number; empty if there is none."""
     leaves = dict(_leaves(parsed, ""))
     for place, value in _leaves(content, ""):
         if isinstance(value, bool) and not isinstance(leaves.get(place, value), bool):
@@ -72,7 +72,7 @@ def boolean_as_number(content: Any, parsed: Any) -> str:
 
 
 def short(value: Any) -> str:
-    """Return a value as Python writes it, in one line of bounded length."""
+    """Return a value as Python writes it, cut to a limited length."""
     try:
         text = repr(value)
     except ValueError:  # Python writes at most some thousand digits
@@ -105,7 +105,7 @@ def _explain_kind(place: str, name: Any, kinds: Sequence[str]) -> str:
 
 
 def _fields(kind: Any, location: Sequence[str | int]) -> list[str]:
-    """Return the names of the fields of the section at a location that pydantic reports."""
+    """Return the names of the fields of the section at `location`, which comes from a pydantic error."""
     section = _at(kind, location)
     members = [section, *_members(section)]
     return [
@@ -114,7 +114,7 @@ def _fields(kind: Any, location: Sequence[str | int]) -> list[str]:
 
 
 def _at(kind: Any, location: Sequence[str | int]) -> Any:
-    """Return the type at a location that pydantic reports; members of unions are named by kind or class."""
+    """Return the type at `location`, which comes from a pydantic error; it names members of unions by kind or class."""
     for part in location:
         kind = _bare(kind)
         if dataclasses.is_dataclass(kind):
@@ -136,7 +136,7 @@ def _bare(kind: Any) -> Any:
 
 
 def _members(kind: Any) -> list[Any]:
-    """The sections of a union."""
+    """Return the members of a union that are sections."""
     union = typing.get_origin(kind) in (types.UnionType, typing.Union)
     return [member for member in typing.get_args(kind) if dataclasses.is_dataclass(member)] if union else []
 
@@ -146,7 +146,7 @@ def _kinds(kind: Any) -> Iterator[str]:
 
 
 def _place(location: Sequence[str | int], content: Any, kind: str) -> str:
-    """Return the path of a field in the recipe; a location of pydantic also names the members of unions."""
+    """Return the path of a field in the recipe from a pydantic location, which also names members of unions."""
     path = ""
     for place, part in enumerate(location):
         absent = kind == "missing" and place == len(location) - 1
@@ -159,9 +159,9 @@ def _place(location: Sequence[str | int], content: Any, kind: str) -> str:
 
 
 def _in_place(message: str, place: str, section: Any, sections: Sequence[str]) -> str:
-    """Prefix the message that a section raised with the path of the field in this recipe.
+    """Add the path of the field to a message that a section raised.
 
-    Sections that occur in several places, such as schedules and optimizers, know only their own name.
+    Sections that occur in several places, such as schedules and optimizers, know only their field names.
     """
     head, space, tail = message.partition(" ")
     if place and head.startswith(f"{place}."):
@@ -185,7 +185,7 @@ def check_finite(config: Any, where: str) -> None:
     Raises
     ------
     ConfigError
-        Names the first such field.
+        If there is one; the message names the first field.
     """
     for name, value in _entries(config):
         if isinstance(value, float) and not math.isfinite(value):
@@ -206,19 +206,19 @@ _SEEDS = 1 << 63
 
 
 def check_seed(seed: int, field: str) -> None:
-    """Refuse seeds that some generators do not accept: negative ones, and those beyond 63 bits."""
+    """Refuse seeds that some generators do not accept: negative seeds and seeds with more than 63 bits."""
     if not 0 <= seed < _SEEDS:
         raise ConfigError(f"{field} is {seed}, expected 0 to 2^63 - 1")
 
 
 def check_directory(path: str, field: str) -> None:
-    """Refuse a directory that StrataRec cannot own: ``.``, ``..``, ``/``, and an invalid path."""
+    """Refuse a path that cannot be an owned directory: ``.``, ``..``, ``/``, and text with null characters."""
     if "\0" in path or Path(path).name in ("", ".."):
         raise ConfigError(f"{field} is {path!r}, expected the name of a new directory")
 
 
 class _Absent:
-    """Placeholder for the value of a missing key."""
+    """Placeholder for the value of a missing key in a `Difference`."""
 
     def __repr__(self) -> str:
         return "absent"
@@ -238,7 +238,7 @@ class Difference:
 
 
 def first_difference(want: Any, have: Any, field: str = "") -> Difference | None:
-    """Return the first difference of two JSON values, keys in the order of `want`; None if they are equal."""
+    """Return the first difference of two JSON values, in the order of the keys of `want`; None if they are equal."""
     if isinstance(want, Mapping) and isinstance(have, Mapping):
         prefix = f"{field}." if field else ""
         pairs = [(f"{prefix}{key}", want.get(key, _ABSENT), have.get(key, _ABSENT)) for key in {**want, **have}]

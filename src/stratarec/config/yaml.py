@@ -11,14 +11,14 @@ import yaml
 from yaml.constructor import ConstructorError
 
 LARGEST = 1 << 20
-"""Longest text, in characters."""
+"""Largest number of characters of a text."""
 _MAX_VALUES = 100_000
 _MAX_DEPTH = 50
 _MAX_DIGITS = 100
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that refuses duplicate keys, of which YAML would silently keep the last, and excessive size."""
+    """Loader that refuses texts of excessive size and duplicate keys, of which YAML would silently keep the last."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -95,7 +95,7 @@ def load(text: str) -> Any:
 
 
 def _problem(error: Exception) -> str:
-    """Return the problem of a text and its position in one line."""
+    """Describe the problem of a text and its position, in one line."""
     if isinstance(error, RecursionError):
         return "sections are nested too deeply"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:

@@ -1,6 +1,6 @@
 """Files and directories that are complete or absent: written under a temporary name, synced and renamed.
 
-A temporary file or directory is locked while it is written. One that is not locked is a leftover of a killed process.
+A temporary file or directory is locked while it is written. If it is not locked, a killed process left it behind.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import xxhash
 from stratarec.errors import DatasetError, StorageError
 
 LARGEST_JSON = 1 << 28
-"""Largest JSON file that is read, in bytes. The description of a million row groups takes a tenth of it."""
-# A file name has at most 255 bytes, and a character takes up to four.
+"""Largest JSON file that is read, in bytes. The description of a million row groups takes a tenth of this size."""
+# A file name has at most 255 bytes, and a character takes up to four bytes.
 _MAX_NAME = 50
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp", re.DOTALL)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -41,7 +41,7 @@ _SPECIAL = {
 
 
 def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> StorageError:
-    """Return `error` as a message that names the path and what to do."""
+    """Return a `StorageError` whose message names the path and the reason, and says what to do."""
     reason = getattr(error, "strerror", None) or str(error).rpartition("IO error: ")[2]
     if getattr(error, "errno", None) == errno.ENOTDIR:
         file = next((parent for parent in path.parents if parent.is_file()), path)
@@ -51,7 +51,7 @@ def storage_error(path: Path, error: OSError | pl.exceptions.PolarsError) -> Sto
 
 
 def check_output(path: Path, *endings: str) -> None:
-    """Refuse `path` as an output file before any work is done for it.
+    """Check that `path` can be an output file, before any work is done for it.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def check_output(path: Path, *endings: str) -> None:
     Raises
     ------
     StorageError
-        If it is a directory, is below a file, cannot be written, or has another ending.
+        If `path` is a directory, is below a file, cannot be written, or has another ending.
     """
     try:
         is_directory = path.name in ("", "..") or stat.S_ISDIR(os.stat(path).st_mode)
@@ -81,14 +81,14 @@ def check_output(path: Path, *endings: str) -> None:
 
 
 def check_absent(path: Path, *endings: str) -> None:
-    """Refuse an output that exists, which may hold work of the user; then as `check_output`."""
+    """Refuse an output file that exists, because it may hold the user's work; otherwise check as `check_output`."""
     if os.path.lexists(path):
         raise StorageError(f"cannot write {path}: it exists; remove it, or name another --output")
     check_output(path, *endings)
 
 
 def sync(path: Path) -> None:
-    """Flush a file or a directory entry to the device."""
+    """Flush a file, or the entries of a directory, to the device."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -97,7 +97,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Flush everything in a directory to the device."""
+    """Flush all files and directories below `folder` to the device."""
     for inside, _, names in os.walk(folder):
         for name in names:
             sync(Path(inside, name))
@@ -105,9 +105,9 @@ def sync_tree(folder: Path) -> None:
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object], *, synced: bool = True) -> None:
-    """Let `write` fill a new temporary file beside `path`, then sync it and rename it to `path`.
+    """Pass a new temporary file next to `path` to `write`, then sync the file and rename it to `path`.
 
-    With `synced` false the caller syncs the directory before it is published: `sync_tree`.
+    If `synced` is false, the caller must sync the directory later, see `sync_tree`.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def write_json(path: Path, value: Any) -> None:
     Raises
     ------
     ValueError
-        For NaN and infinities, which JSON does not have; use None instead.
+        For NaN and infinities, which JSON cannot represent; use None instead.
     """
     write_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
@@ -157,7 +157,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON value in `path`; `DatasetError` if the file is damaged or missing."""
+    """Return the JSON value in a file; `DatasetError` if the file is damaged or missing."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -172,14 +172,14 @@ def read_json(path: Path) -> Any:
 
 
 def read_frame(path: Path) -> pl.DataFrame:
-    """Read one Parquet file; wildcards in its name have no meaning."""
+    """Read one Parquet file; wildcard characters in its name have no special meaning."""
     with open_regular(path) as file:
         return pl.read_parquet(file)
 
 
 @contextmanager
 def reporting_damage(path: Path) -> Iterator[None]:
-    """Raise errors that the content of `path` causes as a `DatasetError` that names the file."""
+    """Convert errors caused by the content of `path` to a `DatasetError` that names the file."""
     try:
         yield
     except DatasetError:
@@ -190,7 +190,7 @@ def reporting_damage(path: Path) -> Iterator[None]:
 
 
 def cache_directory() -> Path:
-    """Return this user's directory of data that can be computed again; `RuntimeError` for a user without a home."""
+    """Return the user's directory for data that can be recomputed; `RuntimeError` if the user has no home directory."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratarec"
 
 
@@ -207,9 +207,9 @@ def make_directory(path: Path) -> None:
 
 @contextmanager
 def working_directory(final: Path, parts: Collection[str]) -> Iterator[Path]:
-    """Create a locked directory next to `final`; it is removed at the end unless it was renamed.
+    """Create a locked directory next to `final`, and remove it at the end unless it was renamed.
 
-    Working directories of killed processes are removed first; see `remove_working_directories`.
+    Working directories that killed processes left behind are removed first, see `remove_working_directories`.
     """
     remove_working_directories(final, parts)
     work, descriptor = temporary_name(final), None
@@ -228,9 +228,9 @@ def working_directory(final: Path, parts: Collection[str]) -> Iterator[Path]:
 
 
 def remove_working_directories(final: Path, parts: Collection[str]) -> list[Path]:
-    """Delete working directories of `final` whose processes were killed, and return those that remain.
+    """Delete working directories of `final` that killed processes left behind; return the directories that remain.
 
-    A directory with entries that are not in `parts`, complete or half written, belongs to a user and stays.
+    A directory with entries other than `parts`, complete or temporary, belongs to a user and remains.
     """
     for folder in leftover_directories(final):
         with suppress(OSError):
@@ -240,16 +240,17 @@ def remove_working_directories(final: Path, parts: Collection[str]) -> list[Path
 
 
 def remove_tree(path: Path) -> None:
-    """Delete what can be deleted of a directory; do nothing if `path` is anything else."""
-    # rmtree opens its argument: on a pipe it would wait for a writer.
+    """Delete as much of a directory as possible; do nothing if `path` is not a directory."""
+    # rmtree opens its argument: if this were a pipe, it would wait for a writer.
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
 
 
 def replace_directory(temporary: Path, final: Path) -> None:
-    """Sync everything in `temporary` and rename it to `final`; an older `final` is removed after the swap.
+    """Sync everything in `temporary` and rename it to `final`; an older `final` is removed at the end.
 
-    For directories inside an owned one. Use `owned_directory.replace_directory_at` for a directory that a user names.
+    This is for directories inside an owned directory. For a directory that a user named, use
+    `owned_directory.replace_directory_at`.
     """
     try:
         sync_tree(temporary)
@@ -274,18 +275,18 @@ def file_hash(path: Path) -> str:
 
 
 def temporary_name(path: Path) -> Path:
-    """Return an unused name next to `path`, under which it is written before it is complete."""
+    """Return an unused name next to `path` for writing until the content of `path` is complete."""
     return path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(8)}.tmp")
 
 
 def is_leftover(entry: str, patterns: Iterable[str] = ("*",)) -> bool:
-    """Whether `entry` is a temporary name of a file or directory that matches one of `patterns`."""
+    """Whether `entry` is a temporary name of a file or directory whose name matches one of `patterns`."""
     match = _TEMPORARY.fullmatch(entry)
     return match is not None and any(fnmatchcase(match[1], pattern) for pattern in patterns)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete temporary files and directories below `folder` whose writers were killed, which are not locked."""
+    """Delete temporary files and directories below `folder` that are not locked, because their writers were killed."""
     for inside, folders, names in os.walk(folder):
         for name in filter(is_leftover, names):
             _remove_unlocked(Path(inside, name))
@@ -301,14 +302,14 @@ def _remove_unlocked(path: Path) -> None:
 
 
 def remove_leftovers_of(path: Path) -> None:
-    """Delete temporary files of `path` whose writers were killed; directories and other files stay."""
+    """Delete temporary files of `path` whose writers were killed; directories and other files remain."""
     for entry in _leftovers_of(path):
         if entry.is_file(follow_symlinks=False):
             _remove_unlocked(Path(entry.path))
 
 
 def leftover_directories(path: Path, *, locked: bool = False) -> list[Path]:
-    """Return temporary directories of `path` whose writers were killed; with `locked`, also of running writers."""
+    """Return temporary directories of `path` whose writers were killed; if `locked`, also those of running writers."""
     folders = [Path(entry.path) for entry in _leftovers_of(path) if entry.is_dir(follow_symlinks=False)]
     return [folder for folder in folders if locked or not _is_locked(folder)]
 
@@ -322,7 +323,7 @@ def _leftovers_of(path: Path) -> list[os.DirEntry[str]]:
 
 
 def lock_directory(path: Path) -> int:
-    """Lock a temporary directory, and return the descriptor whose closing unlocks it."""
+    """Lock a temporary directory; return a file descriptor that unlocks the directory when it is closed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -330,7 +331,7 @@ def lock_directory(path: Path) -> int:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a directory is locked, or may be because the file system has no locks."""
+    """Whether a directory is locked. True if it is not certain, as on a file system without locks."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -345,16 +346,16 @@ def _is_locked(path: Path) -> bool:
 
 
 def create_locked(path: Path) -> BinaryIO:
-    """Create a file, locked and open for writing; `FileExistsError` if `path` exists."""
+    """Create a file, lock it, and open it for writing; `FileExistsError` if `path` exists."""
     file = path.open("xb")
-    # Without the lock, another process would take the file for a leftover.
+    # Without the lock, another process would consider the file left behind, and delete it.
     with suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return file
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading; `SpecialFileError` for anything else, such as a pipe that may never end."""
+    """Open a regular file for reading; `SpecialFileError` for any other, such as a pipe, which may never end."""
     _require_regular(path, os.stat(path).st_mode)  # before opening it, which may have an effect on a device
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     file = os.fdopen(descriptor, "rb")
@@ -367,7 +368,7 @@ def open_regular(path: str | Path) -> BinaryIO:
 
 
 class SpecialFileError(OSError):
-    """A pipe, device, socket or directory in place of a file; `strerror` says which."""
+    """Raised if a pipe, device, socket or directory is in the place of a file; `strerror` says which."""
 
 
 def _require_regular(path: str | Path, mode: int) -> None:

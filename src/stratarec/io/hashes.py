@@ -1,8 +1,8 @@
-"""Hashes of files, with a cache, and versions of libraries and of this project's code.
+"""Hashes of files, with a cache, and versions of packages and of this project's code.
 
-The cache is a file per folder under ``$XDG_CACHE_HOME/stratarec/hashes`` (``~/.cache`` by default). A file is hashed
-again unless its size, times and inode are those of the cached hash. A file that was written just before it was hashed
-is not cached: it could change again within the resolution of its times.
+The cache has one file per folder under ``$XDG_CACHE_HOME/stratarec/hashes`` (``~/.cache`` by default). The cached hash
+of a file is used if the file's size, times and inode are unchanged. If a file was written just before it is hashed, its
+hash is not cached, because the file could change again within the resolution of its times.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from stratarec import errors
 from stratarec.errors import DatasetError, StorageError
 from stratarec.io.atomic import cache_directory, file_hash, read_json, write_json
 
-# Some file systems store times in units of two seconds.
+# Some file systems store times with a resolution of two seconds.
 _SETTLE_NS = 2_000_000_000
 _THREADS = 2
 CODE, PYTHON = "code of stratarec with the hash", "Python"
-"""Entries of `versions` for the project's code and the interpreter."""
+"""Keys in the result of `versions` for the project's code and for the interpreter."""
 
 Signature = tuple[int, int, int, int]
 
@@ -35,14 +35,14 @@ Signature = tuple[int, int, int, int]
 def file_hashes(
     paths: Sequence[Path], *, fresh: bool = False, advance: Callable[[int], object] = lambda done: None
 ) -> list[str]:
-    """Return the xxh3_128 hash of each file, from the cache where possible.
+    """Return the xxh3_128 hash of each file, from the cache if possible.
 
     Parameters
     ----------
     fresh : bool
-        Read every file, and ignore the cache.
+        Whether to ignore the cache and read every file.
     advance : callable
-        Called with the bytes of each file when its hash is known.
+        Called with the size of a file in bytes when its hash is known.
 
     Raises
     ------
@@ -72,7 +72,7 @@ class _FolderCache:
             name = xxhash.xxh3_64_hexdigest(os.fsencode(folder))
             self._path = cache_directory() / "hashes" / f"{name}.json"
         if self._path is not None and not fresh:
-            # Without a readable cache, files are hashed again.
+            # If the cache cannot be read, files are hashed again.
             with contextlib.suppress(DatasetError, LookupError, TypeError, ValueError, AttributeError):
                 self._cached = {
                     str(file): (_signature(entry[0]), str(entry[1])) for file, entry in read_json(self._path).items()
@@ -92,7 +92,7 @@ class _FolderCache:
         return digest
 
     def save(self) -> None:
-        """Write new hashes; a cache that cannot be written is ignored."""
+        """Store new hashes; if the cache cannot be written, do nothing."""
         if self._changed and self._path is not None:
             with contextlib.suppress(StorageError):
                 write_json(self._path, self._cached)
@@ -105,9 +105,9 @@ def _signature(numbers: Sequence[int]) -> Signature:
 
 @cache
 def versions(*names: str) -> dict[str, str]:
-    """Return the versions of the named packages, or of `PYTHON`, and a hash of the project's source as `CODE`.
+    """Return the versions of the named packages (`PYTHON` for the interpreter), and a hash of this project's source.
 
-    Processes that work together must agree on all of them. A package that is not installed has the version ``none``.
+    Processes that work together must agree on all entries. If a package is not installed, its version is ``none``.
     """
     digest, root = xxhash.xxh3_64(), Path(errors.__file__).parent
     for path in sorted(root.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""Names chosen by users, written as file names, on terminals, in shell commands and in HTML."""
+"""Names that users chose, written as file names, on terminals, in shell commands and in HTML."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def file_name(name: str, number: int | None = None) -> str:
     Parameters
     ----------
     number : int
-        Index that makes the file name unique. Without it, a name that had to be changed gets a hash.
+        Index that makes the file name unique. Without it, a hash is appended if the name had to be changed.
     """
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     slug = _OTHERS.sub("-", plain).strip("-")[:_MAX_SLUG]
@@ -40,7 +40,7 @@ def visible(text: str) -> str:
 
 
 def shell_word(text: str | os.PathLike[str]) -> str:
-    """Quote a path for a printed shell command; hidden characters become escapes of bash."""
+    """Quote a path for a shell command that is printed; hidden characters become escapes of bash."""
     text = os.fspath(text)
     text = f"./{text}" if text.startswith("-") else text  # an option otherwise
     if visible(text) == text:
@@ -50,7 +50,7 @@ def shell_word(text: str | os.PathLike[str]) -> str:
 
 
 def as_html(title: str, rows: Iterable[tuple[str, object]]) -> str:
-    """Return the HTML that notebooks show for an object: a title and a table of names and values."""
+    """Return the HTML that notebooks show for an object: a title, and a table of names and values."""
     cells = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows)
     return f"<b>{html.escape(title)}</b><table>{cells}</table>"
 
@@ -64,5 +64,5 @@ def _shown(mark: str) -> str:
 
 
 def _escaped_bytes(mark: str) -> str:
-    # Bytes instead of code points: a path may hold bytes that are not UTF-8, and the shell may have any locale.
+    # Bytes instead of code points, because a path may have bytes that are not UTF-8, and the shell may have any locale.
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(mark)) if _is_hidden(mark) else mark

@@ -1,14 +1,14 @@
-"""Directories that StrataRec owns: recognise, lock and replace them.
+"""Directories that StrataRec owns: recognize, lock and replace them.
 
 An owned directory contains the file `MARKER`, which names its kind. The marker is written first, so that an unfinished
-run or data set is recognised, too. A directory without a marker, or with files that do not belong to its kind, is never
-changed.
+run or data set is also recognized. A directory is never changed if it has no marker, or if it has files that do not
+belong to its kind.
 
-One process writes in an owned directory at a time, and any number may read. The lock is the system's lock of the
-marker, so that it ends with its process. The file `LOCK_OWNER` names the writer in error messages and locks nothing.
+Only one process at a time writes in an owned directory; any number may read. The system's lock of the marker ensures
+this, and ends with its process. The file `LOCK_OWNER` names the writer in error messages; it locks nothing.
 
-While a directory is replaced, the earlier one is kept next to it under another name. The next start finds it there if
-the process is killed.
+While a directory is replaced, the earlier directory is kept next to it under another name. If the process is killed,
+the next start finds the earlier directory there.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class DirectoryKind:
     name: str
     """Name in the marker and in messages."""
     field: str
-    """Recipe field or option that names such a directory."""
+    """Recipe field or option with which a user names such a directory."""
     content: tuple[str, ...]
-    """Names or patterns of the entries that it may have."""
+    """Names or patterns of the entries that such a directory may have."""
 
 
 def named_directory(text: str | Path) -> Path:
-    """Return the directory that a user named, with its link resolved and without a name such as ``.`` or ``..``."""
+    """Return the path of a directory that a user named; a link and a name such as ``.`` or ``..`` are resolved."""
     path = Path(text)
     _working_directory()
     if "\0" in str(path):
@@ -65,7 +65,7 @@ def named_directory(text: str | Path) -> Path:
     if str(path).startswith("~"):
         raise StorageError(f"{path}: ~ is not expanded here; write the directory in full")
     try:
-        # Links further up are left to the system: they need not be readable as paths.
+        # Only the last part is resolved: parent directories need not be readable as paths.
         path = path.resolve() if path.is_symlink() or path.name in ("", "..") else path
     except (OSError, RuntimeError) as error:  # a circle of links
         raise StorageError(f"cannot use {path}: its links lead nowhere; name another directory") from error
@@ -75,7 +75,7 @@ def named_directory(text: str | Path) -> Path:
 
 
 def kind_of(path: Path) -> str:
-    """Return the kind that the marker in `path` names; empty without a valid marker."""
+    """Return the kind that the marker in `path` names; empty if there is no valid marker."""
     try:
         marker = read_json(path / MARKER)
     except DatasetError:  # absent or damaged
@@ -85,13 +85,13 @@ def kind_of(path: Path) -> str:
 
 
 def directory_state(path: Path, kind: DirectoryKind) -> Literal["free", "ours"]:
-    """Return whether `path` is absent or empty ("free"), or already a directory of `kind` ("ours").
+    """Return "free" if `path` is absent or empty, or "ours" if it is a directory of `kind`.
 
     Raises
     ------
     StorageError
-        If it is a file, a protected place such as the home directory, a directory of another kind or without a marker,
-        or inside an owned directory.
+        If `path` is a file, a protected place such as the home directory, a directory of another kind or without a
+        marker, or inside an owned directory.
     """
     try:
         names = list_entries(path)
@@ -119,13 +119,13 @@ def directory_state(path: Path, kind: DirectoryKind) -> Literal["free", "ours"]:
 
 
 def check_replaceable(path: Path, kind: DirectoryKind) -> None:
-    """Refuse to replace `path` unless it is free, or a directory of `kind` without foreign files."""
+    """Refuse to replace `path`, unless it is free or is a directory of `kind` without other files."""
     if directory_state(path, kind) == "free":
         return
     _check_place(path, kind)
     patterns = [MARKER, *kind.content]
     for entry in list_entries(path):
-        # Temporary files of interrupted writes belong to the directory, too.
+        # Temporary files that interrupted writes left behind belong to the directory, too.
         if not any(fnmatch(entry, pattern) for pattern in patterns) and not is_leftover(entry, patterns):
             raise StorageError(
                 f"{path} also contains {entry}, which is not part of a {kind.name}: move it elsewhere, or name another "
@@ -134,13 +134,16 @@ def check_replaceable(path: Path, kind: DirectoryKind) -> None:
 
 
 def list_entries(path: Path) -> list[str]:
-    """Return the sorted entries of `path`, without the lock's owner and leftovers of interrupted writes to it."""
+    """Return the sorted names in `path`, without `LOCK_OWNER` and without temporary files of it or of the marker.
+
+    Interrupted writes leave such temporary files behind.
+    """
     names = (name for name in os.listdir(path) if name != LOCK_OWNER)
     return sorted(name for name in names if not is_leftover(name, (MARKER, LOCK_OWNER)))
 
 
 def _check_place(path: Path, kind: DirectoryKind) -> None:
-    """Refuse protected directories, and directories inside an owned one."""
+    """Refuse protected directories and directories inside an owned directory."""
     for place, what in _protected_places():
         if _is_same(path, place):
             raise StorageError(f"{path} is {what}; name another directory in {kind.field}")
@@ -182,7 +185,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def claim(path: Path, kind: DirectoryKind) -> None:
-    """Make a free `path` a directory of `kind`; errors as of `directory_state`."""
+    """If `path` is free, create a directory of `kind` there; errors are as in `directory_state`."""
     if directory_state(path, kind) == "free":
         make_directory(path)
         write_marker(path, kind)
@@ -194,7 +197,7 @@ def write_marker(path: Path, kind: DirectoryKind) -> None:
 
 
 def check_marker(path: Path, kind: DirectoryKind) -> None:
-    """Raise `DatasetError` unless the marker of a directory is exactly what `write_marker` writes."""
+    """Raise `DatasetError` unless the marker is exactly what `write_marker` writes."""
     if read_json(path / MARKER) != _marker(kind):
         raise DatasetError(f"{path / MARKER} was changed after it was written; expected {json.dumps(_marker(kind))}")
 
@@ -205,17 +208,17 @@ def _marker(kind: DirectoryKind) -> dict[str, object]:
 
 
 class LockOwner(Model):
-    """Process that writes in a directory."""
+    """The process that writes in a directory."""
 
     format: Literal[1] = 1
     pid: Count
     host: str
     since: str
-    """Local time."""
+    """Local time at which the process locked the directory."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process certainly does not run any more."""
+        """Whether the process has certainly ended."""
         return self.host == socket.gethostname() and not Path(f"/proc/{self.pid}").exists() and Path("/proc/1").exists()
 
 
@@ -226,12 +229,12 @@ def directory_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
     Parameters
     ----------
     shared : bool
-        Lock for reading: other readers are allowed.
+        Whether to lock for reading only, which allows other readers.
 
     Raises
     ------
     StorageError
-        If another process, or another part of this one, has the lock; names the process if it writes.
+        If another process, or another part of this one, has the lock. If it is a writer, the message names the process.
     """
     try:
         file = open_regular(path / MARKER)
@@ -241,12 +244,12 @@ def directory_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
         raise storage_error(path, error) from error
     with file:
         if not try_lock(file, shared=shared) or not _is_open(path / MARKER, file):
-            # Another process has the lock, or had it and has replaced or removed the directory.
+            # Another process has the lock, or had the lock and has replaced or removed the directory.
             raise _in_use(path)
         if shared:
             yield
             return
-        # In the end the directory may have another name, or another directory may have its name.
+        # At the end, the directory may have another name, and its name may belong to another directory.
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             _write_owner(path)
@@ -258,7 +261,7 @@ def directory_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
 
 
 def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
-    """Lock an open file; False if another process has the lock. On a file system without locks always True."""
+    """Lock an open file; return False if another process has the lock. On a file system without locks, return True."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -291,7 +294,7 @@ def _is_open(path: Path, file: IO[bytes]) -> bool:
 
 
 def remove_directory(path: Path) -> None:
-    """Delete an owned directory, its marker last, so that an interrupted deletion leaves an owned directory."""
+    """Delete an owned directory. The marker is deleted last, so an interrupted deletion leaves an owned directory."""
     clear_directory(path)
     with _removing(path):
         shutil.rmtree(path)
@@ -317,14 +320,14 @@ def _removing(path: Path) -> Iterator[None]:
 
 
 def replaced_path(path: Path) -> Path:
-    """Return where the earlier directory is kept until its replacement is complete."""
+    """Return the path at which the earlier directory is kept until its replacement is complete."""
     return path.with_name(f".{path.name}.replaced")
 
 
 def move_aside(path: Path, kind: DirectoryKind) -> Path:
-    """Rename a directory that may be replaced, and return its new path.
+    """Check that a directory may be replaced, rename it, and return its new path.
 
-    `recover_replacement` undoes this, or completes the replacement.
+    `recover_replacement` completes the replacement or undoes it.
     """
     check_replaceable(path, kind)
     old = replaced_path(path)
@@ -350,7 +353,7 @@ def restore_replaced(path: Path, kind: DirectoryKind) -> None:
 
 
 def recover_replacement(path: Path, kind: DirectoryKind, is_complete: Callable[[Path], bool]) -> None:
-    """Complete an interrupted replacement if `path` now holds a complete directory, else undo it."""
+    """If a replacement was interrupted, complete it if `path` holds a complete directory; otherwise undo it."""
     old = replaced_path(path)
     if kind_of(old) != kind.name:
         return
@@ -367,12 +370,12 @@ def recover_replacement(path: Path, kind: DirectoryKind, is_complete: Callable[[
 def replace_directory_at(temporary: Path, path: Path, kind: DirectoryKind) -> Path | None:
     """Rename the finished directory `temporary` to `path`.
 
-    Returns the new path of the earlier directory, which the caller removes, or None if there was none.
+    Returns the new path of the earlier directory, which the caller has to remove, or None if there was none.
 
     Raises
     ------
     StorageError
-        If `path` is anything but an earlier directory of `kind`, or cannot be written. It is then unchanged.
+        If `path` exists and is not a directory of `kind`, or if it cannot be written. It is then unchanged.
     """
     old = None
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Temporary directories of one process: the next process removes those whose owner has died."""
+"""Temporary directories of one process. If the process is killed, a later process removes them."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from stratarec.io.atomic import make_directory, open_regular, storage_error
 from stratarec.io.owned_directory import try_lock
 
 READING_PREFIX = "stratarec-reading-"
-"""Prefix of the names that `reading_directory` uses."""
+"""Start of the names of directories that `reading_directory` creates."""
 
 _OWNER = ".owner"
 _MAKING_SECONDS = 60
 
 
 class ScratchDirectory:
-    """New directory ``<parent>/<prefix><token>``, locked until it is closed and then removed.
+    """New directory ``<parent>/<prefix><token>``, which is locked until it is closed and then removed.
 
-    The system releases a lock when its process ends for any reason. Directories with the same prefix that are not
-    locked are therefore abandoned, and are removed first.
+    The system releases a lock when its process ends for any reason. So directories with the same prefix that are not
+    locked are abandoned; they are removed first.
 
     Parameters
     ----------
     parent : Path
         Created if it does not exist.
     prefix : str
-        Beginning of the names of all directories of this kind.
+        Start of the names of all directories of this kind.
     token : str
         End of the name of this directory, by default random.
 
@@ -49,7 +49,7 @@ class ScratchDirectory:
         make_directory(parent)
         remove_abandoned(parent, prefix)
         self.path = parent / f"{prefix}{token or uuid.uuid4().hex[:12]}"
-        # Created under another name, so that no process sees the directory before it is locked.
+        # Created under another name, so that no other process sees the directory before it is locked.
         hidden = parent / f".making-{self.path.name}"
         try:
             hidden.mkdir(mode=0o700)  # the parent may be shared by all users
@@ -63,7 +63,7 @@ class ScratchDirectory:
             raise
 
     def close(self) -> None:
-        """Remove the directory with its content."""
+        """Remove the directory and its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._owner.close()  # after the files: the lock marks the directory as in use
 
@@ -82,9 +82,9 @@ def reading_directory() -> ScratchDirectory:
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Delete the scratch directories in `parent` with this prefix whose processes have ended."""
+    """Delete scratch directories in `parent` with this prefix if their processes have ended."""
     pattern = glob.escape(prefix)
-    # A directory that another process is creating right now is not locked yet.
+    # A directory that another process is creating at the moment is not locked yet.
     unfinished = [path for path in parent.glob(f".making-{pattern}*") if _age(path) > _MAKING_SECONDS]
     for path in (*parent.glob(f"{pattern}*"), *unfinished):
         if _is_abandoned(path):
@@ -105,7 +105,7 @@ def lock_store(path: Path) -> IO[bytes]:
 
 
 def _age(path: Path) -> float:
-    """Return the seconds since a directory was changed; 0 if it does not exist."""
+    """Return the seconds since a directory was last changed; 0 if it does not exist."""
     try:
         return time.time() - path.stat().st_mtime
     except OSError:
@@ -113,10 +113,10 @@ def _age(path: Path) -> float:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether the owner of a scratch directory has certainly ended."""
+    """Whether the process of a scratch directory has certainly ended."""
     try:
         with open_regular(path / _OWNER) as file:
-            # On a file system without locks this is never certain, and nothing is removed.
+            # On a file system without locks this is never certain, so nothing is removed.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False

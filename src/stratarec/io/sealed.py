@@ -1,7 +1,7 @@
-"""JSON files with a hash of their own content (a seal), validated by a model of every field.
+"""JSON files with a hash of their content (a seal), validated by a model with every field.
 
-The seal detects damage and edits. It is not a signature: whoever can write a file can also seal it, so nothing in it
-is used before its model has validated it.
+The seal detects damage and edits. It is not a signature: anyone who can write a file can also seal it. So no content is
+used before its model has validated it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Count = Annotated[int, pydantic.Field(ge=0, lt=1 << 62)]
 
 
 class Model(pydantic.BaseModel):
-    """Part of a sealed file: known fields only, strictly typed, finite numbers."""
+    """Part of a sealed file: no unknown fields, strict types, finite numbers."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -41,31 +41,31 @@ M = TypeVar("M", bound=pydantic.BaseModel)
 
 
 def content_hash(content: Mapping[str, Any]) -> str:
-    """Return a hash of JSON data that does not depend on the order of keys."""
+    """Return a hash of JSON data; the order of keys does not matter."""
     return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON data with its own hash, atomically."""
+    """Write JSON data together with its hash, atomically."""
     write_json(path, {**content, _SEAL: content_hash(content)})
 
 
 def read_sealed(path: Path, model: type[M], advice: str, error: type[StrataError] = DatasetError) -> M:
-    """Read a sealed file as a `model`, whose field ``format`` is a literal.
+    """Read a sealed file as a `model`, in which the field ``format`` is a literal.
 
     Parameters
     ----------
     advice : str
-        End of an error message: what to do if the file cannot be used.
+        End of an error message, which says what to do if the file cannot be used.
     error : type
-        Raised if the file is missing, changed, of another format or invalid; names file and field.
+        Raised if the file is missing, changed, of another format or invalid; names the file and the field.
     """
     known = model.model_fields["format"].annotation.__args__[0]  # type: ignore[union-attr]
     return validate(model, read_unvalidated(path, known, advice, error), str(path), advice, error)
 
 
 def read_unvalidated(path: Path, known: int, advice: str, error: type[StrataError] = DatasetError) -> dict[str, Any]:
-    """Read a sealed file of the format `known` without validating its fields."""
+    """Read a sealed file of format `known` without validating its fields."""
     content = read_object(path, advice, error)
     if content.get("format") != known or isinstance(content["format"], bool):
         raise error(f"{path}: format {_short(content.get('format'))}, expected {known}; {advice}")
@@ -77,16 +77,16 @@ def read_unvalidated(path: Path, known: int, advice: str, error: type[StrataErro
 def validate(
     model: type[M], content: Mapping[str, Any], origin: str, advice: str, error: type[StrataError] = DatasetError
 ) -> M:
-    """Return JSON data as a `model`; `error` names the first invalid field."""
+    """Convert JSON data to a `model`; raise `error`, which names the first invalid field."""
     try:
-        # Parsed as JSON: a list becomes a tuple, and no other type is converted.
+        # Parsed as JSON: lists become tuples, and no other type is converted.
         return model.model_validate_json(json.dumps(content))
     except (pydantic.ValidationError, StrataError) as fault:
         raise error(f"{origin}: {describe_error(fault)}; {advice}") from fault
 
 
 def describe_error(error: Exception) -> str:
-    """Return the first fault that pydantic reports, or the message of any other error, in one line."""
+    """Return the first problem that pydantic reports, or the message of any other error, in one line."""
     if not isinstance(error, pydantic.ValidationError):
         return str(error)
     first = error.errors()[0]
@@ -115,12 +115,12 @@ def read_object(path: Path, advice: str, error: type[StrataError] = DatasetError
 
 
 def regular_file_below(root: Path, relative: str) -> Path:
-    """Return the path of a regular file below `root` that a manifest names and no symbolic link leads to.
+    """Return the path of a regular file below `root` that a manifest names; symbolic links are not followed.
 
     Raises
     ------
     ValueError
-        If it is anything else, or absent.
+        If there is no such file, if it is not a regular file, or if its path contains a symbolic link.
     """
     parts = PurePosixPath(relative)
     if parts.is_absolute() or ".." in parts.parts or not parts.parts:

@@ -1,6 +1,6 @@
 """Tensors in safetensors files, written one at a time.
 
-The library's own writer first copies every tensor into one buffer, which would double the memory of a large model.
+The safetensors library would first copy all tensors into one buffer, which would double the memory of a large model.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedTensor:
-    """Tensor that is produced in chunks of rows, so that it is never in memory as a whole.
+    """Tensor that is computed in chunks of rows, so that it is never in memory as a whole.
 
     Parameters
     ----------
@@ -62,9 +62,9 @@ class ChunkedTensor:
 
 
 def header(specs: Mapping[str, Spec]) -> tuple[bytes, dict[str, int]]:
-    """Return the header of a file, and the byte offset of each tensor in the order of the file.
+    """Return the header of a file, and the byte offset of each tensor in the order in which tensors are stored.
 
-    The order is that of the library's own writer: wide types first, so that each is aligned, then by name.
+    The order is that of the safetensors library: wide types first, so that each tensor is aligned, then by name.
     """
     content: dict[str, dict[str, object]] = {}
     offset = 0
@@ -82,7 +82,7 @@ def header(specs: Mapping[str, Spec]) -> tuple[bytes, dict[str, int]]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor | ChunkedTensor]) -> None:
-    """Write named tensors in the safetensors format: the same tensors give the same bytes, in any order."""
+    """Write named tensors to a safetensors file; the bytes do not depend on the order of `tensors`."""
     head, offsets = header({name: Spec.of(tensor) for name, tensor in tensors.items()})
     with path.open("wb") as file:
         file.write(head)

@@ -43,7 +43,7 @@ class Lookups(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the slots of each table and of its hot rows are; arrays have one entry per table."""
+    """Positions of the slots of each table and of its hot rows; arrays have one entry per table."""
 
     rows: NDArray[np.int64]
     hot_rows: NDArray[np.int64]

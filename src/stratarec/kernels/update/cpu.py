@@ -51,7 +51,7 @@ from stratarec.kernels.update.workspace import DENSE_FLOATS, NOTHING, UpdateTask
 
 
 class Sources(NamedTuple):
-    """Where the gradient of each lookup starts.
+    """Start of the gradient of each lookup.
 
     If `plain`, its position follows from the lookup's number. Otherwise positions are listed, and so are scales if
     `scaled`.
