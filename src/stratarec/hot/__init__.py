@@ -1,1 +1,4 @@
-"""Hot rows: which rows are worth fast memory, and which inputs need no others (FAE, arXiv 2103.00686)."""
+"""Hot rows: choose the rows that are worth fast memory, and find the inputs that need no other rows.
+
+The method is FAE's (arXiv 2103.00686).
+"""

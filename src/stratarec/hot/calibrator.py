@@ -1,12 +1,13 @@
-"""Choice of the hot rows of each table for a budget in bytes, and the file that stores the choice.
+"""Choose the hot rows of each table for a budget in bytes, and store the choice in a file.
 
 Two methods are tried (`selection`): rows with the most lookups per byte, and thresholds that make the most inputs hot.
-Some inputs are drawn to choose by, and others to judge both choices; the choice with more hot inputs is kept. Counts of
-rows are the vocabularies' own, so the bytes of a hot set are exact and only the share of hot inputs is estimated.
+The second method chooses by a random sample of inputs. Other inputs judge both choices, and the choice with more hot
+inputs is kept. Row counts come from the vocabularies, so the bytes of a hot set are exact; only the share of hot inputs
+is estimated.
 
-A choice is specific to one data set: on a news portal the old choice makes 15 % as many inputs hot one day later, and
-0.1 % after two days. If ids are inherited (``data.vocabulary.base``) a new choice does not help: new popular values
-have ids after all earlier ones, and a prefix that reaches them contains the earlier ones as well.
+A choice is specific to one data set: on a news portal, an old choice made only 15 % as many inputs hot one day later,
+and 0.1 % after two days. If ids are inherited (``data.vocabulary.base``), a new choice does not help: new popular
+values have ids after all earlier ids, so a prefix that contains them contains all earlier values as well.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 
 
 class HotTable(Model):
-    """The hot rows of one table, which are its first ones."""
+    """The hot rows of one table, which are the first rows."""
 
     name: str
     rows: Count
     row_bytes: Count
-    """Weights and optimizer state."""
+    """Bytes of weights and optimizer state of a row."""
     hot: Count
     """Number of hot rows: all tail buckets and the most frequent values."""
     accesses: Share
@@ -65,7 +66,7 @@ class HotTable(Model):
 
 
 class InputShare(Model):
-    """Share of inputs of which all lookups are hot, and its 99 % confidence interval."""
+    """Share of inputs whose lookups are all hot, with its 99 % confidence interval."""
 
     share: Share
     low: Share
@@ -73,20 +74,20 @@ class InputShare(Model):
 
 
 class Point(Model):
-    """Hot rows, lookups and inputs for one budget."""
+    """Result for one budget: shares of hot rows, hot lookups and hot inputs."""
 
     budget_bytes: Count
     row_share: Share
-    """Share of the bytes of the model's tables."""
+    """Bytes of the hot rows as a share of the bytes of all tables."""
     accesses: Share
     """Share of training lookups that use hot rows."""
     inputs: InputShare
     counted: InputShare
-    """The share with the rows that have the most lookups per byte."""
+    """Share of hot inputs if the rows with the most lookups per byte were hot."""
 
 
 class HotProfile(Model):
-    """The hot rows of a data set, as stored in a file."""
+    """The hot rows of a data set, as they are stored in a file."""
 
     format: Literal[2] = 2
     dataset: str
@@ -94,21 +95,21 @@ class HotProfile(Model):
     """Fingerprint of the data set."""
     split: Literal["train"] = "train"
     method: Method
-    """``inputs`` if the rows were chosen to make the most inputs hot, ``accesses`` for the most lookups per byte."""
+    """``inputs`` if the hot rows make the most inputs hot, ``accesses`` if they have the most lookups per byte."""
     chosen: Point
     curve: tuple[Point, ...]
-    """Other budgets."""
+    """Results for other budgets."""
     tables: tuple[HotTable, ...]
     seconds: Annotated[float, pydantic.Field(ge=0)]
-    """Duration of the calibration."""
+    """Duration of the calibration in seconds."""
 
     def write(self, path: Path) -> None:
-        """Write a sealed file."""
+        """Write the profile to a sealed file."""
         write_sealed(path, self.to_dict())
 
     @classmethod
     def read(cls, path: Path, dataset: Dataset | None = None) -> HotProfile:
-        """Read a file.
+        """Read a profile from a file.
 
         Parameters
         ----------
@@ -133,31 +134,31 @@ class HotProfile(Model):
 
     @property
     def points(self) -> list[Point]:
-        """All budgets, including the chosen one, in ascending order."""
+        """Results for all budgets, including the chosen budget, in ascending order."""
         return sorted((self.chosen, *self.curve), key=lambda point: point.budget_bytes)
 
     @property
     def row_bytes(self) -> dict[str, int]:
-        """Table -> bytes of weights and optimizer state of a row."""
+        """Bytes of weights and optimizer state of a row, by table."""
         return {table.name: table.row_bytes for table in self.tables}
 
     def hot(self, parts: Sequence[RowRange]) -> Counts:
-        """Return ``[parts]`` numbers of hot rows of the data set's tables."""
+        """Return the number of hot rows of each part, ``[parts]``."""
         tables = {table.name: table.hot for table in self.tables}
         return np.array([tables[part.table] for part in parts], dtype=np.int64)
 
 
 CONFIDENCE = 0.99
 """Confidence level of every interval."""
-# Inputs that are neighbours in storage (and share a session) are sampled together.
+# Inputs that are neighbours in storage (and share a session) are in the same subsample.
 _CHUNK = 1024
 _ROW_GROUPS = 16
-# Number of inputs for choosing hot rows: more do not change a few dozen thresholds.
+# Number of inputs for choosing hot rows; more would not change a few dozen thresholds.
 _CHOOSING = 1 << 17
 
 
 def estimate(shares: NDArray[np.float64]) -> InputShare:
-    """Estimate the share of inputs from the shares of equally large random samples, by Student's t."""
+    """Estimate the share of hot inputs from their shares in random samples of equal size, by Student's t."""
     mean, number = float(shares.mean()), len(shares)
     if number < 2:
         return InputShare(share=mean, low=0.0, high=1.0)
@@ -167,22 +168,22 @@ def estimate(shares: NDArray[np.float64]) -> InputShare:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InputSample:
-    """A sample of inputs from some row groups."""
+    """Needs of inputs from randomly chosen row groups."""
 
     choosing: Needs
-    """``[N, parts]`` needs of the inputs for choosing hot rows."""
+    """``[N, parts]`` needs of the inputs that hot rows are chosen by."""
     judging: Needs
-    """``[M, parts]`` needs of other inputs, for judging the choice."""
+    """``[M, parts]`` needs of the other inputs, which judge the choice."""
     chunks: NDArray[np.int64]
     """``[M]`` subsample of each judging input: its row group, or a part of it if there are few row groups."""
 
     def judge(self, hot: Counts) -> InputShare:
-        """Estimate the share of inputs that are hot if the first ``hot[p]`` rows of each part are hot."""
+        """Estimate the share of inputs that are hot if the first ``hot[p]`` rows of each part p are hot."""
         return estimate(np.bincount(self.chunks, are_hot(self.judging, hot)) / np.bincount(self.chunks))
 
 
 def draw(dataset: Dataset, parts: Sequence[RowRange], split: str, seed: int) -> InputSample:
-    """Draw up to 16 row groups at random and compute the needs of their inputs; half of them are for judging.
+    """Draw up to 16 row groups at random, and compute the needs of their inputs; half of the inputs are for judging.
 
     Notes
     -----
@@ -223,7 +224,7 @@ CURVE = (0.02, 0.068, 0.124, 0.25, 0.5)
 
 
 def budgets(dataset: Dataset, row_bytes: Mapping[str, int], *, seed: int = 0) -> tuple[Point, ...]:
-    """Evaluate the budgets of `CURVE`, with `row_bytes` as for `calibrate`; empty for data without tables."""
+    """Compute the results for the budgets of `CURVE`; empty without tables. `row_bytes` is as in `calibrate`."""
     parts = parts_of(dataset, row_bytes)
     if not parts:
         return ()
@@ -240,23 +241,23 @@ def calibrate(
     seed: int = 0,
     field: str = "--hot",
 ) -> HotProfile:
-    """Choose hot rows.
+    """Choose the hot rows of a data set.
 
     Parameters
     ----------
     row_bytes : mapping of str to int
-        Vocabulary -> bytes of weights and optimizer state of a row; 0 for tables that are hot at no cost.
+        Bytes of weights and optimizer state of a row, by vocabulary; 0 for tables whose rows are hot at no cost.
     budget : int
-        Bytes of all hot rows.
+        Bytes for all hot rows.
     curve : sequence of float
-        Other budgets to evaluate, as shares of all bytes.
+        Other budgets for which to compute results, as shares of all bytes.
     field : str
-        Name of the budget in errors.
+        Name of the budget in error messages.
 
     Raises
     ------
     ConfigError
-        If the budget fits no row, or all rows.
+        If the budget holds not even one row, or all rows.
     """
     start = time.perf_counter()
     parts = parts_of(dataset, row_bytes)
@@ -286,7 +287,7 @@ def calibrate(
 
 
 def _choose(parts: Sequence[RowRange], budget: int, sample: InputSample) -> tuple[Counts, Method, Point]:
-    """Return the hot rows of each part, the method that chose them, and their evaluation."""
+    """Return the number of hot rows of each part, the method that chose them, and the result."""
     counted, complete = hottest_rows(parts, budget), most_inputs(parts, budget, sample.choosing)
     by_count, by_input = sample.judge(counted), sample.judge(complete)
     better = by_input.share > by_count.share
@@ -315,7 +316,7 @@ def _tables(parts: Sequence[RowRange], hot: Counts) -> tuple[HotTable, ...]:
 
 
 def warn_inherited_ids(dataset: Dataset) -> str:
-    """Return a warning if ids keep the order of an earlier data set, else an empty string."""
+    """Return a warning if ids follow those of an earlier data set, so that they are not ranked by count; else ""."""
     tables = [name for name, info in dataset.vocabularies.items() if 0 < info.inherited < info.values]
     if not tables:
         return ""
@@ -326,7 +327,7 @@ def warn_inherited_ids(dataset: Dataset) -> str:
 
 
 def warn_little_skew(profile: HotProfile) -> str:
-    """Return a warning if hot rows are hardly more popular than others, else an empty string."""
+    """Return a warning if hot rows are hardly more popular than other rows, else ""."""
     point = profile.chosen
     if point.accesses < 2 * point.row_share:
         return f"{point.row_share:.1%} of the rows receive {point.accesses:.1%} of the lookups: hot rows save little"

@@ -1,18 +1,19 @@
-"""Hot inputs of a split: which inputs are hot, how batches of them are ordered, and the loader of such batches.
+"""Hot inputs of a split: which inputs are hot, the order of hot batches, and the loader of such batches.
 
-``needs[i, p]`` is the number of first rows of table p that contain all lookups of sample i: 0 if the sample looks up no
-row, else at least all tail buckets. A sample is hot if no table has fewer hot rows than the sample needs. A bag that
-several samples share is examined once.
+``needs[i, p]`` is the number of first rows of part p (the rows of one table) that contain all lookups of sample i. It
+is 0 if the sample looks up no row of the part; otherwise it includes at least all tail buckets. A sample is hot if
+every part has at least as many hot rows as the sample needs. A bag that several samples share is examined once.
 
 Whether an input is hot follows from its ids and a hot profile, so it is computed whenever the input is read. Only the
-counts of each row group are stored: the length and the order of an epoch follow from them, so training can resume
-anywhere in an epoch. Counts are written shard by shard, and an interrupted count resumes.
+number of hot inputs of each row group is stored. The length and the order of an epoch follow from these counts, so
+training can resume anywhere in an epoch. Counts are written shard by shard; an interrupted count continues there.
 
-The loader sorts each shuffle buffer into hot and mixed samples. Samples that fill no batch are kept for the next
-buffer: at most one batch of each kind is held in addition to a buffer, and every input is trained once per epoch. The
-last batch of each kind may be smaller. If these two fit into one batch, they are merged into the last batch of the
-epoch, so an epoch has as many batches as without hot inputs. Within a buffer the two kinds alternate. The rate of
-alternation changes only between epochs, because batches are read ahead of evaluations.
+The loader sorts each shuffle buffer into hot and other (*mixed*) samples. Samples that do not fill a batch wait for the
+next buffer. So at most one batch of each kind is in memory in addition to a buffer, and every input is trained once per
+epoch. The last batch of each kind may be smaller; if both last batches fit into one, they are merged into the last
+batch of the epoch. So an epoch has as many batches as without hot inputs. Within a buffer the two kinds alternate. How
+they alternate (the *rate*) changes only between epochs, because batches are read before evaluations that would change
+it.
 """
 
 from __future__ import annotations
@@ -41,22 +42,22 @@ from stratarec.kernels.runtime.cores import cores
 from stratarec.progress import Progress, SilentProgress
 
 Kinds = NDArray[np.bool_]
-"""``[batches]`` whether each batch is hot."""
+"""``[batches]`` whether each batch of an epoch is hot."""
 
 LEAST, MOST, FIRST = 1.0, 100.0, 50.0
-"""Bounds and initial value of the rate: percentage of a kind's batches that are trained before the other's turn."""
+"""Smallest, largest and initial rate: percentage of a kind's batches in a turn, before the other kind's turn."""
 _DECREASES = 4
 
 
 def kinds_of(hot: Sequence[int], mixed: Sequence[int], size: int, rate: float | None) -> Kinds:
-    """Return the kinds of an epoch's batches, given the samples of each kind in each buffer.
+    """Return which batches of an epoch are hot, given the number of samples of each kind in each buffer.
 
     A batch with samples of both kinds counts as mixed.
 
     Parameters
     ----------
     rate : float or None
-        As for `in_turns`; None for `evenly`.
+        Rate of `in_turns`; None to use `evenly`.
     """
     numbers = [batches_of(samples, size) for samples in (hot, mixed)]
     remainders = [sum(samples) % size for samples in (hot, mixed)]
@@ -70,7 +71,7 @@ def kinds_of(hot: Sequence[int], mixed: Sequence[int], size: int, rate: float | 
 
 
 def batches_of(samples: Sequence[int], size: int) -> NDArray[np.int64]:
-    """Return ``[buffers]`` numbers of batches of one kind that each buffer completes, given its samples of the kind."""
+    """Return how many batches of one kind each buffer completes, ``[buffers]``, given its samples of this kind."""
     ends = np.cumsum(samples, dtype=np.int64)
     filled = ends // size
     if len(filled):
@@ -79,16 +80,16 @@ def batches_of(samples: Sequence[int], size: int) -> NDArray[np.int64]:
 
 
 def evenly(hot: int, mixed: int) -> Kinds:
-    """Interleave two kinds of batches, each at equal distances."""
+    """Interleave hot and mixed batches, each kind at equal distances."""
     places = np.concatenate([(np.arange(number) + 0.5) / max(number, 1) for number in (hot, mixed)])
-    # At equal places the mixed batch is first.
+    # At equal positions, the mixed batch is first.
     order = np.lexsort((np.repeat([1, 0], [hot, mixed]), places))
     kinds: Kinds = (np.arange(hot + mixed) < hot)[order]
     return kinds
 
 
 def in_turns(hot: int, mixed: int, rate: float) -> Kinds:
-    """Alternate turns of `rate` per cent of the hot batches and the same percentage of the mixed batches."""
+    """Alternate between hot and mixed batches; a turn has `rate` percent of the batches of its kind."""
     parts: list[Kinds] = []
     done = [0, 0]
     while done != [hot, mixed]:
@@ -100,7 +101,7 @@ def in_turns(hot: int, mixed: int, rate: float) -> Kinds:
 
 
 def rate_after(losses: Sequence[float]) -> float:
-    """Return the rate by the published rule: halved when the loss increases, doubled after four decreases."""
+    """Return the rate by FAE's rule: it is halved when the loss increases, and doubled after four decreases."""
     rate, decreases = FIRST, 0
     for before, now in pairwise(losses):
         decreases = decreases + 1 if now < before else 0
@@ -112,19 +113,19 @@ def rate_after(losses: Sequence[float]) -> float:
 
 
 def validation_losses(evaluations: Sequence[Mapping[str, Any]], until: int) -> list[float]:
-    """Return the losses of the evaluations up to step `until`."""
+    """Return the log losses of the evaluations up to step `until`, without the final evaluation."""
     earlier = [entry for entry in evaluations if entry["step"] <= until and not entry.get("closing")]
     return [float(entry["log_loss"]) for entry in earlier if entry["log_loss"] is not None]
 
 
 class NeedsReader:
-    """Computes the needs of the samples of a data set.
+    """Computes how many first rows of each table the samples of a data set need.
 
     Parameters
     ----------
     dataset : Dataset
     parts : sequence of RowRange
-        Rows of its tables.
+        Rows of the data set's tables.
     """
 
     def __init__(self, dataset: Dataset, parts: Sequence[RowRange]) -> None:
@@ -133,7 +134,7 @@ class NeedsReader:
         self._groups = {name: group for group, names in dataset.groups.items() for name in names}
 
     def of(self, row_group: RowGroup) -> Needs:
-        """Return the needs ``[samples, parts]`` of a row group, in storage order."""
+        """Return the needs of the samples of a row group, ``[samples, parts]``, in storage order."""
         needs = np.zeros((row_group.samples.num_rows, len(self._parts)), dtype=np.int32)
         for feature, table in self._tables.items():
             for place, needed in self._feature(row_group, feature, table):
@@ -141,7 +142,7 @@ class NeedsReader:
         return needs
 
     def _feature(self, row_group: RowGroup, feature: str, table: str) -> Iterator[tuple[int, Needs]]:
-        """Yield each part of a feature's table and the samples' needs of it."""
+        """Yield the index of each part of a feature's table, and the samples' needs of this part."""
         holder = feature if feature in self._windows else self._groups.get(feature)
         values, start, length = _bags(row_group, feature, holder)
         pointers = None if holder is None else row_group.pointers(holder)
@@ -159,12 +160,12 @@ def bag_needs(
     Parameters
     ----------
     start, length : ndarray or None
-        None if every value is a separate bag, which is empty if the value is negative.
+        None if every value is a separate bag; a negative value is then an empty bag.
     """
     value_needs: Needs = np.where(values >= 0, np.maximum(values + np.int32(1), np.int32(part.tail)), np.int32(0))
     if start is None or length is None:
         return value_needs
-    # Every second piece is the gap from the end of a bag to the next bag and is dropped. The appended zero is for bags
+    # Every second result of `reduceat` is for the gap between two bags, and is dropped. The appended zero is for bags
     # that end with the last value.
     bounds = np.stack([start, start + length], axis=1).ravel()
     needs = np.maximum.reduceat(np.append(value_needs, np.int32(0)), bounds)[::2] if len(bounds) else value_needs[:0]
@@ -172,7 +173,7 @@ def bag_needs(
 
 
 def are_hot(needs: Needs, hot: Counts) -> NDArray[np.bool_]:
-    """Return ``[N]`` whether each sample needs only the first ``hot[p]`` rows of each part."""
+    """Return whether each sample needs only the first ``hot[p]`` rows of each part p, ``[N]``."""
     is_hot: NDArray[np.bool_] = np.all(needs <= hot.astype(np.int32), axis=1)
     return is_hot
 
@@ -180,7 +181,7 @@ def are_hot(needs: Needs, hot: Counts) -> NDArray[np.bool_]:
 def _bags(
     row_group: RowGroup, feature: str, holder: str | None
 ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """Return values, starts and lengths of a feature's distinct bags; only values for a feature with one id."""
+    """Return values, starts and lengths of the distinct bags of a feature; only values if every bag has one id."""
     if holder == feature and feature in row_group.tables:
         windows, values = row_group.tables[feature], row_group.tables[events(feature)]["id"].to_numpy()
         return values, *(windows[name].to_numpy().astype(np.int64) for name in ("start", "length"))
@@ -201,7 +202,7 @@ class Classification(Model):
     key: Hash
     """Hash of the data set, the split and the hot rows."""
     shards: dict[str, tuple[Count, ...]]
-    """Path of a shard -> hot inputs of each of its row groups."""
+    """Number of hot inputs of each row group, by path of its shard."""
 
     @property
     def inputs(self) -> int:
@@ -217,14 +218,14 @@ def classify(
     path: Path | None = None,
     progress: Progress | None = None,
 ) -> Classification:
-    """Count the hot inputs of a split.
+    """Count the hot inputs of each row group of a split.
 
     Parameters
     ----------
     hot : ndarray
-        ``[parts]`` first rows of each part that are hot.
+        ``[parts]`` number of first rows of each part that are hot.
     path : Path
-        File of counts; if it has counts of the same data set, split and hot rows, only missing shards are counted.
+        File of counts. If it has counts of the same data set, split and hot rows, only missing shards are counted.
 
     Notes
     -----
@@ -251,7 +252,7 @@ def classify(
 
 
 def counts_path(dataset: Dataset, split: str) -> Path:
-    """Return the file in which ``profile --classify`` and training runs store the counts of a split."""
+    """Return the path of the file in which ``profile --classify`` and training runs store the counts of a split."""
     place = dataset.path.resolve()
     return place.with_name(f"{place.name}-profile.hot-{split}.json")
 
@@ -271,30 +272,30 @@ def _counts(dataset: Dataset, parts: Sequence[RowRange], hot: Counts, split: str
 
 
 Group = tuple[int, int, int]
-"""Shard, row group, samples."""
+"""Shard, row group, and number of samples."""
 Classified = tuple[ShuffleBuffer, NDArray[np.bool_]]
 """A shuffle buffer, and whether each of its samples is hot."""
 Rate = Callable[[int], float | None]
-"""Epoch -> percentage of a kind's batches of a buffer that are trained per turn; None for evenly."""
+"""Returns the rate of an epoch: percentage of a kind's batches of a buffer in one turn, or None for even distances."""
 
 
 class HotLoader(Loader):
-    """A `Loader` whose batches have only hot inputs or only others; the last batch of an epoch may have both.
+    """A `Loader` whose batches have either only hot inputs or no hot inputs; the last batch of an epoch may have both.
 
     Parameters
     ----------
     parts : sequence of RowRange
         Rows of the tables.
     hot : ndarray
-        ``[parts]`` number of hot first rows of each.
+        ``[parts]`` number of hot rows of each part; they are its first rows.
     counts : mapping
-        Path of a shard -> hot inputs of each row group, as counted by `classify`.
+        Number of hot inputs of each row group, by path of its shard, as `classify` returns it.
     rate : callable
-        A `Rate`; called when an epoch begins.
+        Returns the rate of an epoch (see `Rate`); called when an epoch begins.
 
     Notes
     -----
-    Memory contains two shuffle buffers, as in any loader, and at most one batch of each kind from earlier buffers.
+    In memory are two shuffle buffers, as in any loader, and at most one batch of each kind from earlier buffers.
     """
 
     def __init__(
@@ -320,18 +321,19 @@ class HotLoader(Loader):
         self._epoch_kinds: tuple[int, Kinds] | None = None
 
     def kinds(self, epoch: int) -> Kinds:
-        """Return ``[batches]`` whether each batch of an epoch is hot."""
+        """Return whether each batch of an epoch is hot, ``[batches]``."""
         return kinds_of(*self._samples(self._buffers(epoch)), self.config.batch_size, self._rate(epoch))
 
     def is_hot(self, epoch: int, batch: int) -> bool:
-        """Whether a batch of an epoch that has begun is hot."""
+        """Whether a batch of `epoch`, which has begun, is hot."""
         if self._epoch_kinds is None or self._epoch_kinds[0] != epoch:
             self._epoch_kinds = epoch, self.kinds(epoch)
         return bool(self._epoch_kinds[1][batch])
 
     def batches(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         kinds, size, buffers = self.kinds(epoch), self.config.batch_size, self._buffers(epoch)
-        # Samples of each kind, mixed first, that earlier batches used, and the samples of earlier buffers.
+        # For mixed and for hot samples: number of samples that earlier batches used, and number of samples up to each
+        # buffer.
         done = [int(np.count_nonzero(kinds[:start_batch] == kind)) * size for kind in (False, True)]
         ends = [np.cumsum(samples) for samples in reversed(self._samples(buffers))]
         first = min(int(np.searchsorted(ends[kind], done[kind], side="right")) for kind in range(2))
@@ -365,7 +367,7 @@ class HotLoader(Loader):
         return [groups[first : first + width] for first in range(0, len(groups), width)]
 
     def _samples(self, buffers: Sequence[Sequence[Group]]) -> tuple[list[int], list[int]]:
-        """Return the numbers of hot and of mixed samples of each buffer."""
+        """Return the number of hot samples and the number of mixed samples of each buffer."""
         hot = [sum(self._counts[shard][group] for shard, group, _ in buffer) for buffer in buffers]
         return hot, [sum(size for *_, size in buffer) - count for buffer, count in zip(buffers, hot, strict=True)]
 
@@ -376,7 +378,7 @@ class HotLoader(Loader):
 
 
 def _read_ahead(thread: Executor, read: Callable[[int], Classified], numbers: range) -> Iterator[Classified]:
-    """Yield the buffers with the given numbers; each is read while the previous one is used."""
+    """Yield the buffers with the given numbers; the next buffer is read while the caller uses a buffer."""
     following: Future[Classified] | None = None
     for number in numbers:
         current = (following or thread.submit(read, number)).result()

@@ -1,14 +1,15 @@
 """Statistics of a split that show what caches can achieve: reuse of rows, and drift from day to day.
 
 `measure_reuse` gives the hit rate of caches of every size in one pass over a split, in the order of training. A cache
-works on batches: the hit rate is the share of a batch's distinct rows that the cache holds when the batch is staged.
+works on batches: the hit rate is the share of a batch's distinct rows that are in the cache when the batch is staged.
 The first use of a row is always a miss. LRU hits follow from reuse distances; LFU hits are counted in simulated caches
-of a few sizes (`kernels/reuse`). ``rank`` keeps as many of the smallest ids as leave room for the other rows of the
-batches in flight.
+of a few sizes (`kernels/reuse`). A cache with policy ``rank`` keeps the smallest ids; the other rows of the batches in
+flight take the rest of its slots.
 
-`measure_drift` compares each day of a log with the day before: the share of lookups of values that the day before did
-not have, and the shift of the means of dense features. Uses are counted by row and day; in large tables a sample of
-rows represents the others, as in `kernels/reuse`. Histories are left out: they contain what their users clicked before.
+`measure_drift` compares each day of a log with the day before: the share of lookups of values that did not occur the
+day before, and the shift of the means of dense features. Uses are counted by row and day; in large tables, a sample of
+rows represents the others, as in `kernels/reuse`. Histories are left out, because they contain earlier clicks of their
+users.
 """
 
 from __future__ import annotations
@@ -32,51 +33,51 @@ from stratarec.kernels.runtime.cores import cores
 from stratarec.progress import Progress, SilentProgress
 
 Floats = NDArray[np.float64]
-# Maximum rows that are tracked, of one table and of all together: about 60 bytes each.
+# Largest number of rows that are tracked, of one table and of all tables together; a row takes about 60 bytes.
 _FOLLOWED, _FOLLOWED_IN_ALL = 1 << 16, 1 << 22
 _LEAST_FOLLOWED = 1 << 10
 _SIZES = 40
 # Cache sizes of the LFU simulation, as shares of a table.
 _COUNTED = (0.02, 0.1, 0.25, 0.5)
-# Batches in flight: the one that trains and the one prepared ahead of it, as by default.
+# Number of batches in flight: the batch that trains, and by default one batch that is prepared ahead.
 _IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableReuse:
-    """Reuse of the rows of a table."""
+    """How the rows of a table are reused."""
 
     table: str
     features: tuple[str, ...]
     """Features that use the table."""
     rows: int
     used: float
-    """Number of rows with any use."""
+    """Number of rows that are used at least once."""
     lookups: float
     uses: float
-    """Sum of the distinct rows of all batches."""
+    """Number of uses: a batch uses each of its distinct rows once."""
     again: float
-    """Share of uses that are not a row's first."""
+    """Share of uses that are not the first use of their row."""
     distance: float
-    """Median number of other rows between two uses of a row; NaN if no row is used twice."""
+    """Median number of other rows used between two uses of a row; NaN if no row is used twice."""
     top: Mapping[float, float]
-    """Share of the used rows, most frequent first -> their share of the lookups."""
+    """Share of the used rows, starting with the most frequent -> share of the lookups that use these rows."""
     sizes: NDArray[np.int64]
-    """``[M]`` cache sizes in rows, ascending up to `rows`."""
+    """``[M]`` cache sizes in rows, ascending up to the number of rows of the table."""
     hits: Mapping[str, Floats]
-    """Policy -> ``[M]`` share of uses whose row is in the cache."""
+    """Policy -> ``[M]`` share of uses whose row is in a cache of each size."""
     exact: bool
     """Whether all rows were tracked."""
 
     def rate(self, policy: str, share: float) -> float:
-        """Return the hit rate of a cache with the given share of all rows."""
+        """Return the hit rate of a cache that holds the given share of all rows."""
         return float(np.interp(share * self.rows, self.sizes, self.hits[policy]))
 
 
 def measure_reuse(
     dataset: Dataset, split: str = "train", *, batch_size: int = 4096, progress: Progress | None = None
 ) -> list[TableReuse]:
-    """Measure the reuse of rows in an epoch, per table, largest table first.
+    """Measure the reuse of rows in an epoch; return one result per table, the largest table first.
 
     Raises
     ------
@@ -85,7 +86,7 @@ def measure_reuse(
 
     Notes
     -----
-    Memory is bounded by `_FOLLOWED_IN_ALL`.
+    At most `_FOLLOWED_IN_ALL` rows are tracked, which bounds the memory.
     """
     if batch_size < 1:
         raise ConfigError(f"batch size is {batch_size}, expected at least 1")
@@ -148,12 +149,12 @@ def _reuse_of(name: str, features: tuple[str, ...], rows: int, trace: ReuseTrace
 
 
 def _ranked(trace: ReuseTrace) -> Floats:
-    """Return ``[M]`` hits of caches that keep the first rows, next to the rows of the batches in flight."""
+    """Return the hits of caches that keep the first rows in addition to the rows of batches in flight, ``[M]``."""
     weights = trace.weights
     again = np.where(trace.uses > 0, trace.uses - 1, 0)
     resident, passing = (np.concatenate([[0], np.cumsum(weights * counts)]) for counts in (again, trace.soon))
     occupied = np.concatenate([[0.0], np.cumsum(weights * trace.residency)])
-    # If the first k rows are permanent, the slots are those of these rows and what other rows occupy temporarily.
+    # If the first k rows are permanent, the cache needs k slots, and the slots that other rows occupy temporarily.
     slots = np.concatenate([[0], np.cumsum(weights)]) + occupied[-1] - occupied
     hits: Floats = np.interp(trace.sizes, slots, resident + passing[-1] - passing)
     return hits
@@ -161,28 +162,28 @@ def _ranked(trace: ReuseTrace) -> Floats:
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY = 86_400
-# Maximum number of periods: longer logs are divided into periods of several days.
+# Largest number of periods; a longer log is divided into periods of several days.
 _MOST_DAYS = 32
-# Maximum rows that are tracked, of one table and of all together: 128 bytes each.
+# Largest number of rows that are tracked, of one table and of all tables together; a row takes 128 bytes.
 _DRIFT_ROWS, _DRIFT_ROWS_IN_ALL, _LEAST_DRIFT_ROWS = 1 << 15, 1 << 20, 1 << 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DayDrift:
-    """Changes of the data from period to period."""
+    """How the data change from period to period."""
 
     days: int
-    """Length of a period."""
+    """Length of a period in days."""
     starts: NDArray[np.int64]
     """``[P]`` first day of each period with samples, in days since 1970, ascending."""
     unseen: dict[str, Floats]
-    """Vocabulary -> ``[P]`` share of lookups of rows that the previous period did not use; NaN for the first."""
+    """Vocabulary -> ``[P]`` share of lookups whose row was not used in the previous period; NaN for the first."""
     shift: dict[str, Floats]
-    """Dense feature -> ``[P]`` change of its mean since the previous period, in standard deviations of all samples."""
+    """Dense feature -> ``[P]`` change of the mean since the previous period, in standard deviations of all samples."""
 
 
 def measure_drift(dataset: Dataset, split: str = "train") -> DayDrift | None:
-    """Measure the changes of a split from day to day; None if the data have no times, or only one day."""
+    """Measure the changes of a split from day to day; None if the data have no times, or cover only one day."""
     bounds, unit = dataset.manifest.carried.times, _PER_SECOND[dataset.schema.time_unit] * _DAY
     if not dataset.schema.time or bounds is None or bounds[0] // unit == bounds[1] // unit:
         return None
@@ -196,14 +197,14 @@ def measure_drift(dataset: Dataset, split: str = "train") -> DayDrift | None:
         for name, features in dataset.schema.vocabularies().items()
     }
     traces = {name: DayTrace(rows[name], followed, count) for name, features in tables.items() if features}
-    # Counts, sums and sums of squares of each dense feature.
+    # Count, sum and sum of squares of each dense feature, per period.
     moments = {feature.name: np.zeros((3, count)) for feature in dataset.schema.dense}
     samples = np.zeros(count, np.int64)
     with dataset.reader(split) as reader:
         for shard, stored in enumerate(dataset.shards(split)):
             for group in range(len(stored.row_groups)):
                 columns = reader.read(shard, group).expand(dataset.groups, ())
-                # Days before the first one (of a data set that continues another) count as the first.
+                # Days before the first one (if the data set continues another) count as the first day.
                 day = np.clip((columns[TIME].to_numpy() // unit - first) // days, 0, count - 1).astype(np.int32)
                 samples += np.bincount(day, minlength=count)
                 for name, trace in traces.items():
@@ -223,7 +224,7 @@ def measure_drift(dataset: Dataset, split: str = "train") -> DayDrift | None:
 
 
 def _lookups(column: pa.Array, day: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the ids, and the period of each."""
+    """Return the ids of a column, and the period of each id."""
     if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
         return column.to_numpy(), day
     return column.flatten().to_numpy(), np.repeat(day, column.value_lengths().to_numpy())

@@ -1,18 +1,18 @@
-"""Choice of hot rows for a budget in bytes.
+"""Choose hot rows for a budget in bytes.
 
-Ids are ranked by frequency, so the hot rows of a table are its first ones. Tail buckets come before the values and
-share their lookups by a hash: they are hot together or not at all. A table by hash has tail buckets only. A hot set is
-the number of hot first rows of each table. There are two methods.
+Ids are ranked by frequency, so the hot rows of a table are its first rows, and a hot set is the number of hot rows of
+each table. Tail buckets come before the values. A hash distributes lookups among them, so they are either all hot or
+all cold. A table of kind ``hash`` has only tail buckets. There are two methods.
 
 `hottest_rows` takes the rows with the most lookups, as FAE's authors do. They sort the rows of all tables together and
 keep the first rows that fit; their rows have one width and no optimizer state. Here rows of several widths are ranked
-by lookups per byte, and each table contributes a prefix.
+by lookups per byte, and each table contributes its first rows.
 
-`most_inputs` takes the rows that make the most inputs hot. An input is hot when *every* lookup of it is hot, so rows
-are worth what they complete together: the popular rows of one table are worth nothing if another table's rows of the
-same inputs are cold. So rows are removed instead of added. At first every row that the sampled inputs need is hot. Each
-step removes the rows whose bytes cost the fewest inputs, until the rest fits. A lost input no longer protects rows of
-other tables. (This is the peeling of densest subgraphs, Charikar 2000, with prefixes of tables as vertices.)
+`most_inputs` takes the rows that make the most inputs hot. An input is hot only if *all* its lookups are hot. So the
+popular rows of one table are worth nothing if the same inputs need cold rows of another table. For this reason, rows
+are removed instead of added. At first, every row that the sampled inputs need is hot. Each step removes the rows that
+cost the fewest inputs per byte, until the rest fits. Once an input is lost, its rows in other tables can be removed at
+no cost. (This is the peeling of densest subgraphs, Charikar 2000, with first rows of tables as vertices.)
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from stratarec.errors import ConfigError
 
 Counts = NDArray[np.int64]
 Needs = NDArray[np.int32]
-"""``[N, parts]`` number of first rows of each part that contain all lookups of each sample."""
+"""``[N, parts]`` how many first rows of each part contain all lookups of a sample."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowRange:
-    """The rows of a table, with their use counts."""
+    """The rows of one table, with their counts."""
 
     table: str
     rows: int
     row_bytes: int
-    """Weights and optimizer state of a row."""
+    """Bytes of weights and optimizer state of a row."""
     tail: int
-    """Number of tail buckets, which are hot together or not at all."""
+    """Number of tail buckets, which are either all hot or all cold."""
     counts: Counts
-    """``[rows]`` training lookups. They may increase with the row if ids keep the order of an earlier data set."""
+    """``[rows]`` training lookups, descending after the tail buckets unless ids continue an earlier data set."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows."""
+        """Bytes of all rows together."""
         return self.rows * self.row_bytes
 
 
 def row_bytes_of(dataset: Dataset, width: int, optimizer: RowOptimizerConfig) -> dict[str, int]:
-    """Return, by vocabulary, the bytes of float32 weights and optimizer state of a row of width `width`."""
+    """Return the bytes of a row of width `width`, float32 weights and optimizer state, by vocabulary."""
     if width < 1:
         raise ConfigError(f"the width of rows is {width}, expected at least 1")
     record = RecordCodec.of(CodecConfig(), width, optimizer)
@@ -61,7 +61,7 @@ def row_bytes_of(dataset: Dataset, width: int, optimizer: RowOptimizerConfig) ->
 
 
 def parts_of(dataset: Dataset, row_bytes: Mapping[str, int]) -> list[RowRange]:
-    """Return the rows of all tables."""
+    """Return the rows of each table."""
     return [
         RowRange(
             table=name,
@@ -75,7 +75,7 @@ def parts_of(dataset: Dataset, row_bytes: Mapping[str, int]) -> list[RowRange]:
 
 
 def used_bytes(parts: Sequence[RowRange], hot: Counts) -> int:
-    """Return the bytes of the first ``hot[i]`` rows of each part."""
+    """Return the bytes of the first ``hot[i]`` rows of each part i."""
     return sum(part.row_bytes * int(rows) for part, rows in zip(parts, hot, strict=True))
 
 
@@ -86,19 +86,19 @@ def share_of_accesses(parts: Sequence[RowRange], hot: Counts) -> float:
     return hot_lookups / total if total else 0.0
 
 
-# Bisection steps on the lookups per byte; enough to separate any two counts.
+# Number of bisection steps on the lookups per byte, which is enough to separate any two counts.
 _HALVINGS = 100
 
 
 def hottest_rows(parts: Sequence[RowRange], budget: int, floor: Counts | None = None) -> Counts:
-    """Choose ``[parts]`` numbers of first rows with the most lookups per byte that fit `budget` bytes together.
+    """Return how many first rows of each part to make hot, ``[parts]``: those with the most lookups per byte that fit.
 
     Parameters
     ----------
     parts : sequence of RowRange
-        Rows that take no bytes are hot, too.
+        Rows that take no bytes are always hot.
     floor : ndarray
-        ``[parts]`` first rows that are hot in any case, and fit the budget.
+        ``[parts]`` number of first rows that are hot in any case; they fit the budget.
     """
     least = np.zeros(len(parts), dtype=np.int64) if floor is None else floor
     falling = [_falling(part) for part in parts]
@@ -121,14 +121,14 @@ def hottest_rows(parts: Sequence[RowRange], budget: int, floor: Counts | None = 
 
 
 def _falling(part: RowRange) -> Counts:
-    """Return counts that decrease with the row: a row before a popular one gets its count, tail buckets their mean."""
+    """Return counts that never rise: a row gets the largest count of it and later rows; tail buckets get their mean."""
     falling = part.counts.copy()
     falling[: part.tail] = -(-int(falling[: part.tail].sum()) // part.tail)
     return np.maximum.accumulate(falling[::-1])[::-1]
 
 
 def _fill(parts: Sequence[RowRange], hot: Counts, budget: int) -> Counts:
-    """Use the remaining budget for further rows, part by part; parts with the fewest remaining bytes first."""
+    """Spend the remaining budget on further rows; parts that lack the fewest bytes to be completely hot are first."""
     filled = hot.copy()
     spare = budget - used_bytes(parts, filled)
     missing = [part.nbytes - int(rows) * part.row_bytes for part, rows in zip(parts, filled, strict=True)]
@@ -142,16 +142,16 @@ def _fill(parts: Sequence[RowRange], hot: Counts, budget: int) -> Counts:
     return filled
 
 
-# Ratio of neighbouring thresholds of a part, which differ by at least one row.
+# Ratio of neighbouring thresholds of a part; they differ by at least one row.
 _STEP = 1.04
-# Share of the budget for small tables that are completely hot.
+# Share of the budget for small tables, which are completely hot.
 _SMALL_SHARE = 0.01
-# Rounds in which the remaining budget is used.
+# Largest number of rounds in which the remaining budget is spent.
 _ROUNDS = 64
 
 
 def thresholds(part: RowRange) -> Counts:
-    """Return the candidate numbers of hot rows of a part, ascending from 0 to all rows."""
+    """Return the numbers of hot rows of a part to choose from, ascending from 0 to all rows."""
     values = part.rows - part.tail
     steps = int(np.log(max(values, 1)) / np.log(_STEP)) + 1
     wide = np.round(values / _STEP ** np.arange(steps)).astype(np.int64)
@@ -159,7 +159,7 @@ def thresholds(part: RowRange) -> Counts:
 
 
 def most_inputs(parts: Sequence[RowRange], budget: int, needs: Needs) -> Counts:
-    """Choose ``[parts]`` numbers of first rows that fit `budget` bytes and make many inputs hot.
+    """Return how many first rows of each part to make hot, ``[parts]``, so that many inputs are hot within the budget.
 
     Parameters
     ----------
@@ -168,7 +168,8 @@ def most_inputs(parts: Sequence[RowRange], budget: int, needs: Needs) -> Counts:
 
     Notes
     -----
-    Every input is lost once, so time is proportional to N * parts, plus some thousand steps over all thresholds.
+    Every input is lost at most once, so the time is proportional to N * parts, plus some thousand steps over all
+    thresholds.
     """
     hot = np.zeros(len(parts), dtype=np.int64)
     small = fitting_whole(parts, budget)
@@ -181,7 +182,7 @@ def most_inputs(parts: Sequence[RowRange], budget: int, needs: Needs) -> Counts:
 
 
 def fitting_whole(parts: Sequence[RowRange], budget: int) -> list[int]:
-    """Return the smallest parts, which take 1 % of the budget together: they are not worth cutting."""
+    """Return the indices of the smallest parts, which together fit 1 % of the budget: they are not worth cutting."""
     order = sorted(range(len(parts)), key=lambda place: parts[place].nbytes)
     total = np.cumsum([parts[place].nbytes for place in order])
     return order[: int(np.searchsorted(total, budget * _SMALL_SHARE, side="right"))]
@@ -198,17 +199,17 @@ def _most_inputs(parts: Sequence[RowRange], budget: int, needs: Needs) -> Counts
 
 
 class _Peel:
-    """Thresholds of all parts, lowered step by step."""
+    """Thresholds of all parts, which are lowered step by step."""
 
     def __init__(self, parts: Sequence[RowRange], cuts: Sequence[Counts], levels: NDArray[np.int16]) -> None:
         widest = max(map(len, cuts))
         self._levels = levels
-        # Bytes up to each threshold; constant after the last threshold.
+        # Bytes up to each threshold; they are constant after the last threshold.
         padded = [np.pad(cut, (0, widest - len(cut)), mode="edge") for cut in cuts]
         self._bytes = np.stack([cut * part.row_bytes for part, cut in zip(parts, padded, strict=True)])
         self.level = np.array([len(cut) - 1 for cut in cuts])
         self._inputs = np.stack([np.bincount(column, minlength=widest) for column in levels.T])
-        # Inputs of each part in ascending order of level, so that inputs above a threshold are contiguous.
+        # Inputs of each part in ascending order of their level, so that the inputs above a threshold are contiguous.
         self._order = np.argsort(levels, axis=0, kind="stable").astype(np.int32).T.copy()
         self._first = np.pad(np.cumsum(self._inputs, axis=1), ((0, 0), (1, 0)))
         self._alive = np.ones(len(levels), dtype=bool)
@@ -219,17 +220,17 @@ class _Peel:
         return int(self._bytes[np.arange(len(self.level)), self.level].sum())
 
     def step(self, excess: int) -> None:
-        """Lower the threshold that loses the fewest inputs per byte; bytes beyond `excess` do not count."""
+        """Lower the threshold that loses the fewest inputs per freed byte; freed bytes beyond `excess` do not count."""
         above = self._inputs[:, ::-1].cumsum(axis=1)[:, ::-1]
         lost = np.pad(above[:, 1:], ((0, 0), (0, 1)))
         freed = np.minimum(self._bytes[np.arange(len(self.level)), self.level][:, None] - self._bytes, excess)
-        # If no input is lost, the step that frees the most bytes is first.
+        # If several steps lose no input, the step that frees the most bytes is chosen.
         cost = np.where(freed > 0, (lost + 1e-9) / np.maximum(freed, 1), np.inf)
         place, level = np.unravel_index(np.argmin(cost), cost.shape)
         self._lose(int(place), int(level))
 
     def _lose(self, place: int, level: int) -> None:
-        """Lower part `place` to threshold `level`; inputs that need more are no longer hot."""
+        """Lower part number `place` to threshold number `level`; inputs that need more of its rows become cold."""
         inputs = self._order[place, self._first[place, level + 1] : self._first[place, self.level[place] + 1]]
         inputs = inputs[self._alive[inputs]]
         self._alive[inputs] = False
@@ -242,7 +243,7 @@ class _Peel:
 def _complete(
     parts: Sequence[RowRange], cuts: Sequence[Counts], levels: NDArray[np.int64], level: NDArray[np.int64], budget: int
 ) -> NDArray[np.int64]:
-    """Raise thresholds while the remaining budget pays for inputs that lack rows of a single part."""
+    """Raise thresholds as long as the remaining budget buys inputs that lack rows of only one part."""
     chosen, reach = level.copy(), np.arange(max(map(len, cuts)))
     for _ in range(_ROUNDS):
         spare = budget - used_bytes(parts, np.array([cut[at] for cut, at in zip(cuts, chosen, strict=True)]))
