@@ -186,8 +186,8 @@ def revert(args: argparse.Namespace) -> None:
 CONTINUE = Subcommand(
     name="continue",
     text="Continue a finished run with new log files. Each file is one period: it is scored, its values are counted "
-    "and admitted, the model trains on it once, and all of this is committed or nothing. Afterwards predict, evaluate "
-    "and export use the model of the last period. A file that is already part of the run is skipped.",
+    "and admitted, and the model trains on it once. A period is committed as a whole or not at all. Afterwards "
+    "predict, evaluate and export use the model of the last period. A file that is already part of the run is skipped.",
     example="stratarec continue runs/demo monday.parquet tuesday.parquet",
     options=_continue_options,
     run=continue_run,

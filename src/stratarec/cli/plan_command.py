@@ -127,7 +127,7 @@ def plan(args: argparse.Namespace) -> None:
 
 
 def _open_data(args: argparse.Namespace) -> tuple[Recipe, Dataset]:
-    """Return the recipe, with the fields that depend on the size of its data set, and the data set."""
+    """Return the recipe, with the defaults that depend on its data set filled in, and the data set."""
     from stratarec.data.dataset.compatibility import check_prepared
     from stratarec.data.dataset.dataset import Dataset
     from stratarec.recipe import Recipe, leaves, read_content

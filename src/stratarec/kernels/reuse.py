@@ -126,7 +126,7 @@ class ReuseTrace:
 
     @property
     def lfu_hits(self) -> Ints:
-        """Number of hits of LFU caches, which evict a row that was used in the fewest batches, ``[L]``."""
+        """Number of hits of LFU caches, which evict the row that the fewest batches used, ``[L]``."""
         return self._counting.hits
 
     @property

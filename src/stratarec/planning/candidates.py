@@ -102,10 +102,10 @@ class Candidate:
 
 
 def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Candidate]:
-    """Return all placements of `table` that `memory` allows, cheapest first; never empty.
+    """Return the placements of `table` that `memory` allows, cheapest first; never empty.
 
-    A cache holds at least the pinned rows, whatever `memory.cache.fraction` says. A table for which that saves no DRAM
-    is entirely in level 0.
+    Placements are left out if another one beats or equals them in cost and in every memory. A cache holds at least the
+    pinned rows, whatever `memory.cache.fraction` says. If no cache saves DRAM, the table is entirely in level 0.
     """
     precision = memory.table_precision(table.name)
     kinds = AUTO_KINDS if precision == "auto" else (precision,)

@@ -1,11 +1,11 @@
 """Interaction of the sparse features of a model: a symmetric matrix ``[F, F]`` with a zero diagonal.
 
-It is measured on a trained model. Feature i's vector is replaced by another sample's, and so is feature j's; the
-interaction is the change of one effect on the logit by the other. This mixed second difference is exact in i and of
-first order in j, so a batch costs F + 1 backward passes of the network and no look-up. The root mean square over
-samples is normalized by the interactions of both features with all others (`normalized`). The paper of the towers
-(arXiv 2403.00877) uses the absolute cosine of the vectors of two features instead: by it, planted blocks were never
-found.
+It is measured on a trained model. The vectors of features i and j are replaced by those of another sample. The
+interaction is how much replacing i changes the effect that replacing j has on the logit (a mixed second difference).
+Replacing i is computed exactly and replacing j by the gradient, so a batch costs F + 1 backward passes of the network
+and no lookup. The root mean square over samples is normalized by the interactions of both features with all others
+(`normalized`). The paper on towers (arXiv 2403.00877) instead uses the absolute cosine of the two features' vectors;
+with it, blocks of interacting features in made-up data were never found.
 
 Shapes: B samples, F sparse features, D width.
 """

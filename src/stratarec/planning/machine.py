@@ -289,8 +289,8 @@ CARDS = {
     "h100": (67e12, 989e12, 64e9, 3350e9, 80e9),
     "h200": (67e12, 989e12, 64e9, 4800e9, 141e9),
 }
-"""Card -> peak float32 and 16-bit operations, bytes each way of its PCIe link and of its memory, all per second; bytes
-of its memory."""
+"""Card -> peak float32 operations and 16-bit operations per second, PCIe bytes per second in each direction, memory
+bytes per second, and memory size in bytes."""
 _REACHED_FLOPS, _REACHED_LINK, _REACHED_MEMORY = 0.4, 0.8, 0.5
 """Assumed shares of the peaks; reports name them."""
 

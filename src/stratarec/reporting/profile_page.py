@@ -103,7 +103,7 @@ def drift_tables(drift: DayDrift | None) -> list[tuple[ShownTable, str]]:
     """Return a table and an explanation of the drift of vocabularies and of numbers, the largest drift first."""
     if drift is None:
         return []
-    period = "day" if drift.days == 1 else f"{drift.days} days"
+    period = "1 day" if drift.days == 1 else f"{drift.days} days"
     unseen = sorted(drift.unseen.items(), key=lambda values: -_median(values[1]))
     shift = sorted(drift.shift.items(), key=lambda values: -_most(values[1])[0])
     rows = [(name, f"{_median(values):.1%}", f"{_most(values)[0]:.1%}", _day(drift, values)) for name, values in unseen]
@@ -111,8 +111,9 @@ def drift_tables(drift: DayDrift | None) -> list[tuple[ShownTable, str]]:
     return [
         (
             ShownTable(heads=("vocabulary", "unseen, median", "most", "when"), rows=rows),
-            f"unseen: share of a period's lookups ({period}; {len(drift.starts)} of them) whose row the period before "
-            "did not use; values that share a row count as one; an incomplete period shows too little",
+            f"unseen: share of a period's lookups whose row was not used in the previous period (periods of {period}, "
+            f"{len(drift.starts)} in all); values that share a row count as one; the first and last period may be "
+            "incomplete and are less reliable",
         ),
         (
             ShownTable(heads=("number", "largest shift", "when"), rows=moved),
@@ -240,7 +241,8 @@ def print_hot(profile: HotProfile, counted: Sequence[str] = ()) -> None:
 def about_hot(profile: HotProfile) -> list[str]:
     """Return remarks on a profile of hot rows."""
     point = profile.chosen
-    how = "to make most inputs hot" if profile.method == "inputs" else "by lookups per byte; no other choice was better"
+    by_count = "by lookups per byte; the other method, which tries to make most inputs hot, was no better"
+    how = "to make most inputs hot" if profile.method == "inputs" else by_count
     remarks = [
         f"hot rows of {format_bytes(point.budget_bytes)} take {point.accesses:.1%} of the lookups; "
         f"{point.inputs.share:.2%} of the inputs need only hot rows (99 % interval {_interval(point)})",

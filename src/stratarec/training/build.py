@@ -171,10 +171,10 @@ def hot_loader(
         Where the plan has no hot rows, or the recipe asks for what cannot be with hot batches.
     """
     if plan is None or not any(placed.hot_rows for placed in plan.tables):
-        raise ConfigError("hot.budget is set, and the plan has no hot rows: plan again with it, or set it to null")
+        raise ConfigError("hot.budget is set, but the plan has no hot rows: plan again, or set hot.budget to null")
     if recipe.hot.batches == "adaptive" and not dataset.samples("valid"):
         raise ConfigError(
-            "hot.batches is adaptive and follows the validation loss, and there is no validation split; set "
+            "hot.batches is adaptive and follows the validation loss, but there is no validation split; set "
             "data.split.valid, or hot.batches to proportional"
         )
     parts, hot = hot_rows(plan, dataset)

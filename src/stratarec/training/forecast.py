@@ -151,7 +151,10 @@ def network_seconds(
 
 
 def forecast_step(recipe: Recipe, dataset: Dataset, plan: Plan) -> StepTime:
-    """Predict a step under `plan`, in one process on the CPU; takes a second, and six steps."""
+    """Predict the time of a training step under `plan`, in one process on the CPU.
+
+    To time the network, at least six steps are run, for at least one second.
+    """
     loader, threads = Loader(dataset, "train", loader_config(recipe.train, None)), recipe.train.threads
     samples = min(recipe.train.batch_size, loader.samples)
     with torch_settings(threads=threads), closing(_endless(loader)) as batches:

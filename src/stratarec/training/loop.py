@@ -1,10 +1,11 @@
 """Train a run from its current state to its end: steps, and between steps evaluations, checkpoints and stops.
 
-`Cadence` decides what happens after a step. An evaluation, a checkpoint by steps and the end must find the same state
-whatever the lookahead is. They depend on the step alone, so each is known in advance and is a *barrier*: no batch
-beyond it is prepared before it. A checkpoint by time and a stop by the user are not known in advance. They wait until
-every batch that may have been prepared when they were requested is trained, `ahead` steps later. That, too, follows
-from the step of the request, so all processes of a run act after the same step.
+`Cadence` decides what happens after a step. Evaluations, checkpoints every N steps and the end of the run must see the
+same state for every lookahead. Their steps are known in advance, so each is a *barrier*: no batch beyond it is prepared
+before it is reached. Checkpoints every N minutes and stops by the user are not known in advance. They are delayed until
+all batches that may already have been prepared are trained: `ahead` steps after the request, or earlier at a barrier or
+the end of an epoch. The delay depends only on the step of the request, so all processes of a run act after the same
+step.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class TowerRequest:
     def source(self) -> str:
         """Description of the measurement, after `on`."""
         asked = self.run or f"a probe of {self.steps} steps"
-        return f"interactions are mixed differences of the logit, in {asked}"
+        return f"interaction: how much changing one feature alters the effect of the other on the logit, in {asked}"
 
 
 def make_towers(

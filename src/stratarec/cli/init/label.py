@@ -228,7 +228,7 @@ def _no_label(sample: LogSample, binary: list[str], two_words: list[str]) -> str
     if len(binary) > 1:
         reason = f"several columns are 0 and 1 ({candidates})"
     elif binary:
-        reason = f"several columns are 0 and 1, or yes and no ({candidates})"
+        reason = f"several columns have two values, such as 0 and 1 or yes and no ({candidates})"
     else:
         reason = "no column is 0 and 1" + (f" (two values: {candidates})" if candidates else "")
     if named:

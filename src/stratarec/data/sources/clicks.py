@@ -319,8 +319,8 @@ class ClicksSource:
         firsts = [first for path in (workspace / "done").glob("*.json") if (first := read_json(path)[2]) is not None]
         if last is not None and firsts and min(firsts) < last:
             raise DataError(
-                f"{', '.join(self.files[:3])} begins at {min(firsts)} and the earlier log ended at {last} ({time}, in "
-                f"{self._config.time_unit}): logs follow each other in time, give them in order and none twice"
+                f"the log starts at {min(firsts)} ({', '.join(self.files[:3])}), but the earlier log ends at {last} "
+                f"({time}, in {self._config.time_unit}): give logs in the order of time, each only once"
             )
 
     def _write_memory(self, workspace: Path, lookback: Lookback, buckets: list[int], end: int, clicks: int) -> None:
@@ -408,7 +408,7 @@ class _ClickWindow:
         return np.concatenate([np.arange(first, first + len(drawn))[:, None], drawn], axis=1)
 
     def hashes(self, shown: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Return the hashes of the items of clicks, 0 for -1."""
+        """Return the hash of each click's item, or 0 where the click is -1 (none was drawn)."""
         return np.where(shown >= 0, self._items[shown], np.uint64(0))
 
     def items(self, shown: NDArray[np.int64]) -> pl.Series:

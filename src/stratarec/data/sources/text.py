@@ -200,7 +200,7 @@ def _text(raw: IO[bytes], file: InputFile, block_bytes: int, encoding: str) -> I
 
 
 def _check_front(front: bytes, path: str, encoding: str) -> None:
-    """Refuse a file that does not begin as text with line feeds in `encoding` does."""
+    """Refuse a file whose first bytes show that it is not text in `encoding` with lines that end in a line feed."""
     if front.startswith(b"PAR1"):
         raise DataError(f"{path}: a Parquet file, expected text; write it as text")
     if encoding != "utf-8":

@@ -35,7 +35,7 @@ class Buffer(NamedTuple):
     """The blocks of an open segment that are filled next."""
 
     state: NDArray[np.int64]
-    """``[4]`` cells: first cell of the segment; then first cell of the buffer, next cell to fill and end of the buffer.
+    """``[4]`` numbers of cells: first of the segment, first of the buffer, next to fill, and end of the buffer.
 
     The last three are counted from the first cell of the segment (`cpu.BASE`, `FIRST`, `NEXT`, `LIMIT`).
     """

@@ -166,7 +166,7 @@ def find_overflow(tags, first, sets, ways, row, reach):
 
 @njit(**BODY)
 def find_slot(tags, area, row, reach):
-    """Return the slot of `row` in its table, or -1; overflow sets beyond `reach` contain no rows."""
+    """Return the slot of `row` in its table, or -1; only the row's first `reach` overflow sets are searched."""
     first = U(area.start) + spread(row, area.sets) * U(area.ways)
     way = find_way(tags, first, area.ways, np.int32(row + 1))
     slot = np.int64(first) + way - 1 if way else np.int64(-1)

@@ -51,25 +51,25 @@ def _bit(context, builder, signature, args):
 
 @intrinsic
 def load_u16(typingctx, array, byte):
-    """Read a uint16 that starts at any byte of `array`."""
+    """Read the uint16 that starts at element `byte`, at any alignment."""
     return _load(array, types.uint16)
 
 
 @intrinsic
 def load_f32(typingctx, array, byte):
-    """Read a float32 that starts at any byte of `array`."""
+    """Read the float32 that starts at element `byte`, at any alignment."""
     return _load(array, types.float32)
 
 
 @intrinsic
 def store_u16(typingctx, array, byte, value):
-    """Write a uint16 that starts at any byte of `array`."""
+    """Write a uint16 from element `byte` on, at any alignment."""
     return _store(array, types.uint16)
 
 
 @intrinsic
 def store_f32(typingctx, array, byte, value):
-    """Write a float32 that starts at any byte of `array`."""
+    """Write a float32 from element `byte` on, at any alignment."""
     return _store(array, types.float32)
 
 

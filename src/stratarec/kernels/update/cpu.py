@@ -210,7 +210,7 @@ def update_tables(member, lanes, one_block, tasks, width, slots, batch, gradient
 
 @njit(**BODY)
 def norm_sorted(lanes, lookups, distinct, D, scratch, sources):
-    """Return the sum of squares of the summed gradients of all distinct rows, in the order of their first lookups."""
+    """Return the sum of squares of all rows' summed gradients; rows are added in the order of their first lookups."""
     literally(lanes)
     begin, free = U(0), U(len(scratch.squares)) // U(2)
     for i in range(lookups):

@@ -125,7 +125,7 @@ def _read_values(file: str, schema: Schema, carried: CarriedTables) -> dict[str,
 
 
 def _stored_values(column: str, vocabulary: str, carried: CarriedTables, schema: Schema) -> Iterator[pl.Series]:
-    """Yield all values that a run stores of a column: with and without rows, in events and in clicks."""
+    """Yield every value of a column that a run stores: with and without a row in the table, in events, in clicks."""
     if vocabulary in carried.counts:
         yield carried.vocabularies[vocabulary].values
         yield carried.counts[vocabulary]["value"]

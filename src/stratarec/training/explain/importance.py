@@ -77,8 +77,10 @@ class _Truth:
         return losses
 
     def sides(self, logit: Doubles) -> Doubles:
-        """Return the share of the other class that each sample is ranked correctly against, ``[N]``; the mean is the "
-        "AUC."""
+        """Return the share of the other class that each sample is ranked correctly against, ``[N]``.
+
+        The mean is the AUC.
+        """
         _, tie = np.unique(logit, return_inverse=True)
         importances = np.zeros(len(logit))
         for mine in (True, False):

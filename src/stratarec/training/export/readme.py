@@ -123,15 +123,15 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
 
 _INPUTS = """\
                            (dense [B, F], pooled [B, P * D], then rows [B, L, D] and mask [B, L] of each of "sequences",
-                           which are filled up behind) -> probabilities [B]
+                           padded at the end) -> probabilities [B]
 """
 
 _PROGRAM = f"""
 program.pt2                the network as torch.export wrote it:
 {_INPUTS}
-OPENING program.pt2 RUNS CODE. torch.export.load unpickles parts of it, and a pickle does whatever its writer wanted.
-Open it only if you made this export yourself, or trust whoever did as you would trust a program of theirs. Scorer
-never opens it.
+OPENING program.pt2 RUNS CODE. torch.export.load unpickles parts of it, and a pickle can run any code that its author
+put there. Open it only if you made this export yourself, or would run a program from the person who did. Scorer never
+opens it.
 """
 
 _ONNX = f"""
