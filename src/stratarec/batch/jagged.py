@@ -187,7 +187,7 @@ class KeyedJagged:
     def concatenate(cls, parts: Sequence[KeyedJagged]) -> KeyedJagged:
         """Concatenate the samples of parts, which have the same features in the same order."""
         if not parts or any(part.keys != parts[0].keys for part in parts):
-            raise ConfigError(f"concatenate needs parts of equal features, got {[part.keys for part in parts]}")
+            raise ConfigError(f"concatenate needs parts with the same features, got {[part.keys for part in parts]}")
         if len({part.weights is None for part in parts}) != 1:
             raise ConfigError("either every part has weights or none has")
         keys, size = parts[0].keys, sum(part.batch_size for part in parts)
@@ -274,14 +274,16 @@ class JaggedWindows:
 
     def __post_init__(self) -> None:
         if self.start.shape != self.length.shape:
-            raise ConfigError(f"windows have {self.start.numel()} starts and {self.length.numel()} lengths")
+            raise ConfigError(
+                f"windows have {self.start.numel()} starts and {self.length.numel()} lengths, expected as many"
+            )
         for name in ("start", "length"):
             object.__setattr__(self, name, as_int64(getattr(self, name)))
         invalid = outside_windows(self.start, self.length, self.values.numel())
         if invalid >= 0:
             raise ConfigError(
                 f"feature {self.key!r}: window {invalid} has {int(self.length[invalid])} values from "
-                f"{int(self.start[invalid])}, expected places from 0 to {self.values.numel()}"
+                f"{int(self.start[invalid])}, expected positions from 0 to {self.values.numel()}"
             )
 
     @property

@@ -125,7 +125,7 @@ class HotProfile(Model):
         if dataset is not None and profile.fingerprint != dataset.fingerprint:
             raise ConfigError(
                 f"{path} is a hot profile of another data set ({profile.dataset}, {profile.fingerprint[:8]}) than "
-                f"{dataset.path} ({dataset.fingerprint[:8]}), whose ids have other meanings; {ADVICE}"
+                f"{dataset.path} ({dataset.fingerprint[:8]}), so its ids have other meanings; {ADVICE}"
             )
         rows = [(table.name, table.rows) for table in profile.tables]
         if dataset is not None and sorted(rows) != sorted(dataset.table_rows().items()):
@@ -264,7 +264,7 @@ def calibrate(
     total = sum(part.nbytes for part in parts)
     if budget < min(part.row_bytes for part in parts if part.row_bytes):
         raise ConfigError(
-            f"{field} is {budget:,} bytes, which do not fit one row; expected more, and less than {format_bytes(total)}"
+            f"{field} is {budget:,} bytes, too few for one row; expected more, and less than {format_bytes(total)}"
         )
     if budget >= total:
         raise ConfigError(

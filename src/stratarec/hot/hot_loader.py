@@ -311,8 +311,7 @@ class HotLoader(Loader):
         super().__init__(dataset, split, config)
         if config.parallel_readers > 1:
             raise ConfigError(
-                f"train.portions is {config.parallel_readers}, expected 1 with hot.batches, which orders the inputs "
-                "itself"
+                f"train.portions is {config.parallel_readers}, expected 1, because hot.batches orders the inputs itself"
             )
         self._hot, self._rate = hot, rate
         self._needs = NeedsReader(dataset, parts)

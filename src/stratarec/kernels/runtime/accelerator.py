@@ -244,7 +244,7 @@ def open_device(name: str, field: str = "train.device") -> torch.device:
     count = torch.accelerator.device_count()
     if (device.index or 0) >= count:
         raise ConfigError(
-            f"{field} is {name}, but this machine has {count}, counted from 0: name another, or {elsewhere}"
+            f"{field} is {name}, but this machine has {count}, numbered from 0: choose one of these, or {elsewhere}"
         )
     # CUDA's matrix products are reproducible only with this setting, and torch refuses them without it. It is read
     # once.
