@@ -179,7 +179,7 @@ class PairRows(NamedTuple):
 
 @njit(**BODY)
 def combine(member, lanes, one_block, counter, pairs, times, samples, events, out):
-    """Set out[p] to samples[b] + events[e], or to their product if `times`."""
+    """Set out[p] to samples[b] + events[e], or to their product if `times`, for every pair p."""
     literally(lanes)
     D, first, offsets, tile = U(lanes if one_block else pairs.width), pairs.first, pairs.offsets, pairs.tile
     while True:
@@ -256,7 +256,7 @@ def sum_to_events(member, lanes, one_block, counter, pairs, term, terms, samples
 
 @njit(**BODY)
 def dots(member, lanes, one_block, counter, pairs, samples, events, out):
-    """Set out[p] to the dot product of samples[b] and events[e]."""
+    """Set out[p] to the dot product of samples[b] and events[e], for every pair p of a sample b and an event e."""
     literally(lanes)
     D, first, offsets, tile = U(lanes if one_block else pairs.width), pairs.first, pairs.offsets, pairs.tile
     while True:

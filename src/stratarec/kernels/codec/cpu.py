@@ -185,5 +185,5 @@ def decode_chunks(member, counter, form, records, places, level, slots, chunks):
 
 @njit(nogil=True, cache=True)
 def decode(team, form, records, places, level, slots, chunks):
-    """Decode every entry."""
+    """Decode record places[i] of flat `records` into slots[i], for every entry i."""
     run_team(team, decode_chunks, (np.zeros(1, np.int64), form, records, places, level, slots, chunks))

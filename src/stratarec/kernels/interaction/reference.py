@@ -11,7 +11,11 @@ from stratarec.kernels.runtime.accelerator import on_device
 
 
 def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
-    """Return ``[B, D + V (V - 1) / 2]`` from dense ``[B, D]`` and pooled ``[B, F, D]``; V = F + 1, F without dense."""
+    """Return the dense vector, if there is one, and the products of all pairs.
+
+    Dense is ``[B, D]`` and pooled ``[B, F, D]``. The result is ``[B, D + (F + 1) F / 2]``, or ``[B, F (F - 1) / 2]``
+    without dense.
+    """
     vectors = pooled if dense is None else torch.cat([dense.unsqueeze(1), pooled], dim=1)
     products = torch.bmm(vectors, vectors.transpose(1, 2))
     count = vectors.shape[1]

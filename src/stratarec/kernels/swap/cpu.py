@@ -114,7 +114,7 @@ def swap_pieces(member, counter, form, slots, home, lists, pieces, rows, write, 
 
 @njit(nogil=True, cache=True)
 def swap(team, form, slots, home, lists, rows, write):
-    """Process all lists; return the first entry whose victim the codec cannot represent, or -1."""
+    """Swap all listed rows; return the first entry whose victim the codec cannot represent, or -1."""
     lists = SwapLists(*lists)
     count = lists.count
     pieces = np.zeros(len(count) + 1, np.int64)
