@@ -144,7 +144,7 @@ class Replicas:
         out[torch.from_numpy(places)] = weights[torch.from_numpy(numbers - self.bounds[width])]
 
     def store_gradients(self, buffers: Iterable[HotGradients]) -> None:
-        """Store a rank's gradients of hot rows of each width until `apply` takes the sums over ranks."""
+        """Store this rank's gradients of hot rows, by width, until `apply` receives their sums over all ranks."""
         # After the columns of all rows, 1 for each row that this rank looks up: other rows take no step.
         flat = torch.zeros(sum(self._sizes) + self.rows)
         *columns, asked = self._split(flat)

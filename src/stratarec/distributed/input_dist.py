@@ -49,7 +49,7 @@ class RowRequest:
 
     @property
     def rows(self) -> int:
-        """Number of rows in the answer: one a bag, or one an id."""
+        """Number of rows in the answer: one per bag, or one per id without pooling."""
         return self.ids.numel() if self.lengths is None else self.bags
 
     @property
@@ -65,9 +65,10 @@ class DistinctRows:
     Parameters
     ----------
     owned : tuple of Tensor
-        For each owner of rows of the table its requested rows, by its numbers, in the order of their first lookups.
+        One tensor per owner of the table: the rows requested from it, numbered as the owner numbers them, in the order
+        of their first lookups.
     places : Tensor
-        ``[lookups]`` int64 place of each lookup's row, features in the order of the table.
+        ``[lookups]`` int64 position of each lookup's row among all distinct rows, features in the order of the table.
     hot : ndarray
         Numbers of the hot rows, which follow the others.
     """

@@ -153,7 +153,7 @@ class Sharding:
             if any(inside) and not all(inside):
                 raise ConfigError(
                     f"table {name!r} is on ranks {place.first} to {place.first + place.ranks - 1}, expected ranks of "
-                    f"one host, as {first} to {first + ranks - 1}"
+                    f"one host, such as ranks {first} to {first + ranks - 1}"
                 )
             if all(inside):
                 places[name] = replace(place, first=place.first - first)
