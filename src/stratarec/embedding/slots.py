@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +23,15 @@ from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels import cache, pooling, swap, update
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import fill_uniform
-from stratarec.kernels.runtime.accelerator import CPU, Transfers, transfers_of
+from stratarec.kernels.runtime.accelerator import (
+    CPU,
+    HOST,
+    DeviceTransfers,
+    Driver,
+    Transfers,
+    require_triton,
+    transfers_of,
+)
 from stratarec.kernels.update import Gradients, Missed, RowUpdate, Scratchpad
 
 Records = NDArray[np.uint8]
@@ -56,6 +64,8 @@ class SlotMemory(Protocol):
     width: int
     addresses_host: bool
     """Whether `swap` can access the home's records in place. If false, records are copied through staging buffers."""
+    transfers: Transfers
+    """Copies between the host and the memory's device; it allocates host buffers that are copied fastest."""
 
     @property
     def nbytes(self) -> int:
@@ -157,6 +167,9 @@ class Level0:
             raise ConfigError(f"rows cannot be trained in the memory of {device}, expected {' or '.join(MEMORIES)}")
         self.device, self.scratch = device, Scratchpad()
         self._transfers = transfers_of(device)
+        # Not those of the network: a wait for its copies would be one for copies of rows, too.
+        self.copies = DeviceTransfers(Driver(device)) if self.on_device else HOST
+        """Copies of slot lists and records between the host and the device of the rows."""
 
     @property
     def transfers(self) -> Transfers:
@@ -206,6 +219,7 @@ class CpuSlots(SlotMemory):
     """
 
     addresses_host = True
+    transfers = HOST
 
     def __init__(self, level0: Level0, slots: int, width: int, optimizer: RowOptimizerConfig) -> None:
         self._level0, self._optimizer = level0, optimizer
@@ -231,10 +245,10 @@ class CpuSlots(SlotMemory):
         return self._level0.empty(*shape)
 
     def pool(self, staged: StagedBatch, out: Tensor) -> None:
-        _require_unchanged(pooling.pool(self._rows.weights, staged.layout, staged.bags, out))
+        require_unchanged(pooling.pool(self._rows.weights, staged.layout, staged.bags, out))
 
     def gather(self, staged: StagedBatch, feature: int, out: Tensor) -> None:
-        _require_unchanged(pooling.gather(self._rows.weights, staged.layout, staged.bags, feature, out))
+        require_unchanged(pooling.gather(self._rows.weights, staged.layout, staged.bags, feature, out))
 
     def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
         update.update(self._slots, staged.layout, staged.bags, gradients, rule, self._workspace, missed)
@@ -264,17 +278,7 @@ class CpuSlots(SlotMemory):
         self._rows.copy(slots, source._rows, source_slots)
 
     def views(self, first: int, last: int) -> dict[str, Tensor]:
-        rows, width, names = self._rows, self.width, self._optimizer.full_state
-        views = {"weight": torch.from_numpy(rows.weights).view(-1, width)[first:last]}
-        if self._optimizer.row_state:
-            views[self._optimizer.row_state] = torch.from_numpy(rows.row_state[first:last])
-        if names:
-            # Within a slot, the states of all weights are contiguous, one state after the other, as in records.
-            state = torch.from_numpy(rows.full_state).view(-1, len(names), width)[first:last]
-            views.update(zip(names, state.unbind(1), strict=True))
-        if self._optimizer.clocked:
-            views["clock"] = torch.from_numpy(rows.clock[first:last])
-        return views
+        return named_views(self._optimizer, tuple(map(torch.from_numpy, self._rows.parts)), self.width, first, last)
 
     def fill(self, first: int, last: int, key: int, table: EmbeddingBagConfig) -> None:
         part, bound = table.numbering, table.bound
@@ -282,15 +286,8 @@ class CpuSlots(SlotMemory):
         fill_uniform(weights, key=key, first_row=part.first, stride=part.stride, low=-bound, high=bound)
 
     def trained(self, first: int, last: int, key: int, table: EmbeddingBagConfig, row: int) -> Indices:
-        part, bound = table.numbering, table.bound
-        initial = np.empty((last - first, self.width), dtype=np.float32)
-        first_row = part.first + row * part.stride
-        fill_uniform(initial, key=key, first_row=first_row, stride=part.stride, low=-bound, high=bound)
-        rows = [array.reshape(self.slots, -1)[first:last].view(np.int32) for array in self._rows.parts if len(array)]
-        differs = (rows[0] != initial.view(np.int32)).any(axis=1)
-        for state in rows[1:]:
-            differs |= state.any(axis=1)
-        return np.flatnonzero(differs)
+        rows = [array.reshape(self.slots, -1)[first:last] for array in self._rows.parts if len(array)]
+        return differing_rows(rows, key, table, row)
 
     def clear_state(self) -> None:
         for part in self._rows.parts[1:]:
@@ -315,11 +312,58 @@ class CpuSlots(SlotMemory):
         return swap.swap(layout, staging, workspace, codec.layout, self._slots, home, write)
 
 
-def _require_unchanged(place: int) -> None:
+def named_views(
+    optimizer: RowOptimizerConfig, parts: tuple[Tensor, ...], width: int, first: int, last: int
+) -> dict[str, Tensor]:
+    """Return the views of `SlotMemory.views` of flat weights, row state, full state and clocks."""
+    weights, row_state, full_state, clock = parts
+    names = optimizer.full_state
+    views = {"weight": weights.view(-1, width)[first:last]}
+    if optimizer.row_state:
+        views[optimizer.row_state] = row_state[first:last]
+    if names:
+        # Within a slot, the states of all weights are contiguous, one state after the other, as in records.
+        views.update(zip(names, full_state.view(-1, len(names), width)[first:last].unbind(1), strict=True))
+    if optimizer.clocked:
+        views["clock"] = clock[first:last]
+    return views
+
+
+def differing_rows(rows: list[NDArray[Any]], key: int, table: EmbeddingBagConfig, row: int) -> Indices:
+    """Return the rows that differ from what `SlotMemory.fill` writes for the rows of `table` from `row` on.
+
+    Parameters
+    ----------
+    rows : list of ndarray
+        Weights ``[n, D]``, then the parts of the optimizer state, ``[n, k]``.
+    """
+    part, bound = table.numbering, table.bound
+    initial = np.empty(rows[0].shape, dtype=np.float32)
+    first_row = part.first + row * part.stride
+    fill_uniform(initial, key=key, first_row=first_row, stride=part.stride, low=-bound, high=bound)
+    differs = (rows[0].view(np.int32) != initial.view(np.int32)).any(axis=1)
+    for state in rows[1:]:
+        differs |= state.view(np.int32).any(axis=1)
+    return np.flatnonzero(differs)
+
+
+def require_unchanged(place: int) -> None:
+    """Raise a `TrainingError` if a kernel read an invalid id at `place`, which is -1 if there was none."""
     # Ids were checked when the batch was prepared. Kernels skip an invalid id and report it at no cost.
     if place >= 0:
         raise TrainingError(f"the batch's id number {place} was changed after the batch was prepared: leave ids alone")
 
 
-MEMORIES: dict[str, Callable[[Level0, int, int, RowOptimizerConfig], SlotMemory]] = {"cpu": CpuSlots}
+def _device_slots(level0: Level0, slots: int, width: int, optimizer: RowOptimizerConfig) -> SlotMemory:
+    require_triton()
+    # Imported late: Triton is an optional dependency.
+    from stratarec.embedding.device_slots import DeviceSlots
+
+    return DeviceSlots(level0, slots, width, optimizer)
+
+
+MEMORIES: dict[str, Callable[[Level0, int, int, RowOptimizerConfig], SlotMemory]] = {
+    "cpu": CpuSlots,
+    "cuda": _device_slots,
+}
 """Device type -> constructor of its slots."""

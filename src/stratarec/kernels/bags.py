@@ -5,6 +5,7 @@ Shapes: F features, B samples, N ids.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -145,6 +146,22 @@ def mark_rows(group: GroupLayout, bags: BagBatch, bits: NDArray[np.uint8]) -> No
     _mark_rows(bags.compiled, bags.key, group.base, bits)
 
 
+def list_slots(
+    group: GroupLayout, bags: BagBatch, order: NDArray[np.int64], pooled: int, out: Sequence[NDArray[np.int32]]
+) -> int:
+    """List a batch's lookups, feature after feature; return the place of an id outside its table, or -1.
+
+    Parameters
+    ----------
+    order : ndarray
+        Places of the features in the group, in the order of the list; the first `pooled` of them are pooled.
+    out : sequence of ndarray
+        Three int32 arrays of at least these sizes, or empty where they are not needed: the rows in the group ``[N]``,
+        the first lookup of each pooled bag ``[pooled * B + 1]``, and bits of float32 weights ``[N]``.
+    """
+    return int(_list_slots(bags.compiled, group.features(bags), order, pooled, *out))
+
+
 U = np.uint64
 
 
@@ -204,6 +221,34 @@ def _first_outside(bags, filled, key, rows, sequence):
             for i in range(begin, end):
                 if U(bags.values[i]) >= limit:
                     return i
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def _list_slots(bags, features, order, pooled, rows, offsets, weights):
+    bags, features = Bags(*bags), Features(*features)
+    count = 0
+    for place in range(len(order)):
+        f = order[place]
+        begin, end = span(bags, features.key[f])
+        base, limit, wrong = np.int32(features.base[f]), U(features.rows[f]), 0
+        # Without a branch the loop is vectorised.
+        for i in range(U(end - begin)):
+            row = bags.values[U(begin) + i]
+            wrong += U(row) >= limit
+            rows[U(count) + i] = base + np.int32(row)
+        if wrong:
+            for i in range(begin, end):
+                if U(bags.values[i]) >= limit:
+                    return i
+        if len(weights):
+            weights[count : count + end - begin] = bags.weights[begin:end].view(np.int32)
+        if place < pooled and len(offsets):
+            first, shift = place * bags.batch, features.key[f] * bags.batch
+            for bag in range(bags.batch + 1):
+                start = bag if bags.singles else bags.offsets[shift + bag] - begin
+                offsets[first + bag] = np.int32(count + start)
+        count += end - begin
     return -1
 
 

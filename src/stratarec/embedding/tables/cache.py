@@ -18,6 +18,7 @@ row -1. The slots that changed since the last checkpoint follow from their stamp
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
@@ -38,6 +40,7 @@ from stratarec.io.atomic import make_directory
 from stratarec.kernels import cache as kernel
 from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.random import RowNoise, table_key
+from stratarec.kernels.runtime.accelerator import HOST
 from stratarec.progress import traced
 
 MAX_ROWS = 2**31 - 2
@@ -301,7 +304,7 @@ class Mover(ABC):
     ) -> None:
         self._names, self._directory = tuple(names), directory
         self.codec, self.store, self.memory = codec, store, memory
-        self._buffer = np.zeros((0, codec.record_bytes), dtype=np.uint8)
+        self._buffer, self._pinned_bytes = np.zeros((0, codec.record_bytes), dtype=np.uint8), 0
 
     @abstractmethod
     def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
@@ -329,8 +332,8 @@ class Mover(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the staging buffer; 0 for addressable homes."""
-        return self._buffer.nbytes
+        """Bytes of the largest staging buffer; 0 for addressable homes."""
+        return self._buffer.nbytes + self._pinned_bytes
 
     def write_rows(self, rows: Indices, source: FloatRows, places: Indices, write: int) -> None:
         """Encode rows `places` of `source` and write them to the store as `rows`."""
@@ -423,8 +426,14 @@ class StoredHome(Mover):
         return Fetched(incoming, records, self.store.read(incoming.rows, records))
 
     def _staging(self, rows: int) -> Records:
+        shape = rows, self.codec.record_bytes
+        if self.memory.transfers is not HOST:
+            # A new one each time: the device may still read that of the last batch.
+            self._pinned_bytes = max(self._pinned_bytes, math.prod(shape))
+            records: Records = self.memory.transfers.empty(*shape, dtype=torch.uint8).numpy()
+            return records
         if len(self._buffer) < rows:
-            self._buffer = np.zeros((rows * 5 // 4, self.codec.record_bytes), dtype=np.uint8)
+            self._buffer = np.zeros((rows * 5 // 4, shape[1]), dtype=np.uint8)
         return self._buffer[:rows]
 
 

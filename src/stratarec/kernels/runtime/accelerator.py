@@ -17,6 +17,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
 
 CPU = torch.device("cpu")
+TRITON = (3, 6), (3, 8)
+"""The first version of Triton whose compiled kernels were examined, and the first that was not."""
 _SMALLEST = 4096
 _FREE_PER_SIZE = 4
 
@@ -36,16 +39,20 @@ class Transfers:
 
     device = CPU
 
-    def empty(self, *shape: int) -> Tensor:
-        """Return a float32 tensor on the host that can be copied to the device without an intermediate copy."""
-        return RECYCLER.empty(*shape)
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return a tensor on the host that can be copied to the device without an intermediate copy."""
+        return RECYCLER.empty(*shape) if dtype == torch.float32 else torch.empty(shape, dtype=dtype)
+
+    def is_pinned(self, host: Tensor) -> bool:
+        """Whether `host` is in a buffer that `empty` returned, and that the device can access directly."""
+        return False
 
     def up(self, host: Tensor) -> Tensor:
         """Return a copy on the device; operations that are queued on the current stream from now on may use it."""
         return host
 
-    def down(self, tensor: Tensor) -> Tensor:
-        """Return a copy on the host, which is valid once `wait` has returned."""
+    def down(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return a copy on the host, which is valid once `wait` has returned; it is in the pinned tensor `out` if given."""
         return tensor
 
     def wait(self) -> None:
@@ -150,8 +157,11 @@ class DeviceTransfers(Transfers):
         self._last: Any = None
         self._lock = threading.Lock()
 
-    def empty(self, *shape: int) -> Tensor:
-        return self._pinned.empty(shape, torch.float32)
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self._pinned.empty(shape, dtype)
+
+    def is_pinned(self, host: Tensor) -> bool:
+        return self._pinned.holds(host)
 
     def up(self, host: Tensor) -> Tensor:
         source = host.detach()
@@ -168,10 +178,10 @@ class DeviceTransfers(Transfers):
         self._driver.keep(target, computing)
         return target
 
-    def down(self, tensor: Tensor) -> Tensor:
+    def down(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
         tensor = tensor.detach().contiguous()
         self._down.wait_event(self._driver.current().record_event())
-        host = self._pinned.empty(tuple(tensor.shape), tensor.dtype)
+        host = self._pinned.empty(tuple(tensor.shape), tensor.dtype) if out is None else out
         with self._lock, self._down:
             host.copy_(tensor, non_blocking=True)
             arrived = self._last = self._down.record_event()
@@ -250,6 +260,20 @@ def open_device(name: str, field: str = "train.device") -> torch.device:
     # once.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return torch.device(device.type, device.index or 0)
+
+
+def require_triton() -> None:
+    """Raise `ConfigError` unless a version of Triton is installed for which the kernels of rows were examined."""
+    try:
+        installed = version("triton")
+    except PackageNotFoundError:
+        installed = "none"
+    number = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
+    if not TRITON[0] <= number < TRITON[1]:
+        raise ConfigError(
+            f"rows in GPU memory need Triton 3.6 or 3.7, and {installed} is installed: run "
+            "pip install 'stratarec[gpu]', or keep rows in DRAM (device cpu)"
+        )
 
 
 @contextmanager

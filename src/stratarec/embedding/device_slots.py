@@ -1,0 +1,480 @@
+"""Slots in the memory of a GPU: frequent operations are Triton kernels, all others are torch.
+
+All kernels run on the default stream, which every thread shares: an operation that is queued before another one runs
+before it, so nothing waits for a step. Copies from and to the host have streams and pinned buffers of their own
+(`DeviceTransfers`). The host waits for the device where it needs a result: in `encode`, `square_norms`,
+`weight_gradient` and for copies of rows.
+
+A batch is staged as lists of slots on the device, lookups of pooled features first, then those of sequences, which
+keeps the order of a table's lookups. `update` sorts them, without a wait of the host; evaluation never does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
+from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.slots import (
+    Home,
+    Level0,
+    Records,
+    SlotMemory,
+    StagedBatch,
+    differing_rows,
+    named_views,
+    require_unchanged,
+)
+from stratarec.errors import ConfigError
+from stratarec.kernels import cache
+from stratarec.kernels.bags import BagBatch, GroupLayout, list_slots
+from stratarec.kernels.codec import gpu as codecs
+from stratarec.kernels.codec.kinds import KINDS
+from stratarec.kernels.pooling import gpu as pooling
+from stratarec.kernels.random import RowNoise
+from stratarec.kernels.random import gpu as random
+from stratarec.kernels.random.reference import mix
+from stratarec.kernels.runtime.accelerator import Transfers
+from stratarec.kernels.simd.vector import LANES
+from stratarec.kernels.update import Gradients, Missed, RowUpdate, gpu, rules
+
+# Lookups that a program reads at once; longest run with the CPU's order of additions; lookups of a listing program.
+_UNROLLED, _LONGEST, _BLOCK = 4, 256, 1024
+_FILLED = 1 << 22
+_MASK = (1 << 64) - 1
+
+
+class Tile(NamedTuple):
+    """Rows, and columns up to the next power of two, of a Triton program, and its warps."""
+
+    rows: int
+    columns: int
+    warps: int
+
+    @classmethod
+    def of(cls, width: int, floats: int, rows: int, warps: int) -> Tile:
+        """Return a tile of about so many floats, but of so many rows if they do not have more than 1,024 floats."""
+        columns = 1 << (width - 1).bit_length()
+        return cls(max(floats // columns, min(rows, 1024 // columns), 1), columns, warps)
+
+    def launch(self, kernel: Any, count: int, *given: Any, **constants: Any) -> None:
+        """Run a kernel on `count` rows, without contraction of products and sums."""
+        grid = (-(-count // self.rows),)
+        options = {"num_warps": self.warps, "enable_fp_fusion": False}
+        kernel[grid](*given, K=self.rows, DP=self.columns, **constants, **options)
+
+
+def _launch_blocks(kernel: Any, count: int, *given: Any, **constants: Any) -> None:
+    kernel[(-(-count // _BLOCK),)](*given, BLOCK=_BLOCK, enable_fp_fusion=False, **constants)
+
+
+class FeatureLists(NamedTuple):
+    """Features of a layout in the order of staged lookups: pooled ones first.
+
+    Parameters
+    ----------
+    order : ndarray
+        Places of the features in the layout.
+    pooled : int
+        Number of pooled features.
+    column, mean : Tensor
+        ``[pooled]`` int64, of the layout, on the device.
+    multiple : int
+        Largest divisor of 4 of the width and of all columns.
+    averaged : bool
+        Whether a feature is pooled by its mean.
+    """
+
+    order: NDArray[np.int64]
+    pooled: int
+    column: Tensor
+    mean: Tensor
+    multiple: int
+    averaged: bool
+
+    @classmethod
+    def of(cls, layout: GroupLayout, transfers: Transfers) -> FeatureLists:
+        """Build the lists of a layout."""
+        order = np.argsort(layout.sequence, kind="stable")
+        pooled = int((layout.sequence == 0).sum())
+        column, mean = (part[order[:pooled]] for part in (layout.column, layout.mean))
+        up = transfers.up(torch.from_numpy(np.concatenate([column, mean])))
+        multiple = math.gcd(4, layout.width, *column.tolist())
+        return cls(order, pooled, up[:pooled], up[pooled:], multiple, bool(mean.any()))
+
+
+@dataclass(frozen=True)
+class DeviceBatch(StagedBatch):
+    """A staged batch on the device.
+
+    Parameters
+    ----------
+    features : FeatureLists
+    begin : list of int
+        First staged lookup of each feature in the order of `features`, and the number of all.
+    rows : Tensor
+        ``[N]`` int32 slots of the lookups.
+    offsets : Tensor or None
+        ``[pooled features * B + 1]`` int32, first lookup of each bag; None where every bag has one id.
+    share : Tensor or None
+        ``[N]`` float32 per-sample weights.
+    """
+
+    features: FeatureLists
+    begin: list[int]
+    rows: Tensor
+    offsets: Tensor | None
+    share: Tensor | None
+
+    @property
+    def pooled_lookups(self) -> int:
+        """Number of lookups of pooled features."""
+        return self.begin[self.features.pooled]
+
+    @cached_property
+    def bag_of(self) -> Tensor | None:
+        """``[pooled lookups]`` int32 bag of each; None where that is the lookup."""
+        if self.offsets is None:
+            return None
+        return torch.repeat_interleave(self.offsets.diff(), output_size=self.pooled_lookups)
+
+    @cached_property
+    def sorted(self) -> Runs:
+        """The lookups sorted by row, for the update."""
+        return Runs(self.rows)
+
+
+class Runs:
+    """Lookups in a stable order of rows.
+
+    Parameters
+    ----------
+    rows : Tensor
+        ``[N]`` int32.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        count = len(rows)
+        self.rows, self.order = torch.sort(rows, stable=True)
+        self.begins = torch.empty_like(rows)
+        _launch_blocks(gpu.mark_runs, count, self.rows, self.begins, count)
+        self.number = torch.cumsum(self.begins, 0, dtype=torch.int32)
+        # The number of runs, and apart from it, so that both addresses are multiples of 16, the first lookup of each.
+        lists = torch.empty(4 + count + 1, dtype=torch.int32, device=rows.device)
+        self.count, self.first = lists[:1], lists[4:]
+        self.listed_for = -1
+
+    def list(self, staged: DeviceBatch, stride: int) -> Runs:
+        """List the runs, and sources and scales of gradients whose samples begin `stride` floats apart."""
+        if self.listed_for != stride:
+            features, count = staged.features, len(self.rows)
+            self.at = torch.empty(count, dtype=torch.int64, device=self.rows.device)
+            scaled = staged.share is not None or (features.averaged and staged.offsets is not None)
+            self.scale = torch.empty(count, device=self.rows.device) if scaled else None
+            _launch_blocks(
+                gpu.list_runs, count, self.begins, self.number, self.order, staged.bag_of, staged.offsets, staged.share,
+                features.column, features.mean, self.first, self.count, self.at, self.scale, count,
+                staged.pooled_lookups, max(staged.bags.batch, 1), stride, D=staged.layout.width,
+            )  # fmt: skip
+            self.listed_for = stride
+        return self
+
+
+class DeviceSlots(SlotMemory):
+    """`SlotMemory` in the memory of a GPU; parameters as those of `CpuSlots`.
+
+    Bits are those of `CpuSlots`, except for rows that a batch looks up more than 256 times, whose gradients are summed
+    in another order, and sums of squares of rows that are wider than 256.
+    """
+
+    addresses_host = False
+
+    def __init__(self, level0: Level0, slots: int, width: int, optimizer: RowOptimizerConfig) -> None:
+        if slots >= 1 << 31:
+            raise ConfigError(f"tables of width {width} have {slots:,} slots, expected fewer than 2^31 on a GPU")
+        self._level0, self._optimizer, self.slots, self.width = level0, optimizer, slots, width
+        self._device, self.transfers, self._kept = level0.device, level0.copies, optimizer.state_shape
+        sizes = {
+            "weights": slots * width, "row_state": slots * self._kept["row_state"],
+            "full_state": slots * width * self._kept["full_state"], "clock": slots * self._kept["clock"],
+        }  # fmt: skip
+        try:
+            self._parts = tuple(
+                torch.zeros(size, dtype=torch.int32 if name == "clock" else torch.float32, device=self._device)
+                for name, size in sizes.items()
+            )
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"{self._device} has too little free memory for {slots:,} slots of {width} floats and their optimizer "
+                f"state, {4 * sum(sizes.values()) / 2**30:.1f} GiB: keep fewer rows there"
+            ) from error
+        self._kind = rules.KINDS[optimizer.kind]
+        self._lanes = math.gcd(width, LANES) if width < LANES else LANES
+        # Tiles that were fastest on an H200 for 64 and 128 columns.
+        self._pool_tile, self._tile = Tile.of(width, 256, 4, 1), Tile.of(width, 512, 8, 4)
+        self._features: tuple[GroupLayout | None, FeatureLists | None] = None, None
+        self._paces: tuple[NDArray[np.float32], int, Tensor] | None = None
+
+    def _up(self, array: NDArray[Any]) -> Tensor:
+        return self.transfers.up(torch.from_numpy(np.require(array, requirements=["C", "W"])))
+
+    def _down(self, tensor: Tensor) -> NDArray[Any]:
+        host = self.transfers.down(tensor)
+        self.transfers.wait()
+        array: NDArray[Any] = host.numpy()
+        return array
+
+    @property
+    def _rows(self) -> list[tuple[int, Tensor]]:
+        return [(place, part.view(self.slots, -1)) for place, part in enumerate(self._parts) if part.numel()]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self._parts)
+
+    def like(self, slots: int) -> SlotMemory:
+        return self._level0.slots(slots, self.width, self._optimizer)
+
+    # A batch
+
+    def stage(self, layout: GroupLayout, bags: BagBatch) -> DeviceBatch:
+        known, features = self._features
+        if known is not layout or features is None:
+            features = FeatureLists.of(layout, self.transfers)
+            self._features = layout, features
+        spans = [bags.span(feature) for feature in features.order.tolist()]
+        begin = np.cumsum([0, *(last - first for first, last in spans)]).tolist()
+        count, sums = begin[-1], features.pooled * bags.batch + 1
+        has_offsets = bags.offsets is not None or bags.weights is not None
+        # Three lists in one copy, each from a multiple of 16 bytes on, by which Triton chooses its kernels.
+        sizes = [-(-size // 4) * 4 for size in (count, sums * has_offsets, count * (bags.weights is not None))]
+        words = self.transfers.empty(sum(sizes), dtype=torch.int32)
+        arrays = np.split(words.numpy(), np.cumsum(sizes)[:2])
+        require_unchanged(list_slots(layout, bags, features.order, features.pooled, arrays))
+        rows, offsets, share = torch.split(self.transfers.up(words), sizes)
+        return DeviceBatch(
+            layout, bags, features, begin, rows[:count], offsets[:sums] if has_offsets else None,
+            share[:count].view(torch.float32) if bags.weights is not None else None,
+        )  # fmt: skip
+
+    def empty(self, *shape: int) -> Tensor:
+        return self._level0.empty(*shape)
+
+    def pool(self, staged: StagedBatch, out: Tensor) -> None:
+        assert isinstance(staged, DeviceBatch)
+        features, batch = staged.features, staged.bags.batch
+        if features.pooled * batch:
+            self._pool_tile.launch(
+                pooling.pool, features.pooled * batch, self._parts[0], staged.rows, staged.offsets, staged.share,
+                features.column, features.mean, out, features.pooled * batch, batch, out.stride(0),
+                D=self.width, U=_UNROLLED, SINGLE=staged.offsets is None, BY=math.gcd(features.multiple, out.stride(0)),
+            )  # fmt: skip
+
+    def gather(self, staged: StagedBatch, feature: int, out: Tensor) -> None:
+        assert isinstance(staged, DeviceBatch)
+        place = int(np.flatnonzero(staged.features.order == feature)[0])
+        rows = staged.rows[staged.begin[place] : staged.begin[place + 1]]
+        torch.index_select(self._parts[0].view(-1, self.width), 0, rows, out=out)
+
+    def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, missed: Missed | None) -> None:
+        if missed is not None:
+            self.apply_missed_steps(staged, missed)
+        self._update(staged, gradients, rule, None)
+
+    def _update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate, squares: Tensor | None) -> None:
+        assert isinstance(staged, DeviceBatch)
+        count, stride = len(staged.rows), gradients.pooled.shape[1]
+        if not count:
+            return
+        runs = staged.sorted.list(staged, stride)
+        pooled = gradients.pooled
+        sequences = torch.cat([part.reshape(-1) for part in gradients.rows]) if gradients.rows else None
+        multiple = math.gcd(staged.features.multiple, stride)
+        blocks = -(-count // _LONGEST)
+        parts = torch.empty(2 * blocks * self.width, device=self._device)
+        if count > _LONGEST:
+            gpu.sum_parts[(blocks,)](
+                runs.number, runs.first, runs.at, runs.scale, pooled, sequences, parts, count, D=self.width,
+                DP=self._tile.columns, K=8, L=_LONGEST, BY=multiple, enable_fp_fusion=False,
+            )  # fmt: skip
+        self._tile.launch(
+            gpu.update, count, self._parts, runs.rows, runs.order, runs.first, runs.count, runs.at, runs.scale, pooled,
+            sequences, parts, blocks, *_numbers(rule), squares, D=self.width,
+            U=_UNROLLED, L=_LONGEST, LANES=self._lanes, KIND=self._kind, CLOCKED=bool(self._kept["clock"]), BY=multiple,
+        )  # fmt: skip
+
+    def square_norms(self, staged: StagedBatch, gradients: Gradients) -> NDArray[np.float64]:
+        assert isinstance(staged, DeviceBatch)
+        layout, begin = staged.layout, staged.begin
+        squares = torch.zeros(len(staged.rows), device=self._device)
+        self._update(staged, gradients, self._optimizer.rule(0), squares)
+        numbers = self._down(squares).astype(np.float64)
+        place_of = np.argsort(staged.features.order)
+        sums = np.zeros(len(layout.table_start) - 1)
+        for table in range(len(sums)):
+            features = layout.table_features[layout.table_start[table] : layout.table_start[table + 1]]
+            parts = [numbers[begin[place] : begin[place + 1]] for place in np.sort(place_of[features])]
+            # One after another, as on the CPU: `sum` adds pairs.
+            sums[table] = np.cumsum(np.concatenate([[0.0], *parts]))[-1]
+        return sums
+
+    def apply_missed_steps(self, staged: StagedBatch, missed: Missed) -> None:
+        assert isinstance(staged, DeviceBatch)
+        if len(staged.rows):
+            # The stride of gradients is not known yet, and does not change what is used here.
+            runs = staged.sorted if staged.sorted.listed_for >= 0 else staged.sorted.list(staged, 0)
+            self._apply_missed_steps(runs.rows, runs.first, runs.count, missed)
+
+    def apply_missed_steps_to_range(self, first: int, last: int, missed: Missed) -> None:
+        if last > first:
+            rows = torch.arange(first, last, dtype=torch.int32, device=self._device)
+            count = torch.full((1,), last - first, dtype=torch.int32, device=self._device)
+            self._apply_missed_steps(rows, None, count, missed)
+
+    def _apply_missed_steps(self, rows: Tensor, first: Tensor | None, count: Tensor, missed: Missed) -> None:
+        if missed.steps:
+            self._tile.launch(
+                gpu.apply_missed_steps, len(rows), self._parts, rows, first, count, missed.steps,
+                self._step_numbers(missed), _numbers(missed.rule)[1], D=self.width, LANES=self._lanes,
+                KIND=self._kind,
+            )  # fmt: skip
+
+    def _step_numbers(self, missed: Missed) -> Tensor:
+        """Return the numbers of all steps on the device, where those of earlier steps are already."""
+        source, known, numbers = self._paces or (missed.numbers[:0], 0, torch.empty(0))
+        if source is not missed.numbers:
+            known, numbers = 0, torch.empty(missed.numbers.shape, device=self._device)
+        if known < missed.steps:
+            numbers[known : missed.steps] = self._up(missed.numbers[known : missed.steps])
+        self._paces = missed.numbers, max(known, missed.steps), numbers
+        return numbers
+
+    def weight_gradient(self, staged: StagedBatch, pooled: Tensor, out: Tensor) -> None:
+        assert isinstance(staged, DeviceBatch)
+        features, count = staged.features, staged.pooled_lookups
+        if not count:
+            return
+        gradient = torch.empty(count, device=self._device)
+        self._tile.launch(
+            pooling.weight_gradient, count, self._parts[0], staged.rows, staged.bag_of, staged.offsets, features.column,
+            features.mean, pooled, gradient, count, staged.bags.batch, pooled.shape[1], D=self.width, LANES=self._lanes,
+        )  # fmt: skip
+        host, array = self._down(gradient), out.numpy()
+        for place, feature in enumerate(features.order[: features.pooled].tolist()):
+            first, last = staged.bags.span(feature)
+            array[first:last] += host[staged.begin[place] : staged.begin[place + 1]]
+
+    # Rows
+
+    def read(self, slots: Indices) -> FloatRows:
+        rows = FloatRows.allocate(len(slots), self.width, **self._kept)
+        places = self._up(slots)
+        for part, mine in self._rows if len(slots) else ():
+            rows.parts[part].reshape(len(slots), -1)[:] = mine[places].cpu().numpy()
+        return rows
+
+    def write(self, slots: Indices, rows: FloatRows, places: Indices) -> None:
+        for part, mine in self._rows if len(slots) else ():
+            mine[self._up(slots)] = self._up(rows.parts[part].reshape(rows.slots, -1)[places])
+
+    def copy_from(self, slots: Indices, source: SlotMemory, source_slots: Indices) -> None:
+        assert isinstance(source, DeviceSlots)
+        for part, mine in self._rows if len(slots) else ():
+            mine[self._up(slots)] = source._parts[part].view(source.slots, -1)[self._up(source_slots)]
+
+    def views(self, first: int, last: int) -> dict[str, Tensor]:
+        return named_views(self._optimizer, self._parts, self.width, first, last)
+
+    def fill(self, first: int, last: int, key: int, table: EmbeddingBagConfig) -> None:
+        part = table.numbering
+        noise = RowNoise.of([key], [part.first], [part.stride])
+        for begin in range(first, last, _FILLED):
+            slots = np.arange(begin, min(begin + _FILLED, last))
+            keys = cache.cpu.row_keys(noise, np.zeros(len(slots), np.int32), slots - first)
+            self._initialize(slots, keys, np.full(len(slots), table.bound, np.float32))
+
+    def trained(self, first: int, last: int, key: int, table: EmbeddingBagConfig, row: int) -> Indices:
+        rows = [part[first:last].cpu().numpy() for _, part in self._rows]
+        return differing_rows(rows, key, table, row)
+
+    def clear_state(self) -> None:
+        for part in self._parts[1:]:
+            part.zero_()
+
+    # Moves
+
+    def _form(self, codec: RecordCodec) -> dict[str, Any]:
+        layout = codec.layout
+        return {
+            "D": self.width, "KIND": list(KINDS).index(layout.kind.name), "WIDE": layout.wide_parameters,
+            "STATE": 0 if layout.wide_state else 2, "ROW_STATE": bool(layout.row_state), "FULL": layout.full_state,
+            "CLOCKED": bool(layout.clock), "PARAMETERS_AT": layout.parameters_at, "ROW_STATE_AT": layout.row_state_at,
+            "FULL_STATE_AT": layout.full_state_at, "CLOCK_AT": layout.clock_at, "BYTES": layout.record_bytes,
+        }  # fmt: skip
+
+    def encode(
+        self, codec: RecordCodec, slots: Indices, records: Records, places: Indices, keys: NDArray[np.uint64],
+        write: int,
+    ) -> int:  # fmt: skip
+        count = len(slots)
+        if not count:
+            return -1
+        encoded = torch.empty((count, codec.record_bytes), dtype=torch.uint8, device=self._device)
+        fits = torch.empty(count, dtype=torch.uint8, device=self._device)
+        write_key = np.uint64(mix((write * 0x9E3779B97F4A7C15 + 1) & _MASK))
+        self._tile.launch(
+            codecs.encode, count, self._parts, self._up(slots), self._up((keys ^ write_key).view(np.int64)), encoded,
+            fits, count, STOCHASTIC=codec.layout.stochastic, **self._form(codec),
+        )  # fmt: skip
+        out = torch.from_numpy(records)
+        direct = _is_whole(places, records) and self.transfers.is_pinned(out)
+        copied, host = self.transfers.down(fits), self.transfers.down(encoded, out if direct else None)
+        self.transfers.wait()
+        if not direct:
+            records[places] = host.numpy()
+        unfit = np.flatnonzero(copied.numpy() == 0)
+        return int(unfit[0]) if len(unfit) else -1
+
+    def decode(self, codec: RecordCodec, records: Records, places: Indices, slots: Indices) -> None:
+        if len(slots):
+            records = records if _is_whole(places, records) else records[places]
+            given = self._up(slots), self._up(records), len(slots)
+            self._tile.launch(codecs.decode, len(slots), self._parts, *given, **self._form(codec))
+
+    def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
+        at = np.flatnonzero(absent)
+        self._initialize(moves.slots[at], moves.keys[at], layout.bound[moves.tables[at]])
+
+    def _initialize(self, slots: Indices, keys: NDArray[np.uint64], bounds: NDArray[np.float32]) -> None:
+        if len(slots):
+            self._tile.launch(
+                random.initialize, len(slots), self._parts, self._up(slots), self._up(keys.view(np.int64)),
+                self._up(bounds), len(slots), D=self.width, ROW_STATE=bool(self._kept["row_state"]),
+                FULL=self._kept["full_state"], CLOCKED=bool(self._kept["clock"]),
+            )  # fmt: skip
+
+    def swap(
+        self, layout: cache.CacheLayout, staging: cache.Staging, workspace: cache.StageWorkspace, codec: RecordCodec,
+        home: Home, write: int,
+    ) -> tuple[int, int] | None:  # fmt: skip
+        raise AssertionError("homes are not addressed by a device: `addresses_host` is false")
+
+
+def _numbers(rule: RowUpdate) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the numbers of a rule that change from step to step, and its constants."""
+    constants, numbers = rules.compiled(rule)  # type: ignore[no-untyped-call]
+    return numbers, constants[1:]
+
+
+def _is_whole(places: Indices, records: Records) -> bool:
+    """Whether distinct places are all records, in order."""
+    return len(places) == len(records) and bool((places[1:] > places[:-1]).all())

@@ -1,0 +1,253 @@
+"""Triton bodies of the row optimizers, with the bits of the CPU's.
+
+A *run* is the lookups of one row, next to one another after a stable sort by row. Its gradients are summed in ascending
+order of lookup. Runs of more than L lookups are summed in aligned blocks of L first: the same bits every time, but not
+those of the CPU. No kernel reads what it stored in the same launch, and only one program writes an address, so nothing
+is atomic. Sums start from -0.0, which changes no number.
+
+Constants: D columns of a row, DP the next power of two, K rows of a program, U lookups unrolled, BY a number of floats
+of which the starts of all gradients are multiples.
+"""
+
+import triton
+import triton.language as tl
+
+from stratarec.kernels.simd.gpu import halve, total
+from stratarec.kernels.update import rules
+
+SGD = tl.constexpr(rules.SGD)
+ROWWISE_ADAGRAD = tl.constexpr(rules.ROWWISE_ADAGRAD)
+ADAGRAD = tl.constexpr(rules.ADAGRAD)
+ROWWISE_ADAM = tl.constexpr(rules.ROWWISE_ADAM)
+ADAM = tl.constexpr(rules.ADAM)
+
+
+@triton.jit(do_not_specialize=["lookups"])
+def mark_runs(rows, begins, lookups, BLOCK: tl.constexpr):
+    """Set begins[i] to 1 where a run begins among the sorted rows, otherwise to 0."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = i < lookups
+    before = tl.load(rows + i - 1, valid & (i > 0), -1)
+    tl.store(begins + i, (tl.load(rows + i, valid, 0) != before).to(tl.int32), valid)
+
+
+@triton.jit(do_not_specialize=["lookups", "pooled_lookups"])
+def list_runs(
+    begins, run, order, bag_of, offsets, share, column, mean, first, runs, at, scale, lookups, pooled_lookups, batch,
+    stride, D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """List the first lookup of each run, their number, and the source and scale of each sorted lookup's gradient.
+
+    Number `run` counts from 1. A source is a place in the pooled gradients, or the complement of one in the gradients
+    of sequences.
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    valid = i < lookups
+    number = tl.load(run + i, valid, 0)
+    tl.store(first + number - 1, i, valid & (tl.load(begins + i, valid, 0) != 0))
+    tl.store(first + number, i + 1, i == lookups - 1)
+    tl.store(runs + tl.zeros_like(i), number, i == lookups - 1)
+    lookup = tl.load(order + i, valid, 0).to(tl.int32)
+    pooled = valid & (lookup < pooled_lookups)
+    bag = tl.load(bag_of + lookup, pooled, 0) if bag_of is not None else lookup
+    feature = tl.where(pooled, bag // batch, 0)
+    source = (bag % batch).to(tl.int64) * stride + tl.load(column + feature, pooled, 0)
+    tl.store(at + i, tl.where(pooled, source, ~((lookup - pooled_lookups).to(tl.int64) * D)), valid)
+    if scale is not None:
+        count = tl.load(offsets + bag + 1, pooled, 1) - tl.load(offsets + bag, pooled, 0)
+        averaged = (tl.load(mean + feature, pooled, 0) != 0) & (count > 1)
+        factor = tl.div_rn(1.0 + tl.zeros((BLOCK,), tl.float32), tl.where(averaged, count, 1).to(tl.float32))
+        if share is not None:
+            factor = factor * tl.load(share + lookup, pooled, 1.0)
+        tl.store(scale + i, factor, valid)
+
+
+@triton.jit
+def gradient_at(pooled, sequences, at, scale, i, valid, d, inside, BY: tl.constexpr):
+    """Return the scaled gradients ``[K, DP]`` of the sorted lookups i; -0.0 where not `valid`."""
+    source = tl.load(at + i, valid, 0)
+    mask = valid[:, None] & inside[None, :]
+    if sequences is not None:
+        other = source < 0
+        apart = tl.multiple_of(tl.where(other, ~source, 0), BY)
+        source = tl.multiple_of(tl.where(other, 0, source), BY)
+        gradient = tl.where(
+            other[:, None],
+            tl.load(sequences + apart[:, None] + d[None, :], mask & other[:, None], 0.0),
+            tl.load(pooled + source[:, None] + d[None, :], mask & ~other[:, None], 0.0),
+        )
+    else:
+        source = tl.multiple_of(source, BY)
+        gradient = tl.load(pooled + source[:, None] + d[None, :], mask, 0.0)
+    if scale is not None:
+        gradient = tl.load(scale + i, valid, 0.0)[:, None] * gradient
+    return tl.where(mask, gradient, -0.0)
+
+
+@triton.jit
+def change_rows(
+    weight, row_state, one, two, gradient, numbers, rule,
+    K: tl.constexpr, DP: tl.constexpr, D: tl.constexpr, LANES: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """Return weights and state of K rows after a step, as `rules.update_row` computes them."""
+    rate, step_size, inv_sqrt_bias2 = numbers
+    scale, eps, l2, weight_decay, beta1, rest1, beta2, rest2 = rule
+    direction = scale * gradient
+    if l2 != 0:
+        direction = direction + l2 * weight
+    factor = tl.zeros((K,), tl.float32) + rate
+    if KIND == ROWWISE_ADAGRAD or KIND == ROWWISE_ADAM:
+        square = tl.div_rn(total(direction * direction, K, DP, D, LANES), tl.full((K,), D, tl.float32))
+    if KIND == ROWWISE_ADAGRAD:
+        row_state = row_state + square
+        factor = tl.div_rn(factor, tl.sqrt_rn(row_state) + eps)
+    if KIND == ROWWISE_ADAM:
+        row_state = beta2 * row_state + rest2 * square
+        factor = tl.div_rn(tl.zeros((K,), tl.float32) + step_size, tl.sqrt_rn(row_state) * inv_sqrt_bias2 + eps)
+        one = beta1 * one + rest1 * direction
+        direction = one
+    if KIND == ADAGRAD:
+        one = one + direction * direction
+        change = tl.div_rn(rate * direction, tl.sqrt_rn(one) + eps)
+    elif KIND == ADAM:
+        one = beta1 * one + rest1 * direction
+        two = beta2 * two + rest2 * (direction * direction)
+        change = tl.div_rn(step_size * one, tl.sqrt_rn(two) * inv_sqrt_bias2 + eps)
+    else:
+        change = factor[:, None] * direction
+    if weight_decay != 0:
+        weight = (1.0 - rate * weight_decay) * weight
+    return weight - change, row_state, one, two
+
+
+@triton.jit
+def load_rows(slots, row, d, mask, valid, D: tl.constexpr, KIND: tl.constexpr):
+    """Return weights and state of K rows."""
+    weight = tl.load(slots[0] + (row * D)[:, None] + d[None, :], mask, 0.0)
+    row_state, one, two = tl.zeros_like(row).to(tl.float32), weight, weight
+    if KIND == ROWWISE_ADAGRAD or KIND == ROWWISE_ADAM:
+        row_state = tl.load(slots[1] + row, valid, 0.0)
+    if KIND == ADAGRAD or KIND == ROWWISE_ADAM:
+        one = tl.load(slots[2] + (row * D)[:, None] + d[None, :], mask, 0.0)
+    if KIND == ADAM:
+        one = tl.load(slots[2] + (row * 2 * D)[:, None] + d[None, :], mask, 0.0)
+        two = tl.load(slots[2] + (row * 2 * D + D)[:, None] + d[None, :], mask, 0.0)
+    return weight, row_state, one, two
+
+
+@triton.jit
+def store_rows(slots, row, d, mask, valid, weight, row_state, one, two, D: tl.constexpr, KIND: tl.constexpr):
+    """Store weights and state of K rows."""
+    tl.store(slots[0] + (row * D)[:, None] + d[None, :], weight, mask)
+    if KIND == ROWWISE_ADAGRAD or KIND == ROWWISE_ADAM:
+        tl.store(slots[1] + row, row_state, valid)
+    if KIND == ADAGRAD or KIND == ROWWISE_ADAM:
+        tl.store(slots[2] + (row * D)[:, None] + d[None, :], one, mask)
+    if KIND == ADAM:
+        tl.store(slots[2] + (row * 2 * D)[:, None] + d[None, :], one, mask)
+        tl.store(slots[2] + (row * 2 * D + D)[:, None] + d[None, :], two, mask)
+
+
+@triton.jit(do_not_specialize=["lookups"])
+def sum_parts(
+    run, first, at, scale, pooled, sequences, parts, lookups,
+    D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, L: tl.constexpr, BY: tl.constexpr,
+):  # fmt: skip
+    """Sum what the p-th L lookups have of long runs: parts[0, p] if a run began before, parts[1, p] if it begins there.
+
+    All other parts stay as they are.
+    """
+    p = tl.program_id(0)
+    begin, end = p * L, tl.minimum(p * L + L, lookups)
+    d = tl.arange(0, DP)
+    inside = d < D
+    head, tail = tl.load(run + begin), tl.load(run + end - 1)
+    for side in tl.static_range(2):
+        number = tail if side else head
+        start, stop = tl.load(first + number - 1), tl.load(first + number)
+        wanted = (stop - start > L) & ((start >= begin) if side else (start < begin))
+        if wanted:
+            low, high = tl.maximum(start, begin), tl.minimum(stop, end)
+            sums = tl.full((K, DP), -0.0, tl.float32)
+            for i in range(low, high, K):
+                j = i + tl.arange(0, K)
+                sums = sums + gradient_at(pooled, sequences, at, scale, j, j < high, d, inside, BY)
+            whole = halve(tl.trans(sums), DP, K)
+            tl.store(parts + (side * tl.num_programs(0) + p).to(tl.int64) * D + d, whole, inside)
+
+
+@triton.jit(do_not_specialize=["part_count"])
+def update(
+    slots, rows, order, first, runs, at, scale, pooled, sequences, parts, part_count, numbers, rule, squares,
+    D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, U: tl.constexpr, L: tl.constexpr, LANES: tl.constexpr,
+    KIND: tl.constexpr, CLOCKED: tl.constexpr, BY: tl.constexpr,
+):  # fmt: skip
+    """Sum the gradients of K rows, and apply a step to each row.
+
+    If there are `squares`, nothing else changes: each row's sum of squares is stored at its first lookup.
+    """
+    u = tl.program_id(0) * K + tl.arange(0, K)
+    count = tl.load(runs)
+    valid = u < count
+    if tl.program_id(0) * K < count:
+        start, stop = tl.load(first + u, valid, 0), tl.load(first + u + 1, valid, 0)
+        row = tl.load(rows + start, valid, 0).to(tl.int64)
+        long = stop - start > L
+        d = tl.arange(0, DP)
+        inside = d < D
+        mask = valid[:, None] & inside[None, :]
+        gradient = tl.full((K, DP), -0.0, tl.float32)
+        length = tl.where(long, 0, stop - start)
+        for i in range(0, tl.max(length, axis=0), U):
+            for v in tl.static_range(U):
+                more = i + v < length
+                gradient = gradient + gradient_at(pooled, sequences, at, scale, start + i + v, more, d, inside, BY)
+        length = tl.where(long, (stop - 1) // L - start // L + 1, 0)
+        for i in range(0, tl.max(length, axis=0), U):
+            for v in tl.static_range(U):
+                more = i + v < length
+                side = tl.where(i + v == 0, part_count, 0)
+                place = (side + start // L + i + v).to(tl.int64) * D
+                gradient = gradient + tl.load(
+                    parts + place[:, None] + d[None, :], more[:, None] & inside[None, :], -0.0
+                )
+        gradient = tl.where(mask, gradient, 0.0)
+        if squares is not None:
+            place = tl.load(order + start, valid, 0)
+            tl.store(squares + place, total(gradient * gradient, K, DP, D, LANES), valid)
+        else:
+            weight, row_state, one, two = load_rows(slots, row, d, mask, valid, D, KIND)
+            weight, row_state, one, two = change_rows(
+                weight, row_state, one, two, gradient, numbers, rule, K, DP, D, LANES, KIND
+            )
+            store_rows(slots, row, d, mask, valid, weight, row_state, one, two, D, KIND)
+            if CLOCKED:
+                tl.store(slots[3] + row, tl.load(slots[3] + row, valid, 0) + 1, valid)
+
+
+@triton.jit(do_not_specialize=["steps"])
+def apply_missed_steps(
+    slots, rows, first, runs, steps, numbers, rule,
+    D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, LANES: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """Apply the steps that rows missed, one by one; the rows are ``rows[first[u]]``, or ``rows[u]`` without `first`."""
+    u = tl.program_id(0) * K + tl.arange(0, K)
+    count = tl.load(runs)
+    valid = u < count
+    if tl.program_id(0) * K < count:
+        place = tl.load(first + u, valid, 0) if first is not None else u
+        row = tl.load(rows + place, valid, 0).to(tl.int64)
+        d = tl.arange(0, DP)
+        mask = valid[:, None] & (d < D)[None, :]
+        # A clock comes from a record, which is untrusted: below 0 it would read in front of the numbers.
+        clock = tl.maximum(tl.load(slots[3] + row, valid, 0), 0)
+        weight, row_state, one, two = load_rows(slots, row, d, mask, valid, D, KIND)
+        still = tl.full((K, DP), -0.0, tl.float32)
+        for step in range(tl.min(tl.where(valid, clock, steps), axis=0), steps):
+            of_step = tl.load(numbers + 3 * step), tl.load(numbers + 3 * step + 1), tl.load(numbers + 3 * step + 2)
+            new = change_rows(weight, row_state, one, two, still, of_step, rule, K, DP, D, LANES, KIND)
+            due = clock <= step
+            weight, one = tl.where(due[:, None], new[0], weight), tl.where(due[:, None], new[2], one)
+            row_state, two = tl.where(due, new[1], row_state), tl.where(due[:, None], new[3], two)
+        store_rows(slots, row, d, mask, valid, weight, row_state, one, two, D, KIND)
+        tl.store(slots[3] + row, tl.zeros_like(clock) + steps, valid)

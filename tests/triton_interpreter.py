@@ -1,0 +1,142 @@
+"""Triton's interpreter: kernels for GPUs, run on tensors of the CPU. Must be imported before Triton.
+
+`watched` finds what a GPU punishes by chance: two programs that write one address, and a program that reads what the
+same launch wrote, which other programs may write before or after. `plant` changes the source of a module with kernels.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+assert "triton" not in sys.modules, "Triton reads the variable when it is imported"
+os.environ["TRITON_INTERPRET"] = "1"
+
+from triton.runtime import interpreter  # noqa: E402
+
+# It patches triton.language while a kernel runs: one thread at a time.
+_LOCK, _CALL = threading.RLock(), interpreter.GridExecutor.__call__
+_LOAD, _STORE = interpreter._interpreter.load, interpreter._interpreter.store
+_Access = tuple[int, int, NDArray[Any], NDArray[Any]]
+"""Program, number in the order of execution, first address and bytes of each element."""
+
+
+class Accesses:
+    """Loads and stores of one launch."""
+
+    def __init__(self) -> None:
+        self.loads: list[_Access] = []
+        self.stores: list[_Access] = []
+
+    def add(self, accesses: list[_Access], addresses: Any, mask: Any, size: int) -> None:
+        chosen = np.unique(addresses[mask.astype(bool)].astype(np.int64))
+        program, _, _ = interpreter.interpreter_builder.grid_idx
+        accesses.append((program, len(self.loads) + len(self.stores), chosen, np.full(len(chosen), size)))
+
+    def faults(self) -> list[str]:
+        """Return what is wrong with them."""
+        if not self.stores:
+            return []
+        address, size, program, order = _joined(self.stores)
+        places = np.argsort(address, kind="stable")
+        address, size, program, order = address[places], size[places], program[places], order[places]
+        overlaps = (address[:-1] + size[:-1] > address[1:]) & (program[:-1] != program[1:])
+        found = ["two programs write one address"] if overlaps.any() else []
+        if self.loads:
+            read, _, reader, when = _joined(self.loads)
+            at = np.clip(np.searchsorted(address, read, side="right") - 1, 0, None)
+            hits = (address[at] <= read) & (read < address[at] + size[at])
+            if (hits & ((reader != program[at]) | (when > order[at]))).any():
+                found.append("a program reads what the launch wrote")
+        return found
+
+
+def _joined(accesses: list[_Access]) -> tuple[NDArray[Any], ...]:
+    address, size = (np.concatenate([each[part] for each in accesses]) for part in (2, 3))
+    program, order = (
+        np.repeat([each[part] for each in accesses], [len(each[2]) for each in accesses]) for part in (0, 1)
+    )
+    return address, size, program, order
+
+
+_accesses: Accesses | None = None
+_watching: list[str] | None = None
+
+
+def _call(self: Any, *given: Any, **named: Any) -> Any:
+    global _accesses
+    with _LOCK:
+        if _watching is None:
+            return _CALL(self, *given, **named)
+        _accesses = Accesses()
+        try:
+            return _CALL(self, *given, **named)
+        finally:
+            _watching.extend(f"{self.fn.__name__}: {fault}" for fault in _accesses.faults())
+            _accesses = None
+
+
+def _load(addresses: Any, mask: Any, other: Any, kind: Any) -> Any:
+    if _accesses is not None:
+        _accesses.add(_accesses.loads, addresses, mask, np.dtype(kind).itemsize)
+    return _LOAD(addresses, mask, other, kind)
+
+
+def _store(addresses: Any, value: Any, mask: Any) -> Any:
+    if _accesses is not None:
+        _accesses.add(_accesses.stores, addresses, mask, value.itemsize)
+    return _STORE(addresses, value, mask)
+
+
+interpreter.GridExecutor.__call__ = _call
+
+
+class _Watched:
+    """The interpreter's memory, with watched loads and stores."""
+
+    load, store = staticmethod(_load), staticmethod(_store)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_INTERPRETER, name)
+
+
+_INTERPRETER, interpreter._interpreter = interpreter._interpreter, _Watched()
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """Collect the faults of all launches within the context, with the names of their kernels."""
+    global _watching
+    _watching = faults = []
+    try:
+        yield faults
+    finally:
+        _watching = None
+
+
+def plant(module: str, old: str, new: str) -> None:
+    """Import a module whose source has `new` in place of `old`, which it has once."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).read_text()
+    assert source.count(old) == 1, (module, source.count(old), old)
+    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
+        file.write(source.replace(old, new))
+    changed = importlib.util.spec_from_file_location(module, file.name)
+    assert changed is not None
+    assert changed.loader is not None
+    sys.modules[module] = importlib.util.module_from_spec(changed)
+    changed.loader.exec_module(sys.modules[module])
+    package, _, name = module.rpartition(".")
+    setattr(sys.modules[package], name, sys.modules[module])
