@@ -52,7 +52,7 @@ class Transfers:
         return host
 
     def down(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return a copy on the host, which is valid once `wait` has returned; it is in the pinned tensor `out` if given."""
+        """Return a copy on the host, which is valid once `wait` has returned; in the pinned tensor `out` if given."""
         return tensor
 
     def wait(self) -> None:
