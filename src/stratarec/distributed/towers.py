@@ -167,7 +167,7 @@ def gather_towers(model: CTRModel, optimizer: torch.optim.Optimizer, mesh: Mesh)
         for name, weight in model.network.towers[mesh.between.rank].named_parameters():
             mine[f"weight/{name}"] = weight.detach()
             mine |= {f"{key}/{name}": value for key, value in optimizer.state[weight].items()}
-    # Ranks of a host have the same tower, so its first rank sends it.
+    # All ranks of a host have the same tower, so the first rank of the host sends it.
     contents = mesh.files.gather(safetensors.torch.save(mine) if mine else b"")
     others = [content for rank, content in enumerate(contents) if not rank % mesh.inside.ranks]
     for host, (tower, content) in enumerate(zip(model.network.all_towers, others, strict=True)):
