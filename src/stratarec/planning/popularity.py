@@ -1,10 +1,9 @@
 """Popularity of a table's rows in a few thousand bins, and the misses of a cache that follow from it.
 
-`expected_misses` predicts the steady state. Time runs in batches: a batch of n lookups touches a row of popularity p
-with probability q = 1 - (1 - p)^n. Lookups are assumed to be independent draws, since counts contain neither sessions
-nor drift, and the first touches of an epoch are left out. Compared with simulated caches on Zipf traces, misses are
-within 3 %, with a second level within 6 %; sets of 32 ways miss up to 5 % more.
-"""
+`expected_misses` predicts the misses per batch after the cache has filled. A batch of n lookups uses a row of
+popularity p with probability q = 1 - (1 - p)^n. Lookups are assumed to be independent draws, because counts contain
+neither sessions nor drift. Compared with simulated caches on Zipf traces, misses are within 3 %; sets of 32 ways miss
+up to 5 % more."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from stratarec.errors import ConfigError
 
 Floats = NDArray[np.float64]
 
-# Counts below this have a bin each; above, bins are 1 % wide.
+# Each count below this has its own bin; above, bins are 1 % wide.
 _EXACT_COUNTS = 128
 _WIDTH = 0.01
 _CHUNK_ROWS = 1 << 22
@@ -29,36 +28,37 @@ _MOST_RUNS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Popularity:
-    """The rows of a table, in bins of rows that are about equally popular.
+    """The rows of a table in bins of about equal popularity.
 
-    Lookups are assumed to be independent draws: access counts say no more.
+    Lookups are assumed to be independent draws, because counts contain no other information.
     """
 
     rows: Floats
-    """``[bins]`` rows in each bin."""
+    """``[bins]`` number of rows in each bin."""
     share: Floats
-    """``[bins]`` probability that one lookup asks for a given row of the bin."""
+    """``[bins]`` probability that a lookup is of one given row in the bin."""
     by_id: bool
-    """Whether bins follow the order of ids; otherwise they are in falling order of `share`."""
+    """Whether bins are in the order of ids; if false, they are in descending order of `share`."""
 
     @classmethod
     def uniform(cls, rows: int) -> Popularity:
-        """Assume that all rows are equally popular, which favours no cache."""
+        """Return the popularity of rows that are all equally popular, for which caches are least useful."""
         return cls(rows=np.array([float(rows)]), share=np.array([1.0 / rows]), by_id=True)
 
     @classmethod
     def from_counts(cls, counts: NDArray[np.int64]) -> Popularity:
-        """Bin the rows by their number of lookups.
+        """Return the popularity of rows with these numbers of lookups.
 
         Parameters
         ----------
         counts : ndarray
-            ``[rows]`` int64, by id. Read in chunks, so a memory map is fine.
+            ``[rows]`` int64, in the order of ids. If all are zero, all rows are equally popular. They are read in
+            chunks, so the array may be a memory map.
 
         Raises
         ------
         ConfigError
-            For negative counts. If all counts are zero, rows are uniform.
+            If a count is negative.
         """
         runs = _Runs()
         for first in range(0, len(counts), _CHUNK_ROWS):
@@ -70,12 +70,12 @@ class Popularity:
         return cls(rows=rows, share=lookups / rows / total, by_id=by_id)
 
     def times(self, factor: float) -> Popularity:
-        """Scale the popularity: only the share `factor` of all lookups goes to these rows."""
+        """Return the popularity if only the share `factor` of all lookups is of these rows."""
         return replace(self, share=self.share * factor)
 
     @classmethod
     def zipf(cls, rows: int, exponent: float) -> Popularity:
-        """Assume lookups of row r in proportion to ``(r + 1) ** -exponent``; for tables too large to count."""
+        """Return the popularity of rows whose lookups are proportional to ``(r + 1) ** -exponent``, without counts."""
         heads = np.arange(1.0, min(rows, _EXACT_COUNTS) + 1)
         edges = np.geomspace(len(heads) + 0.5, rows + 0.5, 2000) if rows > len(heads) else np.zeros(1)
         size = np.diff(edges)
@@ -91,7 +91,7 @@ class Popularity:
 
     @property
     def used_rows(self) -> float:
-        """Number of rows with any lookups."""
+        """Number of rows with at least one lookup."""
         return float(self.rows[self.share > 0].sum())
 
     def touched(self, lookups: float) -> Floats:
@@ -100,7 +100,7 @@ class Popularity:
         return chance
 
     def rate(self, lookups: float) -> Floats:
-        """Return ``[bins]`` lambda of a row, for which ``touched(lookups)`` is 1 - exp(-lambda)."""
+        """Return ``[bins]`` lambda of a row, defined by ``touched(lookups) == 1 - exp(-lambda)``."""
         rate: Floats = -self._log_missed * lookups
         return rate
 
@@ -116,7 +116,7 @@ class Popularity:
 
 
 class _Runs:
-    """Collect runs of rows whose counts share a bin; use a histogram when there are too many runs."""
+    """Runs of consecutive rows whose counts are in the same bin; a histogram if there are too many runs."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[NDArray[np.int64], Floats, Floats]] = []
@@ -137,7 +137,7 @@ class _Runs:
         self._runs += len(starts)
 
     def result(self) -> tuple[Floats, Floats, bool]:
-        """Return the rows and lookups of each bin, and whether bins follow the ids."""
+        """Return the numbers of rows and lookups of each bin, and whether bins are in the order of ids."""
         bins, rows, lookups = (np.concatenate(column) for column in zip(*self._parts, strict=True))
         if not self._ordered:
             bins, rows, lookups = _histogram(bins, rows, lookups)
@@ -154,7 +154,7 @@ def _bins(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _histogram(bins: NDArray[np.int64], rows: Floats, lookups: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Add up the runs of each bin; bins ascend."""
+    """Add the runs of each bin; return bins in ascending order."""
     distinct, place = np.unique(bins, return_inverse=True)
     return distinct, np.bincount(place, rows).astype(np.float64), np.bincount(place, lookups).astype(np.float64)
 
@@ -170,22 +170,23 @@ class CacheDemand:
     lookups: float
     """Ids of a batch."""
     slots: float
-    """Rows that the cache holds, overflow aside."""
+    """Number of slots, without the overflow area."""
     policy: CachePolicy
-    """``lru``: Che's approximation. ``rank``: the rows of the smallest ids stay, apart from room for the others of the
-    batches in flight; exact but for the sets, which share the slots evenly in the mean alone. ``lfu``: the same with
-    rows in falling order of popularity, which is where its counters end up."""
+    """Policy of eviction. ``lru`` is predicted by Che's approximation. With ``rank`` the rows with the smallest ids
+    stay, except for slots that other rows of the batches in flight need; this is exact, apart from the division of
+    slots into sets. ``lfu`` is predicted like ``rank`` with rows in descending order of popularity, to which its
+    counters converge."""
     lookahead: int
-    """Batches staged ahead; rows of the last lookahead + 1 batches stay resident whatever their rank."""
+    """Number of batches staged ahead. The rows of the last lookahead + 1 batches are not evicted."""
 
 
 def expected_misses(popularity: Popularity, demand: CacheDemand) -> float:
-    """Predict the distinct rows of a batch that are not in the cache when the batch is staged.
+    """Predict how many distinct rows of a batch are not in the cache when the batch is staged.
 
     Raises
     ------
     ConfigError
-        For policy ``rank`` if ids have no order that bins can follow.
+        If the policy is ``rank`` and bins are not in the order of ids.
     """
     if demand.slots >= popularity.used_rows:
         return 0.0
@@ -205,7 +206,7 @@ def _in_order(popularity: Popularity, policy: CachePolicy) -> Popularity:
 
 
 def _idle(popularity: Popularity, demand: CacheDemand) -> Floats:
-    """Return ``[bins]`` lambda T: a row is evicted if it was not used for the T batches that the cache keeps it."""
+    """Return ``[bins]`` lambda T, where T is the number of batches without use after which a row is evicted."""
     if demand.policy != "lru":
         return popularity.rate(demand.lookups * (demand.lookahead + 1))
     # Che, Tung and Wang, "Hierarchical Web caching systems", IEEE JSAC 20(7), 2002, equation (3): the characteristic
@@ -218,7 +219,7 @@ def _idle(popularity: Popularity, demand: CacheDemand) -> Floats:
 def _passing(popularity: Popularity, demand: CacheDemand) -> Floats:
     """Return the ``[bins]`` share of rows without a permanent slot: with policy ``rank``, those after the first R.
 
-    The rows of lookahead + 1 batches beyond the first R fill what R leaves of the slots.
+    R is the number of slots that remain if the other rows of lookahead + 1 batches have slots too.
     """
     if demand.policy == "lru":
         return np.ones_like(popularity.rows)
@@ -237,7 +238,7 @@ def _passing(popularity: Popularity, demand: CacheDemand) -> Floats:
 
 
 def _rises_to(rising: Callable[[float], float], target: float) -> float:
-    """Return the time at which a rising function reaches `target`; a very long time if it never does."""
+    """Return the time at which an increasing function reaches `target`; a very long time if it never does."""
     low, high = 0.0, 1.0
     while rising(high) < target:
         low, high = high, high * 4

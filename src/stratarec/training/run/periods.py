@@ -2,14 +2,14 @@
 
 periods/period-00001/
     period.json     log, scores, and hashes of the other files; sealed
-    recipe.json     recipe of the run on that log; for `forget` and `rebase` the recipe before
+    recipe.json     recipe of the run on that log; for `forget` and `rebase` the recipe of the period before
     plan.json       placement of the tables, if there is one
     data/           prepared log with vocabularies, counts of all values, and the last events of users
     checkpoints/    one checkpoint, of the end of the period
 
 A period is written next to the run and renamed into it when it is complete. It contains the hash of its parent: the
-``period.json`` before it, or ``state.json`` of the last checkpoint of the run. The last two periods keep data and
-checkpoint; earlier ones only keep ``period.json``.
+``period.json`` of the period before, or ``state.json`` of the last checkpoint of the run. The last two periods keep
+their data and checkpoint; earlier periods keep only ``period.json``.
 """
 
 from __future__ import annotations
@@ -41,29 +41,32 @@ FORMAT: Literal[2] = 2
 ADVICE = "restore it, or train the run again"
 _NAME = re.compile(r"period-\d{5,}")
 _PARTS = (DATA, f"{DATA}.preparing", "checkpoints", RECIPE, PLAN, PERIOD)
-# Number of last periods that keep data and checkpoints, so that a reader of one does not lose it to the next.
+# Number of last periods that keep data and checkpoints: a process that reads a period can finish while the next one
+# is committed.
 _KEPT = 2
 
 
 class Lookups(Model):
-    """Lookups of single-value features in a vocabulary by the samples of a period, before new values are admitted."""
+    """Counts of a period's lookups in one vocabulary, by features of kind ``single``, before new values are
+    admitted.
+    """
 
     known: Count
-    """Lookups of values that have a row."""
+    """Number of lookups of values with a row."""
     tail: Count
-    """Lookups of values without a row that were counted before."""
+    """Number of lookups of values without a row that occurred before."""
     new: Count
-    """Lookups of values that were never counted."""
+    """Number of lookups of values that never occurred before."""
     admitted: Count
-    """Values that got a row in this period."""
+    """Number of values that got a row in this period."""
     evicted: Count
-    """Values that lost their row."""
+    """Number of values that lost their row in this period."""
     rows: Count
-    """Rows of the table after the period."""
+    """Number of rows of the table after the period."""
 
 
 class DenseDrift(Model):
-    """Result of `continual.drift.dense_drift`."""
+    """Result of `continual.period_checks.dense_drift`."""
 
     shift: float
     spread: Annotated[float, pydantic.Field(gt=0)]
@@ -71,7 +74,7 @@ class DenseDrift(Model):
 
 
 class AucDrift(Model):
-    """Result of `continual.drift.auc_drift`."""
+    """Result of `continual.period_checks.auc_drift`."""
 
     low: float | None
     high: float | None
@@ -84,9 +87,9 @@ class Period(Model):
     format: Literal[2] = FORMAT
     number: Annotated[int, pydantic.Field(ge=1, lt=1 << 31)]
     parent: Hash
-    """Hash of the file of the parent."""
+    """Hash of the parent's file."""
     kind: Literal["log", "forget", "rebase"]
-    """A log that was trained on, or a change of the tables, which has neither log nor scores."""
+    """``log`` if the period trained on a log. ``forget`` and ``rebase`` change tables, without a log and scores."""
     file: str
     """Name of the log, without its folder."""
     log: Hash | None
@@ -99,13 +102,13 @@ class Period(Model):
     steps: Count
     """Training steps of the period."""
     rate_factor: Annotated[float, pydantic.Field(gt=0, le=1)]
-    """Factor of `train.plateau` on learning rates, as at the end of the run."""
+    """Factor of `train.plateau` on learning rates at the end of the run."""
     scores: dict[str, dict[str, int | float | Bins | dict[str, Figures] | None]]
-    """Metrics of the previous model on ``all`` samples, and on those of ``known``, ``tail`` and ``new`` values."""
+    """Metrics of the previous model on ``all`` samples, and on samples with ``known``, ``tail`` and ``new`` values."""
     calibration: tuple[LogitMap, ...]
-    """Calibration of each label fitted to these scores."""
+    """Calibration map of each label, fitted on the samples of this period."""
     lookups: dict[str, Lookups]
-    """Lookups in each vocabulary that counts values."""
+    """Vocabulary of kind ``count`` -> its lookups."""
     dense: dict[str, DenseDrift]
     """Drift of each dense feature relative to the first log."""
     auc: AucDrift
@@ -118,7 +121,7 @@ def paths(run: Path) -> list[Path]:
     Raises
     ------
     CheckpointError
-        If one is missing, or is a link.
+        If a period is missing or is a symbolic link.
     """
     if (run / PERIODS).is_symlink():
         raise CheckpointError(f"{run / PERIODS} is a link, expected a directory; {ADVICE}")
@@ -130,7 +133,7 @@ def paths(run: Path) -> list[Path]:
 
 
 def of_number(run: Path, number: int) -> Path:
-    """Return the path of a period."""
+    """Return the path of the period with this number."""
     return run / PERIODS / f"period-{number:05d}"
 
 
@@ -153,7 +156,7 @@ def check(path: Path, parent: Path | None = None) -> Period:
 
 
 def only_checkpoint(path: Path) -> Path:
-    """Return the checkpoint of a period."""
+    """Return the path of a period's checkpoint."""
     checkpoints = checkpoint.list_checkpoints(path / "checkpoints")
     if len(checkpoints) != 1:
         raise CheckpointError(f"{path} has {len(checkpoints)} checkpoints, expected one; {ADVICE}")
@@ -167,9 +170,9 @@ def latest(run: Path) -> Path | None:
 
 
 def prune(run: Path) -> list[Path]:
-    """Remove data and checkpoints of old periods, and of all earlier periods if the last one forgets values.
+    """Remove the data and checkpoints of old periods; if the last period forgets values, of all earlier periods.
 
-    Returns those that remain because another process reads them; a later `prune` removes them.
+    Return the paths that remain because another process reads them; a later `prune` removes these.
     """
     every = paths(run)
     count = 1 if every and read(every[-1]).kind == "forget" else _KEPT
@@ -186,7 +189,7 @@ def prune(run: Path) -> list[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a period or its data at once."""
+    """Remove a period or its data, so that no partly removed period remains if the process is killed."""
     # Renamed first: a process that is killed here leaves a name that `remove_leftovers` knows.
     leaving = atomic.temporary_name(folder)
     os.rename(folder, leaving)
@@ -196,15 +199,15 @@ def remove(folder: Path) -> None:
 
 @contextmanager
 def working_directory(run: Path) -> Iterator[Path]:
-    """Make a directory next to a run in which its next period is written."""
+    """Create a directory next to a run, in which its next period is written; it is removed afterwards."""
     with atomic.working_directory(_workplace(run), _PARTS) as work:
         yield work
 
 
 def remove_leftovers(run: Path) -> list[Path]:
-    """Delete what killed processes left in a run and next to it; return the working directories that remain.
+    """Remove the files of killed processes in a run and next to it; return the working directories that remain.
 
-    The caller has locked the run.
+    The caller must have locked the run.
     """
     atomic.remove_leftovers(run)
     recipe = read_recipe(run)
