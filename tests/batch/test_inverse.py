@@ -123,7 +123,7 @@ def test_impossible_groups_are_refused() -> None:
         InverseJagged(unique=unique, inverse=torch.tensor([0, -1]))
     with refuses(ConfigError, "float32 1 int32 int64"):
         InverseJagged(unique=unique, inverse=torch.tensor([0.0]))
-    with refuses(ConfigError, "places 0 2"):
+    with refuses(ConfigError, "positions 0 2"):
         JaggedWindows(key="h", values=torch.arange(2), start=torch.tensor([1]), length=torch.tensor([2]))
     with refuses(ConfigError, "samples"):
         InverseJagged.merge([InverseJagged(unique=unique, inverse=torch.tensor(rows)) for rows in ([0], [0, 1])])
