@@ -151,7 +151,7 @@ class ReuseTrace:
 
     @property
     def residency(self) -> NDArray[np.float64]:
-        """Approximate share of batches in which a row was used or had been used in one of the last `ahead`, ``[K]``."""
+        """Approximate share of batches for which a row's last use is among the last `ahead` batches, ``[K]``."""
         return self._uses.span / max(self._batch, 1)
 
 

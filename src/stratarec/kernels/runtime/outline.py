@@ -19,9 +19,9 @@ from stratarec.kernels.runtime.workers import lead
 # Options for bodies of a team. They do not count references to arrays: counting costs two locked instructions for every
 # array of every call that LLVM does not inline, which was most of the time of an update. So a body must not return an
 # array to a function that counts, because that function would release a reference that was never taken, and the process
-# would abort later. Backward at D = 16, batch 2,048, took 3.3 ms, without counts 2.4; other calls took 1.6, inlined
-# 0.9. Only kernels call bodies, never Python: wrappers that unpack tuples of arrays took a third of the compilation
-# time.
+# would abort later. Backward at D = 16, batch 2,048, took 3.3 ms with counts and 2.4 without; later it took 1.6 ms, and
+# 0.9 with bodies inlined. Only kernels call bodies, never Python: wrappers that unpack tuples of arrays took a third of
+# the compilation time.
 BODY = {
     "nogil": True, "cache": True, "error_model": "numpy", "_nrt": False, "forceinline": True,
     "no_cpython_wrapper": True, "no_cfunc_wrapper": True,

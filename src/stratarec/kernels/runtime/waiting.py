@@ -34,7 +34,7 @@ _pool: OversubscribedPool | None = None
 
 
 class OversubscribedPool:
-    """Sleeping OpenMP threads of another Python thread. With `threads` others, they are more than the processors."""
+    """OpenMP threads of an additional Python thread; with `threads` others, they outnumber the processors."""
 
     def __init__(self, threads: int) -> None:
         self._ready, self._end = threading.Event(), threading.Event()

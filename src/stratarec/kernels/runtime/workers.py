@@ -43,8 +43,8 @@ INSIDE, PLACE, PLACES, OPEN, WAITING, TAKEN = 0xFFFF, 1 << 16, 0xFFFF << 16, 1 <
 # regularly yield the core to other threads, mainly torch's.
 SPINS_NS = 2_000_000
 # Waking a halted core takes the caller 45 us, and the helper enters 70 us later; an awake helper enters after 0.3 us.
-# If a helper has lost its core, its leader spins for this time before it sleeps: meanwhile, other work of that core can
-# move to another core.
+# If a helper has lost its core to other work, its leader spins only for this time and then sleeps, so that the other
+# work can move to the leader's core.
 LEADER_SPINS_NS = 300_000
 # Number of pauses, of 10 to 60 ns each, between two looks at the clock.
 _PAUSES = 64
