@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from scipy import stats
 
 from errors import missing, refuses
 from stratarec.errors import ConfigError
+from stratarec.hot.config import HotConfig
 from stratarec.planning.bytes import RowShape
 from stratarec.planning.candidates import PIN_MARGIN, TableSpec, cache_sizes
 from stratarec.planning.config import BlockConfig, CacheConfig, MappedConfig, MemoryConfig
-from stratarec.planning.machine import BlockTier, DramTier, MappedTier, Tiers
+from stratarec.planning.machine import BlockTier, DramTier, HbmTier, MappedTier, Tiers
 from stratarec.planning.placement import place
-from stratarec.planning.plan import Plan
+from stratarec.planning.plan import Plan, tier_config
 from stratarec.planning.popularity import Popularity
 from stratarec.planning.step_model import PENALTY
 
@@ -54,6 +56,58 @@ def plan(tables: list[TableSpec] | None = None, **section: Any) -> Plan:
 
 
 WORKSPACE = plan().workspace_bytes
+HBM = HbmTier(row_bytes_per_second=1e12, bytes=80 << 30, up_bytes_per_second=2e10, down_bytes_per_second=2e10)
+ON_GPU = replace(TIERS, hbm=HBM)
+
+
+def gpu_plan(**section: Any) -> Plan:
+    return place(TABLES, MemoryConfig(**section), ON_GPU, batch_size=BATCH)
+
+
+def test_tables_that_fit_are_whole_in_gpu_memory() -> None:
+    made = gpu_plan(hbm=1 << 30)
+    assert {placed.tier for placed in made.tables} == {"level0"}
+    assert made.used("hbm") == made.float32_bytes + made.workspace_bytes <= 1 << 30
+    assert made.used("dram") == 0
+    assert made.summary.count("GPU memory") == 1
+    assert tier_config(made, MemoryConfig(hbm=1 << 30), "run", "cuda:1").device == "cuda:1"
+    # Opened where there is no GPU, the same rows are in DRAM.
+    assert tier_config(made, MemoryConfig(hbm=1 << 30), "run").device == "cpu"
+
+
+def test_a_table_that_does_not_fit_gpu_memory_has_a_cache_there_and_float32_rows_in_dram() -> None:
+    little, more = (gpu_plan(hbm=size << 20) for size in (16, 48))
+    for made, size in ((little, 16), (more, 48)):
+        large = made["large"]
+        assert (large.tier, large.codec.kind) == ("dram", "fp32")
+        assert made.used("hbm") <= size << 20
+        assert large.bytes["dram"]["record weights"] == 4 * 16 * large.rows
+        assert not {"slot weights", "slot state"} & large.bytes["dram"].keys()
+        assert Plan.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    assert more.hit_rate > little.hit_rate
+    assert more.step_seconds < little.step_seconds
+    # What DRAM does not hold is lowered, or goes to the block device.
+    lowered = gpu_plan(hbm=16 << 20, dram=64 << 20)
+    assert lowered["large"].codec.kind != "fp32"
+    assert lowered.used("dram") <= 64 << 20
+    assert gpu_plan(hbm=16 << 20, precision="int8")["large"].codec.kind == "int8"
+
+
+def test_too_little_gpu_memory_says_how_much_is_enough() -> None:
+    with refuses(ConfigError, "memory.hbm GPU memory") as caught:
+        gpu_plan(hbm=700_000)
+    least = int(re.search(r"memory.hbm to at least (\d+)", str(caught.value))[1])  # type: ignore[index]
+    assert gpu_plan(hbm=least).used("hbm") <= least
+    with refuses(ConfigError, "memory.hbm"):
+        gpu_plan(hbm=least - 1)
+
+
+def test_hot_rows_have_part_of_the_gpu_memory() -> None:
+    config = HotConfig(budget=4 << 20)
+    memory = MemoryConfig(hbm=16 << 20, dram=1 << 40)
+    assert memory.with_level0_budget(config.remaining(memory.level0_budget, "memory.hbm", 1)).hbm == 12 << 20
+    with refuses(ConfigError, "hot.budget memory.hbm"):
+        config.remaining(4 << 20, "memory.hbm", 1)
 
 
 def kinds(made: Plan) -> dict[str, tuple[str, str]]:

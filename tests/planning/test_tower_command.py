@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from errors import missing
+from errors import check_refusal, missing
 from recipes import prepared, tiny
 from stratarec.cli import main
 from stratarec.planning import machine
+from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
 
@@ -98,22 +99,60 @@ def test_steps_on_a_cluster_are_a_table_with_what_was_assumed(home: Path, capsys
     assert flat["step"] == pytest.approx(sum(flat[part] for part in ("compute", "reduction", "inside", "between")))
 
 
-def test_steps_with_the_network_on_a_gpu_say_where_time_goes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_with_the_network_on_a_gpu_say_where_time_goes(
+    home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert plan(home, "--device", "h100", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     cpu, hybrid, whole = found["steps"]
-    parts = ("look up, update", "up", "network", "down")
+    assert [step["rows in"] for step in found["steps"]] == ["host memory", "host memory", "GPU memory"]
+    parts = ("look up, update", "fetch rows", "up", "network", "down")
     for step in found["steps"]:
         assert step["step"] == pytest.approx(sum(step[part] for part in parts))
     assert cpu["look up, update"] == pytest.approx(hybrid["look up, update"])
-    assert hybrid["look up, update"] > whole["look up, update"] > 0
+    assert whole["look up, update"] > 0
+    plan_of_rows = found["plan"]
+    assert {table["tier"] for table in plan_of_rows["tables"]} == {"level0"}
+    # All of the card but what the network and a batch need, and a reserve.
+    assert 0.9 * 80e9 < plan_of_rows["budgets"]["hbm"] < 80e9 - (512 << 20)
+    assert plan_of_rows["predicted"]["bytes"]["dram"] == 0
     # 128 samples of 26 vectors and 13 numbers over 80 % of 64 GB/s, and the vectors' gradients back.
     width = Recipe.load(home / "recipe.yaml").model.vector_width
     assert hybrid["up"] == pytest.approx(4 * 128 * (26 * width + 13) / 51.2e9)
     assert hybrid["down"] == pytest.approx(4 * 128 * 26 * width / 51.2e9)
     assert cpu["up"] == cpu["down"] == whole["down"] == 0
-    assert "nothing was measured" in found["said"][1]
-    assert plan(home, "--device", "h100") == 0
+    assert any("nothing was measured" in line for line in found["said"])
+    files = tmp_path / "plan.json", tmp_path / "plan.html"
+    wide = ("model.embedding_dim=64", "model.bottom_mlp=[64]", "memory.hbm=1000KiB")
+    assert plan(home, "--device", "h100", *wide, "-o", str(files[0]), "--report", str(files[1])) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "samples/s" in said
-    assert "fit its memory" in said
+    assert not missing("samples/s GPU memory twice", said)
+    assert "Level 0, in GPU memory" in files[1].read_text()
+    made = Plan.load(files[0])
+    assert (made.level0, made.budgets["hbm"]) == ("hbm", 1000 << 10)
+    assert any(placed.tier == "dram" for placed in made.tables)
+
+
+def test_rows_that_stay_in_host_memory_have_no_plan_of_gpu_memory(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(home, "--device", "a100", "memory.hbm=0", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["plan"] is None
+    assert len(found["steps"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (["--device", "t4", "memory.hbm=20GiB"], "memory.hbm 20.0 14.9 128"),
+        (["--device", "t4", "train.batch_size=200000000"], "train.batch_size 200,000,000 14.9"),
+        (["memory.hbm=1GiB"], "memory.hbm 1.0 train.device cpu cuda"),
+        (["train.device=cuda"], "train.device cuda --device h100"),
+    ],
+)
+def test_gpu_memory_that_is_not_there_is_one_line(
+    fields: list[str], words: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    assert plan(home, *fields) == 2
+    check_refusal(words, capsys.readouterr().err)

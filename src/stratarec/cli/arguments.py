@@ -85,8 +85,12 @@ def add_data(command: argparse.ArgumentParser) -> None:
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
-    """Add the device that the network of a run is placed on."""
-    command.add_argument("--device", help="device of the network, such as cuda (default: train.device of the run)")
+    """Add the device that a run is opened on."""
+    command.add_argument(
+        "--device",
+        help="device of the network, and of rows that were trained in GPU memory, such as cuda or cpu (default: "
+        "train.device of the run)",
+    )
 
 
 def add_json(command: argparse.ArgumentParser, what: str = "print JSON") -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stratarec.cli.arguments import Subcommand, add_json, add_run, print_lines, progress_of
+from stratarec.cli.arguments import Subcommand, add_device, add_json, add_run, print_lines, progress_of
 from stratarec.errors import Alarm
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ _SHOWN_VALUES = 5
 def _continue_options(command: argparse.ArgumentParser) -> None:
     add_run(command)
     command.add_argument("files", nargs="+", metavar="FILE", help="new logs in order of time; each becomes one period")
+    add_device(command)
     add_json(command, "print one line of JSON per period")
     command.add_argument("-o", "--output", metavar="FILE", help="also write an HTML report of all periods")
     command.add_argument(
@@ -50,7 +51,7 @@ def continue_run(args: argparse.Namespace) -> None:
         from stratarec.training.export.publish import check_publish, publish
 
         check_publish(run, Path(args.publish))
-    for period, is_new in run_periods(run, args.files, progress_of(args)):
+    for period, is_new in run_periods(run, args.files, progress_of(args), args.device):
         messages = alarms(period.to_dict())
         if args.json:
             print_lines(_json_line(period, messages, is_new))

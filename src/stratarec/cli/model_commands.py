@@ -79,7 +79,7 @@ def evaluate(args: argparse.Namespace) -> None:
         raise ConfigError("--at requires --rank-by, such as --rank-by user")
     cutoffs = sorted({*args.at}) or [10]
     data, logs = data_or_logs(args, by=args.by)
-    with joined() as mesh, open_run(args.run, data, mesh=mesh).placed(args.device) as trained:
+    with joined() as mesh, open_run(args.run, data, mesh=mesh, device=args.device) as trained:
         progress = progress_of(args) if mesh.is_first else SilentProgress()
         if mesh.is_first and not args.json:
             print_lines(f"model: {trained.description}")
@@ -221,7 +221,7 @@ def predict(args: argparse.Namespace) -> None:
         raise ConfigError("--safe applies to raw logs with CSV output: name a CSV file, such as -o scores.csv")
     output = output_of(args, f"predictions-{'log' if logs else split}.parquet")
     check_output(output, *WRITERS)
-    with joined() as mesh, open_run(args.run, data, mesh=mesh).placed(args.device) as trained:
+    with joined() as mesh, open_run(args.run, data, mesh=mesh, device=args.device) as trained:
         progress = progress_of(args) if mesh.is_first else SilentProgress()
         if logs:
             require_one_process(mesh.ranks)

@@ -6,7 +6,7 @@ import argparse
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stratarec.cli.arguments import (
     Subcommand,
@@ -23,6 +23,7 @@ from stratarec.io.names import shell_word, visible
 if TYPE_CHECKING:
     from stratarec.data.dataset.dataset import Dataset
     from stratarec.distributed.measure import NetworkFigures
+    from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe
 
 _MOST_RANKS = 4096
@@ -69,7 +70,8 @@ def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--device",
         metavar="NAME",
-        help="predict the step time on a GPU, as measured by `stratarec doctor --gpu`, or of a card such as h100",
+        help="plan rows in the memory of a GPU and predict the step time, as measured by `stratarec doctor --gpu`, or "
+        "of a card such as h100",
     )
     cluster = command.add_argument_group("cluster: predict step times on several hosts instead of placing tables")
     cluster.add_argument(
@@ -154,7 +156,7 @@ def _check_options(args: argparse.Namespace) -> None:
         "cluster": {
             "network": args.network, "inside": args.inside, "measure": args.measure or None, "samples": args.samples,
         },
-        "device": {"measure": args.measure or None},
+        "device": {"measure": args.measure or None, "output": args.output, "report": args.report},
     }  # fmt: skip
     selectors = {"towers": "--towers N", "cluster": "--hosts TxL", "device": "--device NAME"}
     selected = {"towers": args.towers, "cluster": args.hosts, "device": args.device}
@@ -262,44 +264,72 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
 
 
 def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
-    """Predict step times with the network on a GPU."""
+    """Plan rows in the memory of a GPU, and predict step times with the network and the rows there."""
     from stratarec.planning.machine import measure_tiers
-    from stratarec.reporting.plan_page import print_parts
+    from stratarec.reporting.plan_page import print_parts, print_plan
     from stratarec.training.forecast import device_rates, device_steps
 
     rates = device_rates(args.device)
     if ranks > 1:
         raise ConfigError(f"--device predicts one process; there are {ranks}")
-    measure_tiers(recipe.memory, again=args.measure)
+    _check_outputs(args)
+    measure_tiers(recipe.memory, rates=rates, again=args.measure)
     with dataset.locked():
-        steps, lines = device_steps(recipe, dataset, rates)
+        forecast = device_steps(recipe, dataset, rates)
+    content = None if forecast.plan is None else forecast.plan.to_dict()
     if args.json:
-        print_json({"steps": steps, "said": lines})
+        print_json({"steps": forecast.steps, "said": forecast.lines, "plan": content})
     else:
-        print_parts(steps, recipe.train.batch_size, lines)
+        if content is not None:
+            print_plan(content, forecast.age_seconds)
+        print_parts(forecast.steps, recipe.train.batch_size, forecast.lines)
+    _write_plan(args, recipe, forecast.plan, content)
 
 
-def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
-    """Place each table in a memory."""
+def _check_outputs(args: argparse.Namespace) -> None:
     from stratarec.io.atomic import check_output
-    from stratarec.models.base import build_tables
-    from stratarec.planning.machine import measure_tiers
-    from stratarec.planning.placement import make_hot_plan
-    from stratarec.reporting.plan_page import print_plan, write_plan_report
-    from stratarec.training.build import sharding_plan
-    from stratarec.training.forecast import bare_network, forecast_step
 
     for path, ending in ((args.output, ".json"), (args.report, ".html")):
         if path:
             check_output(Path(path), ending)
+
+
+def _write_plan(args: argparse.Namespace, recipe: Recipe, plan: Plan | None, content: dict[str, Any] | None) -> None:
+    """Write the files that were asked for."""
+    from stratarec.reporting.plan_page import write_plan_report
+
+    if plan is None or content is None:
+        return
+    if args.output:
+        plan.save(Path(args.output))
+    if args.report:
+        write_plan_report(Path(args.report), recipe.name, content)
+
+
+def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
+    """Place each table in a memory."""
+    from stratarec.models.base import build_tables
+    from stratarec.planning.placement import make_hot_plan
+    from stratarec.reporting.plan_page import print_plan
+    from stratarec.training.build import measured_memory, sharding_plan
+    from stratarec.training.forecast import bare_network, forecast_step
+    from stratarec.training.gpu_memory import check_rows_device
+    from stratarec.training.torch_setup import device_of
+
+    _check_outputs(args)
+    try:
+        device = device_of(recipe.train.device, ranks)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; to plan for a GPU that is not here, name a card, such as --device h100") from None
+    check_rows_device(recipe, device)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     if recipe.towers:
         bare_network(recipe.model, dataset)  # refuses the recipe now, not when it is trained
-    tiers = measure_tiers(recipe.memory, again=args.measure)
     config = recipe.train
     with dataset.locked():
+        memory, tiers = measured_memory(recipe, dataset, device, again=args.measure)
         plan = make_hot_plan(
-            tables, dataset, config.embedding, recipe.memory, recipe.hot, batch_size=config.batch_size, tiers=tiers,
+            tables, dataset, config.embedding, memory, recipe.hot, batch_size=config.batch_size, tiers=tiers,
             ranks=ranks,
         )  # fmt: skip
         content = plan.to_dict()
@@ -313,10 +343,7 @@ def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     else:
         print_plan(content, tiers.age_seconds)
         print_lines(*(sharding.lines() if ranks > 1 else ()))
-    if args.output:
-        plan.save(Path(args.output))
-    if args.report:
-        write_plan_report(Path(args.report), recipe.name, content)
+    _write_plan(args, recipe, plan, content)
 
 
 PLAN = Subcommand(

@@ -448,5 +448,6 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of DRAM for rows, their metadata and the workspace of the update; file space is not included."""
-        return self.bytes_by_memory()["dram"]
+        """Bytes of DRAM and GPU memory for rows, metadata and the workspace of updates; file space is not included."""
+        by_memory = self.bytes_by_memory()
+        return by_memory["dram"] + by_memory.get("hbm", 0)

@@ -21,6 +21,8 @@ else:
     CachePolicy = Literal[tuple(POLICIES)]
 """A key of `kernels.cache.POLICIES`, which is the one list of policies."""
 
+MEMORY_NAMES = {"hbm": "GPU memory", "dram": "DRAM", "mapped": "mapped", "block": "block"}
+"""Memory that rows can be in -> its name in texts."""
 OVERFLOW_SHARE = 16
 """One set in this many is an overflow set, for rows whose own set is full of rows in use."""
 _OVERFLOW_PROBABILITY = 1e-9

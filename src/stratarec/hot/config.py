@@ -31,13 +31,13 @@ class HotConfig:
     """Rows that never leave level 0, and separate training of the inputs that need only such rows."""
 
     budget: Annotated[int | None, BeforeValidator(_budget)] = None
-    """Bytes of memory.dram for hot rows, weights and optimizer state, of tables that are not completely in DRAM; null
-    for none. With several processes, use `copies` instead."""
+    """Bytes of memory.dram, or of memory.hbm with rows in GPU memory, for hot rows: weights and optimizer state of
+    tables that are not completely there; null for none. With several processes, use `copies` instead."""
     batches: Batches = "none"
-    """Whether hot inputs, which need only hot rows or tables in DRAM, form separate batches. ``none``: no;
-    ``proportional``: hot batches are spread evenly among the others; ``adaptive``: hot and other batches alternate in
-    turns whose length follows the validation loss from epoch to epoch (FAE, arXiv 2103.00686). Both reduce quality if
-    many inputs are hot. Ignored with several processes."""
+    """Whether hot inputs, which need only hot rows or tables completely in level 0, form separate batches. ``none``:
+    no; ``proportional``: hot batches are spread evenly among the others; ``adaptive``: hot and other batches alternate
+    in turns whose length follows the validation loss from epoch to epoch (FAE, arXiv 2103.00686). Both reduce quality
+    if many inputs are hot. Ignored with several processes."""
     copies: Annotated[int | None, BeforeValidator(_copies)] = None
     """With several processes: bytes of memory.dram of each process for copies of hot rows and their optimizer state,
     which are then not exchanged; null for none, since no measured step became shorter. Their gradients are summed with
@@ -54,11 +54,11 @@ class HotConfig:
         """Whether hot inputs form separate batches."""
         return self.budget is not None and self.batches != "none"
 
-    def remaining_dram(self, dram: int | None, ranks: int) -> int | None:
-        """Return the budget of DRAM of each process that hot rows leave to other rows; None if `dram` is None."""
+    def remaining(self, budget: int | None, field: str, ranks: int) -> int | None:
+        """Return the budget of level 0, `field` of a recipe, that hot rows leave to other rows; None if it is None."""
         name, hot_bytes = ("budget", self.budget) if ranks == 1 else ("copies", self.copies)
-        if dram is None or hot_bytes is None:
-            return dram
-        if hot_bytes >= dram:
-            raise ConfigError(f"hot.{name} is {hot_bytes:,} bytes, expected less than memory.dram ({dram:,} bytes)")
-        return dram - hot_bytes
+        if budget is None or hot_bytes is None:
+            return budget
+        if hot_bytes >= budget:
+            raise ConfigError(f"hot.{name} is {hot_bytes:,} bytes, expected less than {field} ({budget:,} bytes)")
+        return budget - hot_bytes

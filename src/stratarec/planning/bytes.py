@@ -1,10 +1,11 @@
 """Bytes of everything that a placed table occupies.
 
-A table's bytes are a mapping ``memory -> part -> bytes``, the memories being ``dram``, `mapped` and ``block``:
+A table's bytes are a mapping ``memory -> part -> bytes``. The memories are ``hbm`` (GPU memory), ``dram``, `mapped` and
+``block``; *level 0* below is ``hbm`` if rows are trained in GPU memory, otherwise ``dram``:
 
     part                memory         each         what
-    slot weights        dram           slot         float32 weights in level 0, where rows are trained
-    slot state          dram           slot         float32 optimizer state beside them
+    slot weights        level 0        slot         float32 weights, where rows are trained
+    slot state          level 0        slot         float32 optimizer state of the weights
     tags, stamps        dram           slot         which row, when last used; 4 bytes each
     counters            dram           slot         4 bytes, policy ``lfu`` only
     record weights      of the home    row          encoded weights
@@ -12,8 +13,9 @@ A table's bytes are a mapping ``memory -> part -> bytes``, the memories being ``
     record state        of the home    row          optimizer state at rest
     bitmaps             dram           row          written and changed, a bit each; a log has changed alone
     locations           dram           row          4 bytes, 8 beyond 2.8e9 rows (home ``log``)
-    staging             dram           batch        slots of lookups in flight, lists of moving rows, a log's records
-    workspace           dram           batch        scratch memory of the update, all tables one after another
+    staging             dram, hbm      batch        slots of lookups in flight, lists of moving rows, records that pass
+                                                    through buffers (of a log; in ``hbm`` of every home)
+    workspace           level 0        batch        scratch memory of the update, all tables one after another
     log buffers         dram           log          of the writer, compaction and the readers, at most
     block padding       block          row          row numbers, checksums, unused ends of blocks
     dead space          block          row, log     records that a log has superseded and not yet reclaimed, at most
@@ -39,16 +41,20 @@ from stratarec.kernels.runtime.memory import buffer_bytes
 from stratarec.kernels.update import scratch_bytes
 
 Home: TypeAlias = Literal["level0", "dram", "mapped", "log"]
-Memory: TypeAlias = Literal["dram", "mapped", "block"]
+Memory: TypeAlias = Literal["hbm", "dram", "mapped", "block"]
 Parts: TypeAlias = Mapping[Memory, Mapping[str, int]]
 
-MEMORIES: tuple[Memory, ...] = ("dram", "mapped", "block")
-HOME_MEMORY: Mapping[Home, Memory] = {"level0": "dram", "dram": "dram", "mapped": "mapped", "log": "block"}
+MEMORIES: tuple[Memory, ...] = ("hbm", "dram", "mapped", "block")
+LEVEL0: tuple[Memory, ...] = ("hbm", "dram")
+"""Memories in which rows can be trained."""
+_HOME_MEMORY: Mapping[Home, Memory] = {"dram": "dram", "mapped": "mapped", "log": "block"}
 TAG_BYTES = STAMP_BYTES = COUNTER_BYTES = LOOKUP_SLOT_BYTES = 4
 LIST_BYTES = 6 * 8 * 5 // 4  # six lists of rows and slots that move, int64, with a quarter to spare
 MOST_ROWS_OF_A_LOG = 2_800_000_000
 """Rows of one log, approximately, up to which locations have 4 bytes."""
 LOG_BUFFER_BYTES = 2 * LogConfig().buffer_bytes + (1 << 20) + LogConfig().depth * (16 << 10)
+DEVICE_LOOKUP_BYTES = 128
+"""Bytes of GPU memory for each lookup of a batch: its slot, sorted slots and their order, gradient addresses."""
 WORKSPACE_MARGIN = 1.25
 """Lookups of the largest batch over those of a mean one."""
 RESERVES = frozenset({"dead space", "staging", "workspace", "log buffers"})
@@ -149,9 +155,9 @@ class BatchDemand:
     """Batches in flight: lookahead + 1."""
 
 
-def level0_bytes(shape: RowShape, rows: int) -> Parts:
+def level0_bytes(shape: RowShape, rows: int, level0: Memory = "dram") -> Parts:
     """Return the bytes of a table that is entirely in level 0."""
-    return {"dram": {"slot weights": 4 * shape.width * rows, "slot state": shape.state_bytes * rows}}
+    return {level0: {"slot weights": 4 * shape.width * rows, "slot state": shape.state_bytes * rows}}
 
 
 def cached_bytes(
@@ -163,13 +169,13 @@ def cached_bytes(
     slots: int,
     counters: bool,
     traffic: BatchDemand,
+    level0: Memory = "dram",
 ) -> Parts:
-    """Return the bytes of a table of `rows` records at `home` under a cache of `slots`."""
+    """Return the bytes of a table of `rows` records at `home` under a cache of `slots` in the memory `level0`."""
     layout = _record(codec, shape)
     record = layout.record_bytes
+    buffered = home == "log" or level0 == "hbm"
     dram: dict[str, int] = {
-        "slot weights": 4 * shape.width * slots,
-        "slot state": shape.state_bytes * slots,
         "tags": TAG_BYTES * slots,
         "stamps": STAMP_BYTES * slots,
         "counters": COUNTER_BYTES * slots if counters else 0,
@@ -177,8 +183,9 @@ def cached_bytes(
         "locations": location_bytes(rows, layout.record_bytes) if home == "log" else 0,
         # Buffers of further logs, where one log has too many rows for short locations.
         "log buffers": int(2 * rows / MOST_ROWS_OF_A_LOG * LOG_BUFFER_BYTES) if home == "log" else 0,
-        "staging": staging_bytes(record, home, slots, traffic),
+        "staging": staging_bytes(record if buffered else 0, slots, traffic),
     }
+    on_device = {"staging": int(2 * record * traffic.distinct)} if level0 == "hbm" else {}
     at_home = {
         "record weights": layout.parameters_at * rows,
         "record parameters": (layout.row_state_at - layout.parameters_at) * rows,
@@ -188,14 +195,15 @@ def cached_bytes(
         blocks = log_bytes(record, rows)
         at_home["block padding"] = blocks - record * rows
         at_home["dead space"] = int(DEAD_SHARE * blocks)
-    memory = HOME_MEMORY[home]
-    return add_parts([{"dram": dram}, {memory: at_home}])
+    return add_parts(
+        [level0_bytes(shape, slots, level0), {"hbm": on_device, "dram": dram}, {_HOME_MEMORY[home]: at_home}]
+    )
 
 
-def staging_bytes(record: int, home: Home, slots: int, traffic: BatchDemand) -> int:
-    """Return the bytes of slots in flight, of one batch's lists of moving rows, and of a log's records."""
+def staging_bytes(buffered: int, slots: int, traffic: BatchDemand) -> int:
+    """Return the bytes of slots in flight, of one batch's lists of moving rows, and of its `buffered` bytes a row."""
     lists = LIST_BYTES * (traffic.lookups + slots / OVERFLOW_SHARE)
-    records = 1.25 * record * traffic.distinct if home == "log" else 0
+    records = 1.25 * buffered * traffic.distinct
     return int(LOOKUP_SLOT_BYTES * traffic.lookups * traffic.batches + lists + records)
 
 
@@ -212,6 +220,12 @@ def workspace_bytes(lookups: Iterable[float], width: int, threads: int) -> int:
         Threads that update tables.
     """
     return scratch_bytes(math.ceil(WORKSPACE_MARGIN * max(lookups, default=0.0)), width, threads)
+
+
+def device_workspace_bytes(lookups: Iterable[float], width: int) -> int:
+    """Return the scratch memory of the update on a GPU, where all tables of a width are updated together."""
+    # Sums of long runs: two blocks of a row for each 256 lookups.
+    return math.ceil(WORKSPACE_MARGIN * sum(lookups) * (DEVICE_LOOKUP_BYTES + 2 * 4 * width / 256))
 
 
 def output_bytes(values: float) -> int:

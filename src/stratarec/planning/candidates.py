@@ -105,7 +105,7 @@ def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Can
     """Return the placements of `table` that `memory` allows, cheapest first; never empty.
 
     Placements are left out if another one beats or equals them in cost and in every memory. A cache holds at least the
-    pinned rows, whatever `memory.cache.fraction` says. If no cache saves DRAM, the table is entirely in level 0.
+    pinned rows, whatever `memory.cache.fraction` says. If no cache saves bytes of level 0, the table is entirely there.
     """
     precision = memory.table_precision(table.name)
     kinds = AUTO_KINDS if precision == "auto" else (precision,)
@@ -121,7 +121,8 @@ def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Can
             for kind in kinds:
                 placed = replace(work, home=home, codec=memory.codec(kind))
                 cached.append(_candidate(table, memory, tiers, placed, slots))
-    smaller = [option for option in cached if option.sizes[0] < level0.sizes[0]]
+    place = MEMORIES.index(memory.level0)
+    smaller = [option for option in cached if option.sizes[place] < level0.sizes[place]]
     return _undominated([level0, *smaller] if "fp32" in kinds or not smaller else smaller)
 
 
@@ -136,7 +137,7 @@ def cache_sizes(table: TableSpec, memory: MemoryConfig) -> list[SlotSplit]:
     one_batch = SlotSplit.within(slots_for_batch(table.largest_batch, ways), ways)
     least = max(SlotSplit.holding(table.pinned(memory.lookahead), ways), one_batch, key=lambda slots: slots.total)
     fraction = memory.cache.fraction
-    if fraction is None and memory.dram is None:
+    if fraction is None and memory.level0_budget is None:
         fraction = DEFAULT_FRACTION
     if least.total >= table.rows:
         return []
@@ -158,14 +159,14 @@ def _candidate(
 ) -> Candidate:  # fmt: skip
     """Return the placement of `table` under a cache of `slots`, or entirely in level 0."""
     if slots is None:
-        parts = level0_bytes(table.shape, table.rows)
+        parts = level0_bytes(table.shape, table.rows, memory.level0)
     else:
         traffic = BatchDemand(
             lookups=work.lookups, distinct=min(table.rows, PIN_MARGIN * work.distinct), batches=memory.lookahead + 1
         )  # fmt: skip
         parts = cached_bytes(
             table.shape, table.rows, home=work.home, codec=work.codec, slots=slots.total,
-            counters=memory.cache.policy == "lfu", traffic=traffic,
+            counters=memory.cache.policy == "lfu", traffic=traffic, level0=memory.level0,
         )  # fmt: skip
     seconds = table_seconds(work, tiers)
     placement = TablePlacement(
@@ -174,7 +175,8 @@ def _candidate(
         lookups=work.lookups, distinct=work.distinct, pinned=table.pinned(memory.lookahead), misses=work.misses,
         seconds=seconds,
     )  # fmt: skip
-    penalty = PENALTY[work.codec.kind] * seconds.compute if slots else 0.0
+    # In seconds of this work in DRAM: on a GPU it is so short that the bus alone would lower the precision.
+    penalty = PENALTY[work.codec.kind] * table_seconds(table.work, replace(tiers, hbm=None)).compute if slots else 0.0
     return Candidate(placement=placement, cost=seconds.total + penalty)
 
 

@@ -1,6 +1,6 @@
 """The ``memory:`` section of a recipe: budgets, precision and cache.
 
-Without this section every table is float32 in DRAM.
+Without this section every table is float32 in DRAM, or in GPU memory as far as it fits if `train.device` is ``cuda``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from stratarec.embedding.tiers import CachePolicy
 from stratarec.errors import ConfigError
 from stratarec.kernels.cache import POLICIES
 from stratarec.kernels.codec.kinds import KINDS
+from stratarec.planning.bytes import Memory
 
 if TYPE_CHECKING:
     Precision: TypeAlias = str
@@ -37,6 +38,8 @@ def _size(name: str) -> Callable[[Any], Any]:
 
 
 def _parse(value: Any, *, name: str) -> Any:
+    if name == "memory.hbm" and str(value) == "0":
+        return 0
     return None if value is None else parse_bytes(value, name)
 
 
@@ -102,6 +105,10 @@ class CacheConfig:
 class MemoryConfig:
     """Memories for rows with their budgets, precision and cache."""
 
+    hbm: Annotated[int | None, BeforeValidator(_size("memory.hbm"))] = None
+    """Bytes of GPU memory for rows, optimizer state and the workspace of an update. Needs `train.device` ``cuda``; rows
+    are then trained in GPU memory: whole tables, or caches over rows in the memories below. null for all that is free
+    on the GPU but what the network and a batch need; 0 keeps rows out of GPU memory."""
     dram: Annotated[int | None, BeforeValidator(_size("memory.dram"))] = None
     """Bytes of DRAM of each process for tables, optimizer state, caches, their metadata and the workspace of an update;
     null for no limit. The network, the loader and activations need more on top."""
@@ -126,6 +133,7 @@ class MemoryConfig:
     """Batches that are staged ahead of the one that trains; 0 stages each batch when it is needed."""
 
     def __post_init__(self) -> None:
+        _set_size(self, "hbm", "memory.hbm")
         _set_size(self, "dram", "memory.dram")
         named = {"": self.precision} if isinstance(self.precision, str) else dict(self.precision)
         for table, precision in named.items():
@@ -148,10 +156,24 @@ class MemoryConfig:
         return replace(self, dram=all_of(self.dram), block=block, mapped=mapped)
 
     @property
+    def level0(self) -> Memory:
+        """Memory in which rows are trained; ``hbm`` only once `hbm` is a number."""
+        return "hbm" if self.hbm else "dram"
+
+    @property
+    def level0_budget(self) -> int | None:
+        """Budget of `level0`."""
+        return self.hbm or self.dram
+
+    def with_level0_budget(self, budget: int | None) -> MemoryConfig:
+        """Return this section with another budget of `level0`."""
+        return replace(self, hbm=budget) if self.hbm else replace(self, dram=budget)
+
+    @property
     def is_identity(self) -> bool:
         """Whether every table is float32 in DRAM and there is nothing to plan."""
         named = {self.precision} if isinstance(self.precision, str) else set(self.precision.values())
-        return self.dram is None and named <= {"auto", "fp32"}
+        return not self.hbm and self.dram is None and named <= {"auto", "fp32"}
 
     def table_precision(self, table: str) -> Precision:
         """Return the precision of `table`."""

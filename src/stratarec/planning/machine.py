@@ -1,7 +1,8 @@
 """Rates of a machine: measured here once and cached, taken from a data sheet, or assumed for a cluster.
 
 `measure_tiers` measures the memories: DRAM by sequential and random-row bandwidth, the engine's own costs on top of
-that, and of a path sequential writes and random direct reads by 64 threads. Measurements are cached in
+that, and of a path sequential writes and random direct reads by 64 threads. Of a GPU, `stratarec doctor --gpu` measures
+the memory and the bus, and this module the engine's costs with rows there. Measurements are cached in
 ``$XDG_CACHE_HOME/stratarec/tiers.json`` (``~/.cache`` by default), by host, device and mount point.
 
 The engine's costs are a time for a step, a table, an id and a row. Tables of a few shapes are trained for some steps,
@@ -19,7 +20,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -118,13 +120,29 @@ class DramTier:
         passing = 2 * lookups * 4 * shape.width / self.sequential_bytes_per_second
         return passing + distinct * (4 * shape.width + 2 * shape.slot_bytes) / self.row_bytes_per_second
 
-    def staging_seconds(self, shape: RowShape, record: int, ways: int, distinct: float, misses: float) -> float:
+    def staging_seconds(self, row_bytes: int, ways: int, distinct: float, misses: float) -> float:
         """Return the seconds of the bytes that staging moves.
 
-        For each distinct row the tags of a set; for a missing row and its victim, slot and record.
+        For each distinct row the tags of a set; for a missing row and its victim `row_bytes` of slot and record.
         """
-        moved = distinct * ways * (TAG_BYTES + STAMP_BYTES) + 2 * misses * (shape.slot_bytes + record)
+        moved = distinct * ways * (TAG_BYTES + STAMP_BYTES) + 2 * misses * row_bytes
         return moved / self.row_bytes_per_second
+
+
+@dataclass(frozen=True, kw_only=True)
+class HbmTier(DramTier):
+    """Memory of a GPU, and the bus between it and the host."""
+
+    up_bytes_per_second: float
+    """From the host."""
+    down_bytes_per_second: float
+    engine: EngineCosts = field(default_factory=EngineCosts)
+    """Costs of table work with rows in this memory."""
+
+    def exchange_seconds(self, slot: int, record: int, misses: float) -> float:
+        """Return the seconds in which missing rows and their victims move between slots and the host."""
+        bus = record / self.up_bytes_per_second + record / self.down_bytes_per_second
+        return misses * (bus + 2 * (slot + record) / self.row_bytes_per_second)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +185,27 @@ class Tiers:
     engine: EngineCosts = field(default_factory=EngineCosts)
     block: BlockTier | None = None
     mapped: MappedTier | None = None
+    hbm: HbmTier | None = None
+    """Memory of the GPU if rows are trained there."""
     age_seconds: float = 0.0
     """Age of the oldest measurement."""
+
+    @property
+    def level0(self) -> DramTier:
+        """Memory in which rows are trained."""
+        return self.hbm or self.dram
+
+    @property
+    def costs(self) -> EngineCosts:
+        """Costs of table work with rows in `level0`."""
+        return self.hbm.engine if self.hbm else self.engine
+
+    def staging_seconds(self, shape: RowShape, record: int, ways: int, distinct: float, misses: float) -> float:
+        """Return the seconds of the bytes that staging moves; `DramTier.staging_seconds` explains them."""
+        if self.hbm is None:
+            return self.dram.staging_seconds(shape.slot_bytes + record, ways, distinct, misses)
+        moved = self.dram.staging_seconds(record, ways, distinct, misses)
+        return moved + self.hbm.exchange_seconds(shape.slot_bytes, record, misses)
 
 
 def check_positive(config: object, *, may_be_zero: tuple[str, ...] = ()) -> None:
@@ -260,6 +297,8 @@ class DeviceRates:
     memory_bytes: float
     origin: str
     """Source of the figures, in words."""
+    device: str = ""
+    """torch's name of the device, on which table work can be timed; empty for a data sheet."""
 
     def network(self, *, bf16: bool) -> NetworkRates:
         """Return the rates of a network on this device. Launches are left out."""
@@ -269,15 +308,13 @@ class DeviceRates:
             down_bytes_per_second=self.down_bytes,
         )
 
-    @property
-    def tiers(self) -> Tiers:
-        """Return the device's memory as the only tier."""
-        dram = DramTier(
-            sequential_bytes_per_second=self.row_bytes,
-            row_bytes_per_second=self.row_bytes,
-            bytes=round(self.memory_bytes),
-        )
-        return Tiers(dram=dram)
+    def tier(self, engine: EngineCosts) -> HbmTier:
+        """Return the device's memory, whose table work has the costs `engine`."""
+        return HbmTier(
+            sequential_bytes_per_second=self.row_bytes, row_bytes_per_second=self.row_bytes,
+            bytes=round(self.memory_bytes), up_bytes_per_second=self.up_bytes,
+            down_bytes_per_second=self.down_bytes, engine=engine,
+        )  # fmt: skip
 
 
 CARDS = {
@@ -293,6 +330,9 @@ CARDS = {
 bytes per second, and memory size in bytes."""
 _REACHED_FLOPS, _REACHED_LINK, _REACHED_MEMORY = 0.4, 0.8, 0.5
 """Assumed shares of the peaks; reports name them."""
+_LAUNCHES = WorkCosts(step=5e-4, lookup=5e-9)
+"""Assumed costs of table work on a card: a group of tables is some 25 launches of kernels. 426,000 lookups took the
+host of an H200 2.1 ms (benchmark `gpu_checks`)."""
 
 
 def card_rates(name: str) -> DeviceRates:
@@ -306,13 +346,17 @@ def card_rates(name: str) -> DeviceRates:
     )  # fmt: skip
 
 
-def measure_tiers(memory: MemoryConfig, *, again: bool = False, cache: Path | None = None) -> Tiers:
+def measure_tiers(
+    memory: MemoryConfig, *, rates: DeviceRates | None = None, again: bool = False, cache: Path | None = None
+) -> Tiers:
     """Return the rates of the tiers that `memory` names, from the cache or measured now.
 
     A measurement takes a few seconds a tier, and 256 MiB of DRAM or of the path. Free bytes are always current.
 
     Parameters
     ----------
+    rates : DeviceRates
+        Rates of the GPU if rows are trained in its memory. Table work is timed on the device, or assumed for a card.
     again : bool
         Ignore cached measurements.
     cache : Path
@@ -326,7 +370,7 @@ def measure_tiers(memory: MemoryConfig, *, again: bool = False, cache: Path | No
     store = _Cache(cache or cache_file(), again)
     threads = use_torch_threads()
     dram = DramTier(**store.get(f"dram|{threads}", _measure_dram), bytes=_physical_bytes())
-    engine = store.get(f"engine|{threads}", lambda: measure_engine(dram))
+    engine = store.get(f"engine|{threads}", lambda: measure_engine(Tiers(dram=dram)))
     block = mapped = None
     if memory.block is not None:
         measured = store.get(_key("block", memory.block.path), lambda: _measure_block(Path(memory.block.path)))  # type: ignore[union-attr]
@@ -334,8 +378,17 @@ def measure_tiers(memory: MemoryConfig, *, again: bool = False, cache: Path | No
     if memory.mapped is not None:
         measured = store.get(_key("mapped", memory.mapped.path), lambda: _measure_mapped(Path(memory.mapped.path)))  # type: ignore[union-attr]
         mapped = MappedTier(path=memory.mapped.path, free_bytes=_free_bytes(memory.mapped.path), **measured)
-    engine_costs = EngineCosts(**{name: WorkCosts(**costs) for name, costs in engine.items()})
-    return Tiers(dram=dram, threads=threads, engine=engine_costs, block=block, mapped=mapped, age_seconds=store.age)
+    tiers = Tiers(dram=dram, threads=threads, engine=_engine_costs(engine), block=block, mapped=mapped)
+    if rates is not None:
+        tiers = replace(tiers, hbm=rates.tier(EngineCosts(compute=_LAUNCHES, staging=tiers.engine.staging)))
+        if rates.device:
+            costs = store.get(f"hbm|{rates.origin}|{threads}", partial(measure_engine, tiers, rates.device))
+            tiers = replace(tiers, hbm=rates.tier(_engine_costs(costs)))
+    return replace(tiers, age_seconds=store.age)
+
+
+def _engine_costs(measured: dict[str, Any]) -> EngineCosts:
+    return EngineCosts(**{name: WorkCosts(**costs) for name, costs in measured.items()})
 
 
 def cache_file() -> Path:
@@ -499,17 +552,17 @@ def _open_direct(file: Path) -> tuple[int, bool]:
     return os.open(file, os.O_RDONLY), False
 
 
-def measure_engine(dram: DramTier) -> dict[str, Any]:
-    """Measure the fields of `EngineCosts`, in a few seconds on tables of 96 MiB."""
+def measure_engine(tiers: Tiers, device: str = "cpu") -> dict[str, Any]:
+    """Measure the fields of `EngineCosts` with rows on a device, in a few seconds on tables of 96 MiB."""
     lines: dict[str, list[tuple[float, ...]]] = {"compute": [], "staging": []}
     for tables, width, batch, skew in SHAPES:
-        for name, line in _lines(tables, width, batch, skew, dram):
+        for name, line in _lines(tables, width, batch, skew, tiers, device):
             lines[name].append(line)
     return {name: _fitted(np.array(some)) for name, some in lines.items()}
 
 
 def _lines(
-    tables: int, width: int, batch: int, skew: float, dram: DramTier
+    tables: int, width: int, batch: int, skew: float, tiers: Tiers, device: str
 ) -> Iterator[tuple[str, tuple[float, ...]]]:  # fmt: skip
     """Yield, for both kinds of work, seconds of bytes, groups, tables, lookups, rows, and seconds of a step."""
     optimizer = RowOptimizerConfig()
@@ -532,9 +585,9 @@ def _lines(
 
     trained = draw(_BATCHES)
     distinct = sum(len(np.unique(ids)) for ids in trained.reshape(-1, batch)) / _BATCHES
-    gradient = torch.full((batch, tables * width), 1e-3)
+    gradient = torch.full((batch, tables * width), 1e-3, device=device)
     with torch.no_grad():
-        engine = Engine(configs, optimizer, 0, TierConfig())
+        engine = Engine(configs, optimizer, 0, TierConfig(device=device))
 
         def train(features: KeyedJagged) -> None:
             prepared = engine.prepare(features)
@@ -543,20 +596,26 @@ def _lines(
 
         def seconds(work: Callable[[KeyedJagged], None], batches: Sequence[KeyedJagged]) -> float:
             endless = cycle(batches)
-            return cold_seconds(lambda: work(next(endless)), _STEPS)
 
-        moved = dram.lookup_seconds(shape, lookups, distinct)
+            def timed() -> None:
+                work(next(endless))
+                if device != "cpu":
+                    torch.accelerator.synchronize(torch.device(device))
+
+            return cold_seconds(timed, _STEPS)
+
+        moved = tiers.level0.lookup_seconds(shape, lookups, distinct)
         yield "compute", (moved, 1, tables, lookups, distinct, seconds(train, batches(trained)))
         engine.close()
         cached = {name: TableTier(cache_rows=slots) for name in names}
-        engine = Engine(configs, optimizer, 0, TierConfig(tables=cached, ways=_WAYS))
+        engine = Engine(configs, optimizer, 0, TierConfig(tables=cached, ways=_WAYS, device=device))
         for features in batches(draw(max(_WARM_SAMPLES // batch, 2))):
             engine.prepare(features).release()
         (group,), fresh = engine.tables, batches(draw(_STEPS + 1))
         before = group.traffic.rows_in
         took = seconds(lambda features: engine.prepare(features).release(), fresh)
         misses = (group.traffic.rows_in - before) / len(fresh)
-        moved = dram.staging_seconds(shape, shape.slot_bytes, _WAYS, distinct, misses)
+        moved = tiers.staging_seconds(shape, shape.slot_bytes, _WAYS, distinct, misses)
         yield "staging", (moved, 1, tables, lookups, misses, took)
         engine.close()
 

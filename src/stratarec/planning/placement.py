@@ -8,8 +8,8 @@ tables. When nothing fits, the same program with bytes as the cost gives the sma
 needs a cache as large as itself, for the rows of the batches in flight, is entirely in level 0 at any precision.
 
 **Hot rows** of tables under a cache are part of the plan, which a run saves, so a resumed run has the same ones. They
-have slots of their own in the same DRAM; the rest of ``memory.dram`` is planned for the remaining lookups, so that
-caches pin and hold less. A hot batch then has nothing to look up in a directory and nothing to move. Tables that are
+have separate slots in the same memory; the rest of its budget is planned for the remaining lookups, so that caches pin
+and hold less. A hot batch then has nothing to look up in a directory and nothing to move. Tables that are
 entirely in level 0 gain nothing from hot rows.
 """
 
@@ -25,6 +25,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
+from stratarec.embedding.tiers import MEMORY_NAMES
 from stratarec.errors import ConfigError
 from stratarec.hot.calibrator import HotProfile, calibrate, warn_inherited_ids
 from stratarec.hot.config import HotConfig
@@ -35,6 +36,7 @@ from stratarec.planning.bytes import (
     Memory,
     Parts,
     add_parts,
+    device_workspace_bytes,
     in_memory,
     output_bytes,
     workspace_bytes,
@@ -46,6 +48,7 @@ from stratarec.planning.plan import Log, Plan, TablePlacement
 from stratarec.planning.step_model import PENALTY, TableSeconds
 
 _FIELDS: Mapping[Memory, str] = {
+    "hbm": "memory.hbm",
     "dram": "memory.dram",
     "mapped": "memory.mapped.budget",
     "block": "memory.block.budget",
@@ -81,14 +84,14 @@ def place(
     memory.check_tables(table.name for table in tables)
     budgets = _budgets(memory.times(ranks), tiers)
     choices = choices or [candidates(table, memory, tiers) for table in tables]
-    workspace = workspace_bytes(
-        [table.lookups for table in tables],
-        max((table.shape.width for table in tables), default=1),
-        tiers.threads,
+    lookups, widest = [table.lookups for table in tables], max((table.shape.width for table in tables), default=1)
+    workspace = (
+        device_workspace_bytes(lookups, widest) if memory.hbm else workspace_bytes(lookups, widest, tiers.threads)
     )
     limits = [budgets.get(name) for name in MEMORIES]
-    if budgets["dram"] is not None:
-        limits[MEMORIES.index("dram")] = budgets["dram"] - ranks * workspace
+    level0 = budgets[memory.level0]
+    if level0 is not None:
+        limits[MEMORIES.index(memory.level0)] = level0 - ranks * workspace
     chosen = _least(choices, limits, None, ranks)
     if chosen is None:
         raise ConfigError(_explain(tables, choices, limits, memory, workspace, ranks))
@@ -105,12 +108,13 @@ def _fixed(placements: Sequence[TablePlacement], tiers: Tiers) -> TableSeconds:
     """Return the seconds of a step for all groups of tables of one width, home and codec."""
     groups = {(option.tier, option.width, option.codec) for option in placements}
     cached = sum(tier != "level0" for tier, *_ in groups)
-    return TableSeconds(compute=tiers.engine.compute.step * len(groups), staging=tiers.engine.staging.step * cached)
+    return TableSeconds(compute=tiers.costs.compute.step * len(groups), staging=tiers.costs.staging.step * cached)
 
 
 def _budgets(memory: MemoryConfig, tiers: Tiers) -> dict[Memory, int | None]:
     """Return the budget of each memory, of all processes together; a path without a budget has its free bytes."""
-    budgets: dict[Memory, int | None] = {"dram": memory.dram}
+    budgets: dict[Memory, int | None] = {"hbm": memory.hbm} if memory.hbm else {}
+    budgets["dram"] = memory.dram
     for name, config, tier in (("mapped", memory.mapped, tiers.mapped), ("block", memory.block, tiers.block)):
         if config is None:
             continue
@@ -162,13 +166,13 @@ def _explain(
     of_each = f" for each of {ranks} processes" if ranks > 1 else ""
     for place, name in enumerate(MEMORIES):
         limit = limits[place]
-        if limit is None or (name != "dram" and getattr(memory, name) is None):
+        if limit is None or getattr(memory, name) is None:
             continue
         without = [None if other == place else bound for other, bound in enumerate(limits)]
         smallest = _least(choices, without, name, ranks)
         if smallest is None:
             continue
-        shared = workspace if name == "dram" else 0
+        shared = workspace if name == memory.level0 else 0
         needed, budget = -(-_used(smallest, name, ranks) // ranks) + shared, limit // ranks + shared
         fixes.append(
             f"{_FIELDS[name]} to at least {needed} ({format_bytes(needed)}; it is {format_bytes(budget)}){of_each}"
@@ -181,13 +185,13 @@ def _explain(
 
 def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int, ranks: int) -> str:
     """Name the largest consumer of a memory: a table with its log, or the workspace of the update in each process."""
-    most = max(chosen, key=lambda option: _used([option], memory, ranks))
+    name, most = MEMORY_NAMES[memory], max(chosen, key=lambda option: _used([option], memory, ranks))
     placed, needed = most.placement, _used([most], memory, ranks)
     if ranks * workspace > needed:
         where = " in each process" if ranks > 1 else ""
-        return f"the update of a batch alone needs {workspace} bytes ({format_bytes(workspace)}) of {memory}{where}"
+        return f"the update of a batch alone needs {workspace} bytes ({format_bytes(workspace)}) of {name}{where}"
     where = f" in {ranks} processes together" if ranks > 1 else ""
-    text = f"table {placed.table!r} alone needs at least {needed} bytes ({format_bytes(needed)}) of {memory}{where}"
+    text = f"table {placed.table!r} alone needs at least {needed} bytes ({format_bytes(needed)}) of {name}{where}"
     if placed.tier != "level0":
         text += (
             f", as {placed.codec.kind} in {placed.tier} with {placed.cache_rows:,} cache rows, of which the batches in "
@@ -203,6 +207,8 @@ def _cheaper(tables: Sequence[TableSpec], memory: MemoryConfig) -> str:
     lowest = max(PENALTY, key=PENALTY.__getitem__)
     if any(memory.table_precision(table.name) not in ("auto", lowest) for table in tables):
         ways.append("allow a lower memory.precision")
+    if memory.hbm:
+        ways.append("set memory.hbm to 0")
     if memory.block is None:
         ways.append("name a block device in memory.block")
     ways += ["lower train.batch_size", "lower memory.lookahead"] if memory.lookahead else ["lower train.batch_size"]
@@ -222,8 +228,8 @@ def _notes(tables: Sequence[TableSpec], chosen: Sequence[Candidate], memory: Mem
     if uncached:
         which = "all tables" if len(uncached) == len(tables) else ", ".join(uncached)
         notes.append(
-            f"float32 in DRAM, whatever memory.precision says: {which}; the rows of the batches in flight need a "
-            "cache as large as the table"
+            f"float32 in {MEMORY_NAMES[memory.level0]}, whatever memory.precision says: {which}; the rows of the "
+            "batches in flight need a cache as large as the table"
         )
     if raised:
         notes.append(f"more cache than memory.cache.fraction, for the rows in flight: {', '.join(raised)}")
@@ -233,6 +239,8 @@ def _notes(tables: Sequence[TableSpec], chosen: Sequence[Candidate], memory: Mem
 def _doubts(memory: MemoryConfig, tiers: Tiers, ranks: int) -> list[str]:
     """Name the budgets that are larger than this machine has free, and a path without direct reads."""
     there: list[tuple[Memory, int | None, int]] = [("dram", memory.dram, tiers.dram.bytes)]
+    if tiers.hbm is not None:
+        there.append(("hbm", memory.hbm, tiers.hbm.bytes))
     if memory.block is not None and tiers.block is not None:
         there.append(("block", memory.block.budget, tiers.block.free_bytes))
     if memory.mapped is not None and tiers.mapped is not None:
@@ -303,7 +311,7 @@ def make_hot_plan(
     tiers: Tiers | None = None,
     ranks: int = 1,
 ) -> Plan:
-    """Plan the tables with hot rows: `hot` reserves part of the DRAM for them.
+    """Plan the tables with hot rows: `hot` reserves part of level 0 for them.
 
     Which tables are entirely in level 0 decides which rows are worth budget, and vice versa: tables are planned
     without hot rows first, then with them, until no table leaves level 0.
@@ -311,9 +319,10 @@ def make_hot_plan(
     Raises
     ------
     ConfigError
-        When all tables are entirely in DRAM, so that no row is hot.
+        When all tables are entirely in level 0, so that no row is hot.
     """
-    remaining = replace(memory, dram=hot.remaining_dram(memory.dram, ranks))
+    level0 = memory.level0
+    remaining = memory.with_level0_budget(hot.remaining(memory.level0_budget, f"memory.{level0}", ranks))
     plan = make_plan(tables, dataset, optimizer, memory, batch_size=batch_size, tiers=tiers, ranks=ranks)
     if ranks > 1:
         if hot.copies is None:
@@ -327,8 +336,8 @@ def make_hot_plan(
     while True:
         if len(uncached) == len(plan.tables):
             raise ConfigError(
-                "hot.budget is set, but every table is entirely in DRAM and needs no hot rows; set it to null, or "
-                "lower memory.dram"
+                f"hot.budget is set, but every table is entirely in {MEMORY_NAMES[level0]} and needs no hot rows; set "
+                f"it to null, or lower memory.{level0}"
             )
         row_bytes = {table.name: _row_bytes(table, optimizer) * (table.name not in uncached) for table in tables}
         profile = calibrate(dataset, row_bytes, hot.budget, curve=(), field="hot.budget")
@@ -358,13 +367,13 @@ def _with_copies(plan: Plan, parts: Sequence[RowRange], budget: int) -> Plan:
         f"{share_of_accesses(parts, rows):.1%} of the lookups"
     )
     tables = tuple(map(placed, plan.tables))
-    return replace(plan, tables=tables, budgets=_add_dram(plan, plan.ranks * budget), notes=(*plan.notes, note))
+    return replace(plan, tables=tables, budgets=_add_budget(plan, plan.ranks * budget), notes=(*plan.notes, note))
 
 
-def _add_dram(plan: Plan, size: int) -> Mapping[Memory, int | None]:
-    """Add the bytes of hot rows to the budget of DRAM."""
-    dram = plan.budgets.get("dram")
-    return plan.budgets if dram is None else {**plan.budgets, "dram": dram + size}
+def _add_budget(plan: Plan, size: int) -> Mapping[Memory, int | None]:
+    """Add the bytes of hot rows to the budget of level 0."""
+    budget = plan.budgets.get(plan.level0)
+    return plan.budgets if budget is None else {**plan.budgets, plan.level0: budget + size}
 
 
 def _uncached(plan: Plan) -> set[str]:
@@ -392,18 +401,19 @@ def _with_hot_rows(
         if placed.tier == "level0" or not row_bytes[placed.table]:
             return placed
         table = profiled[placed.table]
-        slot = {part: placed.bytes["dram"].get(part, 0) // placed.cache_rows for part in ("slot weights", "slot state")}
+        slots = placed.bytes[plan.level0]
+        slot = {part: slots.get(part, 0) // placed.cache_rows for part in ("slot weights", "slot state")}
         more = {part: size * table.hot for part, size in slot.items()}
-        return replace(placed, hot_rows=table.hot, bytes=add_parts([placed.bytes, {"dram": more}]))
+        return replace(placed, hot_rows=table.hot, bytes=add_parts([placed.bytes, {plan.level0: more}]))
 
     point = profile.chosen
     note = (
-        f"hot rows take {point.accesses:.1%} of the lookups, including tables entirely in DRAM; "
+        f"hot rows take {point.accesses:.1%} of the lookups, including tables entirely in level 0; "
         f"{point.inputs.share:.2%} of the inputs need only hot rows"
     )
     return replace(
         plan,
         tables=tuple(map(with_rows, plan.tables)),
-        budgets=_add_dram(plan, budget),
+        budgets=_add_budget(plan, budget),
         notes=(*plan.notes, *([remark] if remark else []), note),
     )

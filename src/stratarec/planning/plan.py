@@ -16,11 +16,12 @@ import pydantic
 
 from stratarec.config.units import format_bytes
 from stratarec.embedding.codecs import CodecConfig
-from stratarec.embedding.tiers import CachePolicy, TableTier, TierConfig
+from stratarec.embedding.tiers import MEMORY_NAMES, CachePolicy, TableTier, TierConfig
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.names import as_html
 from stratarec.io.sealed import Count, describe_error, read_unvalidated, write_sealed
 from stratarec.planning.bytes import (
+    LEVEL0,
     MEMORIES,
     RESERVES,
     SHARED_BYTES,
@@ -57,7 +58,7 @@ class TablePlacement:
     rows: _Rows
     width: Count
     tier: Home
-    """Home of the rows; ``level0`` is float32 in DRAM without a cache."""
+    """Home of the rows; ``level0`` is float32 in DRAM or GPU memory without a cache."""
     codec: CodecConfig
     """Format at home."""
     cache_rows: _Rows
@@ -101,8 +102,8 @@ class TablePlacement:
             raise ConfigError(
                 f"table {self.table!r}: {self.copied_rows:,} rows are copied, expected at most {self.rows:,}"
             )
-        if "dram" not in self.bytes or "slot weights" not in self.bytes["dram"]:
-            raise ConfigError(f"table {self.table!r}: bytes lack the slot weights in dram")
+        if not any("slot weights" in self.bytes.get(memory, {}) for memory in LEVEL0):
+            raise ConfigError(f"table {self.table!r}: bytes lack the slot weights in {' or '.join(LEVEL0)}")
 
     @property
     def log(self) -> Log | None:
@@ -136,9 +137,9 @@ class Plan:
     lookahead: int
     policy: CachePolicy
     workspace_bytes: Count
-    """Scratch memory of the update of each process, in DRAM."""
+    """Scratch memory of the update of each process, in `level0`."""
     output_bytes: Count
-    """Activations of the embedding layer and their gradient, in DRAM; not part of any budget."""
+    """Activations of the embedding layer and their gradient, in `level0`; not part of any budget."""
     fixed: TableSeconds = field(default_factory=TableSeconds)
     """Seconds of a step whatever its batch: a share for each group of tables that are looked up together."""
     ranks: Count = 1
@@ -171,10 +172,15 @@ class Plan:
         )
 
     @property
+    def level0(self) -> Memory:
+        """Memory in which rows are trained."""
+        return "hbm" if "hbm" in self.budgets else "dram"
+
+    @property
     def bytes(self) -> Parts:
         """Bytes of all tables, of the logs and of the workspace of the update in each process."""
         logs = {placement.log for placement in self.tables} - {None}
-        shared: list[Parts] = [*[SHARED_BYTES] * len(logs), {"dram": {"workspace": self.workspace_bytes}}]
+        shared: list[Parts] = [*[SHARED_BYTES] * len(logs), {self.level0: {"workspace": self.workspace_bytes}}]
         return add_parts([*(placement.bytes for placement in self.tables), *shared * self.ranks])
 
     def used(self, memory: Memory) -> int:
@@ -184,7 +190,7 @@ class Plan:
     @property
     def float32_bytes(self) -> int:
         """Bytes of the tables if every row were in level 0."""
-        parts = [placement.bytes["dram"] for placement in self.tables]
+        parts = [placement.bytes[self.level0] for placement in self.tables]
         return sum(
             placement.rows * (part["slot weights"] + part.get("slot state", 0)) // placement.all_slots
             for placement, part in zip(self.tables, parts, strict=True)
@@ -198,7 +204,10 @@ class Plan:
     @property
     def step_seconds(self) -> float:
         """Predicted seconds of the embedding part of a step."""
-        return StepTime(samples=self.batch_size, tables=self.seconds, lookahead=self.lookahead).total
+        cores = float(self.level0 == "dram")
+        return StepTime(
+            samples=self.batch_size, tables=self.seconds, lookahead=self.lookahead, busy_share=cores
+        ).total  # fmt: skip
 
     @property
     def hit_rate(self) -> float:
@@ -209,9 +218,11 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """One line: bytes of the tables as planned, and as float32 in DRAM."""
+        """One line: bytes of the tables as planned, and as float32."""
         cached = [placed for placed in self.tables if placed.tier != "level0"]
-        used = ", ".join(f"{format_bytes(self.used(memory))} of {memory}" for memory in MEMORIES if self.used(memory))
+        used = ", ".join(
+            f"{format_bytes(self.used(memory))} of {MEMORY_NAMES[memory]}" for memory in MEMORIES if self.used(memory)
+        )
         used += f" in {self.ranks} processes together" if self.ranks > 1 else ""
         return (
             f"tables: {format_bytes(self.float32_bytes)} as float32, planned {used}; {len(cached)} of "
@@ -264,8 +275,10 @@ class Plan:
         )
 
 
-def tier_config(plan: Plan, memory: MemoryConfig, name: str) -> TierConfig:
+def tier_config(plan: Plan, memory: MemoryConfig, name: str, device: str = "cpu") -> TierConfig:
     """Return the tiers of `plan`; stores with files get a directory `name` under the paths of `memory`.
+
+    Rows are trained on `device` if the plan has them in GPU memory, and otherwise in DRAM.
 
     Raises
     ------
@@ -294,6 +307,7 @@ def tier_config(plan: Plan, memory: MemoryConfig, name: str) -> TierConfig:
     # A plan has one number of ways; a table whole in level 0 has none.
     ways = max((placed.ways for placed in plan.tables if placed.tier != "level0"), default=memory.cache.ways)
     return TierConfig(
+        device=device if plan.level0 == "hbm" else "cpu",
         tables=tables,
         policy=plan.policy,
         ways=ways,

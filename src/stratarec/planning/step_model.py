@@ -6,7 +6,8 @@ Every prediction of a step comes from these two: `stratarec plan`, `--device`, `
 
 **Tables.** Bytes over a measured bandwidth, reads over a measured rate, and the engine's own costs, which are most of
 the time where batches are small (`machine.WorkCosts`). Float32 rows of level 0 are pooled and updated alike wherever a
-table's home is.
+table's home is. With level 0 in the memory of a GPU, rows are pooled and updated at its rate, missing rows and their
+victims cross the bus, and the host's cores work on nothing but the directory and the records.
 
 **Exchange.** An alpha-beta model of T hosts of L ranks, G = T L. Bytes that a rank receives from others in one
 direction, of B samples and F pooled features of width D at b bytes a row (gradients travel back by as many, ids come
@@ -106,16 +107,17 @@ class TableWork:
 def table_seconds(work: TableWork, tiers: Tiers) -> TableSeconds:
     """Predict the seconds of one table in a step, without `EngineCosts`' share of each group of tables."""
     shape = work.shape
-    moved = tiers.dram.lookup_seconds(shape, work.lookups, work.distinct)
-    compute = tiers.engine.compute.seconds(moved, work.lookups, work.distinct)
+    moved = tiers.level0.lookup_seconds(shape, work.lookups, work.distinct)
+    compute = tiers.costs.compute.seconds(moved, work.lookups, work.distinct)
     if work.home == "level0":
         return TableSeconds(compute=compute)
     record = record_bytes(work.codec, shape)
-    moved = tiers.dram.staging_seconds(shape, record, work.ways, work.distinct, work.misses)
-    staging = tiers.engine.staging.seconds(moved, work.lookups, work.misses)
-    kind = KINDS[work.codec.kind]
-    coding = 1 / kind.encode_rate + 1 / kind.decode_rate
-    staging += work.misses * 4 * shape.width * coding / tiers.threads
+    moved = tiers.staging_seconds(shape, record, work.ways, work.distinct, work.misses)
+    staging = tiers.costs.staging.seconds(moved, work.lookups, work.misses)
+    if tiers.hbm is None:  # a GPU encodes and decodes as fast as it reads
+        kind = KINDS[work.codec.kind]
+        coding = 1 / kind.encode_rate + 1 / kind.decode_rate
+        staging += work.misses * 4 * shape.width * coding / tiers.threads
     device = 0.0
     if work.home == "log" and tiers.block is not None:
         blocks = block_bytes(record) / tiers.block.read_bytes
@@ -208,7 +210,7 @@ class StepTime:
     lookahead: int = 0
     """Batches staged ahead."""
     busy_share: float = 1.0
-    """Share of the cores that the threads of a step occupy."""
+    """Share of the cores that the threads of a step occupy; 0 for a step of a GPU."""
 
     @property
     def dense(self) -> float:
@@ -230,7 +232,9 @@ class StepTime:
         chain = self.tables.compute + self.dense
         if not self.lookahead:
             return chain + self.tables.staging + self.tables.device
-        return max(chain, (chain + self.tables.staging) * self.busy_share, self.tables.device)
+        staging = self.tables.staging
+        cores = (chain + staging) * self.busy_share if self.busy_share else staging
+        return max(chain, cores, self.tables.device)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data; times in seconds."""

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from stratarec.config.units import format_bytes, format_milliseconds
+from stratarec.embedding.tiers import MEMORY_NAMES
 from stratarec.reporting.html import ShownTable, write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 Content = Mapping[str, Any]
 """Output of `Plan.to_dict`."""
 
-_NAMES = {"dram": "DRAM", "mapped": "mapped", "block": "block"}
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "slots": ("slot weights", "slot state"),
     "metadata": ("tags", "stamps", "counters", "bitmaps", "locations"),
@@ -64,7 +64,7 @@ def comparison_rows(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Return a line with planned and used bytes for each entry of a result's ``memory``."""
     return [
         (
-            _NAMES.get(row["memory"], row["memory"]), row["part"], format_bytes(row["predicted"]),
+            MEMORY_NAMES.get(row["memory"], row["memory"]), row["part"], format_bytes(row["predicted"]),
             format_bytes(row["used"]),
             f"{row['used'] / row['predicted']:.3f}" if row["predicted"] else "-",
             "off by more than 5 %" if row["defect"] else "",
@@ -108,10 +108,10 @@ def total_rows(content: Content) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
     for memory, budget in content["budgets"].items():
         parts = content["predicted"]["parts"].get(memory, {})
-        lines += [(_NAMES[memory], part, format_bytes(size), "") for part, size in parts.items()]
+        lines += [(MEMORY_NAMES[memory], part, format_bytes(size), "") for part, size in parts.items()]
         limit = "no limit" if budget is None else format_bytes(budget // content["ranks"])
         limit += f" in each of {content['ranks']} processes" if budget is not None and content["ranks"] > 1 else ""
-        lines.append((_NAMES[memory], "total", format_bytes(sum(parts.values())), limit))
+        lines.append((MEMORY_NAMES[memory], "total", format_bytes(sum(parts.values())), limit))
     return lines
 
 
@@ -158,7 +158,7 @@ def _rates(tables: Sequence[Content]) -> tuple[str, str]:
 
 def _sizes(tables: Sequence[Content]) -> tuple[str, ...]:
     parts: dict[str, int] = {}
-    for memory in _NAMES:
+    for memory in MEMORY_NAMES:
         for part, size in _parts(tables, memory).items():
             parts[part] = parts.get(part, 0) + size
     sizes = [sum(parts.get(part, 0) for part in column) for column in _COLUMNS.values()]
@@ -174,20 +174,26 @@ def _figures(content: Content) -> list[tuple[str, str, str]]:
     """Return the main figures: a label, a value, and a remark."""
     ranks = content["ranks"]
     predicted = content["predicted"]
-    dram, float32 = max(predicted["bytes"]["dram"], 1), max(predicted["float32_bytes"], 1)
-    ratio = f"({float32 / dram:.2f}x less)" if dram <= float32 else f"({dram / float32:.2f}x more)"
+    level0, float32 = max(predicted["bytes"][level0_of(content)], 1), max(predicted["float32_bytes"], 1)
+    ratio = f"({float32 / level0:.2f}x less)" if level0 <= float32 else f"({level0 / float32:.2f}x more)"
+    fast = [(MEMORY_NAMES[name], predicted["bytes"][name]) for name in ("hbm", "dram") if name in predicted["bytes"]]
     step = predicted.get("forecast")
     speed = step["samples"] / step["step"] if step else 0
     note = f"({speed:,.0f} samples/s; network {format_milliseconds(step['network'])}, as timed now)" if step else ""
     return [
         *([("processes", f"{ranks}", "(bytes below are of all processes together)")] if ranks > 1 else []),
-        ("all float32 in DRAM", format_bytes(predicted["float32_bytes"]), ""),
-        ("DRAM", format_bytes(predicted["bytes"]["dram"]), ratio),
+        (f"all float32 in {fast[0][0]}", format_bytes(predicted["float32_bytes"]), ""),
+        *((name, format_bytes(size), ratio if place == 0 else "") for place, (name, size) in enumerate(fast)),
         ("activations of the embedding layer", format_bytes(content["output_bytes"]), "(not part of the budget)"),
         ("predicted hit rate", f"{predicted['hit_rate']:.1%}", "(of the rows that batches look up in cached tables)"),
         ("embedding step", f"{predicted['step_seconds'] * 1e3:.2f} ms", "(predicted)"),
         *([("whole step", format_milliseconds(step["step"]), note)] if step else []),
     ]
+
+
+def level0_of(content: Content) -> str:
+    """Return the memory in which rows are trained."""
+    return "hbm" if "hbm" in content["budgets"] else "dram"
 
 
 def _ago(seconds: float) -> str:
@@ -308,7 +314,7 @@ def levels(plan: Content | None, parts: Mapping[str, int] | None, caches: Sequen
             _level(
                 "Level 0, in DRAM", "all rows in float32, where training reads and updates them", None, parts, "level0"
             ),
-            _work({}, parts),
+            _work(None, parts),
         ]
     else:
         memory_levels = list(_planned(plan, parts, caches))
@@ -318,7 +324,7 @@ def levels(plan: Content | None, parts: Mapping[str, int] | None, caches: Sequen
 
 
 def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Content]) -> Iterable[Level]:
-    tables, memories = plan["tables"], plan["predicted"]["parts"]
+    tables, memories, level0 = plan["tables"], plan["predicted"]["parts"], level0_of(plan)
     dram = memories.get("dram", {})
     cached = [table for table in tables if table["tier"] != "level0"]
     slots = sum(table["cache_rows"] + table["hot_rows"] for table in tables)
@@ -329,7 +335,7 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
         if cached
         else (f"all {rows:,} rows in float32, where training reads and updates them")
     )
-    yield _level("Level 0, in DRAM", words, _sum(dram, _SLOTS), parts, "level0")
+    yield _level(f"Level 0, in {MEMORY_NAMES[level0]}", words, _sum(memories.get(level0, {}), _SLOTS), parts, "level0")
     if cached:
         homes = {table["tier"] for table in cached}
         inside = _sum(dram, set(dram) - {*_SLOTS, *_TAGS, *_WORK})
@@ -348,13 +354,14 @@ def _planned(plan: Content, parts: Mapping[str, int] | None, caches: Sequence[Co
         yield _level(
             "Directory, in DRAM", "which row is in which slot of level 0", _sum(dram, _TAGS), parts, "metadata"
         )
-    yield _work(dram, parts)
+    work = sum(_sum(memories.get(name, {}), _WORK) for name in ("hbm", "dram"))
+    yield _work(work, parts, "GPU memory and DRAM" if level0 == "hbm" else "DRAM")
 
 
-def _work(dram: Mapping[str, int], parts: Mapping[str, int] | None) -> Level:
+def _work(planned: int | None, parts: Mapping[str, int] | None, where: str = "DRAM") -> Level:
     work = None if parts is None else {"work": sum(parts.get(name, 0) for name in _WORK)}
-    words = "scratch memory of the update, and staging buffers" + ("; planned as an upper bound" if dram else "")
-    return _level("Work space, in DRAM", words, _sum(dram, _WORK) if dram else None, work, "work")
+    words = "scratch memory of the update, and staging buffers" + ("; planned as an upper bound" if planned else "")
+    return _level(f"Work space, in {where}", words, planned, work, "work")
 
 
 def _level(

@@ -28,7 +28,7 @@ from stratarec.reporting.html import (
     write_html,
 )
 from stratarec.reporting.metric_texts import INTERVAL, by_label, interval, show, shown, verdict
-from stratarec.reporting.plan_page import COMPARED, cached_tables, comparison_rows, levels
+from stratarec.reporting.plan_page import COMPARED, cached_tables, comparison_rows, level0_of, levels
 from stratarec.reporting.step_time import MeasuredStep, predicted_times
 
 # Fewer points than this are marked, so that a line between two points is not mistaken for data.
@@ -74,6 +74,7 @@ def write_report(
     )
     charts = [chart for chart in drawings if chart is not None]
     time, cached = MeasuredStep.of(position), bool(result["caches"])
+    level0 = "dram" if plan is None else level0_of(plan)
     write_html(
         path,
         "run.html.jinja",
@@ -83,7 +84,7 @@ def write_report(
             *dataset.suspicions,
             *verdict(position["evaluations"], result, metric),
             *baselines,
-            *([] if time is None else time.verdict(cached, result.get("sharing", ""))),
+            *([] if time is None else time.verdict(cached, result.get("sharing", ""), level0)),
         ],
         cards=_cards(result.get("test"), result),
         charts=charts,
@@ -116,11 +117,15 @@ def _cards(test: Mapping[str, Any] | None, result: Mapping[str, Any]) -> list[tu
     return [
         *cards,
         ("samples/s", f"{result['samples_per_second']:,.0f}"),
-        ("DRAM for tables and optimizer state", format_bytes(result["table_bytes"])),
+        (f"{_memories(result)} for tables and optimizer state", format_bytes(result["table_bytes"])),
         ("activations of the embedding layer", format_bytes(result["output_bytes"])),
         ("network", format_bytes(result["network_bytes"])),
         ("peak memory of the process", format_bytes(result["peak_rss_bytes"])),
     ]
+
+
+def _memories(result: Mapping[str, Any]) -> str:
+    return "GPU memory and DRAM" if any(row["memory"] == "hbm" for row in result["memory"]) else "DRAM"
 
 
 def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[str]:

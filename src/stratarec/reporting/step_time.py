@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stratarec.config.units import format_milliseconds, format_seconds
+from stratarec.embedding.tiers import MEMORY_NAMES
 from stratarec.reporting.html import ShownTable
 
 Position = Mapping[str, Any]
@@ -92,7 +93,7 @@ class MeasuredStep:
             f"{self.hidden:.0%} of reading batches and fetching rows runs in parallel with earlier steps"
         )
 
-    def verdict(self, cached: bool, sharing: str = "") -> Iterator[str]:
+    def verdict(self, cached: bool, sharing: str = "", level0: str = "dram") -> Iterator[str]:
         """Name the slowest stage, and the time that more memory would save.
 
         Parameters
@@ -101,6 +102,8 @@ class MeasuredStep:
             Whether any table is cached.
         sharing : str
             How the run shared the machine's cores with other processes; empty if it did not.
+        level0 : str
+            Memory in which rows are trained.
         """
         slowest = max(self.stages, key=lambda stage: stage.seconds)
         yield (
@@ -109,14 +112,14 @@ class MeasuredStep:
             f"took {format_seconds(self.total)}" + (f"; {sharing}" if sharing else "")
         )
         if not cached:
-            yield "more memory saves no time: all rows are in DRAM as float32"
+            yield f"more memory saves no time: all rows are in {MEMORY_NAMES[level0]} as float32"
             return
         bring_in = self.ahead[1].share
         if bring_in < _LITTLE:
             yield f"more memory saves hardly any time: fetching rows is {bring_in:.1%} of a step"
             return
         yield (
-            "more memory for level 0 (memory.dram, memory.cache.fraction) would save at most "
+            f"more memory for level 0 (memory.{level0}, memory.cache.fraction) would save at most "
             f"{bring_in:.0%} of a step, the time in which another thread fetches rows; steps wait "
             f"{self.wait.share:.0%} of their time for rows and batches"
         )

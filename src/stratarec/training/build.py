@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from stratarec.config.units import format_bytes
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import LoaderConfig
 from stratarec.distributed.mesh import Mesh
@@ -22,21 +23,27 @@ from stratarec.distributed.sharded_engine import ShardedCollection
 from stratarec.distributed.sharding import Sharding, ShardingPlan, TableLoad, join_plans, plan_sharding
 from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.embedding import EmbeddingBagConfig
+from stratarec.embedding.slots import MEMORIES
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.errors import ConfigError, StorageError
+from stratarec.errors import ConfigError, StorageError, TrainingError
 from stratarec.hot.hot_loader import HotLoader, classify, counts_path, rate_after, validation_losses
 from stratarec.io.atomic import check_output
 from stratarec.io.scratch import ScratchDirectory
+from stratarec.kernels.runtime.accelerator import CPU
 from stratarec.models import CTRModel, build_model
 from stratarec.models.base import Network, build_tables
 from stratarec.models.tower_config import check_plan
 from stratarec.models.zoo.ensemble import EnsembleScore
 from stratarec.planning.bytes import in_memory
 from stratarec.planning.candidates import describe_tables
+from stratarec.planning.config import MemoryConfig
+from stratarec.planning.machine import Tiers, measure_tiers
 from stratarec.planning.placement import hot_rows, make_hot_plan
 from stratarec.planning.plan import Plan, TablePlacement, tier_config
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
+from stratarec.training.gpu_memory import on_gpu, rows_memory
+from stratarec.training.torch_setup import measured_rates
 
 
 def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
@@ -57,15 +64,15 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1) -> Plan | None:
-    """Plan where the tables of a recipe live on this machine; None if all are float32 in DRAM with nothing to plan.
+def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1, device: torch.device = CPU) -> Plan | None:
+    """Plan where the tables of a recipe are on this machine; None if all are float32 in DRAM with nothing to plan.
 
-    The budgets of the recipe apply to each rank.
+    The budgets of the recipe apply to each rank. Rows are in the memory of `device` if it is a GPU that can train them.
     """
     if not dataset.table_rows():
         return None
     copied = ranks > 1 and recipe.hot.copies is not None
-    if recipe.memory.is_identity and not copied:
+    if recipe.memory.is_identity and not copied and not on_gpu(recipe, device):
         if ranks == 1 and recipe.hot.budget is not None:
             raise ConfigError(
                 "hot.budget is set, but every table fits in DRAM: set memory.dram below the size of the tables, or "
@@ -74,46 +81,72 @@ def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1) -> Plan | None:
         return None
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     train = recipe.train
+    memory, tiers = measured_memory(recipe, dataset, device)
     return make_hot_plan(
-        tables, dataset, train.embedding, recipe.memory, recipe.hot, batch_size=train.batch_size, ranks=ranks
+        tables, dataset, train.embedding, memory, recipe.hot, batch_size=train.batch_size, ranks=ranks, tiers=tiers
     )
 
 
+def measured_memory(
+    recipe: Recipe, dataset: Dataset, device: torch.device, *, again: bool = False
+) -> tuple[MemoryConfig, Tiers]:
+    """Return the memory section for training on `device`, with GPU memory in bytes, and the rates of its memories."""
+    rates = measured_rates(device) if on_gpu(recipe, device) else None
+    memory = replace(recipe.memory, hbm=None) if rates is None else rows_memory(recipe, dataset, rates)
+    return memory, measure_tiers(memory, rates=rates, again=again)
+
+
 def new_model(
-    recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: str, mesh: Mesh | None = None
-) -> CTRModel:
+    recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: str, mesh: Mesh | None = None,
+    device: torch.device = CPU,
+) -> CTRModel:  # fmt: skip
     """Build the untrained model of a recipe; stores create the directory `workspace` in the paths of their memories.
 
-    With a mesh of several ranks the tables are sharded, and `workspace` must be unique to each rank.
+    With a mesh of several ranks the tables are sharded, and `workspace` must be unique to each rank. The network is
+    moved to `device`. If `plan` has rows in GPU memory, and `device` is a GPU, rows are there too, otherwise in DRAM.
 
     Raises
     ------
     ConfigError
         When `plan` is of other tables.
+    TrainingError
+        When the GPU has too little memory.
     """
     if plan is not None:
         _check_plan(plan, recipe, dataset)
     collection, weights = None, recipe.train.class_weights(dataset.schema.label_columns)
     if mesh is not None and mesh.ranks > 1:
         collection = partial(shared_collection, recipe, dataset, plan, workspace, mesh)
-    model = build_model(
-        recipe.model,
-        dataset.schema,
-        dataset.table_rows(),
-        dataset.first_rows(),
-        optimizer=recipe.train.embedding,
-        seed=recipe.train.seed,
-        click_rates=[
-            weight * count.positives / max(count.known + (weight - 1) * count.positives, 1)
-            for weight, count in zip(weights, dataset.label_counts("train").values(), strict=True)
-        ],
-        tiers=None if plan is None else tier_config(plan, recipe.memory, workspace),
-        collection=collection,
-    )
+    try:
+        model = build_model(
+            recipe.model,
+            dataset.schema,
+            dataset.table_rows(),
+            dataset.first_rows(),
+            optimizer=recipe.train.embedding,
+            seed=recipe.train.seed,
+            click_rates=[
+                weight * count.positives / max(count.known + (weight - 1) * count.positives, 1)
+                for weight, count in zip(weights, dataset.label_counts("train").values(), strict=True)
+            ],
+            tiers=None if plan is None else tier_config(plan, recipe.memory, workspace, _rows_device(device)),
+            collection=collection,
+        )
+    except torch.OutOfMemoryError as error:
+        assert plan is not None
+        raise TrainingError(
+            f"{device} has too little free memory for the rows that the plan has there, "
+            f"{format_bytes(plan.used('hbm'))}: end other programs on the GPU, or lower memory.hbm"
+        ) from error
+    model.place(device)
     model.network.correction = tuple(math.log(recipe.data.split.negatives) - math.log(weight) for weight in weights)
     if mesh is not None and mesh.between is not None:
         return DisaggregatedModel(model, mesh, recipe.distributed, recipe.train.seed)
     return model
+
+
+def _rows_device(device: torch.device) -> str:
+    return str(device) if device.type in MEMORIES else "cpu"
 
 
 def _check_plan(plan: Plan, recipe: Recipe, dataset: Dataset) -> None:
@@ -129,14 +162,14 @@ def _check_plan(plan: Plan, recipe: Recipe, dataset: Dataset) -> None:
 
 @contextmanager
 def temporary_model(
-    recipe: Recipe, dataset: Dataset, plan: Plan | None, mesh: Mesh | None = None
+    recipe: Recipe, dataset: Dataset, plan: Plan | None, mesh: Mesh | None = None, device: torch.device = CPU
 ) -> Iterator[CTRModel]:
     """Build a model as `new_model` does, with stores in directories of this process only: a run may be training."""
     prefix, token = recipe.scratch_prefix, uuid.uuid4().hex[:12]
     with ExitStack() as stack:
         for place in _store_paths(recipe, plan):
             stack.enter_context(ScratchDirectory(place, prefix, token))
-        model = new_model(recipe, dataset, plan, prefix + token, mesh)
+        model = new_model(recipe, dataset, plan, prefix + token, mesh, device)
         stack.callback(model.embeddings.close)
         yield model
 
@@ -219,7 +252,7 @@ def sharding_plan(
     With `by_towers` the tables of a tower are on its host.
     """
     loads = table_loads(recipe, dataset, tables, plan, ranks)
-    kind, budget = recipe.distributed.sharding, recipe.hot.remaining_dram(recipe.memory.dram, ranks)
+    kind, budget = recipe.distributed.sharding, recipe.hot.remaining(recipe.memory.dram, "memory.dram", ranks)
     if not by_towers:
         return plan_sharding(loads, ranks, kind, budget)
     towers = _loads_by_tower(recipe, dataset, loads)

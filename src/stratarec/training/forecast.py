@@ -6,8 +6,8 @@ the recipe.
 
 - `forecast_step`: one process on the CPU. The loader reads batches meanwhile: what a sample costs at one batch size is
   not what it costs at another, and threads of the network wait for one that the loader holds up.
-- `device_steps`: the network on a GPU, by what `stratarec doctor --gpu` measured or a data sheet. Launches are left
-  out; small batches and networks wait for them.
+- `device_steps`: the network, and also the rows, on a GPU, by what `stratarec doctor --gpu` measured or a data sheet.
+  Launches of the network are left out; small batches and networks wait for them.
 - `predict_exchanges`: every exchange on a cluster, and every compression of towers, one tower a host. Overlap,
   stragglers and caches are left out, and so is what towers cost in quality. Benchmark `simulator` compares the model
   with measured steps.
@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ from stratarec.distributed.measure import Collective
 from stratarec.distributed.sharding import rows_sent
 from stratarec.distributed.wire import WireKind
 from stratarec.errors import ConfigError
+from stratarec.hot.config import HotConfig
 from stratarec.kernels.runtime.accelerator import open_device
 from stratarec.kernels.runtime.cores import cores
 from stratarec.kernels.runtime.threads import use_torch_threads
@@ -55,11 +57,12 @@ from stratarec.planning.machine import (
 )
 from stratarec.planning.placement import make_hot_plan
 from stratarec.planning.plan import Plan
-from stratarec.planning.step_model import ExchangeModel, StepTime, StepWork, TableSeconds, step_time, table_seconds
+from stratarec.planning.step_model import ExchangeModel, StepTime, StepWork, TableSeconds, step_time
 from stratarec.recipe import Recipe
 from stratarec.training.build import table_loads
+from stratarec.training.gpu_memory import rows_memory
 from stratarec.training.steps.step import loader_config
-from stratarec.training.torch_setup import build_optimizer, torch_settings, verified
+from stratarec.training.torch_setup import build_optimizer, measured_rates, torch_settings
 
 PREDICTED_WIRES: tuple[WireKind, ...] = ("fp32", "bf16", "int8")
 RATIOS = (2.0, 4.0, 8.0, 16.0)
@@ -202,56 +205,90 @@ def device_rates(name: str) -> DeviceRates:
         device = open_device(name, "--device")
     except ConfigError as error:
         raise ConfigError(f"{error}; or name {cards}") from None
-    figures = verified(device)
-    if figures is None or figures.keys() != {field.name for field in fields(DeviceRates)} - {"origin"}:
-        raise ConfigError(f"{name} was not measured here: run `stratarec doctor --gpu {name}`, or name {cards}")
-    return DeviceRates(**figures, origin=f"{name}, as `stratarec doctor --gpu` measured it here")
+    try:
+        return measured_rates(device)
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or name {cards}") from None
 
 
-def device_steps(recipe: Recipe, dataset: Dataset, rates: DeviceRates) -> tuple[list[dict[str, Any]], list[str]]:
-    """Predict a step for each place of the network and the rows; return the parts of option, and remarks."""
-    batch = recipe.train.batch_size
+@dataclass(frozen=True, kw_only=True)
+class DeviceForecast:
+    """Predicted steps with the network and the rows in each place, and the plan of rows in GPU memory."""
+
+    steps: list[dict[str, Any]]
+    """Parts of each option, in seconds."""
+    lines: list[str]
+    """Remarks."""
+    plan: Plan | None
+    """Plan of rows in GPU memory; None if `memory.hbm` is 0."""
+    age_seconds: float
+    """Age of the oldest measurement."""
+
+
+def device_steps(recipe: Recipe, dataset: Dataset, rates: DeviceRates) -> DeviceForecast:
+    """Predict a step for each place of the network and the rows."""
+    batch, memory = recipe.train.batch_size, replace(recipe.memory, hbm=None)
+    recipe_on_host = replace(recipe, memory=memory)
+    host = measure_machine(recipe_on_host, dataset)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
-    host = measure_machine(recipe, dataset)
-    plan = make_hot_plan(
-        tables, dataset, recipe.train.embedding, recipe.memory, recipe.hot, batch_size=batch, tiers=host.tiers
-    )
     specs = describe_tables(tables, dataset, recipe.train.embedding, batch_size=batch)
+    make = partial(make_hot_plan, tables, dataset, recipe.train.embedding, batch_size=batch)
+    hot = recipe.hot if memory.dram is not None else HotConfig()
+    plan, on_gpu = make(memory, hot, tiers=host.tiers), None
     work = replace(step_work(recipe, dataset), flat_rows=0.0)
     vectors, dense = 4 * sum(spec.outputs for spec in specs), 4 * batch * len(dataset.schema.dense)
     ids = 4 * sum(spec.lookups for spec in specs)
     network = rates.network(bf16=recipe.train.precision == "bf16")
     # What a step takes whatever its batch is left out of the CPU's, too: launches of a device are not known.
     on_cpu = replace(host, network=replace(host.network, fixed_seconds=0.0))
-    on_device = sum((table_seconds(spec.work, rates.tiers) for spec in specs), TableSeconds())
-    times = [
-        step_time(work, on_cpu, tables=plan.seconds, lookahead=plan.lookahead),
-        step_time(
+    times = {
+        ("CPU", "host memory"): step_time(work, on_cpu, tables=plan.seconds, lookahead=plan.lookahead),
+        ("GPU", "host memory"): step_time(
             replace(work, up_bytes=vectors + dense, down_bytes=vectors), replace(host, network=network),
             tables=plan.seconds, lookahead=plan.lookahead,
         ),
-        step_time(replace(work, up_bytes=ids + dense), Machine(tiers=rates.tiers, network=network), tables=on_device),
-    ]  # fmt: skip
-    places = (("CPU", "as planned"), ("GPU", "as planned"), ("GPU", "GPU"))
+    }  # fmt: skip
+    lines = ["memory.hbm is 0: rows stay in host memory"]
+    if recipe.memory.hbm != 0:
+        memory = rows_memory(recipe, dataset, rates)
+        tiers = measure_tiers(memory, rates=rates)
+        on_gpu = make(memory, recipe.hot, tiers=tiers)
+
+        def with_rows(placed: Plan) -> StepTime:
+            machine = Machine(tiers=tiers, network=network, busy_share=0.0)
+            return step_time(
+                replace(work, up_bytes=ids + dense), machine, tables=placed.seconds, lookahead=placed.lookahead
+            )  # fmt: skip
+
+        times["GPU", "GPU memory"] = with_rows(on_gpu)
+        lines = [
+            on_gpu.summary,
+            f"rows in GPU memory make a step {_times(times['GPU', 'host memory'], times['GPU', 'GPU memory'])} as fast "
+            "as rows in host memory",
+        ]
+        if on_gpu.hit_rate == 1:
+            lines.append("more GPU memory saves no time: no batch waits for rows")
+        else:
+            more = make(replace(memory, hbm=2 * (memory.hbm or 0)), recipe.hot, tiers=tiers)
+            lines.append(
+                f"twice the GPU memory for rows, {format_bytes(2 * (memory.hbm or 0))}: hit rate {more.hit_rate:.1%} "
+                f"for {on_gpu.hit_rate:.1%}, steps {_times(times['GPU', 'GPU memory'], with_rows(more))} as fast"
+            )
     steps = [
         {
-            "network on": device, "rows": rows, "look up, update": time.total - time.dense, "up": time.up,
-            "network": time.network, "down": time.down, "step": time.total,
+            "network on": device, "rows in": rows, "look up, update": time.tables.compute,
+            "fetch rows": time.tables.staging + time.tables.device, "up": time.up, "network": time.network,
+            "down": time.down, "step": time.total,
         }
-        for (device, rows), time in zip(places, times, strict=True)
+        for (device, rows), time in times.items()
     ]  # fmt: skip
-    size, gain = format_bytes(plan.float32_bytes), times[1].total / times[2].total
-    advice = f"float32 tables with their state take {size}, "
-    if plan.float32_bytes > 0.8 * rates.memory_bytes:
-        advice += f"its memory is {format_bytes(round(rates.memory_bytes))}: rows stay where they are"
-    else:
-        advice += f"fit its memory and would make a step {gain:,.{0 if gain >= 10 else 1}f} times as fast there"
-        advice += ": rather keep them there, which TorchRec does and StrataRec does not" if gain > 2 else ""
-    return steps, [
-        advice,
-        f"assumed: {rates.origin}",
-        "assumed: the network of the CPU in float32, as it was timed here",
-    ]
+    assumed = (f"assumed: {rates.origin}", "assumed: the network of the CPU in float32, as it was timed here")
+    return DeviceForecast(steps=steps, lines=[*lines, *assumed], plan=on_gpu, age_seconds=host.tiers.age_seconds)
+
+
+def _times(slow: StepTime, fast: StepTime) -> str:
+    gain = slow.total / fast.total
+    return f"{gain:,.{0 if gain >= 10 else 2}f} times"
 
 
 @dataclass(frozen=True, kw_only=True)

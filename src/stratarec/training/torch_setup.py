@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from stratarec.io.atomic import cache_directory, read_json, write_json
 from stratarec.io.hashes import versions
 from stratarec.kernels.runtime.accelerator import CPU, open_device
 from stratarec.models.base import CTRModel, autocast
+from stratarec.planning.machine import DeviceRates
 from stratarec.recipe.train_section import DenseOptimizerConfig
 
 
@@ -189,6 +190,23 @@ def verified(device: torch.device) -> dict[str, float] | None:
     """Return the figures of a device whose verification is valid; None if there is none."""
     mine = about(device)
     return next((entry["figures"] for entry in _entries() if entry["about"] == mine), None)
+
+
+def measured_rates(device: torch.device) -> DeviceRates:
+    """Return the rates of a device as `stratarec doctor --gpu` measured them.
+
+    Raises
+    ------
+    ConfigError
+        If there are none.
+    """
+    figures = verified(device)
+    if figures is None or figures.keys() != {field.name for field in fields(DeviceRates)} - {"origin", "device"}:
+        raise ConfigError(f"{device} was not measured here: run `stratarec doctor --gpu {device}`")
+    name = about(device)["device"]
+    return DeviceRates(
+        **figures, origin=f"{name}, as `stratarec doctor --gpu` measured it here", device=str(device)
+    )  # fmt: skip
 
 
 def record(device: torch.device, figures: Mapping[str, float]) -> None:

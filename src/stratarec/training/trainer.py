@@ -28,6 +28,7 @@ from stratarec.errors import TrainingError
 from stratarec.io.owned_directory import named_directory
 from stratarec.kernels.runtime.accelerator import device_errors
 from stratarec.models import CTRModel
+from stratarec.planning.bytes import Memory
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
@@ -38,6 +39,7 @@ from stratarec.training.build import hot_loader, identity, new_model, new_plan, 
 from stratarec.training.checkpoint import CheckpointManager
 from stratarec.training.distributed import GradientReducer, RankStages
 from stratarec.training.final_evaluation import FinalEvaluation, TrainResult
+from stratarec.training.gpu_memory import check_rows_device, on_gpu
 from stratarec.training.loop import Cadence, Curves, EvaluationCallback, Loop, StopSignal, Validation
 from stratarec.training.resolve import load_training_state, remarks, resolve
 from stratarec.training.run.open_run import check_identity, open_warm_start
@@ -103,6 +105,7 @@ class Trainer:
         self._resolved = resolve(recipe, dataset, self.mesh, named=named, earlier=earlier)
         self.recipe, self.dataset, self.config = self._resolved.recipe, dataset, self._resolved.recipe.train
         self._device, self._plan = device_of(self.config.device, self.mesh.ranks), plan
+        check_rows_device(self.recipe, self._device, plan)
         self.run = named_directory(self.recipe.run)
         self._directory, self._identity = RunDirectory(self.run), identity(self.recipe, dataset)
         self._stop = StopSignal(f"stopped at once; {self.run} is as of its last checkpoint; resume with --resume")
@@ -117,8 +120,9 @@ class Trainer:
         """Placement of the tables; None if all rows are float32 in DRAM."""
 
         def placed() -> Plan | None:
-            read = self._plan or read_plan(self.run, self.recipe, self.dataset)
-            return read or new_plan(self.recipe, self.dataset, self.mesh.ranks)
+            level0: Memory = "hbm" if on_gpu(self.recipe, self._device) else "dram"
+            read = self._plan or read_plan(self.run, self.recipe, self.dataset, level0)
+            return read or new_plan(self.recipe, self.dataset, self.mesh.ranks, self._device)
 
         if self.mesh.ranks == 1:
             return placed()
@@ -129,9 +133,7 @@ class Trainer:
     @cached_property
     def model(self) -> CTRModel:
         place = self.recipe.place if self.mesh.ranks == 1 else f"{self.recipe.place}-rank-{self.mesh.rank}"
-        model = new_model(self.recipe, self.dataset, self.plan, place, self.mesh)
-        model.place(self._device)
-        return model
+        return new_model(self.recipe, self.dataset, self.plan, place, self.mesh, self._device)
 
     @cached_property
     def optimizer(self) -> Optimizer:
@@ -337,6 +339,8 @@ class Trainer:
                     progress=self.progress,
                 )  # fmt: skip
                 self.loop.run(curves, callback)
+                if refusal := self.model.embeddings.engine.transfers.refusal:
+                    self.progress.say(refusal)
             result = then()
         self.mesh.first(lambda: write_hashes(self.run))
         return result

@@ -22,7 +22,7 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.kernels.attention import Pairs, pair_pool, pair_products, pair_sums
 from stratarec.kernels.interaction import dot_interaction, run_interaction
 from stratarec.kernels.linear import run_linear
-from stratarec.kernels.runtime.accelerator import CPU, memory_bytes, transfers_of
+from stratarec.kernels.runtime.accelerator import CPU, device_memory, transfers_of
 from stratarec.models import DLRMConfig, HistoryConfig, build_model
 from stratarec.models.history import History, HistoryWindows
 from stratarec.models.request import Runs
@@ -240,7 +240,7 @@ def _transfers(device: torch.device, rounds: int = 64) -> tuple[Finding, dict[st
 
 def _speeds(device: torch.device, sizes: Sizes) -> tuple[Finding, dict[str, float]]:
     """Measure `DeviceFigures`: transfers of pinned memory, gathers of random rows, products of square matrices."""
-    transfers, memory = transfers_of(device), memory_bytes(device)
+    transfers, memory = transfers_of(device), device_memory(device)[1]
     # Transfer buffers and gathered rows together take three times `size`.
     size = min(sizes.transfer_bytes, memory // 8 // 256 * 256) if memory else sizes.transfer_bytes
     edge = min(sizes.matrix_edge, math.isqrt(size // 8))

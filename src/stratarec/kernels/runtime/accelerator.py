@@ -38,6 +38,8 @@ class Transfers:
     """Copies of tensors between the host and the network's device. For a network on the host, nothing is copied."""
 
     device = CPU
+    refusal = ""
+    """Why the system refused pinned memory; empty if it did not."""
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return a tensor on the host that can be copied to the device without an intermediate copy."""
@@ -66,7 +68,7 @@ class Driver:
     """torch's interfaces to a device, which are the same for every kind of device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self.refusal = device, ""
 
     def stream(self) -> Any:
         """Return a new stream, which is also a context manager."""
@@ -77,14 +79,18 @@ class Driver:
         return torch.accelerator.current_stream(self.device)
 
     def pinned(self, size: int) -> Tensor:
-        """Return ``[size]`` bytes of host memory that the device can read and write directly."""
+        """Return ``[size]`` bytes of host memory that the device can read and write directly.
+
+        If the system refuses such memory, other memory is returned, whose copies take longer, and `refusal` says why.
+        """
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
-            raise TrainingError(
-                f"{size:,} bytes of pinned memory for {self.device} were refused ({_first_line(error)}): raise "
-                "`ulimit -l`, free memory, or set train.device to cpu"
-            ) from error
+            self.refusal = (
+                f"{size:,} bytes of pinned memory for {self.device} were refused ({_first_line(error)}): copies take "
+                "longer; raise `ulimit -l` or free memory"
+            )
+            return torch.empty(size, dtype=torch.uint8)
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
         """Keep the memory of `tensor`, which was created on another stream, until `stream` is done with it."""
@@ -157,6 +163,10 @@ class DeviceTransfers(Transfers):
         self._last: Any = None
         self._lock = threading.Lock()
 
+    @property
+    def refusal(self) -> str:  # type: ignore[override]
+        return self._driver.refusal
+
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return self._pinned.empty(shape, dtype)
 
@@ -197,12 +207,13 @@ class DeviceTransfers(Transfers):
             self._last.synchronize()
 
 
-def memory_bytes(device: torch.device) -> int:
-    """Return the total memory of the device in bytes; 0 if torch does not report it."""
+def device_memory(device: torch.device) -> tuple[int, int]:
+    """Return the free and the total bytes of the device's memory; zeros where torch does not report them."""
     try:
-        return int(torch.accelerator.get_memory_info(device)[1])
+        free, total = torch.accelerator.get_memory_info(device)
     except (AttributeError, RuntimeError, NotImplementedError):
-        return 0
+        return 0, 0
+    return int(free), int(total)
 
 
 _OPEN: dict[torch.device, DeviceTransfers] = {}
@@ -276,6 +287,9 @@ def require_triton() -> None:
         )
 
 
+_DEVICE_ERRORS = ("CUDA error", "cuDNN error", "Triton Error")
+
+
 @contextmanager
 def device_errors(device: torch.device, batch_size: int, fitting: Callable[[], int]) -> Iterator[None]:
     """Report an error of the device in one line; `fitting` returns a batch size that fits its memory, or 0."""
@@ -291,7 +305,7 @@ def device_errors(device: torch.device, batch_size: int, fitting: Callable[[], i
             f"{', or' if fits else 'set'} train.device to cpu. The last checkpoint is intact."
         ) from error
     except RuntimeError as error:
-        if not (isinstance(error, torch.AcceleratorError) or str(error).startswith(("CUDA error", "cuDNN error"))):
+        if not (isinstance(error, torch.AcceleratorError) or str(error).startswith(_DEVICE_ERRORS)):
             raise
         raise TrainingError(
             f"{device} failed ({_first_line(error)}); the last checkpoint is intact: resume from it with --resume, "

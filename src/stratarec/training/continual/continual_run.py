@@ -52,10 +52,13 @@ from stratarec.training.run import periods
 from stratarec.training.run.open_run import TrainedModel, open_run
 from stratarec.training.run.periods import Period
 from stratarec.training.run.run_directory import read_recipe, write_plan, write_recipe
+from stratarec.training.torch_setup import device_of
 
 
-def continue_run(run: Path, files: Sequence[str], progress: Progress) -> Iterator[tuple[Period, bool]]:
-    """Add a period for each of `files`, in order.
+def continue_run(
+    run: Path, files: Sequence[str], progress: Progress, device: str | None = None
+) -> Iterator[tuple[Period, bool]]:  # fmt: skip
+    """Add a period for each of `files`, in order, trained on `device` or by default on the device of the run.
 
     Yields each period after its commit, and whether it is new: a file that is already a period, as after an
     interruption, is skipped.
@@ -74,7 +77,7 @@ def continue_run(run: Path, files: Sequence[str], progress: Progress) -> Iterato
     """
     with Chain.locked(run) as chain:
         for file in files:
-            step = _Step(chain, file, progress)
+            step = _Step(chain, file, progress, device)
             earlier = step.earlier()
             yield (step.run(), True) if earlier is None else (earlier, False)
 
@@ -93,8 +96,9 @@ class _Scores:
 class _Step:
     """One period of one run."""
 
-    def __init__(self, chain: Chain, file: str, progress: Progress) -> None:
+    def __init__(self, chain: Chain, file: str, progress: Progress, device: str | None) -> None:
         self._chain, self._run, self._file, self._progress = chain, chain.run, file, progress
+        self._device = device_of(device or read_recipe(self._run).train.device, field="--device")
         self._log = self._hash()
 
     def earlier(self) -> Period | None:
@@ -113,7 +117,9 @@ class _Step:
                 dataset = self._prepare(recipe, trained.dataset)
                 scored = self._score(trained, recipe)
             # The scoring model is closed first, so that only one copy of the tables is in memory.
-            recipe, plan, position = train_period(recipe, dataset, before, work / "checkpoints", self._progress)
+            recipe, plan, position = train_period(
+                recipe, dataset, before, work / "checkpoints", self._progress, self._device
+            )
             final = periods.of_number(self._run, before.number)
             written = replace(recipe, data=replace(recipe.data, path=str(final / periods.DATA)))
             write_recipe(work, written)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,6 +14,7 @@ from stratarec.data.loading.loader import Loader
 from stratarec.data.sources.csv import CsvConfig
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
+from stratarec.kernels.runtime.accelerator import device_errors
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
@@ -23,7 +26,7 @@ from stratarec.training.resolve import find_slates, run_steps
 from stratarec.training.steps.state import TrainingState
 from stratarec.training.steps.step import Pipeline, Stages, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner, share_of
-from stratarec.training.torch_setup import build_optimizer, torch_settings
+from stratarec.training.torch_setup import build_optimizer, largest_fitting_batch, torch_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,7 @@ def period_recipe(recipe: Recipe, file: str, data: Path, base: Dataset) -> Recip
 
 
 def train_period(
-    recipe: Recipe, dataset: Dataset, before: Before, folder: Path, progress: Progress
+    recipe: Recipe, dataset: Dataset, before: Before, folder: Path, progress: Progress, device: torch.device
 ) -> tuple[Recipe, Plan | None, TrainingState]:
     """Train one pass over `dataset` and write the checkpoint of its end into `folder`.
 
@@ -76,11 +79,14 @@ def train_period(
     threads = share_of(train.threads, torch.get_num_threads())
     tuner = ThreadTuner(threads, 1, lambda step, reason: None)
     with torch_settings(threads=threads, seed=train.seed), dataset.locked(), tuner:
-        plan = new_plan(recipe, dataset)
-        with temporary_model(recipe, dataset, plan) as model:
+        plan = new_plan(recipe, dataset, device=device)
+        with ExitStack() as stack:
+            model = stack.enter_context(temporary_model(recipe, dataset, plan, device=device))
             optimizer = build_optimizer(train.dense, model.network)
             slates = find_slates(recipe, dataset, 1)
             loader = Loader(dataset, "train", loader_config(train, slates.by if slates else None))
+            fitting = partial(largest_fitting_batch, model, dataset, loader.config, train.precision)
+            stack.enter_context(device_errors(device, train.batch_size, fitting))
             stages = Stages(model, optimizer, train, loader)
             loaded = checkpoint.load(before.checkpoint)
             loaded.warm_start(model, before.rows)

@@ -104,16 +104,6 @@ class TrainedModel:
         """Release memory and files of the tables, and the data set; the model cannot be used afterwards."""
         self.resources.close()
 
-    def placed(self, name: str | None) -> TrainedModel:
-        """Move the network to a device, or for None to the device of its training; closes the model on an error."""
-        name = self.recipe.train.device if name is None else name
-        try:
-            self.model.place(device_of(name, self.mesh.ranks, "--device"))
-        except BaseException:
-            self.close()
-            raise
-        return self
-
     def __enter__(self) -> TrainedModel:
         return self
 
@@ -122,8 +112,9 @@ class TrainedModel:
 
 
 def open_run(
-    path: str | Path, data: str | Path | None = None, *, same_samples: bool = True, mesh: Mesh | None = None
-) -> TrainedModel:
+    path: str | Path, data: str | Path | None = None, *, same_samples: bool = True, mesh: Mesh | None = None,
+    device: str | None = "cpu",
+) -> TrainedModel:  # fmt: skip
     """Open the model that a run tested; while the run has no result, its best checkpoint so far, or its last.
 
     Parameters
@@ -134,6 +125,8 @@ def open_run(
         Refuse the data set of the run if it has been prepared again with other samples.
     mesh : Mesh
         Processes that open it together; by default this one.
+    device : str or None
+        Device of the network, and of the rows if they were trained in GPU memory; None for the device of the training.
 
     Raises
     ------
@@ -159,7 +152,8 @@ def open_run(
             # If the run has been moved, its recipe names the old place.
             recipe = replace(recipe, data=replace(recipe.data, path=str(folder / periods.DATA)))
         mesh.check_same({"checkpoint": str(chosen.relative_to(path))})
-        opened = _open(folder, recipe, chosen, data, same_samples=same_samples, mesh=mesh, maps=maps)
+        place = device_of(recipe.train.device if device is None else device, mesh.ranks, "--device")
+        opened = _open(folder, recipe, chosen, data, same_samples=same_samples, mesh=mesh, maps=maps, device=place)
         return replace(opened, period=number)
 
 
@@ -191,7 +185,7 @@ def lock_chosen_checkpoint(path: Path, recipe: Recipe, stack: ExitStack) -> Path
 
 def _open(
     path: Path, recipe: Recipe, chosen: Path, data: str | Path | None, *, same_samples: bool, mesh: Mesh,
-    maps: tuple[LogitMap, ...],
+    maps: tuple[LogitMap, ...], device: torch.device,
 ) -> TrainedModel:  # fmt: skip
     state = checkpoint.read_state(chosen)
     stored, training = state["identity"], TrainingState(**state["training"])
@@ -211,8 +205,8 @@ def _open(
         stack.enter_context(dataset.locked())
         # A run is not trusted: nothing is written to the paths in its recipe.
         reading = stack.enter_context(_in_scratch(recipe))
-        plan = read_plan(path, recipe, dataset) or new_plan(reading, dataset)
-        model = stack.enter_context(temporary_model(reading, dataset, plan, mesh))
+        plan = read_plan(path, recipe, dataset) or new_plan(reading, dataset, device=device)
+        model = stack.enter_context(temporary_model(reading, dataset, plan, mesh, device))
         checkpoint.load(chosen).load_into(model)
         if maps:
             model.network.calibration = Calibration(maps)

@@ -38,6 +38,7 @@ from stratarec.io.owned_directory import (
 )
 from stratarec.io.sealed import Count, Hash, Model, read_sealed, regular_file_below, write_sealed
 from stratarec.models.calibration import LogitMap
+from stratarec.planning.bytes import Memory
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
@@ -309,8 +310,11 @@ def _asked(recipe: Recipe) -> Json:
     return {**content["memory"], **{name: size for name, size in asked.items() if size is not None}}
 
 
-def read_plan(run: Path, recipe: Recipe, dataset: Dataset) -> Plan | None:
-    """Read the plan of a run; None if `recipe` asks for another plan or `dataset` has other tables."""
+def read_plan(run: Path, recipe: Recipe, dataset: Dataset, level0: Memory | None = None) -> Plan | None:
+    """Read the plan of a run.
+
+    None if `recipe` asks for another plan, `dataset` has other tables, or rows are to be trained in another memory.
+    """
     path = run / PLAN
     if not path.exists():
         return None
@@ -318,4 +322,5 @@ def read_plan(run: Path, recipe: Recipe, dataset: Dataset) -> Plan | None:
     if content.memory != _asked(recipe):
         return None
     plan = Plan.from_dict(content.plan, str(path))
-    return plan if {placed.table: placed.rows for placed in plan.tables} == dataset.table_rows() else None
+    same_tables = {placed.table: placed.rows for placed in plan.tables} == dataset.table_rows()
+    return plan if same_tables and level0 in (None, plan.level0) else None
