@@ -105,7 +105,7 @@ def _processors(address: str) -> int:
     if kind != _LOCAL:
         if not address or "://" in address:
             raise ConfigError(
-                f"--ray is {address!r}, expected auto or HOST:PORT (on a machine of the cluster), local or local:N"
+                f"--ray is {address!r}, expected auto, HOST:PORT, local or local:N (auto and HOST:PORT: on the cluster)"
             )
         return 0
     most = cores()
