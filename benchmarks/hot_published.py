@@ -1,9 +1,8 @@
 """Hot batches (FAE) against what they were published against, and beside what this library does without them: a ladder.
 
-Published: 2.3 times the speed of tables in the DRAM of a CPU, and 1.52 times on several GPUs that take rows from it
-over PCIe. Here is no GPU. Slow memory is this machine's disk: rows are at home in a log, float32, read around the page
-cache; fast memory is DRAM. All rungs train the same DLRM (the published sizes for Criteo Kaggle) on the same samples
-within the same bytes of DRAM:
+Published: 2.3 times the speed of tables in the DRAM of a CPU, with hot rows in GPU memory. Here is no GPU. Slow memory
+is this machine's disk: rows are at home in a log, float32, read around the page cache; fast memory is DRAM. All rungs
+train the same DLRM (the published sizes for Criteo Kaggle) on the same samples within the same bytes of DRAM:
 
 - ``fetched``: every batch reads its rows when it comes and writes them back when it is done; no cache, no lookahead.
 - ``fetched + FAE``: hot rows stay in DRAM, inputs that need no others have batches of their own, the rest is fetched.
@@ -14,11 +13,6 @@ The first two are kinder than the published baseline: a batch reads a row once, 
 batch with cold inputs reads only what is not hot. Steps are timed in alternation, in stretches that hold both kinds of
 batches in proportion; `shares` are of the budgets that the paper has. Of a step's time `fetch_ms` is what it waits for
 rows, `home_ms` what it waits for them to be written back.
-
-Ranks: four of one thread, on this machine and as two emulated hosts at 1 Gbit/s, in DRAM. Slow is what is with another
-rank: ``every row`` lets each look-up's row travel, ``distinct rows`` is our exchange, ``copies`` is that with hot rows
-(`SHARE` of all bytes) on every rank, and ``hot batch`` a batch that looks up no others. An epoch of FAE has its share
-of hot batches and the rest by ``every row``.
 """
 
 from __future__ import annotations
@@ -26,7 +20,6 @@ from __future__ import annotations
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,20 +27,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.contenders import Shape
-from benchmarks.exchange import ENVIRONMENT, told_by_ranks
-from benchmarks.hosts import Hosts
 from benchmarks.hot_single import shares
 from benchmarks.kept import FOLDER
 from benchmarks.precision_quality import criteo_shape
 from benchmarks.registry import PeerMissing
 from benchmarks.sessions import prepared
 from benchmarks.tiers import fill
-from benchmarks.towers_ranks import Contender
 from benchmarks.train import EPS, RATE, Side
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
-from stratarec.data.sources.synthetic import CRITEO_ROWS
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
@@ -68,8 +56,6 @@ OPTIMIZER = RowOptimizerConfig(learning_rate=RATE, eps=EPS)
 SHARE = 0.124
 """Of the bytes of all rows, for hot rows of FAE; ours has the bytes that FAE uses in all, `OURS_HOT` for hot rows."""
 OURS_HOT = 0.15
-RANKS_BATCH, RANKS_CAP = 2048, 40_000
-"""Samples of a rank, and most rows of a table."""
 GATE_STEPS = 4
 SIZES = (300_000, 200_000), (600_000, 400_000)
 """Samples of the made-up log, and most rows of a table."""
@@ -217,47 +203,6 @@ def _engine(side: Side) -> Any:
     return side.model.embeddings.engine  # type: ignore[union-attr]
 
 
-def copied_rows(shape: Shape) -> dict[str, int]:
-    """First rows of every table, in the end `SHARE` of all: small tables whole, of others as many of each."""
-    total, most = int(SHARE * sum(shape.sizes)), max(shape.sizes)
-    while sum(min(rows, most) for rows in shape.sizes) > total:
-        most = most * 99 // 100
-    return {f"f{place}": min(rows, most) for place, rows in enumerate(shape.sizes)}
-
-
-def on_ranks(mbit: float | None, quick: bool) -> list[dict[str, Any]]:
-    """Steps of four ranks by each way."""
-    cap = 2_000 if quick else RANKS_CAP
-    shape = Shape(sizes=[min(rows, cap) for rows in CRITEO_ROWS], width=WIDTH, batch=RANKS_BATCH)
-    copies = copied_rows(shape)
-    each = (
-        Contender(name="every row", deduplicate=False), Contender(name="distinct rows"),
-        Contender(name="copies", copies=copies), Contender(name="hot batch", copies=copies, hot_batches=True),
-    )  # fmt: skip
-    settings = {
-        "shape": asdict(shape), "model": {"bottom_mlp": MODEL.bottom_mlp, "top_mlp": MODEL.top_mlp},
-        "rounds": 2 if quick else 5, "steps": 3, "contenders": [asdict(one) for one in each],
-    }  # fmt: skip
-    with Hosts(2, mbit) as hosts:
-        found: list[dict[str, Any]] = told_by_ranks(
-            "hot_distributed", settings, lambda arguments: hosts.torchrun(2, arguments, ENVIRONMENT, 900.0)
-        )
-    network = "unshaped" if mbit is None else f"{mbit:g} Mbit/s"
-    return [{"network": network, **row} for row in found]
-
-
-def epochs(rows: list[dict[str, Any]], hot: float) -> dict[str, float]:
-    """Speeds over ``every row`` of an epoch with a share of hot inputs: FAE, ours, and ours with copies and batches."""
-    step = {row["contender"]: row["step_ms"] for row in rows}
-    every = step["every row"]
-    return {
-        "fae": every / (hot * step["hot batch"] + (1 - hot) * every),
-        "ours": every / step["distinct rows"],
-        "ours_fae": every / (hot * step["hot batch"] + (1 - hot) * step["copies"]),
-        "hot_batch": every / step["hot batch"],
-    }
-
-
 def datasets(quick: bool, folder: Path) -> list[Dataset]:
     """A made-up log of Criteo's shape, and where they are there Trivago's and Globo's."""
     found = [Dataset.open(criteo_shape(folder / "synthetic", *(SIZES[0] if quick else SIZES[1])).path)]
@@ -276,25 +221,16 @@ def run(quick: bool) -> dict[str, Any]:
             if sum(dataset.table_rows().values()) < LEAST_ROWS:
                 continue
             rows += ladder(dataset, Path(folder) / f"{dataset.name}-rows", *((4, 8) if quick else (7, 16)))
-    ranks = [row for mbit in (None, 1000.0) for row in on_ranks(mbit, quick)]
-    hot = {row["data"]: row["inputs"] for row in found if row["bytes_share"] == SHARE}
-    on_network = {
-        f"{network.split()[0]}_{data}": epochs([row for row in ranks if row["network"] == network], share)
-        for network in dict.fromkeys(row["network"] for row in ranks) for data, share in hot.items()
-    }  # fmt: skip
     ratio = {(row["data"], row["rung"]): row["ratio"] for row in rows}
     return {
         "config": {
-            "width": WIDTH, "batch": BATCH, "share": SHARE, "ranks_batch": RANKS_BATCH,
-            "most_rows_a_table": RANKS_CAP, "targets": {"ratio_fae_single": 2.3, "ratio_fae_ranks": 1.52},
+            "width": WIDTH, "batch": BATCH, "share": SHARE, "targets": {"ratio_fae_single": 2.3},
         },
         "metrics": {
             "ratio_fae_single": max(value for (_, rung), value in ratio.items() if rung == "fetched + FAE"),
-            "ratio_fae_ranks": max(each["fae"] for each in on_network.values()),
-            **{f"ranks_{way}_{key}": value for key, each in on_network.items() for way, value in each.items()},
             **{f"ratio_{data}_{rung.replace(' + ', '_').lower()}": v for (data, rung), v in ratio.items() if v != 1},
             **{f"processor_{r['data']}_{r['rung'].replace(' + ', '_').lower()}": r["processor_ms"] for r in rows},
             **{f"hot_inputs_{row['data']}_{100 * row['bytes_share']:g}": row["inputs"] for row in found},
         },
-        "samples": {"shares": found, "rows": rows, "ranks": ranks},
+        "samples": {"shares": found, "rows": rows},
     }  # fmt: skip

@@ -29,7 +29,6 @@ BENCHMARKS = {
     "exchange": "benchmarks.exchange",
     "globo": "benchmarks.globo",
     "host_counts": "benchmarks.host_counts",
-    "hot_distributed": "benchmarks.hot_distributed",
     "hot_drift": "benchmarks.hot_drift",
     "hot_published": "benchmarks.hot_published",
     "hot_quality": "benchmarks.hot_quality",

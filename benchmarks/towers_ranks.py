@@ -11,8 +11,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -43,10 +43,6 @@ class Contender:
     compression: float = 1.0
     deduplicate: bool = True
     """Of the flat exchange: distinct rows travel where they are fewer bytes, as the plan of a run chooses."""
-    copies: Mapping[str, int] = field(default_factory=dict)
-    """First rows of tables that every rank has."""
-    hot_batches: bool = False
-    """Whether batches look up copied rows alone."""
 
 
 def plan(features: int) -> tuple[tuple[str, ...], ...]:
@@ -113,8 +109,6 @@ class Bench:
             places = plan_sharding(loads, mesh.ranks, "auto" if contender.deduplicate else "table").places
             if not contender.deduplicate:
                 places = {name: Place(first=place.first) for name, place in places.items()}
-        hot = {name: rows for name, rows in contender.copies.items() if rows}
-        places = {name: replace(place, travel="rows") if name in hot else place for name, place in places.items()}
         wire: Any = contender.wire
         config = DistributedConfig(wire=wire, gradient_wire=wire, dense_wire=dense_wire)  # type: ignore[arg-type]
         given = self.mesh
@@ -122,7 +116,7 @@ class Bench:
         def collection(tables: Any) -> ShardedCollection:
             return ShardedCollection(
                 Sharding(tables, places, given.ranks), given, optimizer=RowOptimizerConfig(learning_rate=0.01), seed=1,
-                tiers=TierConfig(lookahead=_AHEAD), config=config, hot=hot,
+                tiers=TierConfig(lookahead=_AHEAD), config=config,
             )  # fmt: skip
 
         self.model = build_model(
@@ -145,11 +139,6 @@ class Bench:
         from stratarec.batch.jagged import KeyedJagged
 
         ids, offsets = shape.bags(seed)
-        if self.contender.hot_batches:
-            counts = offsets[shape.batch :: shape.batch].diff(prepend=offsets[:1])
-            copied = torch.tensor([self.contender.copies[f"f{place}"] for place in range(len(shape.sizes))])
-            # As skewed among the copied rows as among all.
-            ids = ids * copied.repeat_interleave(counts) // torch.tensor(shape.sizes).repeat_interleave(counts)
         draws = torch.Generator().manual_seed(seed)
         keys = tuple(f"f{place}" for place in range(len(shape.sizes)))
         sparse = KeyedJagged(

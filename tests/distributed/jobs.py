@@ -47,8 +47,6 @@ class Setup:
     optimizer: str = "rowwise_adagrad"
     """Its kind; ``<kind> of all rows`` changes all of them at every step."""
     exchange: DistributedConfig = field(default_factory=DistributedConfig)
-    hot: bool = False
-    """Every rank has copies of hot rows; at every fourth step nothing else is looked up."""
     uneven: bool = False
     """Ranks have batches of different sizes, some empty."""
 
@@ -69,11 +67,8 @@ def places(layout: str, ranks: int) -> dict[str, Place]:
     return found
 
 
-HOT = {"item": 25, "page": 40, "user": 30, "tiny": 2}
-
-
-def batch(step: int, singles: bool, *, hot: bool = False) -> KeyedJagged:
-    """The batch of all ranks together; skewed ids, bags of 0 to 3. `hot`: every fourth is of hot rows alone."""
+def batch(step: int, singles: bool) -> KeyedJagged:
+    """The batch of all ranks together; skewed ids, bags of 0 to 3."""
     draws = np.random.default_rng(step)
     low, high = (1, 2) if singles else (0, 4)
     lengths = draws.integers(low, high, (len(KEYS), SAMPLES))
@@ -81,8 +76,6 @@ def batch(step: int, singles: bool, *, hot: bool = False) -> KeyedJagged:
         (rows * draws.random(int(count)) ** 3).astype(np.int32)
         for rows, count in zip(KEYS.values(), lengths.sum(1), strict=True)
     ]
-    if hot and step % 4 == 3:
-        ids = [part % 21 if rows > 40 else part for part, rows in zip(ids, KEYS.values(), strict=True)]
     offsets = None if singles else torch.from_numpy(np.cumsum([0, *lengths.reshape(-1)]).astype(np.int64))
     values = torch.from_numpy(np.concatenate(ids))
     return KeyedJagged(keys=tuple(KEYS), values=values, offsets=offsets, batch_size=SAMPLES)
@@ -135,7 +128,7 @@ def sharded(mesh: Mesh, setup: Setup, path: Path) -> dict[str, Any]:
     sharding = Sharding(TABLES, places(setup.layout, mesh.ranks), mesh.ranks)
     collection = ShardedCollection(
         sharding, mesh, optimizer=row_optimizer(setup), seed=7,
-        tiers=tiers(setup, path / f"rank-{mesh.rank}"), config=setup.exchange, hot=HOT if setup.hot else None,
+        tiers=tiers(setup, path / f"rank-{mesh.rank}"), config=setup.exchange,
     )  # fmt: skip
     return trained(collection, setup, mesh.rank, mesh.ranks)
 
@@ -145,7 +138,7 @@ def trained(collection: Any, setup: Setup, rank: int, ranks: int) -> dict[str, A
     pooled, rows = [], []
     for step in range(setup.steps):
         mine = share(step, rank, ranks, setup.uneven)
-        features = batch(step, setup.singles, hot=setup.hot).take(torch.arange(mine.start, mine.stop))
+        features = batch(step, setup.singles).take(torch.arange(mine.start, mine.stop))
         found = collection(features)
         pooled.append(found.pooled.detach().clone())
         rows.append(found.sequences["history"].values.detach().clone())
@@ -185,13 +178,12 @@ def ahead(mesh: Mesh, setup: Setup, path: Path, depth: int, bad_step: int = -1) 
         collection: Any = TieredEmbeddingBagCollection(TABLES, **options)
     else:
         sharding = Sharding(TABLES, places(setup.layout, mesh.ranks), mesh.ranks)
-        hot = HOT if setup.hot else None
-        collection = ShardedCollection(sharding, mesh, config=setup.exchange, hot=hot, **options)
+        collection = ShardedCollection(sharding, mesh, config=setup.exchange, **options)
 
     def batches() -> Iterator[KeyedJagged]:
         for step in range(setup.steps):
             mine = share(step, mesh.rank, mesh.ranks, setup.uneven)
-            features = batch(step, setup.singles, hot=setup.hot).take(torch.arange(mine.start, mine.stop))
+            features = batch(step, setup.singles).take(torch.arange(mine.start, mine.stop))
             if step == bad_step and mesh.rank == 1:
                 features.values[0] = 40
             yield features

@@ -67,15 +67,6 @@ def test_too_small_a_budget_is_one_line_and_exit_code_2(home: Path, capfd: pytes
     assert "it is 1.0 KiB)" in error
 
 
-def test_copies_of_hot_rows_are_within_the_budget_of_the_processes(home: Path, tmp_path: Path) -> None:
-    output = tmp_path / "plan.json"
-    options = ["--ranks", "2", "memory.dram=4MiB", "hot.copies=8KiB", "-o", str(output)]
-    assert main(["plan", str(home / "recipe.yaml"), *options]) == 0
-    made = Plan.load(output)
-    assert made.bytes["dram"]["copies"] > 0
-    assert made.budgets["dram"] == 2 * (4 << 20)
-
-
 FOLLOWS_RUN = [
     "train.dense.schedule={kind: polynomial, warmup_share: 0.1}",
     "train.embedding.schedule={kind: cosine}",

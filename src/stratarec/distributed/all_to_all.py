@@ -19,7 +19,6 @@ from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.collectives import Channel, never
-from stratarec.distributed.hot_replicas import HotGradients, Replicas
 from stratarec.distributed.input_dist import WORDS, DistinctRows, Requests, RowRequest, joined, message_sizes, read
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.row_buffer import Buffer, grouped
@@ -50,8 +49,6 @@ class Dispatched:
         Arrays: local pooled output, local sequence features in the order of their engine.
     local_shapes : sequence
         Shapes of the arrays of `answering`.
-    idle : bool
-        Whether no rank requests any row, as all rows are hot; all ranks know it, so none waits for rows.
     """
 
     features: KeyedJagged
@@ -62,7 +59,6 @@ class Dispatched:
     asking: MessageLayout
     answering: MessageLayout
     local_shapes: Sequence[tuple[int, int]]
-    idle: bool
 
 
 class FlatExchange:
@@ -77,16 +73,12 @@ class FlatExchange:
         Wires of rows and of gradients.
     local : Engine or None
         Engine of this rank's tables.
-    replicas : Replicas or None
-        Copies of hot rows, which are not exchanged.
     """
 
-    def __init__(
-        self, sharding: Sharding, mesh: Mesh, wires: tuple[Wire, Wire], local: Engine | None, replicas: Replicas | None
-    ) -> None:  # fmt: skip
-        self._rank, self._rows, self._replicas = mesh.rank, mesh.rows, replicas
+    def __init__(self, sharding: Sharding, mesh: Mesh, wires: tuple[Wire, Wire], local: Engine | None) -> None:
+        self._rank, self._rows = mesh.rank, mesh.rows
         self._wire, self._gradient_wire = wires
-        self._requests = Requests(sharding, replicas)
+        self._requests = Requests(sharding)
         self._streams, tables = self._requests.streams, sharding.tables
         pooled = tuple(key for table in tables for key in table.feature_names)
         widths = tuple(table.embedding_dim for table in tables for _ in table.feature_names)
@@ -132,12 +124,11 @@ class FlatExchange:
             asked, distinct = self._requests.split(features)
         except StrataError as error:
             failed = error
-        theirs, idle = self._announce(asked, failed, channel, stopped)
+        theirs = self._announce(asked, failed, channel, stopped)
         # Lengths and ids for one owner are one message for all its streams.
         message = [self._requests.message(part) for part in asked]
-        sizes, received = message_sizes(theirs), torch.cat(message)
-        if not idle:
-            received = channel.exchange(received, [part.numel() for part in message], sizes, stopped)
+        sizes = message_sizes(theirs)
+        received = channel.exchange(torch.cat(message), [part.numel() for part in message], sizes, stopped)
         requests = [
             read(part, numbers)
             for part, numbers in zip(received.split(sizes), theirs.tolist(), strict=True)  # type: ignore[no-untyped-call]
@@ -154,30 +145,27 @@ class FlatExchange:
         return Dispatched(
             features=features, step=step, local=local, buffers=buffers, sequences=[lengths[key] for key in
             self._sequence_dims], asking=self._asking(asked, buffers), answering=answering, local_shapes=shapes,
-            idle=idle,
         )  # fmt: skip
 
     def _announce(
         self, asked: Sequence[Sequence[RowRequest]], failed: StrataError | None, channel: Channel,
         stopped: Callable[[], bool],
-    ) -> tuple[NDArray[np.int64], bool]:  # fmt: skip
-        """Return the sizes of each rank's requests to this one, ``[ranks, S * WORDS]``, and whether no rank requests
-        any."""
-        counts = [2 + WORDS * len(streams) for streams in self._streams]
+    ) -> NDArray[np.int64]:  # fmt: skip
+        """Return the sizes of each rank's requests to this one, ``[ranks, S * WORDS]``."""
+        counts = [1 + WORDS * len(streams) for streams in self._streams]
         numbers, at = np.zeros(sum(counts), dtype=np.int64), 0
-        # Sent with the failure flag, which saves a collective.
-        asks = any(request.rows or request.ids.numel() for part in asked for request in part)
         for part, count in zip(asked, counts, strict=True):
             # A failed rank requests nothing but takes part, as the others would wait for it.
-            numbers[at : at + 2] = failed is not None, asks
-            numbers[at + 2 : at + 2 + WORDS * len(part)] = [number for request in part for number in request.announced]
+            # The flag of a failure is sent with the sizes, which saves a collective.
+            numbers[at] = failed is not None
+            numbers[at + 1 : at + 1 + WORDS * len(part)] = [number for request in part for number in request.announced]
             at += count
         mine = counts[self._rank]
         received = channel.exchange(torch.from_numpy(numbers), counts, [mine] * channel.ranks, stopped)
         theirs = received.view(channel.ranks, mine).numpy()
         if theirs[:, 0].any():
             channel.raise_everywhere(failed, theirs[:, 0].tolist())
-        return theirs[:, 2:], not theirs[:, 1].any()
+        return theirs[:, 1:]
 
     def _asking(self, asked: Sequence[Sequence[RowRequest]], buffers: Sequence[Buffer]) -> MessageLayout:
         """Return the layout of answers from each rank."""
@@ -238,22 +226,16 @@ class FlatExchange:
             for count, width in zip(dispatched.sequences, self._sequence_dims.values(), strict=True)
         ]
         buffers = [RECYCLER.empty(buffer.rows, buffer.group.width) for buffer in dispatched.buffers]
-        if not dispatched.idle:
-            message = wire.encode(answering.pack(rows), answering.spans, "rows", dispatched.step)
-            received = self._rows.exchange(message, answering.sizes(wire), asking.sizes(wire))
-            asking.unpack(wire.decode(received, asking.spans), [pooled, *sequences, *buffers])
+        message = wire.encode(answering.pack(rows), answering.spans, "rows", dispatched.step)
+        received = self._rows.exchange(message, answering.sizes(wire), asking.sizes(wire))
+        asking.unpack(wire.decode(received, asking.spans), [pooled, *sequences, *buffers])
         gathered = []
         for buffer, distinct in zip(dispatched.buffers, buffers, strict=True):
-            if self._replicas is not None and len(buffer.hot):
-                # Before pooling: copies fill the places of hot rows, which were not requested.
-                self._replicas.read(buffer.hot, distinct, buffer.hot_places)
             gathered += buffer.pool(distinct, pooled)
         return (pooled, *sequences, *gathered)
 
     def combine_backward(self, gradients: Sequence[Tensor], dispatched: Dispatched) -> list[Tensor]:
         """Return the gradients of the outputs of this rank's tables; a collective.
-
-        Gradients of hot rows are stored by the replicas.
 
         Parameters
         ----------
@@ -268,15 +250,7 @@ class FlatExchange:
             end = at + len(buffer.group.sequences)
             sums.append(buffer.sum(pooled, rows[at:end]))
             at = end
-        if self._replicas is not None:
-            self._replicas.store_gradients(
-                HotGradients(buffer.hot, buffer.hot_places, mine)
-                for buffer, mine in zip(dispatched.buffers, sums, strict=True)
-            )
         outputs = [RECYCLER.empty(*shape) for shape in dispatched.local_shapes]
-        if dispatched.idle:
-            # Local tables still take a step without rows, so that all ranks count the same steps.
-            return [output.zero_() for output in outputs]
         message = wire.encode(asking.pack([pooled, *sequences, *sums]), asking.spans, "gradients", dispatched.step)
         received = self._rows.exchange(message, asking.sizes(wire), answering.sizes(wire))
         answering.unpack(wire.decode(received, answering.spans), outputs)

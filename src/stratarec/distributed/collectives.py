@@ -222,32 +222,20 @@ class Channel:
 
 def reduce_gradients(
     channel: Channel, weights: Sequence[Tensor], order: Sequence[int] | None = None,
-    dtype: torch.dtype = torch.float32, more: Sequence[Tensor] = (),
-) -> list[Tensor]:  # fmt: skip
+    dtype: torch.dtype = torch.float32,
+) -> None:  # fmt: skip
     """Replace the gradient of each weight by the sum over ranks, through one flat buffer.
 
     A weight without a gradient on a rank counts as zeros there; all ranks pass weights in the same order. `order` and
     `dtype` are those of `Channel.sum`.
-
-    Parameters
-    ----------
-    more : sequence of Tensor
-        Flat float32 to sum in addition.
-
-    Returns
-    -------
-    list of Tensor
-        Sums of `more`.
     """
-    if channel.ranks == 1 or not (weights or more):
-        return list(more)
+    if channel.ranks == 1 or not weights:
+        return
     mine = [torch.zeros(w.numel()) if w.grad is None else w.grad.reshape(-1).float() for w in weights]
-    flat = torch.cat([*mine, *more])
-    sizes = [tensor.numel() for tensor in (*weights, *more)]
-    parts = channel.sum(flat, order, dtype).split(sizes)  # type: ignore[no-untyped-call]
-    for weight, part in zip(weights, parts, strict=False):
+    sizes = [weight.numel() for weight in weights]
+    parts = channel.sum(torch.cat(mine), order, dtype).split(sizes)  # type: ignore[no-untyped-call]
+    for weight, part in zip(weights, parts, strict=True):
         weight.grad = part.view_as(weight)
-    return list(parts[len(weights) :])
 
 
 def average(channel: Channel, values: Sequence[Tensor], share: float, order: Sequence[int] | None = None) -> None:

@@ -17,14 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged, offsets_of
-from stratarec.distributed.hot_replicas import Replicas
-from stratarec.distributed.sharding import IdStream, Rows, Sharding
+from stratarec.distributed.sharding import IdStream, Sharding
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.errors import ConfigError
 from stratarec.kernels.collate import outside
 from stratarec.kernels.unique import number_distinct
 
-_NONE: Rows = np.empty(0, dtype=np.int64)
 # Numbers that announce a stream: bags, ids, and whether every bag holds one id, so that lengths are not sent.
 WORDS = 3
 
@@ -69,17 +67,14 @@ class DistinctRows:
         of their first lookups.
     places : Tensor
         ``[lookups]`` int64 position of each lookup's row among all distinct rows, features in the order of the table.
-    hot : ndarray
-        Numbers of the hot rows, which follow the others.
     """
 
     owned: tuple[Tensor, ...]
     places: Tensor
-    hot: Rows
 
     @property
     def rows(self) -> int:
-        return sum(part.numel() for part in self.owned) + len(self.hot)
+        return sum(part.numel() for part in self.owned)
 
 
 class Requests:
@@ -88,12 +83,10 @@ class Requests:
     Parameters
     ----------
     sharding : Sharding
-    replicas : Replicas or None
-        Copies of hot rows, which are not requested.
     """
 
-    def __init__(self, sharding: Sharding, replicas: Replicas | None = None) -> None:
-        self._sharding, self._replicas = sharding, replicas
+    def __init__(self, sharding: Sharding) -> None:
+        self._sharding = sharding
         self.streams = [sharding.streams(rank) for rank in range(sharding.ranks)]
         # Type of ids on the wire: int32 halves their bytes, unless a table is huge.
         large = any(table.num_embeddings > 2**31 for table in sharding.tables)
@@ -141,22 +134,18 @@ class Requests:
         unique, places = number_distinct(torch.cat(parts) if len(parts) > 1 else parts[0])
         place = self._sharding.places[table.name]
         owners, rows = self._sharding.owner(table.name, unique)
-        replicas = self._replicas
-        numbers = np.full(len(unique), -1) if replicas is None else replicas.numbers(table.name, unique)
-        if place.ranks == 1 and not (numbers >= 0).any():
+        if place.ranks == 1:
             owned = (torch.from_numpy(rows).to(self.ids),)
-            return DistinctRows(owned=owned, places=torch.from_numpy(places), hot=_NONE)
-        # 16 bits, which NumPy sorts by radix. Hot rows follow those of all owners.
+            return DistinctRows(owned=owned, places=torch.from_numpy(places))
+        # 16 bits, which NumPy sorts by radix.
         part = (owners - place.first).astype(np.uint16)
-        part[numbers >= 0] = place.ranks
         order = np.argsort(part, kind="stable")
-        *ends, _ = np.bincount(part, minlength=place.ranks + 1).tolist()
+        ends = np.bincount(part, minlength=place.ranks).tolist()
         place_of = np.empty_like(order)
         place_of[order] = np.arange(len(order))
-        cold = sum(ends)
         # Converted once for all owners.
-        owned = torch.from_numpy(rows[order[:cold]]).to(self.ids).split(ends)  # type: ignore[no-untyped-call]
-        return DistinctRows(owned=owned, places=torch.from_numpy(place_of[places]), hot=numbers[order[cold:]])
+        owned = torch.from_numpy(rows[order]).to(self.ids).split(ends)  # type: ignore[no-untyped-call]
+        return DistinctRows(owned=owned, places=torch.from_numpy(place_of[places]))
 
     def message(self, asked: Sequence[RowRequest]) -> Tensor:
         """Return the message of lengths and ids."""

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.input_dist import DistinctRows
-from stratarec.distributed.sharding import Rows
 from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.tables.base import features_of, group_layout
 from stratarec.kernels import pooling, update
@@ -60,14 +59,7 @@ class RowBuffers:
             base=np.repeat(np.array(first[:-1], dtype=np.int64), sizes),
             rows=np.repeat(np.array(counts, dtype=np.int64), sizes),
         )
-        hot = np.concatenate([distinct[table.name].hot for table in self.tables])
-        places = np.concatenate([
-            np.arange(end - len(distinct[table.name].hot), end)
-            for table, end in zip(self.tables, first[1:], strict=True)
-        ])  # fmt: skip
-        # Ascending, so that `Replicas` reads and adds them in the order of memory.
-        order = np.argsort(hot)
-        return Buffer(self, layout, self._bags(features, distinct), first_row, first[-1], hot[order], places[order])
+        return Buffer(self, layout, self._bags(features, distinct), first_row, first[-1])
 
     def _bags(self, features: KeyedJagged, distinct: Mapping[str, DistinctRows]) -> BagBatch:
         places = {key: place for place, key in enumerate(features.keys)}
@@ -108,8 +100,6 @@ class Buffer:
         Start of each table's rows, which are in the order of their owners.
     rows : int
         U.
-    hot, hot_places : ndarray
-        Ascending numbers of hot rows, and their places in the buffer.
     """
 
     group: RowBuffers
@@ -117,8 +107,6 @@ class Buffer:
     bags: BagBatch
     first_row: Mapping[str, int]
     rows: int
-    hot: Rows
-    hot_places: Rows
 
     def pool(self, rows: Tensor, out: Tensor) -> list[Tensor]:
         """Fill these tables' columns of `out` from rows ``[U, D]``; return the rows of their sequence features."""

@@ -20,17 +20,15 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.distributed.all_to_all import Dispatched, FlatExchange
 from stratarec.distributed.collectives import Channel, never
 from stratarec.distributed.config import DistributedConfig
-from stratarec.distributed.hot_replicas import Replicas, check_hot
 from stratarec.distributed.mesh import Mesh
 from stratarec.distributed.sharding import Sharding
 from stratarec.distributed.wire import Wire, WireKind
 from stratarec.embedding.checkpoint import RANK_GROUPS
 from stratarec.embedding.collection import EmbeddingCollection
-from stratarec.embedding.config import EmbeddingBagConfig
 from stratarec.embedding.engine import Engine
 from stratarec.embedding.lookup_engine import LookupEngine, Prepared
 from stratarec.embedding.optimizers import RowOptimizerConfig
-from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.embedding.tiers import TierConfig
 from stratarec.errors import StrataError
 
 
@@ -77,20 +75,16 @@ class SharedEngine(LookupEngine[SharedBatch]):
         Tiers of this rank; tables without rows on it are ignored.
     config : DistributedConfig
         Sets the wires.
-    hot : mapping of str to int
-        Table -> number of its first rows that every rank copies (`Replicas`).
     """
 
     def __init__(
         self, sharding: Sharding, mesh: Mesh, optimizer: RowOptimizerConfig, seed: int, tiers: TierConfig,
-        config: DistributedConfig, hot: Mapping[str, int] | None = None,
+        config: DistributedConfig,
     ) -> None:  # fmt: skip
         self.sharding, self.mesh = sharding, mesh
-        hot = {name: rows for name, rows in (hot or {}).items() if rows}
-        mesh.check_same({"hot rows": hot})
-        check_hot(hot, sharding, optimizer, towers=mesh.inside is not None)
         mine = sharding.configs(mesh.rank)
-        local_tiers = replace(tiers, tables=_local_tiers(mine, tiers, hot))
+        names = {table.name for table in mine}
+        local_tiers = replace(tiers, tables={name: tier for name, tier in tiers.tables.items() if name in names})
         self.local = Engine(mine, optimizer, seed, local_tiers) if mine else None
         self._circle = mesh if mesh.inside is None else mesh.inside
         kinds: tuple[WireKind, WireKind] = (
@@ -99,13 +93,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
         wire, gradient_wire = (Wire(kind, seed, mesh.rank) for kind in kinds)
         shared = sharding.within(mesh.rank - self._circle.rank, self._circle.ranks)
         super().__init__(sharding.tables, shared.tables, optimizer, tiers, self.local)
-        self.replicas: Replicas | None = None
-        if hot:
-            travelling = [table for table in sharding.tables if sharding.places[table.name].travel == "rows"]
-            self.replicas = Replicas(travelling, hot, optimizer, seed)
-        # Whether rows of local tables are older than their copies, and the rule of the step that copies wait for.
-        self._older, self._rule = False, self.step_clock.rule
-        self._exchange = FlatExchange(shared, self._circle, (wire, gradient_wire), self.local, self.replicas)
+        self._exchange = FlatExchange(shared, self._circle, (wire, gradient_wire), self.local)
         self.row_order = self._exchange.row_order
         # Ids are exchanged before a lookup, so preparing ahead is useful even if all rows are in level 0.
         self.resident = False
@@ -146,20 +134,15 @@ class SharedEngine(LookupEngine[SharedBatch]):
     def look_up(self, prepared: SharedBatch) -> tuple[Tensor, ...]:
         # Only local tables are looked up between ids and rows, so no rank waits for another here.
         outputs = self.local.look_up(prepared.local) if self.local and prepared.local else _nothing()
-        self._sum_hot_rows()
         return self._exchange.combine(outputs, prepared.dispatched)
 
     def read(self, features: KeyedJagged) -> tuple[Tensor, ...]:
         self.health.require()
-        self._sum_hot_rows()
         dispatched = self._exchange.dispatch(features, self.batches, self._circle.rows)
         outputs = self.local.read(dispatched.local) if self.local else _nothing()
         return self._exchange.combine(outputs, dispatched)
 
     def update(self, prepared: SharedBatch, pooled: Tensor, rows: Sequence[Tensor], weights: Tensor | None) -> None:
-        # Two batches may be looked up before the first one is trained, so sums of the last step may still be pending.
-        self._sum_hot_rows()
-        self._rule = self.step_clock.rule
         local_pooled, *local_rows = self._exchange.combine_backward((pooled, *rows), prepared.dispatched)
         if self.local and prepared.local:
             self.local.update(prepared.local, local_pooled, local_rows, None)
@@ -170,7 +153,6 @@ class SharedEngine(LookupEngine[SharedBatch]):
     def tables_of(self, name: str) -> SharedRows:
         """Return access to the rows of the table `name` on all ranks."""
         self.health.require()
-        self._give_owners()
         return SharedRows(self.sharding, self.mesh.rows, self.local, self.optimizer)
 
     def named_views(self) -> Iterator[tuple[str, Tensor]]:
@@ -180,7 +162,6 @@ class SharedEngine(LookupEngine[SharedBatch]):
     def save(self, directory: Path, previous: Path | None) -> dict[str, Any]:
         """Save every rank's rows in one directory; return the manifest of all ranks."""
         channel = self.mesh.files
-        self._give_owners()
         mine = channel.run_everywhere(
             lambda: self.local.save(directory, previous, self.mesh.rank) if self.local else {}
         )
@@ -205,7 +186,6 @@ class SharedEngine(LookupEngine[SharedBatch]):
             return ""
 
         reason = channel.run_everywhere(loaded)
-        self._take_copies()
         self.batches = int(manifest["batches"])
         return next((text.decode() for text in channel.gather(reason.encode()) if text), "")
 
@@ -219,51 +199,6 @@ class SharedEngine(LookupEngine[SharedBatch]):
                 self.local.initialize_from(directory, manifest, optimizer)
 
         self.mesh.files.run_everywhere(begin)
-        self._take_copies()
-
-    @property
-    def hot_gradients(self) -> Tensor | None:
-        """Flat float32 to sum over ranks and pass to `train_hot_rows`; None if there is none."""
-        return None if self.replicas is None else self.replicas.pending
-
-    def train_hot_rows(self, sums: Tensor) -> None:
-        """Apply the step of the last batch to all copies, given the sums of `hot_gradients` over ranks."""
-        assert self.replicas is not None
-        with self.health.changing("an optimizer step"):
-            self.replicas.apply(sums, self._rule)
-        self._older = True
-
-    def _sum_hot_rows(self) -> None:
-        """Train hot rows whose gradients were not summed with those of a network; a collective."""
-        gradients = self.hot_gradients
-        if gradients is not None:
-            self.train_hot_rows(self.mesh.rows.sum(gradients))
-
-    def _give_owners(self) -> None:
-        """Write the copies of hot rows to the local tables that own them; a collective."""
-        self._sum_hot_rows()
-        if not self._older or self.replicas is None:
-            return
-        for table in self.local.configs if self.local else ():
-            if self.local and table.name in self.replicas.first:
-                rows, copies = self.replicas.owned(self.sharding, table.name, self.mesh.rank)
-                group = self.local.tables_of(table.name)
-                # Directly into slots: a rank's hot rows never leave level 0 (`_local_tiers`).
-                places = np.arange(len(rows), dtype=np.int64)
-                group.write_rows(rows + group.first_row[table.name], copies, places, self.batches)
-        self._older = False
-
-    def _take_copies(self) -> None:
-        """Read the values of all hot rows from their owners; a collective."""
-        self._older = False
-        if self.replicas is None:
-            return
-        # Drop sums of steps after the checkpoint, or of removed tables.
-        self.replicas.pending = None
-        for name, first, last in self.replicas.parts:
-            values = self.tables_of(name).part(name, first, last)
-            for state, view in self.replicas.part(name, first, last).items():
-                view.copy_(values[state])
 
     def close(self) -> None:
         """Release files and threads of the local tables."""
@@ -272,15 +207,11 @@ class SharedEngine(LookupEngine[SharedBatch]):
 
     def bytes_by_memory(self) -> dict[str, int]:
         """Return the bytes of this rank by memory."""
-        return _with(self.local.bytes_by_memory() if self.local else {}, "dram", self._copied_bytes)
+        return self.local.bytes_by_memory() if self.local else {}
 
     def bytes_by_part(self) -> dict[str, int]:
         """Return the bytes of this rank by part."""
-        return _with(self.local.bytes_by_part() if self.local else {}, "level0", self._copied_bytes)
-
-    @property
-    def _copied_bytes(self) -> int:
-        return 0 if self.replicas is None else self.replicas.nbytes
+        return self.local.bytes_by_part() if self.local else {}
 
 
 class ShardedCollection(EmbeddingCollection[SharedBatch]):
@@ -292,42 +223,20 @@ class ShardedCollection(EmbeddingCollection[SharedBatch]):
 
     Parameters
     ----------
-    sharding, mesh, optimizer, seed, tiers, config, hot
+    sharding, mesh, optimizer, seed, tiers, config
         Arguments of `SharedEngine`.
     """
 
     def __init__(
         self, sharding: Sharding, mesh: Mesh, *, optimizer: RowOptimizerConfig | None = None, seed: int = 0,
         tiers: TierConfig | None = None, config: DistributedConfig | None = None,
-        hot: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
             SharedEngine(
                 sharding, mesh, optimizer or RowOptimizerConfig(), seed, tiers or TierConfig(),
-                config or DistributedConfig(), hot,
+                config or DistributedConfig(),
             )
         )  # fmt: skip
-
-
-def _local_tiers(
-    tables: Sequence[EmbeddingBagConfig], tiers: TierConfig, hot: Mapping[str, int]
-) -> dict[str, TableTier]:  # fmt: skip
-    """Return the tiers of local tables, with slots for the hot rows that the rank owns."""
-    local_tiers = {}
-    for table in tables:
-        if table.name not in tiers.tables:
-            continue
-        tier, part = tiers.tables[table.name], table.numbering
-        if table.name in hot:
-            # The rank's share of the complete table's first rows.
-            local = min(max(-(-(hot[table.name] - part.first) // part.stride), 0), table.num_embeddings)
-            tier = replace(tier, hot_rows=local)
-        local_tiers[table.name] = tier
-    return local_tiers
-
-
-def _with(sizes: dict[str, int], name: str, more: int) -> dict[str, int]:
-    return {**sizes, name: sizes.get(name, 0) + more}
 
 
 def _nothing() -> tuple[Tensor, ...]:

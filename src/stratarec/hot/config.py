@@ -22,30 +22,21 @@ def _budget(value: Any) -> int | None:
     return None if value is None else parse_bytes(value, "hot.budget")
 
 
-def _copies(value: Any) -> int | None:
-    return None if value is None else parse_bytes(value, "hot.copies")
-
-
 @dataclass(frozen=True, kw_only=True)
 class HotConfig:
     """Rows that never leave level 0, and separate training of the inputs that need only such rows."""
 
     budget: Annotated[int | None, BeforeValidator(_budget)] = None
     """Bytes of memory.dram, or of memory.hbm with rows in GPU memory, for hot rows: weights and optimizer state of
-    tables that are not completely there; null for none. With several processes, use `copies` instead."""
+    tables that are not completely there; null for none. Ignored with several processes."""
     batches: Batches = "none"
     """Whether hot inputs, which need only hot rows or tables completely in level 0, form separate batches. ``none``:
     no; ``proportional``: hot batches are spread evenly among the others; ``adaptive``: hot and other batches alternate
     in turns whose length follows the validation loss from epoch to epoch (FAE, arXiv 2103.00686). Both reduce quality
     if many inputs are hot. Ignored with several processes."""
-    copies: Annotated[int | None, BeforeValidator(_copies)] = None
-    """With several processes: bytes of memory.dram of each process for copies of hot rows and their optimizer state,
-    which are then not exchanged; null for none, since no measured step became shorter. Their gradients are summed with
-    those of the network, in ``distributed.dense_wire``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", _budget(self.budget))
-        object.__setattr__(self, "copies", _copies(self.copies))
         if self.batches not in get_args(Batches):
             raise ConfigError(f"hot.batches is {self.batches!r}, expected one of {', '.join(get_args(Batches))}")
 
@@ -54,11 +45,10 @@ class HotConfig:
         """Whether hot inputs form separate batches."""
         return self.budget is not None and self.batches != "none"
 
-    def remaining(self, budget: int | None, field: str, ranks: int) -> int | None:
+    def remaining(self, budget: int | None, field: str) -> int | None:
         """Return the budget of level 0, `field` of a recipe, that hot rows leave to other rows; None if it is None."""
-        name, hot_bytes = ("budget", self.budget) if ranks == 1 else ("copies", self.copies)
-        if budget is None or hot_bytes is None:
+        if budget is None or self.budget is None:
             return budget
-        if hot_bytes >= budget:
-            raise ConfigError(f"hot.{name} is {hot_bytes:,} bytes, expected less than {field} ({budget:,} bytes)")
-        return budget - hot_bytes
+        if self.budget >= budget:
+            raise ConfigError(f"hot.budget is {self.budget:,} bytes, expected less than {field} ({budget:,} bytes)")
+        return budget - self.budget

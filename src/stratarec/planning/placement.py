@@ -29,12 +29,11 @@ from stratarec.embedding.tiers import MEMORY_NAMES
 from stratarec.errors import ConfigError
 from stratarec.hot.calibrator import HotProfile, calibrate, warn_inherited_ids
 from stratarec.hot.config import HotConfig
-from stratarec.hot.selection import Counts, RowRange, hottest_rows, parts_of, share_of_accesses, used_bytes
+from stratarec.hot.selection import Counts, RowRange, parts_of
 from stratarec.planning.bytes import (
     MEMORIES,
     SHARED_BYTES,
     Memory,
-    Parts,
     add_parts,
     device_workspace_bytes,
     in_memory,
@@ -269,7 +268,7 @@ def make_plan(
     ranks: int = 1,
     hot: Mapping[str, int] | None = None,
 ) -> Plan:
-    """Plan the tables of a model on this machine, without copies of hot rows.
+    """Plan the tables of a model on this machine, without hot rows.
 
     Parameters
     ----------
@@ -321,17 +320,11 @@ def make_hot_plan(
     ConfigError
         When all tables are entirely in level 0, so that no row is hot.
     """
-    level0 = memory.level0
-    remaining = memory.with_level0_budget(hot.remaining(memory.level0_budget, f"memory.{level0}", ranks))
     plan = make_plan(tables, dataset, optimizer, memory, batch_size=batch_size, tiers=tiers, ranks=ranks)
-    if ranks > 1:
-        if hot.copies is None:
-            return plan
-        plan = make_plan(tables, dataset, optimizer, remaining, batch_size=batch_size, tiers=tiers, ranks=ranks)
-        row_bytes = {table.name: _row_bytes(table, optimizer) for table in tables}
-        return _with_copies(plan, parts_of(dataset, row_bytes), hot.copies)
-    if hot.budget is None:
+    if ranks > 1 or hot.budget is None:
         return plan
+    level0 = memory.level0
+    remaining = memory.with_level0_budget(hot.remaining(memory.level0_budget, f"memory.{level0}"))
     uncached = _uncached(plan)
     while True:
         if len(uncached) == len(plan.tables):
@@ -346,34 +339,6 @@ def make_hot_plan(
         if uncached <= _uncached(plan):
             return _with_hot_rows(plan, profile, hot.budget, row_bytes, warn_inherited_ids(dataset))
         uncached &= _uncached(plan)
-
-
-def _with_copies(plan: Plan, parts: Sequence[RowRange], budget: int) -> Plan:
-    """Give every process copies of the rows with most lookups per byte."""
-    most = np.array([part.rows for part in parts])
-    rows = hottest_rows(parts, budget) if budget < used_bytes(parts, most) else most
-    copied = {part.table: count for part, count in zip(parts, rows.tolist(), strict=True)}
-    row_bytes = {part.table: part.row_bytes for part in parts}
-
-    def placed(table: TablePlacement) -> TablePlacement:
-        # The owner of a row under a cache has a slot for it, too.
-        holders = plan.ranks + (table.tier != "level0")
-        more: Parts = {"dram": {"copies": holders * copied[table.table] * row_bytes[table.table]}}
-        return replace(table, copied_rows=copied[table.table], bytes=add_parts([table.bytes, more]))
-
-    note = (
-        f"every process has copies of {int(rows.sum()):,} hot rows, {format_bytes(used_bytes(parts, rows))}, which "
-        "take "
-        f"{share_of_accesses(parts, rows):.1%} of the lookups"
-    )
-    tables = tuple(map(placed, plan.tables))
-    return replace(plan, tables=tables, budgets=_add_budget(plan, plan.ranks * budget), notes=(*plan.notes, note))
-
-
-def _add_budget(plan: Plan, size: int) -> Mapping[Memory, int | None]:
-    """Add the bytes of hot rows to the budget of level 0."""
-    budget = plan.budgets.get(plan.level0)
-    return plan.budgets if budget is None else {**plan.budgets, plan.level0: budget + size}
 
 
 def _uncached(plan: Plan) -> set[str]:
@@ -406,7 +371,7 @@ def _with_hot_rows(
         more = {part: size * table.hot for part, size in slot.items()}
         return replace(placed, hot_rows=table.hot, bytes=add_parts([placed.bytes, {plan.level0: more}]))
 
-    point = profile.chosen
+    point, level0 = profile.chosen, plan.budgets.get(plan.level0)
     note = (
         f"hot rows take {point.accesses:.1%} of the lookups, including tables entirely in level 0; "
         f"{point.inputs.share:.2%} of the inputs need only hot rows"
@@ -414,6 +379,6 @@ def _with_hot_rows(
     return replace(
         plan,
         tables=tuple(map(with_rows, plan.tables)),
-        budgets=_add_budget(plan, budget),
+        budgets=plan.budgets if level0 is None else {**plan.budgets, plan.level0: level0 + budget},
         notes=(*plan.notes, *([remark] if remark else []), note),
     )

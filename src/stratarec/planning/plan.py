@@ -78,8 +78,6 @@ class TablePlacement:
     seconds: TableSeconds
     hot_rows: _Rows = 0
     """Number of first rows that have their own slots, in addition to the cache's."""
-    copied_rows: _Rows = 0
-    """Number of first rows that every process has a copy of."""
 
     def __post_init__(self) -> None:
         cached = self.tier != "level0"
@@ -97,10 +95,6 @@ class TablePlacement:
             raise ConfigError(
                 f"table {self.table!r}: {self.hot_rows:,} hot rows, expected at most its rows where "
                 "it is cached, and none where it is not"
-            )
-        if self.copied_rows > self.rows:
-            raise ConfigError(
-                f"table {self.table!r}: {self.copied_rows:,} rows are copied, expected at most {self.rows:,}"
             )
         if not any("slot weights" in self.bytes.get(memory, {}) for memory in LEVEL0):
             raise ConfigError(f"table {self.table!r}: bytes lack the slot weights in {' or '.join(LEVEL0)}")

@@ -39,7 +39,7 @@ from stratarec.planning.candidates import describe_tables
 from stratarec.planning.config import MemoryConfig
 from stratarec.planning.machine import Tiers, measure_tiers
 from stratarec.planning.placement import hot_rows, make_hot_plan
-from stratarec.planning.plan import Plan, TablePlacement, tier_config
+from stratarec.planning.plan import Plan, tier_config
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
 from stratarec.training.gpu_memory import on_gpu, rows_memory
@@ -71,8 +71,7 @@ def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1, device: torch.dev
     """
     if not dataset.table_rows():
         return None
-    copied = ranks > 1 and recipe.hot.copies is not None
-    if recipe.memory.is_identity and not copied and not on_gpu(recipe, device):
+    if recipe.memory.is_identity and not on_gpu(recipe, device):
         if ranks == 1 and recipe.hot.budget is not None:
             raise ConfigError(
                 "hot.budget is set, but every table fits in DRAM: set memory.dram below the size of the tables, or "
@@ -252,7 +251,7 @@ def sharding_plan(
     With `by_towers` the tables of a tower are on its host.
     """
     loads = table_loads(recipe, dataset, tables, plan, ranks)
-    kind, budget = recipe.distributed.sharding, recipe.hot.remaining(recipe.memory.dram, "memory.dram", ranks)
+    kind, budget = recipe.distributed.sharding, recipe.memory.dram
     if not by_towers:
         return plan_sharding(loads, ranks, kind, budget)
     towers = _loads_by_tower(recipe, dataset, loads)
@@ -283,7 +282,7 @@ def table_loads(
             TableLoad(
                 name=table.name,
                 width=table.embedding_dim,
-                bytes=spec.rows * spec.shape.slot_bytes if plan is None else _owned_bytes(plan[table.name]),
+                bytes=spec.rows * spec.shape.slot_bytes if plan is None else in_memory(plan[table.name].bytes, "dram"),
                 lookups=spec.lookups,
                 bags=batch * pooled + spec.lookups * (features - pooled) / features,
                 distinct=spec.popularity.distinct(spec.lookups / ranks),
@@ -320,23 +319,16 @@ def shared_collection(
         )
     by_towers = mesh.between is not None
     places = dict(sharding_plan(recipe, dataset, tables, plan, mesh.ranks, by_towers=by_towers).places)
-    tiers, hot = TierConfig(), dict[str, int]()
+    tiers = TierConfig()
     if plan is not None:
-        hot = {placed.table: placed.copied_rows for placed in plan.tables if placed.copied_rows}
-        places = {name: replace(place, travel="rows") if name in hot else place for name, place in places.items()}
         tiers = tier_config(plan, recipe.memory, workspace)
         shares = {name: places[name].ranks for name in tiers.tables}
         tiers = replace(tiers, tables={name: _part(tier, shares[name]) for name, tier in tiers.tables.items()})
     train = recipe.train
     return ShardedCollection(
         Sharding(tables, places, mesh.ranks), mesh, optimizer=train.embedding, seed=train.seed, tiers=tiers,
-        config=recipe.distributed, hot=hot,
+        config=recipe.distributed,
     )  # fmt: skip
-
-
-def _owned_bytes(placed: TablePlacement) -> int:
-    """Return the DRAM bytes of a table without its copied rows, which have a separate budget."""
-    return in_memory(placed.bytes, "dram") - placed.bytes["dram"].get("copies", 0)
 
 
 def _part(tier: TableTier, ranks: int) -> TableTier:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from stratarec.batch.batch import Batch
 from stratarec.distributed.collectives import average, reduce_gradients
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.sharded_engine import SharedEngine
 from stratarec.distributed.wire import WIRES, DenseWireKind
 from stratarec.embedding import Handle
 from stratarec.models.base import Network
@@ -150,15 +149,10 @@ class GradientReducer:
         Towers of it are reduced inside their hosts where the mesh is by towers.
     wire : str
         Format of gradients between ranks.
-    engine : SharedEngine or None
-        Whose hot rows are trained by sums made with those of the network.
     """
 
-    def __init__(
-        self, mesh: Mesh, network: Network, wire: DenseWireKind = "fp32", engine: SharedEngine | None = None
-    ) -> None:
+    def __init__(self, mesh: Mesh, network: Network, wire: DenseWireKind = "fp32") -> None:
         self._mesh, self._type = mesh, WIRES[wire].dense or torch.float32
-        self._engine = engine
         self._mine: set[int] = set()
         self._of_towers: set[int] = set()
         if mesh.between is not None:
@@ -167,12 +161,7 @@ class GradientReducer:
             self._mine, self._of_towers = towers[mesh.between.rank], set().union(*towers)
 
     def reduce(self, weights: Sequence[nn.Parameter]) -> None:
-        hot = None if self._engine is None else self._engine.hot_gradients
-        more = [] if hot is None else [hot]
-        sums = reduce_gradients(self._mesh.rows, self._common_weights(weights), self._mesh.order, self._type, more)
-        for hot_sum in sums:
-            assert self._engine is not None
-            self._engine.train_hot_rows(hot_sum)
+        reduce_gradients(self._mesh.rows, self._common_weights(weights), self._mesh.order, self._type)
         if self._mesh.inside is not None:
             reduce_gradients(self._mesh.inside.rows, self._tower_weights(weights), dtype=self._type)
 

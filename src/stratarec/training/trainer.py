@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import BatchShare, Loader
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.sharded_engine import SharedEngine
 from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.errors import TrainingError
 from stratarec.io.owned_directory import named_directory
@@ -151,9 +150,7 @@ class Trainer:
     def _reducer(self) -> GradientReducer | None:
         if self.mesh.ranks == 1:
             return None
-        engine = self.model.embeddings.engine
-        assert isinstance(engine, SharedEngine)
-        return GradientReducer(self.mesh, self.model.network, self.recipe.distributed.dense_wire, engine)
+        return GradientReducer(self.mesh, self.model.network, self.recipe.distributed.dense_wire)
 
     @cached_property
     def stages(self) -> Stages:

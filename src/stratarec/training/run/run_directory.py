@@ -304,10 +304,8 @@ def write_plan(run: Path, recipe: Recipe, plan: Plan | None) -> None:
 
 def _asked(recipe: Recipe) -> Json:
     """Return the settings that a plan is computed for."""
-    content = recipe.to_dict()
-    hot = recipe.hot
-    asked = {"hot": hot.budget, "copies": hot.copies}
-    return {**content["memory"], **{name: size for name, size in asked.items() if size is not None}}
+    memory: Json = recipe.to_dict()["memory"]
+    return memory if recipe.hot.budget is None else {**memory, "hot": recipe.hot.budget}
 
 
 def read_plan(run: Path, recipe: Recipe, dataset: Dataset, level0: Memory | None = None) -> Plan | None:
