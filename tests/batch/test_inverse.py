@@ -94,17 +94,6 @@ def test_concatenation_is_the_concatenation_of_what_they_expand_to(parts: list[I
     assert samples_of(plain) == samples_of(whole.expand())
 
 
-@fast
-@given(st.data(), st.integers(0, 8))
-def test_merged_groups_hold_each_combination_once(data: st.DataObject, size: int) -> None:
-    parts = [data.draw(groups(keys, size)) for keys in (("a", "b"), ("c",), ("d",))]
-    merged = InverseJagged.merge(parts)
-    assert merged.keys == ("a", "b", "c", "d")
-    expanded = [samples_of(part.expand()) for part in parts]
-    assert samples_of(merged.expand()) == [[bag for part in expanded for bag in part[b]] for b in range(size)]
-    assert merged.unique.batch_size == len({tuple(int(part.inverse[b]) for part in parts) for b in range(size)})
-
-
 def test_a_batch_expands_in_the_order_that_is_asked_for() -> None:
     group = InverseJagged(unique=keyed([[[1]], [[2, 3]]], ("h",)), inverse=torch.tensor([1, 0, 1], dtype=torch.int32))
     sparse = keyed([[[5]], [[6]], [[]]], ("item",))
@@ -125,8 +114,6 @@ def test_impossible_groups_are_refused() -> None:
         InverseJagged(unique=unique, inverse=torch.tensor([0.0]))
     with refuses(ConfigError, "positions 0 2"):
         JaggedWindows(key="h", values=torch.arange(2), start=torch.tensor([1]), length=torch.tensor([2]))
-    with refuses(ConfigError, "samples"):
-        InverseJagged.merge([InverseJagged(unique=unique, inverse=torch.tensor(rows)) for rows in ([0], [0, 1])])
     window = JaggedWindows(key="a", values=torch.arange(2), start=torch.tensor([0]), length=torch.tensor([2]))
     mixed = [InverseJagged(unique=part, inverse=torch.tensor([0])) for part in (unique, window)]
     with pytest.raises(ConfigError, match=r"call materialize\(\) first"):

@@ -410,21 +410,6 @@ class InverseJagged:
             inverse=torch.cat([part.inverse + first for part, first in zip(parts, shift, strict=False)]),
         )
 
-    @classmethod
-    def merge(cls, groups: Sequence[InverseJagged]) -> InverseJagged:
-        """Merge groups into one group with all features; its distinct values are the combinations that occur."""
-        if not groups or len({group.batch_size for group in groups}) != 1:
-            raise ConfigError(f"merge needs groups over the same samples, got {[group.batch_size for group in groups]}")
-        codes = torch.zeros_like(groups[0].inverse, dtype=torch.int64)
-        for group in groups:
-            codes = torch.unique(codes * max(group.unique.batch_size, 1) + group.inverse, return_inverse=True)[1]
-        inverse, first = _by_first_appearance(codes)
-        bags = {}
-        for group in groups:
-            features = InverseJagged(unique=group.unique, inverse=group.inverse[first]).expand()
-            bags.update({key: features[key] for key in features.keys})
-        return cls(unique=KeyedJagged.from_features(bags), inverse=inverse.to(torch.int32))
-
 
 def _by_first_appearance(codes: Tensor) -> tuple[Tensor, Tensor]:
     """Renumber codes in the order of first appearance; also return the first position of each new number."""
