@@ -17,7 +17,6 @@ from stratarec.embedding.tables.cache import Directory
 from stratarec.embedding.tiers import TableTier
 from stratarec.hot.reuse import TableReuse, measure_reuse
 from stratarec.kernels.bags import BagBatch, GroupLayout
-from stratarec.kernels.cache import POLICIES
 
 SAMPLES, BATCH = 60_000, 300
 
@@ -62,7 +61,7 @@ def replayed(dataset: Dataset, policy: str, slots: int) -> float:
     return 1 - misses / uses
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["lru", "rank"])
 @pytest.mark.parametrize("share", [0.25, 0.5])
 def test_curves_are_those_of_replayed_caches(
     dataset: Dataset, measured: dict[str, TableReuse], policy: str, share: float

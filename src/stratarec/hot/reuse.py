@@ -2,9 +2,9 @@
 
 `measure_reuse` gives the hit rate of caches of every size in one pass over a split, in the order of training. A cache
 works on batches: the hit rate is the share of a batch's distinct rows that are in the cache when the batch is staged.
-The first use of a row is always a miss. LRU hits follow from reuse distances; LFU hits are counted in simulated caches
-of a few sizes (`kernels/reuse`). A cache with policy ``rank`` keeps the smallest ids; the other rows of the batches in
-flight take the rest of its slots.
+The first use of a row is always a miss. LRU hits follow from reuse distances (`kernels/reuse`). A cache with policy
+``rank`` keeps the smallest ids; the other rows of the batches in flight take the rest of its slots. The hit rate of a
+cache with policy ``lfu``, which counts uses, was between those of the two.
 
 `measure_drift` compares each day of a log with the day before: the share of lookups of values that did not occur the
 day before, and the shift of the means of dense features. Uses are counted by row and day; in large tables, a sample of
@@ -37,8 +37,6 @@ Floats = NDArray[np.float64]
 _FOLLOWED, _FOLLOWED_IN_ALL = 1 << 16, 1 << 22
 _LEAST_FOLLOWED = 1 << 10
 _SIZES = 40
-# Cache sizes of the LFU simulation, as shares of a table.
-_COUNTED = (0.02, 0.1, 0.25, 0.5)
 # Number of batches in flight: the batch that trains, and by default one batch that is prepared ahead.
 _IN_FLIGHT = 2
 
@@ -114,8 +112,7 @@ def measure_reuse(
 
 
 def _trace(rows: int, followed: int) -> ReuseTrace:
-    counted = np.unique([max(int(share * rows), 1) for share in _COUNTED])
-    return ReuseTrace(rows, followed, _sizes(rows), counted, _IN_FLIGHT)
+    return ReuseTrace(rows, followed, _sizes(rows), _IN_FLIGHT)
 
 
 def _sizes(rows: int) -> NDArray[np.int64]:
@@ -125,11 +122,7 @@ def _sizes(rows: int) -> NDArray[np.int64]:
 def _reuse_of(name: str, features: tuple[str, ...], rows: int, trace: ReuseTrace) -> TableReuse:
     weights = trace.weights
     used, uses = float(weights @ (trace.uses > 0)), float(weights @ trace.uses)
-    lfu = np.interp(trace.sizes, np.append(trace.counted, rows), np.append(trace.lfu_hits, uses - used))
-    hits = {
-        name: counts / max(uses, 1)
-        for name, counts in (("lru", trace.lru_hits), ("lfu", lfu), ("rank", _ranked(trace)))
-    }
+    hits = {name: counts / max(uses, 1) for name, counts in (("lru", trace.lru_hits), ("rank", _ranked(trace)))}
     by_lookups = np.argsort(-trace.lookups, kind="stable")
     below, lookups = np.cumsum(weights[by_lookups]), np.cumsum((weights * trace.lookups)[by_lookups])
     return TableReuse(

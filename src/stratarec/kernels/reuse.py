@@ -4,10 +4,9 @@ One pass over a table's batches suffices, and memory does not grow with the tabl
 the rows is followed: each of the first rows, which are the most frequent if ids are ranked, and one of every `stride`
 neighbours, which represents all of them. (SHARDS, Waldspurger et al. 2015, also samples rows by position. This sample
 is even over ranks, so fewer rows suffice.) A distance counts the rows that the followed rows in between represent. It
-is computed by a Fenwick tree over use times; each time refers to the row that was last used then. LFU caches have no
-such shortcut, so some sizes are replayed with the followed rows.
+is computed by a Fenwick tree over use times; each time refers to the row that was last used then.
 
-Shapes: K followed rows, C times, M sizes of LRU caches, L sizes of LFU caches.
+Shapes: K followed rows, C times, M sizes of caches.
 """
 
 from __future__ import annotations
@@ -74,27 +73,16 @@ class ReuseTrace:
         About how many rows to follow; all rows if the table has no more.
     sizes : ndarray
         ``[M]`` int64 sizes of the LRU caches, ascending, at least 1.
-    counted : ndarray
-        ``[L]`` int64 sizes of the LFU caches.
     ahead : int
         Number of batches for which a row stays in every cache after its use, at least 1.
     """
 
-    def __init__(self, rows: int, followed: int, sizes: Ints, counted: Ints, ahead: int) -> None:
-        self.sizes, self.counted, self._ahead, self._batch = sizes, counted, ahead, 0
+    def __init__(self, rows: int, followed: int, sizes: Ints, ahead: int) -> None:
+        self.sizes, self._ahead, self._batch = sizes, ahead, 0
         self._sample, count = _followed(rows, followed)
         self._uses = Uses(np.zeros(count, np.int32), np.full(count, -1, np.int64), *np.zeros((4, count), np.int64))
         times = 2 * count + 1
         self._times = UseTimes(np.zeros(times + 1, np.int64), np.zeros(times, np.int32), np.zeros(2, np.int64))
-        levels = len(counted)
-        self._counting = Counting(
-            sizes=counted,
-            counts=np.zeros((levels, count), np.int32),
-            resident=np.zeros((levels, count), np.int32),
-            filled=np.zeros((levels, 2), np.int64),
-            hits=np.zeros(levels, np.int64),
-            draws=np.zeros(1, np.uint64),
-        )
         self._fresh = np.empty(count, np.int32)
         # By the smallest size that holds the row: number of all hits, and of hits of rows that stay in caches of any
         # size.
@@ -103,8 +91,8 @@ class ReuseTrace:
     def add(self, ids: Ints) -> None:
         """Add the lookups of one batch, in any order; ids outside the table do not count."""
         _use(
-            self._sample, self._uses, self._times, self._counting, self.sizes, self._hits, ids, self._batch,
-            self._ahead, self._fresh,
+            self._sample, self._uses, self._times, self.sizes, self._hits, ids, self._batch, self._ahead,
+            self._fresh,
         )  # fmt: skip
         self._batch += 1
 
@@ -123,11 +111,6 @@ class ReuseTrace:
         """Number of hits of LRU caches of `sizes`, ``[M]``: `near`, and uses whose row was in a batch in flight."""
         far: Ints = self._hits[1].sum() - np.cumsum(self._hits[1])[:-1]
         return self.near + far
-
-    @property
-    def lfu_hits(self) -> Ints:
-        """Number of hits of LFU caches, which evict the row that the fewest batches used, ``[L]``."""
-        return self._counting.hits
 
     @property
     def weights(self) -> Ints:
@@ -153,10 +136,6 @@ class ReuseTrace:
     def residency(self) -> NDArray[np.float64]:
         """Approximate share of batches for which a row's last use is among the last `ahead` batches, ``[K]``."""
         return self._uses.span / max(self._batch, 1)
-
-
-# Default number of ways of a cache set.
-WAYS = 32
 
 
 class Sample(NamedTuple):
@@ -193,22 +172,6 @@ class UseTimes(NamedTuple):
     tree: NDArray[np.int64]
     row: NDArray[np.int32]
     now: NDArray[np.int64]
-
-
-class Counting(NamedTuple):
-    """LFU caches of L sizes, which count the batches that used a row since the row entered the cache.
-
-    `counts` is ``[L, K]``, 0 for absent rows. `resident` ``[L, K]`` lists the present rows in any order. `filled`
-    ``[L, 2]`` is the number of present rows, and of rows that they represent. `hits` is ``[L]``. `draws` ``[1]`` is the
-    number of random draws so far.
-    """
-
-    sizes: NDArray[np.int64]
-    counts: NDArray[np.int32]
-    resident: NDArray[np.int32]
-    filled: NDArray[np.int64]
-    hits: NDArray[np.int64]
-    draws: NDArray[np.uint64]
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -264,50 +227,6 @@ def shorten(sample, uses, times):
     times.now[0] = count
 
 
-@njit(nogil=True, cache=True, inline="always")
-def victim(uses, counts, resident, count, draws, horizon):
-    """Return the position in `resident` of the least used of `WAYS` random rows.
-
-    Rows of batches in flight are not candidates; if there are no others, return -1.
-    """
-    place = np.int64(-1)
-    for _ in range(WAYS):
-        draws[0] += np.uint64(1)
-        at = np.int64((mix(draws[0] * GOLDEN) >> np.uint64(32)) * np.uint64(count) >> np.uint64(32))
-        row = resident[at]
-        if uses.batch[row] < horizon:
-            best = resident[place] if place >= 0 else row
-            if place < 0 or (counts[row], uses.batch[row]) < (counts[best], uses.batch[best]):
-                place = at
-    return place
-
-
-@njit(nogil=True, cache=True)
-def count_uses(sample, uses, counting, level, fresh, horizon):
-    """Stage the rows of a batch, `fresh`, in the LFU cache of a level; rows used at `horizon` or later stay."""
-    counts, resident, filled = counting.counts[level], counting.resident[level], counting.filled[level]
-    for place in fresh:
-        if counts[place]:
-            counts[place] += np.int32(1)
-            counting.hits[level] += weight_of(sample, place)
-    for place in fresh:
-        if counts[place]:
-            continue
-        weight = weight_of(sample, place)
-        while filled[0] and filled[1] + weight > counting.sizes[level]:
-            at = victim(uses, counts, resident, filled[0], counting.draws, horizon)
-            if at < 0:
-                break
-            filled[1] -= weight_of(sample, resident[at])
-            counts[resident[at]] = 0
-            filled[0] -= 1
-            resident[at] = resident[filled[0]]
-        counts[place] = 1
-        resident[filled[0]] = place
-        filled[0] += 1
-        filled[1] += weight
-
-
 @njit(nogil=True, cache=True)
 def _count_days(sample, ids, days, counts):
     for place in range(len(ids)):
@@ -320,7 +239,7 @@ def _count_days(sample, ids, days, counts):
 
 # All hits of a batch are counted before the batch changes anything, because a cache also stages a whole batch at once.
 @njit(nogil=True, cache=True)
-def _use(sample, uses, times, counting, sizes, hits, ids, batch, ahead, fresh):
+def _use(sample, uses, times, sizes, hits, ids, batch, ahead, fresh):
     count = 0
     for row in ids:
         if row < 0 or row >= sample.rows:
@@ -348,8 +267,6 @@ def _use(sample, uses, times, counting, sizes, hits, ids, batch, ahead, fresh):
         uses.batches[place] += 1
         fresh[count] = place
         count += 1
-    for level in range(len(counting.sizes)):
-        count_uses(sample, uses, counting, level, fresh[:count], batch - ahead + 1)
     for place in fresh[:count]:
         if times.now[0] == len(times.row):
             shorten(sample, uses, times)

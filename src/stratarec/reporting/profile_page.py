@@ -13,7 +13,6 @@ from stratarec.config.units import format_bytes
 from stratarec.data.duplication import Duplication, Profile
 from stratarec.hot.calibrator import HotProfile, Point, warn_little_skew
 from stratarec.hot.reuse import DayDrift, Floats, TableReuse
-from stratarec.kernels.cache import POLICIES
 from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, SERIES, Chart, ShownTable, new_axes, write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
 
@@ -176,7 +175,7 @@ _POINT_HEADS = ("budget", "bytes", "accesses", "inputs", "interval", "by count")
 _INPUTS = "inputs that need only hot rows"
 
 _REUSE_HEADS = (
-    "table", "rows", "used", "top 1 %", "top 10 %", "again", "between", "lru 1 %", "lru 10 %", "lfu 10 %", "rank 10 %",
+    "table", "rows", "used", "top 1 %", "top 10 %", "again", "between", "lru 1 %", "lru 10 %", "rank 10 %",
 )  # fmt: skip
 REUSE_LEGEND = (
     "used: rows that an epoch looks up; top: share of lookups that go to the most frequent 1 % or 10 % of these; "
@@ -195,7 +194,7 @@ def reuse_table(reuse: Sequence[TableReuse]) -> ShownTable:
             table.table, f"{table.rows:,}", f"{'' if table.exact else '~'}{table.used:,.0f}",
             *(f"{share:.1%}" for share in table.top.values()), f"{table.again:.1%}",
             f"{table.distance:,.0f}" if table.again else "-", f"{table.rate('lru', 0.01):.1%}",
-            *(f"{table.rate(policy, 0.1):.1%}" for policy in POLICIES),
+            *(f"{table.rate(policy, 0.1):.1%}" for policy in table.hits),
         )
         for table in reuse
     ]  # fmt: skip
@@ -219,7 +218,7 @@ def reuse_charts(reuse: Sequence[TableReuse]) -> list[Chart]:
 
 def _reuse_chart(table: TableReuse) -> Chart:
     figure, axes = new_axes(3.6, 2.3)
-    for policy, color in zip(POLICIES, (ACCENT, SECOND, MUTED), strict=True):
+    for policy, color in zip(table.hits, (ACCENT, SECOND), strict=True):
         axes.plot(table.sizes, 100 * table.hits[policy], label=policy, color=color, linewidth=1.5)
     axes.set(xscale="log", xlabel="rows of the cache", ylabel="hits, %", ylim=(0, 100))
     axes.xaxis.set_major_locator(LogLocator(numticks=4))
