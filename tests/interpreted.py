@@ -61,7 +61,6 @@ def span(array: Any, first: int, count: int) -> Any:
 
 
 @twin("outline")
-@twin("alone")
 def run_team(team: Any, body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     body(0, *arguments)
 

@@ -2,12 +2,10 @@
 
 A body becomes a C function with one parameter, a pointer to the body's arguments, so that OpenMP or a helper can call
 it. Numba has no public way to call compiled code from such a function. How compiled code is found, linked and called
-may change in any minor version; `members` runs a team that shows whether the installed version works as expected.
+may change in any minor version, so the range of Numba in pyproject.toml ends before the next one.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -118,23 +116,6 @@ def run_openmp(typingctx, launch, threads, body, arguments):
         return context.get_dummy_value()
 
     return signature, codegen
-
-
-@njit(**BODY)
-def _record(member, counter, numbers):
-    numbers[member] = take(counter)
-
-
-@njit(nogil=True, cache=True)
-def _run(team, counter, numbers):
-    run_team(team, _record, (counter, numbers))
-
-
-def members(team: Any) -> list[int]:
-    """Return the number that each thread of a team took from a counter that starts at 1; 0 if a thread never came."""
-    counter, numbers = np.ones(1, dtype=np.int64), np.zeros(team.threads, dtype=np.int64)
-    _run(team, counter, numbers)
-    return [int(number) for number in numbers]
 
 
 @njit(**BODY)

@@ -19,14 +19,8 @@ from __future__ import annotations
 import os
 import threading
 
-from stratarec.kernels.runtime.team import DEFECT
-
-# Whether it is possible to choose how threads wait.
-AVAILABLE = not DEFECT
-
-if AVAILABLE:
-    from stratarec.kernels.runtime import openmp, workers
-    from stratarec.kernels.runtime.helpers import HELPERS
+from stratarec.kernels.runtime import openmp, workers
+from stratarec.kernels.runtime.helpers import AVAILABLE, HELPERS
 
 _SLEEPY_NS = 0
 _LOCK = threading.Lock()

@@ -22,7 +22,8 @@ from typing import NamedTuple
 import torch
 
 from stratarec.kernels.runtime.cores import cores, most_threads, quota
-from stratarec.kernels.runtime.waiting import AVAILABLE, sleep_while_waiting
+from stratarec.kernels.runtime.helpers import AVAILABLE
+from stratarec.kernels.runtime.waiting import sleep_while_waiting
 
 # Seconds between two measurements, and the shortest and longest time before a step up.
 _INTERVAL, _SHORTEST, _LONGEST = 0.5, 2.0, 60.0
