@@ -1,4 +1,4 @@
-"""Scores by an export's README.txt alone, written without knowledge of StrataRec: it does not import it."""
+"""Scores by an export's files alone, written without knowledge of StrataRec: it does not import it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""README.txt of an export: everything needed to score without StrataRec.
+"""README.txt of an export: its files, and how to encode features and read rows without StrataRec.
 
-`tests/serving/stranger.py` is written from this page alone, and a test holds its scores to those of `predict`.
+The network itself is scored by StrataRec or as ONNX. `tests/serving/stranger.py` encodes features from this page alone.
 """
 
 from __future__ import annotations
@@ -59,66 +59,8 @@ without it. Names in quotes are fields of manifest.json; B samples, D "model"."e
    With weights w it is the sum of w * row, or that divided by the sum of w; zeros where that is 0.
    Each of "sequences" is not pooled here: its rows, oldest first, go to the network.
 
-5. THE NETWORK, float32 throughout ("precision" bf16: it was trained and is run by StrataRec with torch.autocast, so
-   scores differ by up to 0.004). Weights by name in network.safetensors. linear(x, n) = x n.weight^T + n.bias;
-   mlp(x, n): for each linear layer n.k (n.0, then as many as there are, by number) x = linear(x, n.k), without bias
-   where it has none; where n.K with K = k + 1 has a running_mean, x = (x - n.K.running_mean) /
-   sqrt(n.K.running_var + 1e-5) * n.K.weight + n.K.bias; then x = relu(x).
-   V = POOLED as P vectors, and behind them a vector for each of "sequences" (number s, "model"."history"), made of its
-   rows R [L, D] and of t, the vector in POOLED of the feature "of":
-   target_attention   n = poolings.s: weight of row r = linear(mlp([t, r, t - r, t * r], n.score), n.out);
-                      the sum of weight * r
-   transformer        n = poolings.s: R + n.position[L - 1, ..., 0] (the last row gets place 0), through "layers" blocks
-                      n.blocks.k:  R += linear(attention(layer_norm(R, before)), join);
-                      R += linear(gelu(linear(layer_norm(R, between), feed.0)), feed.2);  then the mean of the rows.
-                      attention: query, key, value are the thirds of linear(., project), each in "heads" heads side by
-                      side, softmax(q k^T / sqrt(D / heads)) v. layer_norm: epsilon 1e-5. gelu: by erf.
-   An empty history gives zeros.
-   dlrm    f = mlp(DENSE, score.bottom), the first of the vectors, V behind it (no f where F is 0); products i . j of
-           all pairs j < i, in the order (1,0) (2,0) (2,1) (3,0) ...;
-           logit = linear(mlp([f, products], score.top), score.out). With "interaction" cat, [f, V] instead
-   dcnv2   x = [DENSE, V]; c = x, then for each layer k: c = x * linear(c, score.cross.layers.k) + c, where with a
-           "low_rank" the layer is linear(c score.cross.layers.k.0.weight^T, score.cross.layers.k.1).
-           "structure" parallel: logit = linear([c, mlp(x, score.deep)], score.out); stacked:
-           linear(mlp(c, score.deep), score.out)
-   The other models take FIELDS: for each column x_i of DENSE the vector x_i * column i of score.fields.numbers.weight,
-   then V. Rows of fm, wide_deep, deepfm and xdeepfm have D + 1 numbers: FIRST is the sum of the last ones of FIELDS, E
-   what is left of FIELDS; elsewhere E = FIELDS. flat() is side by side; PAIRS the sum of E_i . E_j of all j < i.
-   lr         logit = b + the sum of FIELDS;  b = score.out.bias
-   fm         logit = b + FIRST + PAIRS
-   wide_deep  logit = b + FIRST + mlp(flat(E), score.deep) . score.out.linear.weight
-   deepfm     as wide_deep, + PAIRS
-   xdeepfm    logit = b + FIRST + [CIN, mlp(flat(E), score.deep)] . score.out.linear.weight. CIN: m = E, then for each
-              layer k: m = score.cin.layers.k.weight times all products m_i * E_j, in the order (0,0) (0,1) ... (1,0);
-              CIN has the sums over D of the m of every layer
-   autoint    f = E, then for each layer k, n = score.attention.k: q, key, v = f n.project.0/1/2.weight^T, each in
-              "attention_heads" heads side by side, softmax(q key^T) v (where "scaled", over the root of a head's width
-              inside), + f n.residual.weight^T; "layer_norm": layer_norm(., n.norm); f = relu of it.
-              logit = linear([flat(f), mlp(flat(E), score.deep)], score.out), without the mlp where "deep_mlp" is empty
-   masknet    h = flat(E), or where "field_norm" flat(layer_norm(E, score.norm)); block k of x, n = score.blocks.k:
-              relu(layer_norm(linear(linear(relu(linear(flat(E), n.mask.0)), n.mask.2) * x, n.hidden), n.norm)).
-              "structure" serial: x is h, then the block before; logit = linear(the last, score.out). parallel: x is h;
-              logit = linear(mlp(all blocks side by side, score.deep), score.out)
-   finalmlp   x, y = mlp(g * flat(E), score.streams.0/1.deep); g = 1 without "gate_features", else of the vectors of
-              its features side by side 2 sigmoid(linear(mlp(., n.gate.0), n.gate.1)), n = score.streams.0/1. Where
-              "gate_vectors" is own, FIELDS have 2 D numbers: E the first half, what gates take the second. With both
-              cut into "fusion_heads" parts: logit = b + [x, y] . score.out.linear.weight + sum of x_k W_k y_k, the W_k
-              being score.forms.weight one after another, by rows
-   din        logit = linear(mlp(flat(E), score.deep), score.out)
-   ensemble   K "members"; a row of V has for each member D + 1 numbers, the last one its w. Of each x_i of DENSE, e =
-              row i of score.numbers.encode.edges: z_q = clamp((x_i - e_q) / (e_(q+1) - e_q), 0, 1), 0 where the edges
-              are equal; its vectors are relu(z score.numbers.weight[i] + score.numbers.bias[i]), D for each member.
-              Member k: h = those and its part of V side by side; for each score.layers.j: h = h weight[k] + bias[k],
-              then relu but for the last; logit_k = h + the sum of its w + clamp(DENSE, -8, 8) column k of
-              score.numbers.first. logit = b + the mean of the logit_k
-   Another "kind" is a model of another package, which says what it is.
-   A model with "towers", "embedding_dims", several "labels", or sequences that the log gave is not told here: take
-   Scorer, or network.onnx of `stratarec export --onnx`.
-   Where there is a "calibration", the logit x becomes, of its K "knots" k, "values" v and two "slopes" s, in float32:
-   v[0] + s[0] (x - k[0]) below k[0]; v[i] + (x - k[i]) (v[i+1] - v[i]) / (k[i+1] - k[i]) from k[i] to k[i+1];
-   v[K-1] + s[1] (x - k[K-1]) from k[K-1] on.
-   The score is 1 / (1 + exp(-logit)).
-   Sums are taken in another order elsewhere: expect the scores of `stratarec predict` to 2e-6 of themselves.
+5. THE NETWORK: network.onnx of `stratarec export --onnx`, for any ONNX runtime. Its inputs are DENSE, POOLED, and rows
+   and mask of each of "sequences"; its output is the probability.
 """
 
 _INPUTS = """\
