@@ -132,7 +132,7 @@ class Ladder:
         loader = Loader(self.dataset, "train", loading)
         if hot is not None:
             counts = classify(self.dataset, self.parts, hot, "train").shards
-            loader = HotLoader(self.dataset, "train", loading, self.parts, hot, counts, lambda epoch: None)
+            loader = HotLoader(self.dataset, "train", loading, self.parts, hot, counts)
         schema, rows = self.dataset.schema, self.dataset.table_rows()
         model = build_model(MODEL, schema, rows, optimizer=OPTIMIZER, tiers=tiers)
         dense = torch.optim.Adagrad(model.network.parameters(), lr=0.01, fused=True)

@@ -33,7 +33,7 @@ from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.data.vocabulary import VocabularyConfig
 from stratarec.hot.calibrator import calibrate
-from stratarec.hot.hot_loader import HotLoader, classify, rate_after, validation_losses
+from stratarec.hot.hot_loader import HotLoader, classify
 from stratarec.hot.selection import parts_of, row_bytes_of
 from stratarec.recipe import Recipe, with_values
 from stratarec.training.steps.step import Stages
@@ -45,9 +45,9 @@ WORKERS = 3
 # On Globo: of samples, and one in so many users.
 BATCH, USERS = 2048, 2
 REFERENCES = ("without", "int8")
-ORDERS = ("without", "proportional", "adaptive", "hot_first", "mixed_first")
+ORDERS = ("without", "proportional", "hot_first", "mixed_first")
 # How many of these are trained on each; naive ones where many inputs are hot.
-KINDS = {"globo": 5, "synthetic": 3}
+KINDS = {"globo": 4, "synthetic": 2}
 # Of all bytes, for hot rows.
 BYTES_SHARE = {"globo": 0.03, "synthetic": 0.25}
 Line = Callable[[], dict[str, Any]]
@@ -104,13 +104,7 @@ class OrderedTrainer(Trainer):
         budget = budget_of(self.recipe, self.dataset, self._bytes_share)
         hot = calibrate(self.dataset, row_bytes, budget, curve=()).hot(parts)
         counts = classify(self.dataset, parts, hot, "train").shards
-
-        def rate(epoch: int) -> float | None:
-            if self._order != "adaptive":
-                return None
-            return rate_after(validation_losses(self.state.evaluations, epoch * len(made)))
-
-        return HotLoader(self.dataset, "train", made.config, parts, hot, counts, rate)
+        return HotLoader(self.dataset, "train", made.config, parts, hot, counts)
 
     @cached_property
     def stages(self) -> Stages:
@@ -196,7 +190,7 @@ def run(quick: bool) -> dict[str, Any]:
             lines += quality("synthetic", given["synthetic"], ("int8", "int8_hot_rows"), seeds, pool)
             rows = [line() for line in lines]
     deltas = {f"{row['kind']}_{row['data']}": row["auc_delta"] for row in rows if row["kind"] not in REFERENCES}
-    own = [delta for kind, delta in deltas.items() if kind.startswith(("proportional", "adaptive"))]
+    own = [delta for kind, delta in deltas.items() if kind.startswith("proportional")]
     return {
         "config": {
             "seeds": seeds,

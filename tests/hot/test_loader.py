@@ -11,7 +11,7 @@ from hot.popular import ROW_BYTES, prepared
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
-from stratarec.hot.hot_loader import HotLoader, NeedsReader, are_hot, bag_needs, classify, rate_after, validation_losses
+from stratarec.hot.hot_loader import HotLoader, NeedsReader, are_hot, bag_needs, classify
 from stratarec.hot.selection import Counts, RowRange, hottest_rows, parts_of
 
 
@@ -27,12 +27,10 @@ def rows(dataset: Dataset) -> tuple[list[RowRange], Counts]:
     return parts, hottest_rows(parts, 200 * ROW_BYTES)
 
 
-def loader(
-    dataset: Dataset, rows: tuple[list[RowRange], Counts], rate: float | None = None, **config: object
-) -> HotLoader:
+def loader(dataset: Dataset, rows: tuple[list[RowRange], Counts], **config: object) -> HotLoader:
     options = {"batch_size": 64, "shuffle_row_groups": 2, "seed": 3, "expand": True, **config}
     counts = classify(dataset, *rows, "train").shards
-    return HotLoader(dataset, "train", LoaderConfig(**options), *rows, counts, lambda epoch: rate)
+    return HotLoader(dataset, "train", LoaderConfig(**options), *rows, counts)
 
 
 def is_hot(batch: Batch, parts: list[RowRange], hot: Counts, dataset: Dataset) -> np.ndarray:
@@ -62,9 +60,9 @@ def lines(batches: list[Batch]) -> list[tuple[object, ...]]:
     return found
 
 
-@pytest.mark.parametrize(("size", "buffers", "rate"), [(64, 2, None), (700, 3, None), (64, 8, 30.0), (5000, 1, 50.0)])
-def test_every_sample_is_in_one_batch_of_its_kind(dataset, rows, size, buffers, rate) -> None:
-    made = loader(dataset, rows, rate, batch_size=size, shuffle_row_groups=buffers)
+@pytest.mark.parametrize(("size", "buffers"), [(64, 2), (700, 3), (64, 8), (5000, 1)])
+def test_every_sample_is_in_one_batch_of_its_kind(dataset, rows, size, buffers) -> None:
+    made = loader(dataset, rows, batch_size=size, shuffle_row_groups=buffers)
     batches = list(made.batches(0))
     kinds = made.kinds(0)
     assert len(batches) == len(made) == len(kinds)
@@ -95,19 +93,6 @@ def test_buffers_before_the_first_batch_are_not_read(dataset, rows, monkeypatch)
     monkeypatch.setattr(HotLoader, "_classified", lambda self, *given: read.append(given[3]) or inner(self, *given))
     list(made.batches(0, len(made) - 3))
     assert read == [5]
-
-
-def test_the_rate_halves_when_the_loss_rises_and_doubles_after_four_falls() -> None:
-    assert rate_after([]) == rate_after([0.5, 0.4, 0.3, 0.2]) == 50
-    assert rate_after([0.5, 0.6]) == 25
-    assert rate_after([0.5, 0.4, 0.3, 0.2, 0.1]) == 100
-    assert rate_after([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]) == 100
-    assert rate_after([0.1, 0.2, 0.15, 0.14, 0.13, 0.12]) == 50
-    assert rate_after(list(range(20))) == 1
-    entries = [{"step": 5, "log_loss": 1.0}, {"step": 9, "log_loss": None}, {"step": 10, "log_loss": 2.0}]
-    closing = [{"step": 7, "log_loss": 3.0, "closing": True}]
-    assert validation_losses([*entries, *closing], 10) == [1.0, 2.0]
-    assert validation_losses(entries, 9) == [1.0]
 
 
 def part(rows: int, tail: int = 0) -> RowRange:

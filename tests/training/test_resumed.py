@@ -92,7 +92,7 @@ CASES = {
             sections={"memory": INT8, "hot": {"budget": "256KiB", "batches": batches}},
             check=has_hot_batches,
         )
-        for batches in ("proportional", "adaptive", "none")
+        for batches in ("proportional", "none")
     },
 }
 
@@ -105,7 +105,7 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-LATER = ("int4", "hot batches adaptive", "hot batches none")
+LATER = ("int4", "hot batches none")
 
 
 @pytest.mark.parametrize(

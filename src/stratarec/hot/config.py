@@ -15,7 +15,7 @@ from pydantic import BeforeValidator
 from stratarec.config.units import parse_bytes
 from stratarec.errors import ConfigError
 
-Batches: TypeAlias = Literal["proportional", "adaptive", "none"]
+Batches: TypeAlias = Literal["proportional", "none"]
 
 
 def _budget(value: Any) -> int | None:
@@ -31,9 +31,8 @@ class HotConfig:
     tables that are not completely there; null for none. Ignored with several processes."""
     batches: Batches = "none"
     """Whether hot inputs, which need only hot rows or tables completely in level 0, form separate batches. ``none``:
-    no; ``proportional``: hot batches are spread evenly among the others; ``adaptive``: hot and other batches alternate
-    in turns whose length follows the validation loss from epoch to epoch (FAE, arXiv 2103.00686). Both reduce quality
-    if many inputs are hot. Ignored with several processes."""
+    no; ``proportional``: hot batches are spread evenly among the others (after FAE, arXiv 2103.00686), which reduces
+    quality if many inputs are hot. Ignored with several processes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "budget", _budget(self.budget))

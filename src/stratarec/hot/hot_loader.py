@@ -11,18 +11,16 @@ training can resume anywhere in an epoch. Counts are written shard by shard; an 
 The loader sorts each shuffle buffer into hot and other (*mixed*) samples. Samples that do not fill a batch wait for the
 next buffer. So at most one batch of each kind is in memory in addition to a buffer, and every input is trained once per
 epoch. The last batch of each kind may be smaller; if both last batches fit into one, they are merged into the last
-batch of the epoch. So an epoch has as many batches as without hot inputs. Within a buffer the two kinds alternate. How
-they alternate (the *rate*) changes only between epochs, because batches are read before evaluations that would change
-it.
+batch of the epoch. So an epoch has as many batches as without hot inputs. Within a buffer the two kinds are interleaved
+evenly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -44,20 +42,11 @@ from stratarec.progress import Progress, SilentProgress
 Kinds = NDArray[np.bool_]
 """``[batches]`` whether each batch of an epoch is hot."""
 
-LEAST, MOST, FIRST = 1.0, 100.0, 50.0
-"""Smallest, largest and initial rate: percentage of a kind's batches in a turn, before the other kind's turn."""
-_DECREASES = 4
 
-
-def kinds_of(hot: Sequence[int], mixed: Sequence[int], size: int, rate: float | None) -> Kinds:
+def kinds_of(hot: Sequence[int], mixed: Sequence[int], size: int) -> Kinds:
     """Return which batches of an epoch are hot, given the number of samples of each kind in each buffer.
 
     A batch with samples of both kinds counts as mixed.
-
-    Parameters
-    ----------
-    rate : float or None
-        Rate of `in_turns`; None to use `evenly`.
     """
     numbers = [batches_of(samples, size) for samples in (hot, mixed)]
     remainders = [sum(samples) % size for samples in (hot, mixed)]
@@ -66,7 +55,7 @@ def kinds_of(hot: Sequence[int], mixed: Sequence[int], size: int, rate: float | 
         for batches in numbers:
             batches[-1] -= 1
     pairs = zip(*(batches.tolist() for batches in numbers), strict=True)
-    kinds = [evenly(one, other) if rate is None else in_turns(one, other, rate) for one, other in pairs]
+    kinds = [evenly(one, other) for one, other in pairs]
     return np.concatenate([*kinds, np.zeros(int(merged), dtype=bool)])
 
 
@@ -86,36 +75,6 @@ def evenly(hot: int, mixed: int) -> Kinds:
     order = np.lexsort((np.repeat([1, 0], [hot, mixed]), places))
     kinds: Kinds = (np.arange(hot + mixed) < hot)[order]
     return kinds
-
-
-def in_turns(hot: int, mixed: int, rate: float) -> Kinds:
-    """Alternate between hot and mixed batches; a turn has `rate` percent of the batches of its kind."""
-    parts: list[Kinds] = []
-    done = [0, 0]
-    while done != [hot, mixed]:
-        for kind, number in enumerate((hot, mixed)):
-            turn = min(max(round(number * rate / 100), 1), number - done[kind])
-            parts.append(np.full(turn, kind == 0))
-            done[kind] += turn
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=bool)
-
-
-def rate_after(losses: Sequence[float]) -> float:
-    """Return the rate by FAE's rule: it is halved when the loss increases, and doubled after four decreases."""
-    rate, decreases = FIRST, 0
-    for before, now in pairwise(losses):
-        decreases = decreases + 1 if now < before else 0
-        if now > before:
-            rate = max(rate / 2, LEAST)
-        elif decreases == _DECREASES:
-            rate, decreases = min(2 * rate, MOST), 0
-    return rate
-
-
-def validation_losses(evaluations: Sequence[Mapping[str, Any]], until: int) -> list[float]:
-    """Return the log losses of the evaluations up to step `until`, without the final evaluation."""
-    earlier = [entry for entry in evaluations if entry["step"] <= until and not entry.get("closing")]
-    return [float(entry["log_loss"]) for entry in earlier if entry["log_loss"] is not None]
 
 
 class NeedsReader:
@@ -275,8 +234,6 @@ Group = tuple[int, int, int]
 """Shard, row group, and number of samples."""
 Classified = tuple[ShuffleBuffer, NDArray[np.bool_]]
 """A shuffle buffer, and whether each of its samples is hot."""
-Rate = Callable[[int], float | None]
-"""Returns the rate of an epoch: percentage of a kind's batches of a buffer in one turn, or None for even distances."""
 
 
 class HotLoader(Loader):
@@ -290,8 +247,6 @@ class HotLoader(Loader):
         ``[parts]`` number of hot rows of each part; they are its first rows.
     counts : mapping
         Number of hot inputs of each row group, by path of its shard, as `classify` returns it.
-    rate : callable
-        Returns the rate of an epoch (see `Rate`); called when an epoch begins.
 
     Notes
     -----
@@ -306,14 +261,13 @@ class HotLoader(Loader):
         parts: Sequence[RowRange],
         hot: Counts,
         counts: Mapping[str, Sequence[int]],
-        rate: Rate,
     ) -> None:
         super().__init__(dataset, split, config)
         if config.parallel_readers > 1:
             raise ConfigError(
                 f"train.portions is {config.parallel_readers}, expected 1, because hot.batches orders the inputs itself"
             )
-        self._hot, self._rate = hot, rate
+        self._hot = hot
         self._needs = NeedsReader(dataset, parts)
         self._counts = [counts[shard.path] for shard in dataset.shards(split)]
         self.hot_samples = sum(map(sum, self._counts))
@@ -321,7 +275,7 @@ class HotLoader(Loader):
 
     def kinds(self, epoch: int) -> Kinds:
         """Return whether each batch of an epoch is hot, ``[batches]``."""
-        return kinds_of(*self._samples(self._buffers(epoch)), self.config.batch_size, self._rate(epoch))
+        return kinds_of(*self._samples(self._buffers(epoch)), self.config.batch_size)
 
     def is_hot(self, epoch: int, batch: int) -> bool:
         """Whether a batch of `epoch`, which has begun, is hot."""

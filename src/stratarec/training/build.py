@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.slots import MEMORIES
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError, StorageError, TrainingError
-from stratarec.hot.hot_loader import HotLoader, classify, counts_path, rate_after, validation_losses
+from stratarec.hot.hot_loader import HotLoader, classify, counts_path
 from stratarec.io.atomic import check_output
 from stratarec.io.scratch import ScratchDirectory
 from stratarec.kernels.runtime.accelerator import CPU
@@ -180,45 +180,24 @@ def _store_paths(recipe: Recipe, plan: Plan | None) -> list[Path]:
     return [Path(memory.path) for home, memory in memories if home in homes and memory is not None]
 
 
-def hot_loader(
-    recipe: Recipe,
-    dataset: Dataset,
-    config: LoaderConfig,
-    plan: Plan | None,
-    evaluations: Callable[[], list[dict[str, object]]],
-    progress: Progress,
-) -> HotLoader:
+def hot_loader(dataset: Dataset, config: LoaderConfig, plan: Plan | None, progress: Progress) -> HotLoader:
     """Build the loader of a run whose hot inputs have their own batches; count hot inputs unless counts are cached.
 
     Parameters
     ----------
     plan : Plan
         Names the hot rows.
-    evaluations : callable
-        Returns the evaluations of the run so far.
 
     Raises
     ------
     ConfigError
-        Where the plan has no hot rows, or the recipe asks for what cannot be with hot batches.
+        Where the plan has no hot rows.
     """
     if plan is None or not any(placed.hot_rows for placed in plan.tables):
         raise ConfigError("hot.budget is set, but the plan has no hot rows: plan again, or set hot.budget to null")
-    if recipe.hot.batches == "adaptive" and not dataset.samples("valid"):
-        raise ConfigError(
-            "hot.batches is adaptive and follows the validation loss, but there is no validation split; set "
-            "data.split.valid, or hot.batches to proportional"
-        )
     parts, hot = hot_rows(plan, dataset)
     counted = classify(dataset, parts, hot, "train", _place(dataset), progress)
-    loader: HotLoader
-
-    def rate(epoch: int) -> float | None:
-        if recipe.hot.batches == "proportional":
-            return None
-        return rate_after(validation_losses(evaluations(), epoch * len(loader)))
-
-    loader = HotLoader(dataset, "train", config, parts, hot, counted.shards, rate)
+    loader = HotLoader(dataset, "train", config, parts, hot, counted.shards)
     samples = dataset.samples("train")
     progress.say(
         f"{loader.hot_samples:,} of {samples:,} inputs are hot, {loader.hot_samples / samples:.2%}: "

@@ -144,7 +144,7 @@ class Trainer:
         if self.mesh.ranks > 1 or not self.recipe.hot.separate_batches:
             share = BatchShare(rank=self.mesh.place, ranks=self.mesh.ranks)
             return Loader(self.dataset, "train", config, share)
-        return hot_loader(self.recipe, self.dataset, config, self.plan, lambda: self.state.evaluations, self.progress)
+        return hot_loader(self.dataset, config, self.plan, self.progress)
 
     @cached_property
     def _reducer(self) -> GradientReducer | None:
