@@ -271,17 +271,10 @@ class HotLoader(Loader):
         self._needs = NeedsReader(dataset, parts)
         self._counts = [counts[shard.path] for shard in dataset.shards(split)]
         self.hot_samples = sum(map(sum, self._counts))
-        self._epoch_kinds: tuple[int, Kinds] | None = None
 
     def kinds(self, epoch: int) -> Kinds:
         """Return whether each batch of an epoch is hot, ``[batches]``."""
         return kinds_of(*self._samples(self._buffers(epoch)), self.config.batch_size)
-
-    def is_hot(self, epoch: int, batch: int) -> bool:
-        """Whether a batch of `epoch`, which has begun, is hot."""
-        if self._epoch_kinds is None or self._epoch_kinds[0] != epoch:
-            self._epoch_kinds = epoch, self.kinds(epoch)
-        return bool(self._epoch_kinds[1][batch])
 
     def batches(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         kinds, size, buffers = self.kinds(epoch), self.config.batch_size, self._buffers(epoch)

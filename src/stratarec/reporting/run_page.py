@@ -68,7 +68,6 @@ def write_report(
     drawings = (
         _loss(position, recipe["train"]["loss"]["kind"]),
         *(_validation(position, name, _tested(result)) for name in shown_metrics),
-        _kinds(position),
         *reliability_charts(splits),
         _throughput(position),
     )
@@ -251,17 +250,6 @@ def _loss(position: Mapping[str, Any], kind: str) -> Chart | None:
         return None
     steps, losses = np.array(position["losses"], dtype=np.float64).T
     return _curve("Training loss", f"{kind.replace('_', ' ')}, smoothed", steps, losses, ACCENT)
-
-
-def _kinds(position: Mapping[str, Any]) -> Chart | None:
-    """Draw the losses of hot and of mixed batches, if these are trained separately."""
-    if len(position["kind_losses"]) < 2:
-        return None
-    steps, mixed, hot = np.array(position["kind_losses"], dtype=np.float64).T
-    figure, axes = new_curve_axes(3.6, 2.5)
-    for name, losses, color in (("mixed batches", mixed, ACCENT), ("hot batches", hot, SECOND)):
-        _draw(axes, name, steps, losses, color)
-    return Chart(title="Loss by kind of batch", note="smoothed", figure=figure)
 
 
 def _validation(position: Mapping[str, Any], metric: str, tested: int) -> Chart | None:

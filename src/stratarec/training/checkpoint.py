@@ -51,7 +51,7 @@ from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.state import TrainingState
 from stratarec.training.steps.step import WeightAverage
 
-FORMAT: Literal[9] = 9
+FORMAT: Literal[10] = 10
 NETWORK, OPTIMIZER = "network.safetensors", "optimizer.safetensors"
 
 Json = dict[str, pydantic.JsonValue]
@@ -118,8 +118,6 @@ class TrainingStateModel(Model):
     smoothed_loss: float
     finished: bool
     losses: tuple[tuple[Count, float], ...]
-    kind_losses: tuple[tuple[Count, float | None, float | None], ...]
-    smoothed_by_kind: tuple[float | None, float | None]
     evaluations: tuple[Evaluation, ...]
     train_seconds: Seconds
     stage_seconds: dict[str, Seconds]
@@ -148,7 +146,7 @@ class TrainingStateModel(Model):
 class CheckpointState(Model):
     """Content of ``state.json`` without its seal."""
 
-    format: Literal[9]
+    format: Literal[10]
     step: Count
     hashes: dict[str, Hash]
     tables: TablesManifest
@@ -164,7 +162,7 @@ class CheckpointState(Model):
             if actual != step:
                 raise ValueError(f"{what} of step {actual} in a checkpoint of step {step}")
         steps: list[Any] = [entry["step"] for entry in state.evaluations]
-        curves = (state.losses, state.kind_losses, state.paces, state.may_differ, self.tables.changes)
+        curves = (state.losses, state.paces, state.may_differ, self.tables.changes)
         steps += [first for curve in curves for first, *_ in curve]
         latest = max((*steps, state.epoch, state.batch), default=0)
         if latest > step:

@@ -25,11 +25,9 @@ import torch
 
 from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.loading.loader import Loader
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import Handle, Prefetcher
 from stratarec.errors import Interrupted
-from stratarec.hot.hot_loader import HotLoader
 from stratarec.models import CTRModel
 from stratarec.models.metrics import HEADLINES, METRICS, figures
 from stratarec.models.request import Request
@@ -57,8 +55,6 @@ class Loop:
     Parameters
     ----------
     pipeline : Pipeline
-    loader : Loader
-        Tells hot batches from mixed ones, if it is a `HotLoader`.
     cadence : Cadence
     checkpoints : CheckpointManager
     validation : Validation
@@ -72,7 +68,6 @@ class Loop:
     def __init__(
         self,
         pipeline: Pipeline,
-        loader: Loader,
         cadence: Cadence,
         checkpoints: CheckpointManager,
         validation: Validation,
@@ -80,7 +75,7 @@ class Loop:
         threads: ThreadTuner,
         progress: Progress,
     ) -> None:
-        self._pipeline, self._loader, self._cadence, self._checkpoints = pipeline, loader, cadence, checkpoints
+        self._pipeline, self._cadence, self._checkpoints = pipeline, cadence, checkpoints
         self._validation, self.state, self._threads, self._progress = validation, state, threads, progress
         self._stages = pipeline.stages
         self._seconds, self._is_warm = self._stages.seconds, False
@@ -89,12 +84,11 @@ class Loop:
 
     def step(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
         """Train one batch and count it; `request` and `prepared` are made here unless they were made ahead."""
-        state, loader = self.state, self._loader
-        hot = loader.is_hot(state.epoch, state.batch) if isinstance(loader, HotLoader) else None
+        state = self.state
         with ExitStack() as stack:
             for hook in self.hooks:
                 stack.enter_context(hook(state.step))
-            state.count_step(*self._stages.train(state.step, batch, request, prepared), hot=hot)
+            state.count_step(*self._stages.train(state.step, batch, request, prepared))
 
     def run(self, curves: Curves, callback: EvaluationCallback | None = None) -> None:
         """Train to the end and write a checkpoint of the end.
@@ -388,17 +382,12 @@ class Curves:
         state.losses.append((state.step, state.smoothed_loss))
         timed_samples = state.trained_samples - state.untimed_samples
         state.paces.append((state.step, state.train_seconds, timed_samples))
-        mixed, hot = state.smoothed_by_kind
-        if mixed is not None or hot is not None:
-            state.kind_losses.append((state.step, mixed, hot))
         values = {
             "loss": state.smoothed_loss,
             "samples_per_second": state.speed,
             "dense_learning_rate": self.optimizer.param_groups[0]["lr"],
             "row_learning_rate": self.model.embeddings.learning_rate,
         }
-        kinds = {"loss_of_mixed_batches": mixed, "loss_of_hot_batches": hot}
-        values |= {name: value for name, value in kinds.items() if value is not None}
         self._add(state.step, {f"train/{name}": value for name, value in values.items()})
 
     def add_evaluation(self, entry: Mapping[str, Any]) -> None:

@@ -185,7 +185,7 @@ class Trainer:
             check=self.cadence.check, mesh=self.mesh, average=self.stages.average,
         )  # fmt: skip
         return Loop(
-            self.pipeline, self.loader, self.cadence, self._checkpoints, validation, self.state, self.threads,
+            self.pipeline, self.cadence, self._checkpoints, validation, self.state, self.threads,
             self.progress,
         )  # fmt: skip
 

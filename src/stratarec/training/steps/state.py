@@ -16,8 +16,6 @@ from stratarec.recipe.train_section import EarlyStoppingConfig, PlateauConfig
 
 Evaluation = Mapping[str, Any]
 _SMOOTHING = 0.98
-KindLosses = tuple[float | None, float | None]
-"""Smoothed losses of mixed and of hot batches; None before the first batch of a kind."""
 
 
 @dataclass
@@ -33,9 +31,6 @@ class TrainingState:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     """Step and validation metrics of each evaluation. The evaluation that only the end of the run caused is marked
     ``closing``: a run that is resumed beyond that end drops it."""
-    kind_losses: list[tuple[int, float | None, float | None]] = field(default_factory=list)
-    """Step, and smoothed losses of mixed and of hot batches; empty if batches have no kind."""
-    smoothed_by_kind: KindLosses = (None, None)
     train_seconds: float = 0.0
     """Seconds of steps in all sessions, without the first step of each, which may compile kernels."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
@@ -57,12 +52,9 @@ class TrainingState:
         """Samples per second; 0 until a step is timed."""
         return (self.trained_samples - self.untimed_samples) / max(self.train_seconds, 1e-9)
 
-    def count_step(self, loss: float, samples: int, *, hot: bool | None = None) -> None:
-        """Count a step of `samples` samples; `hot` says whether its batch was hot, if batches have kinds."""
-        self.smoothed_loss = _smoothed(self.smoothed_loss if self.step else None, loss)
-        mixed, others = self.smoothed_by_kind
-        if hot is not None:
-            self.smoothed_by_kind = (mixed, _smoothed(others, loss)) if hot else (_smoothed(mixed, loss), others)
+    def count_step(self, loss: float, samples: int) -> None:
+        """Count a step of `samples` samples."""
+        self.smoothed_loss = loss if not self.step else _SMOOTHING * self.smoothed_loss + (1 - _SMOOTHING) * loss
         self.step += 1
         self.trained_samples += samples
 
@@ -95,10 +87,6 @@ class TrainingState:
         if self.finished and self.step < total_steps and not patience_exhausted(self.regular, config):
             self.finished = False
             self.evaluations = self.regular
-
-
-def _smoothed(before: float | None, loss: float) -> float:
-    return loss if before is None else _SMOOTHING * before + (1 - _SMOOTHING) * loss
 
 
 def best(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> Evaluation | None:
