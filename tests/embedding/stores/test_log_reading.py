@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,37 +53,27 @@ def test_a_read_that_was_cut_short_is_continued(tmp_path: Path, got: int) -> Non
     assert cpu.read_on(descriptor, found.ctypes.data, 12_288, 100, -errno.EBADF) == 0, "an error does not go on forever"
 
 
-def test_direct_writes_that_are_refused_after_a_file_was_opened_are_made_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["pwrite", "preadv"])
+def test_direct_access_that_is_refused_after_a_file_was_opened_is_not_used(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a file system does whose opens succeed and whose first write fails with EINVAL."""
-    pwrite = os.pwrite
+    """As a file system does whose opens succeed and whose first access fails with EINVAL."""
+    access = getattr(os, name)
 
-    def refusing(descriptor: int, content: memoryview, offset: int) -> int:
+    def refusing(descriptor: int, *given: Any) -> Any:
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return pwrite(descriptor, content, offset)
+        return access(descriptor, *given)
 
-    monkeypatch.setattr(os, "pwrite", refusing)
-    made = LogRecords(tmp_path / "log", rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
+    monkeypatch.setattr(os, name, refusing)
     with pytest.warns(RuntimeWarning, match="direct I/O"):
-        made.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 1))
+        made = LogRecords(tmp_path / "log", rows=ROWS, record_bytes=RECORD_BYTES, config=CONFIG)
+    made.write(np.arange(ROWS), random_records(np.arange(ROWS), RECORD_BYTES, 1))
     made.flush()
+    for slot in made.segments.used:
+        assert not fcntl.fcntl(int(made.segments.descriptors[slot]), fcntl.F_GETFL) & os.O_DIRECT
     assert_readable(made)
     made.close()
-
-
-def test_direct_reads_that_are_refused_are_made_without(store: LogRecords, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refusing(descriptor: int, buffers: list[object], offset: int) -> int:
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
-    monkeypatch.setattr(os, "preadv", refusing)
-    with pytest.warns(RuntimeWarning, match="direct I/O"):
-        assert store.segments.refuses_direct(int(store.segments.used[0]))
-    for slot in store.segments.used:
-        assert not fcntl.fcntl(int(store.segments.descriptors[slot]), fcntl.F_GETFL) & os.O_DIRECT
-    assert not store.segments.refuses_direct(int(store.segments.used[0])), "it is refused only once"
-    assert_readable(store)
 
 
 FILES = """

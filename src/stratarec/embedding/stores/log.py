@@ -103,8 +103,6 @@ class LogRecords:
             order = np.argsort(cells[:count])
             request = ReadRequest(descriptors, sequences, cells[order], entries[order], rows, out.reshape(-1))
             bad = self._reader.read(request)
-            if bad >= 0 and self.segments.refuses_direct(bad // self.layout.segment_blocks):
-                bad = self._reader.read(request)
             if bad >= 0:
                 raise self.segments.damage(*divmod(bad, self.layout.segment_blocks))
         return written

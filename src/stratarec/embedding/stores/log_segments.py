@@ -11,7 +11,6 @@ rows go to separate segments, because rows that survived one compaction are like
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
 import resource
@@ -31,7 +30,7 @@ from stratarec.embedding.stores.row_files import link_or_copy
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import make_directory, storage_error
 from stratarec.io.sealed import regular_file_below
-from stratarec.kernels.blocks import Buffer, as_bytes, as_tags, cpu
+from stratarec.kernels.blocks import BLOCK_ALIGNMENT, Buffer, as_bytes, as_tags, cpu
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -74,11 +73,19 @@ class Segments:
         self.bytes_written = 0
         # A row is read once and then cached in level 0: the page cache would store it a second time, in memory that no
         # budget counts.
-        self._direct = hasattr(os, "O_DIRECT")
+        self._direct = getattr(os, "O_DIRECT", 0)
         make_directory(directory)
         # Left by a process that died: no checkpoint refers to this directory.
         for path in directory.glob("segment-*.log"):
             path.unlink()
+        if self._direct and not supports_direct(directory):
+            self._direct = 0
+            warnings.warn(
+                f"the file system of {directory} does not support direct I/O: reads use the page cache, whose memory "
+                "the reported figures do not include; choose a directory on a local disk",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def entry(self, slot: int) -> SegmentEntry:
         """Return the entry of the segment in `slot`."""
@@ -112,19 +119,8 @@ class Segments:
         return slot
 
     def _open(self, path: Path, flags: int) -> int:
-        flags |= os.O_CLOEXEC
         try:
-            if self._direct:
-                try:
-                    return open_file(path, flags | os.O_DIRECT)
-                except OSError as error:
-                    if error.errno != errno.EINVAL:
-                        raise
-                # tmpfs and some network file systems.
-                self._disable_direct()
-                if flags & os.O_CREAT:
-                    path.unlink(missing_ok=True)
-            return open_file(path, flags)
+            return open_file(path, flags | os.O_CLOEXEC | self._direct)
         except OSError as error:
             if error.errno in _FULL:
                 raise NoRoom(error.strerror) from error
@@ -134,32 +130,6 @@ class Segments:
                     "the limit (ulimit -n)"
                 ) from error
             raise storage_error(path, error) from error
-
-    def refuses_direct(self, slot: int) -> bool:
-        """Whether the file system refuses direct reads although it accepted O_DIRECT when the file was opened.
-
-        If so, direct I/O is disabled for all files, and the caller may retry the read.
-        """
-        if not self._direct:
-            return False
-        try:
-            os.preadv(int(self.descriptors[slot]), [mmap.mmap(-1, self.layout.block_bytes)], 0)
-        except OSError as error:
-            if error.errno == errno.EINVAL:
-                self._disable_direct()
-                return True
-        return False
-
-    def _disable_direct(self) -> None:
-        self._direct = False
-        for descriptor in self.descriptors[self.used].tolist():
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
-        warnings.warn(
-            f"the file system of {self.directory} does not support direct I/O: reads use the page cache, whose memory "
-            "the reported figures do not include; choose a directory on a local disk",
-            RuntimeWarning,
-            stacklevel=3,
-        )
 
     def append(self, slot: int, words: NDArray[np.uint64], allowance: int) -> None:
         """Write whole blocks to the end of a segment.
@@ -180,28 +150,15 @@ class Segments:
             raise NoRoom(f"its share of memory.block.budget is {self.budget_bytes}")
         descriptor, start = int(self.descriptors[slot]), int(self.blocks[slot]) * self.layout.block_bytes
         try:
-            self._write(descriptor, words.view(np.uint8).data, start)
+            # A file system that is full writes less.
+            if os.pwrite(descriptor, words.view(np.uint8).data, start) < words.nbytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             # A partial write is not counted in `blocks` and would shift the blocks that are appended next.
             os.ftruncate(descriptor, start)
             if error.errno in _FULL:
                 raise NoRoom(error.strerror) from error
             raise storage_error(self.path(slot), error) from error
-
-    def _write(self, descriptor: int, content: memoryview, start: int) -> None:
-        done = 0
-        while done < len(content):
-            done += self._write_some(descriptor, content[done:], start + done)
-
-    def _write_some(self, descriptor: int, content: memoryview, start: int) -> int:
-        try:
-            return os.pwrite(descriptor, content, start)
-        except OSError as error:
-            # Direct writes may be refused at once, or for the rest of a partial write.
-            if error.errno != errno.EINVAL or not self._direct:
-                raise
-            self._disable_direct()
-            return 0
 
     def remove(self, slot: int) -> None:
         """Remove a segment without live rows; its file stays open until `close_retired`."""
@@ -259,6 +216,25 @@ class Segments:
         except OSError as error:
             return StorageError(f"{where} cannot be read: {error.strerror}; restore a checkpoint")
         return StorageError(f"{where} is damaged: its checksum does not match; restore a checkpoint")
+
+
+def supports_direct(directory: Path) -> bool:
+    """Whether blocks of files in `directory` can be written and read around the page cache."""
+    path, block = directory / "direct-probe", mmap.mmap(-1, BLOCK_ALIGNMENT)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_DIRECT, 0o600)
+        try:
+            # Some file systems accept the flag and refuse the first access.
+            os.pwrite(descriptor, block, 0)
+            os.preadv(descriptor, [block], 0)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        # Other errors will be raised for the first segment.
+        return error.errno != errno.EINVAL
+    finally:
+        path.unlink(missing_ok=True)
+    return True
 
 
 def open_file(path: Path, flags: int) -> int:
@@ -466,11 +442,8 @@ class Compactor:
         shape, per_block = layout.shape, layout.per_block
         words = self.stride[: blocks * shape.block_words]
         descriptor = int(self._segments.descriptors[entry.slot])
-        request = descriptor, np.uint64(entry.sequence), first, blocks, words, shape
         # Without the lock: a sealed segment does not change, and `_moving` keeps it from being removed.
-        bad = cpu.read_checked(*request)
-        if bad >= 0 and self._segments.refuses_direct(entry.slot):
-            bad = cpu.read_checked(*request)
+        bad = cpu.read_checked(descriptor, np.uint64(entry.sequence), first, blocks, words, shape)
         # Damaged blocks are not skipped: their rows would be lost silently when the segment is removed.
         if bad >= 0:
             raise self._segments.damage(entry.slot, first + bad)
