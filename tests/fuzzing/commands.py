@@ -21,14 +21,11 @@ import yaml
 from fuzzing.artefacts import STEPS, TIERS, Use, memories, place_tables, recipe, score
 
 from stratarec.cli import main
-from stratarec.config.units import parse_bytes
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.splits import SPLITS
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.errors import StrataError
-from stratarec.hot.calibrator import HotProfile, calibrate
-from stratarec.hot.selection import parts_of, row_bytes_of
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
 from stratarec.training.export.export import export
@@ -47,10 +44,6 @@ def make_more(root: Path) -> None:
     for name, tiers in (("clocked", None), ("clocked-log", memories(root)["log"])):
         made = _all_rows(recipe(root, root / name, memory=tiers))
         Trainer(made, Dataset.open(made.data.path), plan=place_tables("log", made) if tiers else None).train()
-    (root / "profile").mkdir()
-    dataset = Dataset.open(root / "data")
-    widths = row_bytes_of(dataset, 16, RowOptimizerConfig())
-    calibrate(dataset, widths, parse_bytes("8KiB", "hot")).write(root / "profile" / "profile.json")
     (root / "towers").mkdir()
     (root / "towers" / "towers.yaml").write_text("# Towers\n- [item, seen]\n- [city, tags]\n")
 
@@ -70,7 +63,7 @@ def uses_of(root: Path) -> dict[str, list[Use]]:
     }
     found |= {"data": [*data, _profile, _towers_of(root)], "plain": [*data], "plan": [_check, _plan(root)]}
     found |= {"export": [_check, _score], "coded": [_check, _score]}
-    found |= {"profile": [_hot_rows(root)], "towers": [_towers(root)]}
+    found |= {"towers": [_towers(root)]}
     return {name: uses for name, uses in found.items() if (root / name).exists()}
 
 
@@ -170,7 +163,6 @@ def _base(root: Path) -> Use:
 
 def _profile(path: Path, out: Path) -> None:
     run("profile", "-q", path, "--hot", "8KiB", "--batch-size", "64", "--classify", "-o", out / "profile.html")
-    HotProfile.read(out / "profile.hot.json", Dataset.open(path))
 
 
 def _towers_of(root: Path) -> Use:
@@ -235,17 +227,6 @@ def _plan(root: Path) -> Use:
         made = recipe(root, out / "run", steps=2, memory=memories(root)["log"])
         run("train", "-q", _write(made, out), "--plan", path / "plan.json")
         run("check", "-q", out / "run")
-
-    return use
-
-
-def _hot_rows(root: Path) -> Use:
-    def use(path: Path, _: Path) -> None:
-        dataset = Dataset.open(root / "data")
-        profile = HotProfile.read(path / "profile.json", dataset)
-        parts = parts_of(dataset, profile.row_bytes)
-        hot = profile.hot(parts)
-        assert all(0 <= rows <= part.rows for rows, part in zip(hot.tolist(), parts, strict=True))
 
     return use
 

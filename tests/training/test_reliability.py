@@ -82,15 +82,6 @@ def test_weighted_samples_have_the_rates_of_repeated_ones_and_wider_intervals() 
     assert weighted.high - weighted.low > repeated.high - repeated.low
 
 
-def test_sums_of_parts_are_those_of_all_samples() -> None:
-    label, logit = drawn(700_000)
-    parts = [Reliability().add(*each) for each in zip(np.split(label, 7), np.split(logit, 7), strict=True)]
-    total, whole = sum(parts[1:], parts[0]), Reliability().add(label, logit)
-    assert np.array_equal(total.sums[0], whole.sums[0])
-    np.testing.assert_allclose(total.sums, whole.sums, rtol=1e-12)
-    assert total.error() == pytest.approx(whole.error(), rel=1e-12)
-
-
 def test_each_label_has_bins_of_the_samples_that_have_it() -> None:
     label, logit = drawn(4_000)
     labels = np.stack([label, np.where(np.arange(4_000) % 2, label, np.nan)], axis=1)

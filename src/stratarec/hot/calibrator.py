@@ -38,10 +38,9 @@ from stratarec.hot.selection import (
     share_of_accesses,
     used_bytes,
 )
-from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
+from stratarec.io.sealed import Count, Hash, Model, write_sealed
 from stratarec.kernels.runtime.cores import cores
 
-ADVICE = "create it again with `stratarec profile DATASET --hot BYTES`"
 Method = Literal["inputs", "accesses"]
 Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 
@@ -57,12 +56,6 @@ class HotTable(Model):
     """Number of hot rows: all tail buckets and the most frequent values."""
     accesses: Share
     """Share of the table's training lookups that use hot rows."""
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> HotTable:
-        if self.hot > self.rows:
-            raise ValueError(f"{self.name}: {self.hot} hot rows of {self.rows}")
-        return self
 
 
 class InputShare(Model):
@@ -106,31 +99,6 @@ class HotProfile(Model):
     def write(self, path: Path) -> None:
         """Write the profile to a sealed file."""
         write_sealed(path, self.to_dict())
-
-    @classmethod
-    def read(cls, path: Path, dataset: Dataset | None = None) -> HotProfile:
-        """Read a profile from a file.
-
-        Parameters
-        ----------
-        dataset : Dataset
-            Data set to which the profile must belong.
-
-        Raises
-        ------
-        ConfigError
-            If the file is damaged or belongs to another data set.
-        """
-        profile = read_sealed(path, cls, ADVICE, ConfigError)
-        if dataset is not None and profile.fingerprint != dataset.fingerprint:
-            raise ConfigError(
-                f"{path} is a hot profile of another data set ({profile.dataset}, {profile.fingerprint[:8]}) than "
-                f"{dataset.path} ({dataset.fingerprint[:8]}), so its ids have other meanings; {ADVICE}"
-            )
-        rows = [(table.name, table.rows) for table in profile.tables]
-        if dataset is not None and sorted(rows) != sorted(dataset.table_rows().items()):
-            raise ConfigError(f"{path} has other tables or rows than {dataset.path}; {ADVICE}")
-        return profile
 
     @property
     def points(self) -> list[Point]:

@@ -235,8 +235,7 @@ class Reliability:
     prediction and y_b its rate of positives (Naeini et al. 2015; bins of equal weight as in Nguyen and O'Connor 2015).
 
     Samples are summed in cells that are 1/256 of a logit wide. Only these sums are stored, so memory does not depend on
-    the number of samples, and the sums of batches or ranks can be added. A bin consists of whole cells: the means of a
-    bin are exact, and only its limits are rounded.
+    the number of samples. A bin consists of whole cells: the means of a bin are exact, and only its limits are rounded.
 
     *Bias.* Labels scatter around their probabilities, so even a perfectly calibrated model has an expected ECE of
 
@@ -267,12 +266,6 @@ class Reliability:
         columns = (scale > 0, scale, scale * label, scale * probability, squares, variance)
         for sums, column in zip(self.sums, columns, strict=True):
             sums += np.bincount(cell, weights=column, minlength=_CELLS)
-
-    def __add__(self, other: Reliability) -> Reliability:
-        """Return the sums over the samples of both objects."""
-        total = Reliability()
-        total.sums = self.sums + other.sums
-        return total
 
     def bins(self, most: int = MOST_BINS) -> tuple[Bin, ...]:
         """Return at most `most` bins of about equal weight; fewer if a bin would have less than 50 samples."""
