@@ -48,7 +48,7 @@ def share_of(dataset: Dataset, made: Recipe, profile: HotProfile) -> float:
         min(int(rows), part.rows) if part.row_bytes else part.rows
         for part, rows in zip(found, profile.hot(found), strict=True)
     ]
-    return classify(dataset, found, np.array(hot), "train").inputs / dataset.samples("train")
+    return sum(map(sum, classify(dataset, found, np.array(hot), "train").values())) / dataset.samples("train")
 
 
 def day_of(number: int, way: Days, first: list[HotProfile]) -> list[dict[str, Any]]:

@@ -131,7 +131,7 @@ class Ladder:
         loading = LoaderConfig(batch_size=BATCH)
         loader = Loader(self.dataset, "train", loading)
         if hot is not None:
-            counts = classify(self.dataset, self.parts, hot, "train").shards
+            counts = classify(self.dataset, self.parts, hot, "train")
             loader = HotLoader(self.dataset, "train", loading, self.parts, hot, counts)
         schema, rows = self.dataset.schema, self.dataset.table_rows()
         model = build_model(MODEL, schema, rows, optimizer=OPTIMIZER, tiers=tiers)

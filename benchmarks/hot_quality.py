@@ -103,7 +103,7 @@ class OrderedTrainer(Trainer):
         parts = parts_of(self.dataset, row_bytes)
         budget = budget_of(self.recipe, self.dataset, self._bytes_share)
         hot = calibrate(self.dataset, row_bytes, budget, curve=()).hot(parts)
-        counts = classify(self.dataset, parts, hot, "train").shards
+        counts = classify(self.dataset, parts, hot, "train")
         return HotLoader(self.dataset, "train", made.config, parts, hot, counts)
 
     @cached_property

@@ -53,7 +53,8 @@ def shares(dataset: Dataset) -> list[dict[str, Any]]:
     found = []
     for share in CURVE:
         profile = calibrate(dataset, row_bytes, int(share * total), curve=())
-        point, counted = profile.chosen, classify(dataset, parts, profile.hot(parts), "train").inputs / samples
+        point, counts = profile.chosen, classify(dataset, parts, profile.hot(parts), "train")
+        counted = sum(map(sum, counts.values())) / samples
         found.append(
             {
                 "data": dataset.name,
@@ -78,7 +79,7 @@ def held(dataset: Dataset, share: float, trials: int) -> dict[str, int]:
     inside = 0
     for seed in range(trials):
         profile = calibrate(dataset, row_bytes, budget, curve=(), seed=seed)
-        counted = classify(dataset, parts, profile.hot(parts), "train").inputs / samples
+        counted = sum(map(sum, classify(dataset, parts, profile.hot(parts), "train").values())) / samples
         inside += profile.chosen.inputs.low <= counted <= profile.chosen.inputs.high
     return {"trials": trials, "inside": inside}
 
@@ -103,7 +104,7 @@ def side(
         tiers = tier_config(plan, memory, f"{times}-{hot.budget}-{hot.batches}")
         if hot.separate_batches:
             given = hot_rows(plan, dataset)
-            counts = classify(dataset, *given, "train").shards
+            counts = classify(dataset, *given, "train")
             loader = HotLoader(dataset, "train", loading, *given, counts, lambda epoch: None)
     model = build_model(config, dataset.schema, dataset.table_rows(), optimizer=OPTIMIZER, tiers=tiers)
     dense = torch.optim.Adagrad(model.network.parameters(), lr=0.01, fused=True)

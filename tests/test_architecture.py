@@ -51,7 +51,7 @@ BUDGETS = {
     "serving": 830,
     "reporting": 2_110,
     "models": 2_250,
-    "hot": 770,
+    "hot": 740,
     "data": 7_560,
     "embedding": 4_470,
     "batch": 330,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +10,8 @@ from hot.popular import ROW_BYTES, prepared
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.hot.calibrator import HotProfile, calibrate, estimate, warn_little_skew
-from stratarec.hot.hot_loader import Classification, are_hot, classify
+from stratarec.hot.hot_loader import are_hot, classify
 from stratarec.hot.selection import RowRange, hottest_rows, most_inputs, parts_of, used_bytes
-from stratarec.io.sealed import write_sealed
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +74,7 @@ def test_inputs_that_lack_one_table_do_not_hold_up_the_rest(dataset: Dataset) ->
     assert profile.chosen.accesses > 2 * profile.chosen.row_share
     assert not warn_little_skew(profile)
     samples = dataset.samples("train")
-    exact = classify(dataset, *rows_of(dataset, profile), "train").inputs / samples
+    exact = sum(map(sum, classify(dataset, *rows_of(dataset, profile), "train").values())) / samples
     assert profile.chosen.inputs.low <= exact <= profile.chosen.inputs.high
 
 
@@ -89,17 +87,3 @@ def test_the_interval_holds_the_true_share_at_least_95_times_in_100() -> None:
         inside += found.low <= 0.3 <= found.high
     assert inside >= 95
     assert estimate(np.array([0.5])).low == 0
-
-
-def test_counting_resumes_where_it_stopped_and_restarts_for_other_rows(dataset: Dataset, tmp_path: Path) -> None:
-    profile = calibrate(dataset, bytes_of(dataset), total(dataset) // 5, curve=())
-    path = tmp_path / "counts.json"
-    whole = classify(dataset, *rows_of(dataset, profile), "train", path)
-    assert set(whole.shards) == {shard.path for shard in dataset.shards("train")}
-    first, *others = whole.shards
-    planted = {first: tuple(0 for _ in whole.shards[first])}
-    write_sealed(path, Classification(key=whole.key, shards=planted).to_dict())
-    resumed = classify(dataset, *rows_of(dataset, profile), "train", path)
-    assert resumed.shards == {**{name: whole.shards[name] for name in others}, **planted}
-    other = calibrate(dataset, bytes_of(dataset), total(dataset) // 10, curve=())
-    assert classify(dataset, *rows_of(dataset, other), "train", path).inputs < whole.inputs

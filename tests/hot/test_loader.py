@@ -29,7 +29,7 @@ def rows(dataset: Dataset) -> tuple[list[RowRange], Counts]:
 
 def loader(dataset: Dataset, rows: tuple[list[RowRange], Counts], **config: object) -> HotLoader:
     options = {"batch_size": 64, "shuffle_row_groups": 2, "seed": 3, "expand": True, **config}
-    counts = classify(dataset, *rows, "train").shards
+    counts = classify(dataset, *rows, "train")
     return HotLoader(dataset, "train", LoaderConfig(**options), *rows, counts)
 
 

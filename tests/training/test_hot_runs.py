@@ -13,8 +13,7 @@ from training.test_tiered_runs import INT8, content
 from recipes import prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding.codecs import CodecConfig
-from stratarec.hot import hot_loader
-from stratarec.hot.hot_loader import HotLoader, counts_path
+from stratarec.hot.hot_loader import HotLoader
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.training.build import new_model, new_plan
@@ -72,29 +71,6 @@ def test_float32_homes_give_the_bits_of_tables_in_memory(home: Path, tmp_path: P
                 assert torch.equal(values, trained.model.embeddings.table(name)[part]), (name, part)
         for name, values in plain.network.state_dict().items():
             assert torch.equal(values, trained.model.network.state_dict()[name]), name
-
-
-def test_hot_inputs_are_counted_once_for_a_data_set_and_its_hot_rows(home: Path, tmp_path: Path, monkeypatch) -> None:
-    def loader(budget: str) -> HotLoader:
-        made = recipe(home, tmp_path / "run", {"budget": budget, "batches": "proportional"})
-        found = Trainer(made, Dataset.open(made.data.path)).loader
-        assert isinstance(found, HotLoader)
-        return found
-
-    kept = counts_path(Dataset.open(home / "data"), "train")
-    kept.unlink(missing_ok=True)
-    counted = loader("256KiB").hot_samples
-    inner, calls = hot_loader._counts, list[int]()
-    monkeypatch.setattr(hot_loader, "_counts", lambda *given: calls.append(given[-1]) or inner(*given))
-    assert loader("256KiB").hot_samples == counted
-    assert not calls
-    assert loader("200KiB").hot_samples < counted
-    assert calls
-    # Where nothing can be kept, they are counted all the same.
-    kept.unlink()
-    kept.mkdir()
-    assert loader("256KiB").hot_samples == counted
-    kept.rmdir()
 
 
 def test_a_plan_keeps_to_the_budget_and_what_was_used_is_what_it_predicted(home: Path, tmp_path: Path) -> None:

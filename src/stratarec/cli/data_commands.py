@@ -131,7 +131,7 @@ def profile(args: argparse.Namespace) -> None:
     with dataset.locked(), torch_settings(threads=1):
         row_bytes = row_bytes_of(dataset, args.dim, RowOptimizerConfig(kind=args.optimizer))
         hot = None if args.hot is None else _profile_hot(args, dataset, row_bytes, output.with_suffix(".hot.json"))
-        hot_inputs = _classify(args, dataset, hot, output) if hot is not None and args.classify else []
+        hot_inputs = _classify(args, dataset, hot) if hot is not None and args.classify else []
         duplication = measure_duplication(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
         reuse = measure_reuse(dataset, args.split, batch_size=args.batch_size, progress=progress_of(args))
         drift = measure_drift(dataset, args.split)
@@ -159,8 +159,8 @@ def _profile_hot(args: argparse.Namespace, dataset: Dataset, row_bytes: Mapping[
     return hot
 
 
-def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile, report: Path) -> list[str]:
-    """Count the hot inputs of each split; the counts are written next to `report`."""
+def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile) -> list[str]:
+    """Count the hot inputs of each split."""
     from stratarec.hot.hot_loader import classify
     from stratarec.hot.selection import parts_of
 
@@ -168,8 +168,7 @@ def _classify(args: argparse.Namespace, dataset: Dataset, profile: HotProfile, r
     hot = profile.hot(parts)
     for split in dataset.splits:
         if samples := dataset.samples(split):
-            path = report.with_suffix(f".hot-{split}.json")
-            inputs = classify(dataset, parts, hot, split, path, progress_of(args)).inputs
+            inputs = sum(map(sum, classify(dataset, parts, hot, split, progress_of(args)).values()))
             lines.append(f"{split:6} {inputs:>12,} of {samples:,} inputs are hot, {inputs / samples:.2%}")
     return lines
 

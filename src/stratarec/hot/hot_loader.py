@@ -4,9 +4,9 @@
 is 0 if the sample looks up no row of the part; otherwise it includes at least all tail buckets. A sample is hot if
 every part has at least as many hot rows as the sample needs. A bag that several samples share is examined once.
 
-Whether an input is hot follows from its ids and a hot profile, so it is computed whenever the input is read. Only the
-number of hot inputs of each row group is stored. The length and the order of an epoch follow from these counts, so
-training can resume anywhere in an epoch. Counts are written shard by shard; an interrupted count continues there.
+Whether an input is hot follows from its ids and a hot profile, so it is computed whenever the input is read. The hot
+inputs of each row group are counted before the first epoch. The length and the order of an epoch follow from these
+counts, so training can resume anywhere in an epoch.
 
 The loader sorts each shuffle buffer into hot and other (*mixed*) samples. Samples that do not fill a batch wait for the
 next buffer. So at most one batch of each kind is in memory in addition to a buffer, and every input is trained once per
@@ -18,9 +18,8 @@ evenly.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
-from pathlib import Path
-from typing import Literal
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +34,6 @@ from stratarec.data.loading.loader import Loader, LoaderConfig, Rows, count, tak
 from stratarec.data.loading.shuffle_buffer import ShuffleBuffer
 from stratarec.errors import ConfigError
 from stratarec.hot.selection import Counts, Needs, RowRange
-from stratarec.io.sealed import Count, Hash, Model, content_hash, read_sealed, write_sealed
 from stratarec.kernels.runtime.cores import cores
 from stratarec.progress import Progress, SilentProgress
 
@@ -154,73 +152,30 @@ def _bags(
     return array.values.to_numpy(), offsets[:-1], np.diff(offsets)
 
 
-class Classification(Model):
-    """Number of hot inputs in each row group of a split."""
-
-    format: Literal[1] = 1
-    key: Hash
-    """Hash of the data set, the split and the hot rows."""
-    shards: dict[str, tuple[Count, ...]]
-    """Number of hot inputs of each row group, by path of its shard."""
-
-    @property
-    def inputs(self) -> int:
-        """Number of hot inputs."""
-        return sum(sum(counts) for counts in self.shards.values())
-
-
 def classify(
-    dataset: Dataset,
-    parts: Sequence[RowRange],
-    hot: Counts,
-    split: str,
-    path: Path | None = None,
-    progress: Progress | None = None,
-) -> Classification:
-    """Count the hot inputs of each row group of a split.
+    dataset: Dataset, parts: Sequence[RowRange], hot: Counts, split: str, progress: Progress | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Return the number of hot inputs of each row group of a split, by path of its shard.
 
     Parameters
     ----------
     hot : ndarray
         ``[parts]`` number of first rows of each part that are hot.
-    path : Path
-        File of counts. If it has counts of the same data set, split and hot rows, only missing shards are counted.
 
     Notes
     -----
     Reads the complete split, with one thread per core.
     """
-    rows = [[part.table, int(number)] for part, number in zip(parts, hot, strict=True)]
-    key = content_hash({"data": dataset.fingerprint, "split": split, "hot": rows})
-    counts = _stored_counts(path, key)
-    shards = dataset.shards(split)
-    missing = [number for number, shard in enumerate(shards) if shard.path not in counts]
+    shards, counts = dataset.shards(split), dict[str, tuple[int, ...]]()
     progress = progress or SilentProgress()
-    counted = sum(shard.samples for shard in shards if shard.path in counts)
-    progress.start(f"classify {split}", dataset.samples(split), "samples", counted)
+    progress.start(f"classify {split}", dataset.samples(split), "samples")
     with ThreadPoolExecutor(cores(), thread_name_prefix="stratarec-hot") as threads:
-        futures = {threads.submit(_counts, dataset, parts, hot, split, number): shards[number] for number in missing}
-        for future in as_completed(futures):
-            shard = futures[future]
-            counts[shard.path] = future.result()
+        by_shard = threads.map(partial(_counts, dataset, parts, hot, split), range(len(shards)))
+        for shard, counted in zip(shards, by_shard, strict=True):
+            counts[shard.path] = counted
             progress.advance(shard.samples)
-            if path is not None:
-                write_sealed(path, Classification(key=key, shards=counts).to_dict())
     progress.finish()
-    return Classification(key=key, shards={shard.path: counts[shard.path] for shard in shards})
-
-
-def counts_path(dataset: Dataset, split: str) -> Path:
-    """Return the path of the file in which ``profile --classify`` and training runs store the counts of a split."""
-    place = dataset.path.resolve()
-    return place.with_name(f"{place.name}-profile.hot-{split}.json")
-
-
-def _stored_counts(path: Path | None, key: str) -> dict[str, tuple[int, ...]]:
-    if path is None or not path.exists():
-        return {}
-    stored = read_sealed(path, Classification, "remove it", ConfigError)
-    return dict(stored.shards) if stored.key == key else {}
+    return counts
 
 
 def _counts(dataset: Dataset, parts: Sequence[RowRange], hot: Counts, split: str, number: int) -> tuple[int, ...]:

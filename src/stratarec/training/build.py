@@ -25,9 +25,8 @@ from stratarec.distributed.towers import DisaggregatedModel
 from stratarec.embedding import EmbeddingBagConfig
 from stratarec.embedding.slots import MEMORIES
 from stratarec.embedding.tiers import TableTier, TierConfig
-from stratarec.errors import ConfigError, StorageError, TrainingError
-from stratarec.hot.hot_loader import HotLoader, classify, counts_path
-from stratarec.io.atomic import check_output
+from stratarec.errors import ConfigError, TrainingError
+from stratarec.hot.hot_loader import HotLoader, classify
 from stratarec.io.scratch import ScratchDirectory
 from stratarec.kernels.runtime.accelerator import CPU
 from stratarec.models import CTRModel, build_model
@@ -196,24 +195,14 @@ def hot_loader(dataset: Dataset, config: LoaderConfig, plan: Plan | None, progre
     if plan is None or not any(placed.hot_rows for placed in plan.tables):
         raise ConfigError("hot.budget is set, but the plan has no hot rows: plan again, or set hot.budget to null")
     parts, hot = hot_rows(plan, dataset)
-    counted = classify(dataset, parts, hot, "train", _place(dataset), progress)
-    loader = HotLoader(dataset, "train", config, parts, hot, counted.shards)
+    counted = classify(dataset, parts, hot, "train", progress)
+    loader = HotLoader(dataset, "train", config, parts, hot, counted)
     samples = dataset.samples("train")
     progress.say(
         f"{loader.hot_samples:,} of {samples:,} inputs are hot, {loader.hot_samples / samples:.2%}: "
         f"{int(loader.kinds(0).sum()):,} of {len(loader):,} batches"
     )
     return loader
-
-
-def _place(dataset: Dataset) -> Path | None:
-    """Return the file that caches the counts; None if nothing can be written next to the data."""
-    place = counts_path(dataset, "train")
-    try:
-        check_output(place)
-    except StorageError:
-        return None
-    return place
 
 
 def sharding_plan(
