@@ -146,8 +146,6 @@ def _fill(parts: Sequence[RowRange], hot: Counts, budget: int) -> Counts:
 _STEP = 1.04
 # Share of the budget for small tables, which are completely hot.
 _SMALL_SHARE = 0.01
-# Largest number of rounds in which the remaining budget is spent.
-_ROUNDS = 64
 
 
 def thresholds(part: RowRange) -> Counts:
@@ -194,8 +192,7 @@ def _most_inputs(parts: Sequence[RowRange], budget: int, needs: Needs) -> Counts
     peel = _Peel(parts, cuts, levels.astype(np.int16))
     while peel.used > budget:
         peel.step(peel.used - budget)
-    chosen = _complete(parts, cuts, levels, peel.level, budget)
-    return np.array([cut[level] for cut, level in zip(cuts, chosen, strict=True)], dtype=np.int64)
+    return np.array([cut[level] for cut, level in zip(cuts, peel.level, strict=True)], dtype=np.int64)
 
 
 class _Peel:
@@ -238,25 +235,3 @@ class _Peel:
         if len(inputs):
             for part, column in enumerate(self._levels[inputs].T):
                 self._inputs[part] -= np.bincount(column, minlength=self._inputs.shape[1])
-
-
-def _complete(
-    parts: Sequence[RowRange], cuts: Sequence[Counts], levels: NDArray[np.int64], level: NDArray[np.int64], budget: int
-) -> NDArray[np.int64]:
-    """Raise thresholds as long as the remaining budget buys inputs that lack rows of only one part."""
-    chosen, reach = level.copy(), np.arange(max(map(len, cuts)))
-    for _ in range(_ROUNDS):
-        spare = budget - used_bytes(parts, np.array([cut[at] for cut, at in zip(cuts, chosen, strict=True)]))
-        missing = levels > chosen
-        single = missing & (missing.sum(axis=1) == 1)[:, None]
-        best, place = 0.0, -1
-        for number, (part, cut) in enumerate(zip(parts, cuts, strict=True)):
-            gained = np.bincount(levels[single[:, number], number], minlength=len(reach)).cumsum()[: len(cut)]
-            cost = (cut - cut[chosen[number]]) * part.row_bytes
-            worth = np.where((cost > 0) & (cost <= spare), gained / np.maximum(cost, 1), 0.0)
-            if worth.max() > best:
-                best, place, to = float(worth.max()), number, int(worth.argmax())
-        if place < 0:
-            break
-        chosen[place] = to
-    return chosen
