@@ -1,8 +1,8 @@
-"""Unpooled histories of a batch, and their pooling to one vector a sample.
+"""Histories of a batch, and poolings that compute one vector per sample from them.
 
-Each distinct event is looked up once; histories that overlap share its row. Computations that do not depend on the
-candidate item are done once for each distinct history or event. An empty history gives zeros. A pooling has two forms:
-`forward` takes a `History`, `padded` rows and their mask, in plain torch, for `torch.export`.
+Each distinct event is looked up once, and histories that overlap share its row. Computations that do not depend on the
+candidate item are done once for each distinct history or event. The pooled vector of an empty history is zeros. A
+pooling has two methods: `forward` takes a `History`, and `padded` takes rows and a mask, for `torch.export`.
 
 Shapes: B samples, U distinct histories (B without deduplication), E distinct events, N pairs of a sample and an event
 of its history, L longest history of the batch, D width, H a hidden size.
@@ -28,14 +28,14 @@ from stratarec.models.layers import MLP, check_sizes
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryWindows:
-    """Windows of histories: history u is ``rows[start[u]:start[u] + length[u]]`` of an unpooled feature.
+    """Windows of histories: history u is ``rows[start[u]:start[u] + length[u]]`` of a feature without pooling.
 
     Parameters
     ----------
     start, length : Tensor
         ``[U]`` int64.
     inverse : Tensor or None
-        ``[B]``, history of each sample; None if U is B.
+        ``[B]`` history of each sample; None if each sample has its own (U = B).
     """
 
     start: Tensor
@@ -45,7 +45,7 @@ class HistoryWindows:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """Rows of a batch's histories, with rows of overlapping histories once.
+    """Rows of the histories in a batch; overlapping histories share rows.
 
     Parameters
     ----------
@@ -67,14 +67,17 @@ class History:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """Pairs of every sample with every event of its history."""
+        """Return the pairs of each sample with each event of its history."""
         start, length = self.windows.start, self.windows.length
         if self.windows.inverse is not None:
             start, length = start[self.windows.inverse], length[self.windows.inverse]
         return Pairs(first=start, offsets=offsets_of(length))
 
     def expand(self, vectors: Tensor) -> Tensor:
-        """Return ``[B, D]`` of one vector a history ``[U, D]``; gradients are summed in ascending order of samples."""
+        """Return the vector ``[B, D]`` of each sample's history, given one vector per history ``[U, D]``.
+
+        Gradients are summed in ascending order of samples.
+        """
         if self.windows.inverse is None:
             return vectors
         out: Tensor = _Rows.apply(vectors, self.windows.inverse)  # type: ignore[no-untyped-call]
@@ -111,14 +114,14 @@ class HistoryConfig:
     """Pooling of a history to one vector."""
 
     pooling: Literal["mean", "target_attention", "transformer"] = "mean"
-    """``mean`` of the rows; ``target_attention`` weights them by the candidate item (DIN, Zhou et al. 2018);
-    ``transformer`` applies self-attention and then takes the mean, independent of the candidate."""
+    """``mean`` of the rows. ``target_attention``: a sum with weights that depend on the candidate item (DIN, Zhou et al.
+    2018). ``transformer``: self-attention, then the mean; it does not depend on the candidate."""
     attention_mlp: tuple[int, ...] = (36,)
     """Hidden sizes of the attention's scoring MLP."""
     layers: int = 1
-    """Transformer blocks."""
+    """Number of transformer blocks."""
     heads: int = 2
-    """Attention heads of a block; must divide the embedding width."""
+    """Number of attention heads per block; must divide the embedding width."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads"):
@@ -128,11 +131,10 @@ class HistoryConfig:
 
 
 class TargetAttention(nn.Module):
-    """DIN's activation unit: a row's weight is an MLP of [query, key, query - key, query * key], not normalised.
+    """DIN's activation unit: the weight of a row is an MLP of [query, key, query - key, query * key], not normalized.
 
-    The first layer is linear, so its term of the key is computed once for each event and its term of the query once for
-    each sample; only the product needs both.
-    """
+    The query is the candidate and the key is the row of an event. As the first layer is linear, its terms of the key
+    are computed once for each event and its terms of the query once for each sample; only the product needs both."""
 
     def __init__(self, width: int, config: HistoryConfig) -> None:
         super().__init__()
@@ -156,7 +158,9 @@ class TargetAttention(nn.Module):
         return pooled
 
     def _first(self, target: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the first layer's terms of queries ``[B, H]`` and keys ``[..., H]``, and its weight of products."""
+        """Return the first layer's terms of queries ``[B, H]`` and of keys ``[..., H]``, and its weights of
+        products.
+        """
         first = self.score[0]
         assert isinstance(first, nn.Linear)
         query, key, difference, product = first.weight.chunk(4, dim=1)
@@ -194,7 +198,9 @@ class _Block(nn.Module):
 
 
 class TransformerPooling(nn.Module):
-    """Pre-norm encoder blocks with learned positions, counted from the most recent item, then the mean."""
+    """Transformer encoder blocks (pre-norm), followed by the mean. Learned positions count from the most recent
+    item.
+    """
 
     def __init__(self, width: int, longest: int, config: HistoryConfig) -> None:
         super().__init__()
@@ -212,8 +218,8 @@ class TransformerPooling(nn.Module):
         lengths = mask.sum(1, keepdim=True)
         age = (lengths - 1 - torch.arange(rows.shape[1], device=rows.device)).clamp(0, len(self.position) - 1)
         rows = rows + self.position[age]
-        # A row without visible places would be NaN: the first place is always visible, and empty histories become
-        # zeros.
+        # Attention over no visible place would be NaN. So the first place is always visible, and the results of empty
+        # histories are set to zeros.
         visible = mask.clone()
         visible[:, 0] = True
         for block in self.blocks:
@@ -222,7 +228,7 @@ class TransformerPooling(nn.Module):
 
 
 def build_pooling(width: int, longest: int, config: HistoryConfig) -> TargetAttention | TransformerPooling:
-    """Return the module of a pooling other than the mean, which needs none."""
+    """Return the module for a pooling other than ``mean``, which needs no module."""
     if config.pooling == "target_attention":
         return TargetAttention(width, config)
     return TransformerPooling(width, longest, config)

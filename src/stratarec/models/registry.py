@@ -1,8 +1,7 @@
-"""Registry of models: a recipe selects one by its `kind`, built in or from an installed package.
+"""Registry of models. A recipe selects a model by its `kind`, which is built in or from an installed package.
 
-A package provides a model by an entry point of the group ``stratarec.models``: its name is the kind, its value a class
-of scores (`base.Score`). Entry points are listed when a recipe has a kind; code of a package is loaded only for its
-kinds.
+A package provides a model by an entry point of the group ``stratarec.models``. The name of the entry point is the kind,
+and its value is a subclass of `base.Score`. A package is imported only when one of its kinds is used.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from stratarec.models.zoo.wide_deep import WideDeepScore
 from stratarec.models.zoo.xdeepfm import XDeepFMScore
 
 GROUP = "stratarec.models"
-# Built-in models: to add one, write its module and name its score here.
+# Built-in models. To add one, write its module and add its score here.
 SCORES: tuple[type[Score], ...] = (
     DLRMScore, DCNv2Score, LRScore, FMScore, WideDeepScore, DeepFMScore, XDeepFMScore, AutoIntScore, MaskNetScore,
     FinalMLPScore, DINScore, EnsembleScore,
@@ -50,8 +49,7 @@ def score_of(kind: str) -> type[Score]:
     Raises
     ------
     ConfigError
-        For an unknown kind, a kind of several packages or of a package and StrataRec, or an entry point that does not
-        load or is not a model.
+        If the kind is unknown or defined more than once, or if the entry point cannot be loaded or is not a model.
     """
     offers = _offers().get(kind, ())
     if kind in _BUILT_IN:
@@ -69,7 +67,7 @@ def score_of(kind: str) -> type[Score]:
 
 
 def tower_of(config: VectorsConfig) -> Build:
-    """Return the class of this model's tower modules, `Plain` for towers without modules."""
+    """Return the class of this model's tower modules; `Plain` if the outputs of towers are their vectors."""
     assert config.towers is not None
     if not config.towers.plain and not has_towers(config.kind):
         raise ConfigError(
@@ -80,7 +78,7 @@ def tower_of(config: VectorsConfig) -> Build:
 
 
 def has_towers(kind: str) -> bool:
-    """Whether a model has tower modules, which compress what towers send."""
+    """Whether a kind of model supports tower modules, which reduce the outputs of towers."""
     return kind in _TOWERS
 
 
@@ -124,7 +122,7 @@ _STRICT = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 @cache
 def _section(config: Any, strict: bool) -> tuple[Any, pydantic.TypeAdapter[Any]]:
-    """Return a class with a section ``model`` of this config, and its reader, which refuses unknown fields."""
+    """Return a class with this config as the section ``model``, and its reader, which refuses unknown fields."""
     settings = _STRICT if strict else pydantic.ConfigDict(extra="forbid")
     section = dataclasses.make_dataclass("Section", [("model", config)], namespace={"__pydantic_config__": settings})
     return section, pydantic.TypeAdapter(section)
@@ -136,9 +134,10 @@ def _built_in_reader() -> pydantic.TypeAdapter[Any]:
 
 
 def _read(value: Any, handler: Any, info: pydantic.ValidationInfo) -> Any:
-    """Read the section of a recipe, or of an export's manifest, which is JSON and read strictly.
+    """Read the section ``model`` of a recipe, or of an export's manifest, which is JSON and is read strictly.
 
-    A validator receives JSON as Python values, whose lists a strict reader would refuse, so they become JSON again.
+    Pydantic passes JSON to a validator as Python values, and strict reading would refuse their lists. So the values are
+    converted to JSON again.
     """
     kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
     strict = info.mode == "json"
@@ -156,7 +155,7 @@ def _read(value: Any, handler: Any, info: pydantic.ValidationInfo) -> Any:
 
 
 def _write(value: Any, handler: Any, info: pydantic.SerializationInfo) -> Any:
-    """Return plain data of a model, built in or of a package."""
+    """Return the configuration of a model, built in or from a package, as plain data."""
     if value.kind in _BUILT_IN:
         return handler(value)
     return pydantic.TypeAdapter(type(value)).dump_python(value, mode="json" if info.mode == "json" else "python")

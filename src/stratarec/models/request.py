@@ -1,9 +1,9 @@
-"""Lookups of a batch with each distinct value once, and the vectors that samples share.
+"""The ids to look up for a batch, each distinct value once, and the vectors that samples share.
 
-Batches are shuffled in *runs*: neighbouring samples that agree in all groups. The features of groups are looked up once
-a run, and a run's vectors serve all its samples. A batch with runs is looked up by one call, so that backward is one
-optimizer step: a group's R bags are the first R of B bags of its features, the others are empty. Embedding tables and
-caches see an ordinary `KeyedJagged` with fewer ids.
+Batches are shuffled in *runs*: adjacent samples with equal values in all deduplication groups. The features of groups
+are looked up once per run, and all samples of a run use the same vectors. A batch with runs is looked up in one call,
+so that its backward pass is one optimizer step: the first R of the B bags of a group's feature are those of the R runs,
+and the others are empty. Embedding tables and caches get an ordinary `KeyedJagged` with fewer ids.
 
 Shapes: B samples, R runs, F features, D width.
 """
@@ -24,26 +24,26 @@ from stratarec.kernels import collate, runs
 from stratarec.kernels.runtime.accelerator import on_device
 from stratarec.models.history import HistoryWindows
 
-# If runs save fewer ids, groups are looked up sample by sample: the bookkeeping of runs takes 0.3 to 0.5 ms a step, and
-# an id of 16 floats 30 ns. Trivago's pooled histories, where runs save 4,600 ids of a batch of 1,024, trained at 0.83
-# of the speed without groups, and by samples train at 0.98.
+# If runs save fewer ids than this, groups are looked up for each sample: runs take 0.3 to 0.5 ms a step, and looking up
+# an id with 16 floats takes 30 ns. On Trivago's log with pooled histories, where runs save 4,600 ids per batch of
+# 1,024, training with runs had 0.83 of the speed without groups; with a lookup for each sample it has 0.98.
 _LEAST_SAVED = 12_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Ids to look up, and the expansion of their vectors to samples.
+    """Ids to look up, and how their vectors are expanded to samples.
 
     Parameters
     ----------
     features : KeyedJagged
-        Every feature over B bags.
+        All features, with B bags each.
     starts : Tensor or None
-        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``. None if no feature is looked up by run.
+        ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``. None if no feature is looked up per run.
     shared : frozenset of str
-        Pooled features whose first R bags are those of runs.
+        Pooled features that are looked up per run: their first R bags are those of the runs.
     windows : mapping of str to HistoryWindows
-        Windows of the unpooled features of groups.
+        Windows of the histories in groups, which are not pooled.
     """
 
     features: KeyedJagged
@@ -53,7 +53,7 @@ class Request:
 
     @classmethod
     def of(cls, batch: Batch, sequences: tuple[str, ...], means: tuple[str, ...] = ()) -> Request:
-        """Join the features of a batch and of its groups.
+        """Return the request of a batch: its features and those of its groups, joined.
 
         `sequences` are looked up without pooling, and `means` are pooled by weighted means.
         """
@@ -80,7 +80,9 @@ class Request:
 
 
 def _saved(group: InverseJagged, sequences: tuple[str, ...]) -> float:
-    """Return the number of ids saved by pooling each distinct value once; for all features of a group, or none."""
+    """Return how many ids are saved by looking up each distinct value of a group once, for all its features
+    together.
+    """
     unique = group.unique
     if all(key in sequences for key in group.keys):
         return 0.0
@@ -114,7 +116,7 @@ def _joined(keys: Sequence[str], parts: Sequence[collate.FeatureBags], size: int
 
 
 def _weighted(features: KeyedJagged, weights: Tensor | None) -> KeyedJagged:
-    """Set the weights of the first values to `weights`, if any, and those of all others to 1."""
+    """Set the weights of the first values to `weights`, if there are any, and all other weights to 1."""
     if weights is None:
         return features
     ones = torch.ones(features.values.numel() - weights.numel())
@@ -122,10 +124,10 @@ def _weighted(features: KeyedJagged, weights: Tensor | None) -> KeyedJagged:
 
 
 def _unpooled(group: InverseJagged, key: str) -> tuple[KeyedJagged, HistoryWindows]:
-    """Return the values of an unpooled feature, and the windows of its histories."""
+    """Return the values of a feature without pooling, and the windows of its histories."""
     unique = group.unique
     if isinstance(unique, JaggedWindows):
-        # Windows share values, so all values are one bag.
+        # Windows may overlap, so all values together are one bag.
         offsets = torch.tensor([0, unique.values.numel()])
         values = KeyedJagged(keys=unique.keys, values=unique.values, offsets=offsets, batch_size=1)
         return values, HistoryWindows(start=unique.start, length=unique.length, inverse=group.inverse)
@@ -135,7 +137,10 @@ def _unpooled(group: InverseJagged, key: str) -> tuple[KeyedJagged, HistoryWindo
 
 
 def _runs(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[InverseJagged]]:
-    """Return ``[R + 1]`` starts of runs, and the groups that are constant in each; runs keep a minimum length."""
+    """Return ``[R + 1]`` starts of runs, and the groups that are constant within runs.
+
+    Groups for which runs would become too short are left out.
+    """
     starts = np.array([0, size])
     constant: list[InverseJagged] = []
     for group in sorted(groups, key=lambda group: group.unique.batch_size):
@@ -148,8 +153,8 @@ def _runs(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[Inve
 def averaged(features: KeyedJagged, keys: Collection[str]) -> KeyedJagged:
     """Scale the weights of the bags of `keys` such that they sum to the number of values.
 
-    Tables compute the mean sum(w * row) / n, which for weights w * n / sum(w) is sum(w * row) / sum(w). Where all
-    weights of a bag are 0 they stay 0, and so does the pooled vector.
+    Tables compute the mean as sum(w * row) / n. With the weights w * n / sum(w) this is sum(w * row) / sum(w). If all
+    weights of a bag are 0, they stay 0, and the pooled vector is 0.
     """
     if features.weights is None or not keys:
         return features
@@ -163,7 +168,9 @@ def averaged(features: KeyedJagged, keys: Collection[str]) -> KeyedJagged:
 
 
 def _of_mean(weights: Tensor, lengths: Tensor) -> Tensor:
-    """Scale ``[N]`` weights of bags of ``[B]`` lengths, in float64, as sums of float32 may exceed its range."""
+    """Scale ``[N]`` weights of bags with ``[B]`` lengths. Sums are float64, because they may exceed the range of
+    float32.
+    """
     bag = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     sums = torch.bincount(bag, weights.double(), minlength=len(lengths))
     factor = torch.where(sums > 0, lengths / sums, 0.0)
@@ -179,7 +186,7 @@ class Runs:
     starts : Tensor
         ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
     shared : tuple of bool
-        ``[F]`` whether a feature's vectors are shared.
+        ``[F]`` flags: whether the vectors of a feature are shared.
     """
 
     starts: Tensor
@@ -193,7 +200,7 @@ class Runs:
         return cls(starts=request.starts, shared=tuple(key in request.shared for key in keys))
 
     def expand(self, vectors: Tensor) -> Tensor:
-        """Return ``[B, F, D]`` with every sample's vectors; may overwrite the memory of `vectors`."""
+        """Return the vectors ``[B, F, D]`` of every sample; the memory of `vectors` may be overwritten."""
         width = vectors.shape[2]
         spans = [(place * width, width) for place, shared in enumerate(self.shared) if shared]
         columns = runs.RunColumns(vectors[0].numel(), spans, self.starts)
@@ -201,12 +208,12 @@ class Runs:
         return out.view(vectors.shape)
 
     def split(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the unshared vectors ``[B, F_u, D]`` and the shared ones ``[R, F_s, D]``."""
+        """Return the unshared vectors ``[B, F_u, D]`` and the shared vectors ``[R, F_s, D]``."""
         places = [[place for place, shared in enumerate(self.shared) if shared is flag] for flag in (False, True)]
         return chosen(vectors, places[0]), chosen(vectors[: self.starts.numel() - 1], places[1])
 
     def repeat(self, rows: Tensor) -> Tensor:
-        """Repeat rows of runs ``[R, ...]`` for each sample, ``[B, ...]``."""
+        """Repeat the rows of runs ``[R, ...]`` for each sample; return ``[B, ...]``."""
         lengths = self.starts.diff()
         if rows.device.type == "cpu":
             return rows.repeat_interleave(lengths, dim=0)
@@ -229,8 +236,8 @@ class _Expand(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pooled: Tensor, spans: runs.RunColumns) -> Tensor:
         ctx.spans = spans
-        # A new tensor on the overwritten memory: autograd refuses outputs that are changed in place, and the backward
-        # of the lookup does not need the old values.
+        # A new tensor on the overwritten memory, because autograd refuses outputs that are changed in place. The
+        # backward pass of the lookup does not need the old values.
         return spans.expand(pooled).data
 
     @staticmethod

@@ -1,9 +1,9 @@
-"""Towers of features (Disaggregated Multi-Tower, arXiv 2403.00877), which summarize their vectors.
+"""Configuration of towers (Disaggregated Multi-Tower, arXiv 2403.00877).
 
-A tower is a group of features whose tables one host holds. It computes everything that depends only on them, and passes
-only its columns to the network over all towers, so only the columns travel between hosts. Without modules the columns
-are the vectors themselves, and the model is the one without towers. In one process, and with the flat exchange, a model
-with modules is a model like any other.
+A tower is a group of features whose tables are on one host. The host computes everything that depends only on these
+features, and only the output columns of the tower are sent to other hosts, as inputs of the network over all towers.
+Without tower modules, the output columns are the vectors of the features, and the model is the same as without towers.
+A model with tower modules can also be trained in one process, or with the flat exchange.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from stratarec.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class TowersConfig:
-    """Groups of features that one host looks up and summarizes for all others."""
+    """Division of the features into towers, and the size of tower outputs."""
 
     plan: tuple[tuple[str, ...], ...] = ()
-    """Names of the features of each tower, each feature in one of them; in a recipe also the name of a file in the same
-    folder that lists them, as `stratarec plan --towers N --write` writes."""
+    """Names of the features of each tower; each feature is in one tower. In a recipe it may be the name of a file in
+    the same directory, as `stratarec plan --towers N --write` writes it."""
     compression: float = 2.0
-    """Columns of a tower's vectors over its output columns; 1: the vectors themselves, which is the model without
-    towers."""
+    """Number of columns of a tower's vectors divided by the number of its output columns. With 1 the outputs are the
+    vectors, and the model is the same as without towers."""
     cross_layers: int = 1
-    """Cross layers inside a tower of a dcnv2."""
+    """Number of cross layers in each tower of a dcnv2."""
 
     def __post_init__(self) -> None:
         check_finite(self, "model.towers.")
@@ -42,11 +42,13 @@ class TowersConfig:
 
     @property
     def plain(self) -> bool:
-        """Whether towers pass on their vectors, which needs no modules."""
+        """Whether the outputs of towers are their vectors, so that there are no tower modules."""
         return self.compression == 1
 
     def columns(self, vectors: int, width: int) -> int:
-        """Return W of a tower with so many vectors; raise `ConfigError` if it is less than one."""
+        """Return the number of output columns of a tower with `vectors` vectors; `ConfigError` if it is less than
+        one.
+        """
         columns = int(vectors * width / self.compression)
         if not columns:
             raise ConfigError(
@@ -57,7 +59,7 @@ class TowersConfig:
 
 
 def check_plan(config: TowersConfig, schema: Schema) -> None:
-    """Raise `ConfigError` unless towers hold each sparse feature of a schema once and share no table."""
+    """Raise `ConfigError` unless each sparse feature is in exactly one tower, and no table is in two towers."""
     tower_of: dict[str, int] = {}
     for number, features in enumerate(config.plan):
         for name in features:
@@ -81,7 +83,10 @@ def check_plan(config: TowersConfig, schema: Schema) -> None:
 
 
 def tied(schema: Schema) -> list[tuple[str, ...]]:
-    """Group the sparse features that must be in one tower: they share a table, or one is a history of the other."""
+    """Return groups of sparse features that must be in the same tower.
+
+    Features must be in the same tower if they share a table, or if one is a history of the other.
+    """
     sets = {feature.name: {feature.name} for feature in schema.sparse}
     for first, second, _ in _pairs(schema):
         joined = sets[first] | sets[second]
@@ -93,7 +98,7 @@ def tied(schema: Schema) -> list[tuple[str, ...]]:
 
 
 def _pairs(schema: Schema) -> list[tuple[str, str, str]]:
-    """Return pairs of features that must be in one tower, with the reason."""
+    """Return pairs of features that must be in the same tower, with the reason."""
     pairs = []
     for name, features in schema.vocabularies().items():
         pairs += [(features[0].name, other.name, f"they share the table {name!r}") for other in features[1:]]

@@ -1,7 +1,7 @@
-"""Networks of models with towers: each tower summarizes its features, then one network combines all towers.
+"""Networks of models with towers: a module for each tower, and a network that combines the outputs of all towers.
 
 Shapes: B samples, F vectors of a tower (its pooled features, then its histories), D width, W_t output columns of tower
-t: F D / c with the compression c.
+t, which are F D / c for a compression of c.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from stratarec.models.tower_config import TowersConfig, check_plan
 
 
 class TowerModule(nn.Module):
-    """Summary of a tower: vectors ``[B, F, D]`` -> ``[B, columns]``, in place of a `Score`.
+    """Module of a tower, in place of a `Score`: it maps the vectors ``[B, F, D]`` to output columns ``[B, columns]``.
 
-    The columns are `vectors` vectors that interact with those of other towers, then numbers that enter only the last
-    layers. If `expanded`, the network over all towers computes one more vector of them by a linear map. Dense features
-    do not enter a tower.
+    The columns are `vectors` vectors, which interact with those of other towers, followed by numbers that are used only
+    in the last layers. If `expanded`, the network over all towers computes one more vector from the columns by a linear
+    map. Dense features are not inputs of towers.
     """
 
     columns: int
@@ -40,12 +40,12 @@ class TowerModule(nn.Module):
         return self.summarize(vectors if runs is None else runs.expand(vectors)).float()
 
     def summarize(self, vectors: Tensor) -> Tensor:
-        """Return ``[B, columns]`` for vectors of each sample."""
+        """Return ``[B, columns]`` from vectors that are expanded to samples."""
         raise NotImplementedError
 
 
 class Plain(TowerModule):
-    """Tower without a module: its columns are its vectors."""
+    """Tower without a module: its output columns are its vectors."""
 
     def __init__(self, config: TowersConfig, count: int, width: int) -> None:
         super().__init__()
@@ -56,16 +56,16 @@ class Plain(TowerModule):
 
 
 class DotTower(TowerModule):
-    """Tower of a DLRM: passes on its pairs as numbers, and V vectors for pairs with other towers.
+    """Tower of a DLRM. Its outputs are the products of its own pairs, and V vectors for pairs with other towers.
 
     With E ``[F, D]`` and z the P = F (F - 1) / 2 products of its lower triangle, the columns are ::
 
         vectors = A E + a, of all F D columns
-        numbers = z, where they fit, else C z + c
+        numbers = z if they fit in the columns, else C z + c
 
-    V is as large as the room left by the pairs, at least one if one vector fits. If none fits, the columns are a map of
-    E and z, and the tower is `expanded`. Mixtures of complete vectors instead of A need fewer products, but some seeds
-    then end 0.03 to 0.06 AUC below the others.
+    V is the number of vectors that fit next to the numbers, but at least one if a vector fits at all. If none fits, the
+    columns are a linear map of E and z, and the tower is `expanded`. With mixtures of complete vectors instead of A,
+    which need fewer products, some seeds ended 0.03 to 0.06 AUC below the others.
     """
 
     def __init__(self, config: TowersConfig, count: int, width: int) -> None:
@@ -93,7 +93,7 @@ class DotTower(TowerModule):
 
 
 class CrossTower(TowerModule):
-    """Tower of a DCN V2: cross layers over its columns, projected to W columns (section 4.2)."""
+    """Tower of a DCN V2: cross layers over its vectors, projected to W_t columns (section 4.2)."""
 
     def __init__(self, config: TowersConfig, count: int, width: int) -> None:
         super().__init__()
@@ -124,24 +124,24 @@ class Tower(Network):
 
     @property
     def columns(self) -> int:
-        """W_t."""
+        """Number of output columns, W_t."""
         return self.score.columns
 
 
 class TowerNetwork(Network):
-    """Network over the columns of all towers; inputs and outputs are those of `Network`.
+    """Network with towers. Inputs and outputs are those of `Network`.
 
     Parameters
     ----------
     config : VectorsConfig
-        Config with towers.
+        Model configuration that has towers.
     schema : Schema
     pooled_keys : tuple of str
         Pooled features of all towers.
     build : callable
         Builds the module of a tower of this model.
     score : callable
-        Builds the score, as for `Network`, from dense, vectors and, for towers with modules, numbers.
+        Builds the score over all towers from the numbers of dense features, vectors and, for tower modules, numbers.
     """
 
     def __init__(
@@ -174,11 +174,11 @@ class TowerNetwork(Network):
 
     @property
     def all_towers(self) -> list[Tower]:
-        """The towers, in the order of the plan."""
+        """All towers, in the order of the plan."""
         return list(self.towers)  # type: ignore[arg-type]
 
     def _places(self, pooled: int) -> list[int]:
-        """Return the place of each vector of a model without towers among the vectors of all towers."""
+        """Return, for each vector of a model without towers, its place among the vectors of all towers."""
         order = [
             place
             for mine, sequences in zip(self._pooled, self._sequences, strict=True)
@@ -236,11 +236,11 @@ def _check_plain(config: VectorsConfig, schema: Schema) -> None:
 
 
 def _part(schema: Schema, pooled_keys: Sequence[str], features: Sequence[str]) -> tuple[Schema, tuple[str, ...]]:
-    """Return the schema of some features, and the pooled ones among them in the order of `pooled_keys`."""
+    """Return the schema of only `features`, and those of them that are pooled, in the order of `pooled_keys`."""
     sparse = tuple(feature for feature in schema.sparse if feature.name in features)
     return replace(schema, dense=(), sparse=sparse), tuple(key for key in pooled_keys if key in features)
 
 
 def _rows_and_masks(sequences: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
-    """Return rows and mask of each of the histories at `places`."""
+    """Return the rows and masks of the histories at `places`."""
     return [sequences[2 * place + part] for place in places for part in (0, 1)]

@@ -1,7 +1,7 @@
-"""Common parts of models of many fields: every feature as a vector, and logits that are sums of terms.
+"""Common parts of models in which every feature is a vector (a field), and the logit is a sum of terms.
 
-Shapes: B samples, R runs, F_dense numbers, F vectors of sparse features and histories, W width of a vector: D, and one
-more where a model has first-order weights.
+Shapes: B samples, R runs, F_dense numbers, F vectors of sparse features and histories, W width of a vector, which is D,
+or D + 1 in models with first-order weights.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from torch.nn import functional
 from stratarec.models.layers import MLP
 from stratarec.models.request import Runs
 
-# Defaults for rows with a first-order weight: its gradients are many times those of the vector, and would determine a
-# learning rate that all weights of the row share.
+# Defaults for rows with a first-order weight. Its gradients are many times larger than those of the vector, and would
+# determine a learning rate that is shared by all weights of the row.
 FIRST_ORDER = {"train.embedding.kind": "adagrad"}
 # Defaults for models without a network: they do not overfit in the second epoch, and validation stops training.
 SHALLOW = {"train.epochs": 5}
-# Limit of initial weights of rows whose products are summed: with 40 fields the sum is then within 0.1 of a logit. With
-# 1 / sqrt(rows), up to 1 for small tables, it is many logits, which training must unlearn first.
+# Bound of the initial weights of rows whose products are summed: with 40 fields, the sum is then within 0.1 of 0. With
+# 1 / sqrt(rows), which is up to 1 for small tables, the sum would be many logits, which training must unlearn first.
 MULTIPLIED = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Fields of which samples of a run share some; linear functions of shared ones are computed once a run.
+    """Fields, some of which are shared by the samples of a run. Linear functions of shared fields are computed once per
+    run.
 
     Parameters
     ----------
     unshared : Tensor
         ``[B, F_u, W]``, numbers first.
     shared : Tensor or None
-        ``[R, F_s, W]``, if there are runs.
+        ``[R, F_s, W]``; None if there are no runs.
     runs : Runs or None
     numbers : int
         F_dense.
@@ -47,16 +48,16 @@ class Parts:
     numbers: int
 
     def columns(self, first: int, last: int | None) -> Parts:
-        """Select columns of every vector."""
+        """Return the columns ``first:last`` of every vector."""
         shared = None if self.shared is None else self.shared[..., first:last]
         return replace(self, unshared=self.unshared[..., first:last], shared=shared)
 
     def sum(self) -> Tensor:
-        """Return the sum over fields, ``[B, W]``."""
+        """Return the sum ``[B, W]`` over fields."""
         return self._joined(self.unshared.sum(1), None if self.shared is None else self.shared.sum(1))
 
     def square_sum(self) -> Tensor:
-        """Return the sum of squares over fields, ``[B, W]``."""
+        """Return the sum ``[B, W]`` over fields of the squared columns."""
         shared = None if self.shared is None else self.shared.square().sum(1)
         return self._joined(self.unshared.square().sum(1), shared)
 
@@ -64,7 +65,7 @@ class Parts:
         return unshared if shared is None or self.runs is None else unshared + self.runs.repeat(shared)
 
     def apply(self, mlp: MLP) -> Tensor:
-        """Return `mlp` of all fields side by side, ``[B, .]``."""
+        """Apply `mlp` to all fields, concatenated; return ``[B, outputs]``."""
         if self.shared is None or self.runs is None:
             return mlp(self.unshared.flatten(1))  # type: ignore[no-any-return]
         flags = torch.tensor([*[False] * self.numbers, *self.runs.shared]).repeat_interleave(self.unshared.shape[2])
@@ -73,7 +74,7 @@ class Parts:
 
 
 class NumberVectors(nn.Module):
-    """Vectors v_i of numbers."""
+    """The vectors v_i of dense features."""
 
     def __init__(self, dense: int, width: int, first_order: bool, deviation: float) -> None:
         super().__init__()
@@ -87,18 +88,18 @@ class NumberVectors(nn.Module):
 
 
 class Fields(nn.Module):
-    """Every feature as a vector; a number x_i becomes x_i v_i with its own v_i, as in FM (Rendle 2010).
+    """Vectors of all features. The vector of a number x_i is x_i v_i with a learned v_i, as in FM (Rendle 2010).
 
     Parameters
     ----------
     dense, features, width : int
         F_dense, F and W.
     first_order : bool
-        Whether the last of the W columns is a first-order weight. Those of numbers start at 0, as few steps would not
-        unlearn random ones.
+        Whether the last of the W columns is a first-order weight. First-order weights of numbers start at 0, because a
+        few steps would not unlearn random ones.
     deviation : float
-        Standard deviation of the initial v_i; 0 for that of a linear layer (Glorot and Bengio 2010), which is too large
-        where vectors are multiplied with one another.
+        Standard deviation of the initial v_i. 0 uses that of a linear layer (Glorot and Bengio 2010), which is too
+        large if vectors are multiplied with each other.
     """
 
     def __init__(
@@ -109,11 +110,11 @@ class Fields(nn.Module):
         self.count = dense + features
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """Return ``[B, F_dense + F, W]`` vectors of each sample, numbers first."""
+        """Return the vectors ``[B, F_dense + F, W]`` of each sample, those of numbers first."""
         return self._with_numbers(dense, vectors if runs is None else runs.expand(vectors))
 
     def parts(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Parts:
-        """Return the same vectors with shared ones once a run."""
+        """Return the same vectors as `Parts`, in which shared vectors appear once per run."""
         unshared, shared = (vectors, None) if runs is None else runs.split(vectors)
         return Parts(unshared=self._with_numbers(dense, unshared), shared=shared, runs=runs, numbers=dense.shape[1])
 
@@ -124,9 +125,9 @@ class Fields(nn.Module):
 
 
 class Terms(nn.Module):
-    """Last layer of models whose logit is a sum: b + w · x of the first columns, plus the other columns.
+    """Last layer of models whose logit is a sum: b + w · (first columns) + the sum of the other columns.
 
-    With several labels, heads use all columns instead.
+    With several labels, heads that use all columns replace it.
     """
 
     def __init__(self, inputs: int, terms: int) -> None:
@@ -136,7 +137,7 @@ class Terms(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, columns: Tensor) -> Tensor:
-        """Return ``[B, 1]`` of ``[B, inputs + terms]``."""
+        """Return logits ``[B, 1]`` from ``[B, inputs + terms]``."""
         logits = columns[:, self.inputs :].sum(1, keepdim=True) + self.bias
         if self.linear is None:
             return logits
