@@ -114,8 +114,8 @@ class HistoryConfig:
     """Pooling of a history to one vector."""
 
     pooling: Literal["mean", "target_attention", "transformer"] = "mean"
-    """``mean`` of the rows. ``target_attention``: a sum with weights that depend on the candidate item (DIN, Zhou et al.
-    2018). ``transformer``: self-attention, then the mean; it does not depend on the candidate."""
+    """``mean`` of the rows. ``target_attention``: a sum with weights that depend on the candidate item (DIN, Zhou et
+    al. 2018). ``transformer``: self-attention, then the mean; it does not depend on the candidate."""
     attention_mlp: tuple[int, ...] = (36,)
     """Hidden sizes of the attention's scoring MLP."""
     layers: int = 1
