@@ -24,10 +24,11 @@ import yaml
 from fuzzing.artefacts import make_log, recipe
 
 from errors import check_refusal
+from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.training import checkpoint
 
-PAIRS = int(os.environ.get("STRATAREC_NEIGHBOURS", "5"))
+PAIRS = int(os.environ.get("STRATAREC_NEIGHBOURS", "6"))
 SEED = int(os.environ.get("STRATAREC_NEIGHBOURS_SEED", "11"))
 
 COMMANDS = {
@@ -35,10 +36,10 @@ COMMANDS = {
     "prepare other values": "prepare a.yaml --overwrite data.vocabulary.min_count=2",
     "train": "train a.yaml --overwrite",
     "resume": "train a.yaml --resume train.max_steps=14",
-    "continue": "continue run ../later.parquet --publish serve",
-    "evaluate": "evaluate run",
-    "predict": "predict run ../later.parquet -o scores.parquet",
-    "export": "export run -o export",
+    "continue": "continue work/run later.parquet --publish work/serve",
+    "evaluate": "evaluate work/run",
+    "predict": "predict work/run later.parquet -o work/scores.parquet",
+    "export": "export work/run -o work/export",
 }
 READERS = {"evaluate", "predict", "export"}
 ALL_PAIRS = [pair for pair in itertools.combinations_with_replacement(COMMANDS, 2) if not READERS.issuperset(pair)]
@@ -57,42 +58,46 @@ KILL, STOP, CONTINUE = 9, 19, 18
 LEFTOVER = re.compile(r"\.tmp$|\.replaced$|\.old$|\.preparing$|-reading-|^\.making-|^\.publishing-")
 
 
+def arguments(command: str) -> list[str]:
+    name, *rest = COMMANDS.get(command, command).split()
+    return [name, "-q", *rest]
+
+
 class Place:
     """A directory with a data set and a finished run of 8 steps, and the results that commands have alone."""
 
     def __init__(self, root: Path) -> None:
-        self.work, self._kept = root / "work", root / "kept"
+        self.root, self.work, self._kept = root, root / "work", root / "kept"
         log = pl.read_parquet(make_log(root))
         log.with_columns(pl.col("time") + log.height).write_parquet(root / "later.parquet")
         self.work.mkdir()
         content = recipe(root, self.work / "run", steps=8).to_dict()
         content["data"]["path"] = str(self.work / "data")
-        (self.work / "a.yaml").write_text(yaml.safe_dump(content))
+        (root / "a.yaml").write_text(yaml.safe_dump(content))
         self.fingerprints = [self.do(command).fingerprint() for command in ("prepare other values", "prepare")]
         self.do("train")
         shutil.copytree(self.work, self._kept)
-        self.do("continue")
-        self.finished = {self.scores()}
+        self.finished = {self.do("continue").scores()}
         self.restore()
-        self.do("resume", "train.checkpoint.keep=100")
-        self.finished.add(self.scores())
-        self.models = {self.scores_at(path) for path in checkpoint.list_checkpoints(self.work / "run" / "checkpoints")}
-        self.do("continue")
-        self.finished.add(self.scores())
+        self.finished |= {self.do("resume", "train.checkpoint.keep=100").scores()}
+        checkpoints = checkpoint.list_checkpoints(self.work / "run" / "checkpoints")
+        self.models = {self.scores_at(path) for path in checkpoints}
+        self.finished |= {self.do("continue").scores()}
         self.models |= self.finished
 
     def restore(self) -> None:
         shutil.rmtree(self.work)
         shutil.copytree(self._kept, self.work)
 
-    def run(self, command: str, *options: str, before: str = "") -> subprocess.CompletedProcess[str]:
-        name, *rest = COMMANDS.get(command, command).split()
-        return forked.run([name, "-q", *rest, *options], before=before, cwd=self.work)
-
     def do(self, command: str, *options: str) -> Place:
-        done = self.run(command, *options)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
+        """Run a command in this process; it must succeed."""
+        assert self.run(command, *options) == 0, command
         return self
+
+    def run(self, command: str, *options: str) -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.root)
+            return main([*arguments(command), *options])
 
     def fingerprint(self) -> str:
         """Read all of the data set, or of the one that was moved aside when its successor's writer was killed."""
@@ -110,7 +115,7 @@ class Place:
         run = self.work / "early"
         shutil.copytree(self.work / "run", run, ignore=shutil.ignore_patterns("result.json", "step-*"))
         shutil.copytree(path, run / "checkpoints" / path.name)
-        self.do("predict early ../later.parquet -o scores.parquet")
+        self.do("predict work/early later.parquet -o work/scores.parquet")
         shutil.rmtree(run)
         return self.read_scores()
 
@@ -123,7 +128,7 @@ class Place:
             running = []
             for number, command in enumerate(pair):
                 before = disturb if number == disturbed else ""
-                running.append(threads.submit(self.run, command, before=before))
+                running.append(threads.submit(forked.run, arguments(command), before=before, cwd=self.root))
                 time.sleep(draws.random() ** 2 * 0.8)
             return [each.result() for each in running]
 
@@ -150,15 +155,15 @@ def test_two_commands_on_one_directory_have_results_that_they_have_alone_or_one_
         if done.returncode == 0 and command == "predict":
             assert place.read_scores() in place.models
         if done.returncode == 0 and command == "export":
-            place.do("check export")
+            place.do("check work/export")
     assert any(done.returncode <= 0 for done in outcomes), "both were refused"
     assert place.fingerprint() in place.fingerprints
     # The same commands again, alone: a run with periods is continued, every other one resumed.
     assert place.do("prepare").fingerprint() == place.fingerprints[1]
-    if place.run("resume").returncode:
+    if place.run("resume"):
         place.do("continue")
     assert place.scores() in place.finished
-    place.do("check run")
+    place.do("check work/run")
     if "export" in pair:
         shutil.rmtree(place.work / "export", ignore_errors=True)
         place.do("export")

@@ -1,32 +1,29 @@
-"""Small artefacts of every kind, and what a user does with each: what comes of it is compared with what came before."""
+"""Small artefacts of every kind, and what users read of them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import polars as pl
 
-from recipes import table_values, tiny
+from recipes import tiny
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.splits import SPLITS
 from stratarec.embedding.codecs import CodecConfig
-from stratarec.models.metrics import figures
 from stratarec.planning.plan import Plan
-from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.serving.export_files import check_files
 from stratarec.serving.export_manifest import ExportManifest as ExportManifest
 from stratarec.serving.scorer import Scorer
 from stratarec.training.build import new_plan
-from stratarec.training.evaluate import evaluate_split
 from stratarec.training.export.export import export
 from stratarec.training.run.open_run import open_run
 from stratarec.training.trainer import Trainer
@@ -40,15 +37,6 @@ TIERS: dict[str, Any] = {"precision": "int8", "lookahead": 1, "cache": {"fractio
 
 Use: TypeAlias = Callable[[Path, Path], object]
 """Of (where an artefact is, a folder for outputs)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Artefact:
-    """Something that may be damaged."""
-
-    name: str
-    use: Callable[[Path, Path], dict[str, str]]
-    """Of (where it is, a folder for outputs): what comes of it, by part."""
 
 
 def make_log(root: Path) -> Path:
@@ -140,14 +128,6 @@ def make(root: Path) -> None:
         export(trained, root / "export")
 
 
-def artefacts(root: Path) -> dict[str, Artefact]:
-    """What `make` made below `root`."""
-    uses: dict[str, Callable[[Path, Path], dict[str, str]]] = {"data": read, "plain": read, "export": score}
-    uses |= {kind: _Run(root, memory) for kind, memory in memories(root).items()}
-    uses["plan"] = lambda path, out: _train(root, path, out)
-    return {name: Artefact(name=name, use=use) for name, use in uses.items()}
-
-
 def _digest(*values: Any) -> str:
     found = hashlib.sha256()
     for value in values:
@@ -174,35 +154,6 @@ def read(path: Path, _: Path) -> dict[str, str]:
         found[f"counts {name}"] = _digest(dataset.access_counts(name))
     found["inputs"] = json.dumps(dataset.inputs(), sort_keys=True)
     return found
-
-
-class _Run:
-    """A run is evaluated and resumed."""
-
-    def __init__(self, root: Path, memory: dict[str, Any] | None) -> None:
-        self.root, self.memory = root, memory
-
-    def __call__(self, path: Path, _: Path) -> dict[str, str]:
-        found = {}
-        with open_run(path) as trained:
-            found_metrics, _ = evaluate_split(
-                trained.model, trained.dataset, "test", precision="float32", progress=SilentProgress()
-            )
-            found["evaluated"] = json.dumps(figures(found_metrics))
-        made = recipe(self.root, path, steps=STEPS + 2, memory=self.memory)
-        trainer = Trainer(made, Dataset.open(made.data.path))
-        found["trained"] = json.dumps(trainer.train(resume=True)["test"])
-        found["training"] = json.dumps([trainer.state.step, trainer.state.losses[-1:]])
-        values = table_values(path / "checkpoints" / f"step-{STEPS + 2:08d}")
-        found["tables"] = _digest(*(values[name] for name in sorted(values)))
-        return found
-
-
-def _train(root: Path, path: Path, out: Path) -> dict[str, str]:
-    """A plan is trained by."""
-    made = recipe(root, out / "run", steps=2, memory=TIERS)
-    trainer = Trainer(made, Dataset.open(made.data.path), plan=Plan.load(path / "plan.json"))
-    return {"trained": json.dumps(trainer.train()["test"])}
 
 
 def score(path: Path, _: Path) -> dict[str, str]:

@@ -1,15 +1,14 @@
-"""What may happen to an artefact: a field of a manifest that is another value, a file that is other bytes."""
+"""Other values of fields of manifests, which are sealed again."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fuzzing.seals import reseal, seal
+from fuzzing.seals import seal
 
 Place = tuple[str | int, ...]
 
@@ -20,19 +19,6 @@ _VALUES: tuple[Any, ...] = (
     -float("inf"), 5e-324, 1.7e308, True, False, "", _TEXT, "../x", "/etc/passwd", "\0", "a\n\x1b[31mb", "\ud800", [],
     {}, [[]], {"": None},
 )  # fmt: skip
-
-
-def mutate(path: Path, draws: random.Random, others: Path) -> str:
-    """Change something about the artefact in `path`; returns what, which is empty where nothing could be.
-
-    Parameters
-    ----------
-    others : Path
-        Folder of other artefacts, whose files may take the place of this one's.
-    """
-    if draws.random() < 0.6:
-        return change_field(path, draws)
-    return _change_bytes(path, draws, others)
 
 
 def files(path: Path) -> list[Path]:
@@ -139,62 +125,3 @@ def _nested(depth: int) -> list[Any]:
     for _ in range(depth):
         found = [found]
     return found
-
-
-def _change_bytes(path: Path, draws: random.Random, others: Path) -> str:
-    file = draws.choice(files(path))
-    kind, change = draws.choice(_CHANGES)
-    sealed = draws.random() < 0.5 and kind not in ("link", "pipe", "folder", "missing", "device")
-    change(file, draws, others)
-    if sealed:
-        reseal(path)
-    return f"bytes {file.relative_to(path)} {kind}{' sealed' if sealed else ''}"
-
-
-def _flip(file: Path, draws: random.Random, _: Path) -> None:
-    content = bytearray(file.read_bytes())
-    for _ in range(draws.choice((1, 1, 2, 8))):
-        # Headers and footers say what the rest is.
-        place = draws.choice((draws.randrange(len(content)), draws.randrange(min(64, len(content)))))
-        place = draws.choice((place, len(content) - 1 - draws.randrange(min(400, len(content)))))
-        content[place] ^= 1 << draws.randrange(8)
-    file.write_bytes(content)
-
-
-def _truncate(file: Path, draws: random.Random, _: Path) -> None:
-    os.truncate(file, draws.randrange(file.stat().st_size))
-
-
-def _extend(file: Path, draws: random.Random, _: Path) -> None:
-    with file.open("ab") as end:
-        end.write(draws.choice((b"\0", b"\0" * 4096, b" ", b"{}", draws.randbytes(100))))
-
-
-def _swap(file: Path, draws: random.Random, others: Path) -> None:
-    like = [other for other in files(others) if other.suffix == file.suffix]
-    content = draws.choice(like).read_bytes()
-    file.unlink()
-    file.write_bytes(content)
-
-
-def _replaced(make: Callable[[Path, Path], object]) -> Callable[[Path, random.Random, Path], None]:
-    def change(file: Path, draws: random.Random, others: Path) -> None:
-        target = draws.choice(files(others))
-        file.unlink()
-        make(file, target)
-
-    return change
-
-
-_CHANGES: list[tuple[str, Callable[[Path, random.Random, Path], None]]] = [
-    *[("flipped", _flip)] * 6,
-    *[("truncated", _truncate)] * 2,
-    ("emptied", lambda file, draws, others: os.truncate(file, 0)),
-    ("extended", _extend),
-    *[("swapped", _swap)] * 2,
-    ("link", _replaced(lambda file, target: file.symlink_to(target))),
-    ("device", _replaced(lambda file, target: file.symlink_to("/dev/zero"))),
-    ("pipe", _replaced(lambda file, target: os.mkfifo(file))),
-    ("folder", _replaced(lambda file, target: file.mkdir())),
-    ("missing", _replaced(lambda file, target: None)),
-]

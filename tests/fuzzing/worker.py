@@ -15,12 +15,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from fuzzing.artefacts import ROWS, Artefact, Use, artefacts
+from fuzzing.artefacts import ROWS, Use
 from fuzzing.commands import uses_of
 from fuzzing.contents import rewrite, written_again
-from fuzzing.free import is_free
 from fuzzing.guards import Guards
-from fuzzing.mutations import mutate
 
 from stratarec.errors import StrataError
 
@@ -30,23 +28,6 @@ _LONGEST = 2000
 _USES = 2
 """So many things, on average, are done with contents."""
 _OUT = sys.stdout
-
-
-def damages(root: Path, work: Path, seed: int, first: int, last: int) -> None:
-    """Artefacts that are damaged: what comes of each is what came of it before, or one clear error."""
-    found = artefacts(root)
-    expected = {name: _run(each, root, work / f"as-is-{name}", None)[0] for name, each in found.items()}
-    limit = _data_bytes() + _GROWTH
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    names = sorted(found)
-    for case in range(first, last):
-        artefact, draws = found[names[case % len(names)]], random.Random(f"{seed} {case}")
-        began = time.monotonic()
-        faulthandler.dump_traceback_later(_SECONDS, exit=True)
-        outcome, what, error = _run(artefact, root, work / f"case-{case}", draws)
-        faulthandler.cancel_dump_traceback_later()
-        kind, fault = _judge(what, outcome, expected[artefact.name], error)
-        _say(case=case, fault=fault, kind=kind, what=what, s=round(time.monotonic() - began, 2))
 
 
 def contents(root: Path, work: Path, seed: int, first: int, last: int) -> None:
@@ -107,51 +88,6 @@ def _say(**line: Any) -> None:
     print(json.dumps(line), file=_OUT, flush=True)
 
 
-def _run(
-    artefact: Artefact, root: Path, place: Path, draws: random.Random | None
-) -> tuple[dict[str, str], str, BaseException | str | None]:
-    """What comes of an artefact, what was done to it, and what was wrong."""
-    shutil.copytree(root / artefact.name, place / artefact.name, symlinks=True)
-    out = place / "out"
-    out.mkdir()
-    what = ""
-    if draws is not None:
-        what = f"{artefact.name}: {mutate(place / artefact.name, draws, root)}"
-        _say(case=int(place.name.split("-")[1]), what=what)
-    before = _tree(root)
-    outcome: dict[str, str] = {}
-    error: BaseException | str | None = None
-    try:
-        outcome = artefact.use(place / artefact.name, out)
-    except BaseException as fault:
-        error = fault
-    after = _tree(root)
-    changed = {path for path in {*before, *after} if before.get(path) != after.get(path)}
-    if changed:
-        error = f"changed {sorted(changed)[:3]}"
-    if {path.name for path in place.iterdir()} != {artefact.name, "out"}:
-        error = f"made {sorted(path.name for path in place.iterdir())}"
-    shutil.rmtree(place)
-    return outcome, what, error
-
-
-def _judge(
-    what: str, outcome: dict[str, str], expected: dict[str, str], error: BaseException | str | None
-) -> tuple[str, str]:
-    if isinstance(error, StrataError):
-        text = str(error)
-        return "refused", f"a message of {len(text)}: {text[:300]}" if "\n" in text or len(text) > _LONGEST else ""
-    if isinstance(error, BaseException):
-        return "error", "".join(traceback.format_exception(error))
-    if error is not None:
-        return "error", error
-    if outcome == expected:
-        return "same", ""
-    if is_free(what):
-        return "free", ""
-    return "other", f"another result: {[key for key in expected if outcome.get(key) != expected[key]]}"
-
-
 def _tree(root: Path) -> dict[str, Any]:
     """Size, time and mode of everything in `root`; of the memory where logs are at work, its content."""
     rows = root / ROWS
@@ -169,8 +105,8 @@ def _data_bytes() -> int:
 
 
 if __name__ == "__main__":
-    kind, folder, place, *numbers = sys.argv[1:]
+    folder, place, *numbers = sys.argv[1:]
     os.chdir(folder)
     faulthandler.enable()
     warnings.simplefilter("ignore")  # of truncations to bytes and the like; what is wrong is an error
-    {"damages": damages, "contents": contents}[kind](Path(folder), Path(place), *map(int, numbers))
+    contents(Path(folder), Path(place), *map(int, numbers))

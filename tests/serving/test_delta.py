@@ -26,7 +26,7 @@ from stratarec.serving.exported_model import ExportedModel
 from stratarec.training.export import write_delta
 
 SLOW = pytest.mark.slow
-CODECS = ["fp32", *(pytest.param(name, marks=SLOW) for name in ("fp16", "int8", "int4"))]
+CODECS = ["fp32", *(pytest.param(name, marks=SLOW) for name in ("int8", "int4"))]
 
 
 def chain(root: Path, codec: str) -> Path:
