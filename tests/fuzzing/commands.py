@@ -169,7 +169,7 @@ def _towers_of(root: Path) -> Use:
     def use(path: Path, out: Path) -> None:
         made = recipe(root, out / "run", steps=2)
         made = replace(made, data=replace(made.data, path=str(path)))
-        run("plan", "-q", _write(made, out), "--towers", "2", "--json")
+        run("plan", "-q", _write(made, out), "--towers", "2", "--steps", "2", "--json")
 
     return use
 

@@ -83,7 +83,7 @@ FOLLOWS_RUN = [
         ("--hosts", "2x1", "--network", "1Gbit"),
         ("--hosts", "fewest", "--network", "1Gbit", "memory.dram=1GiB"),
         ("--device", "h100"),
-        ("--towers", "2"),
+        ("--towers", "2", "--steps", "2"),
     ],
     ids=" ".join,
 )

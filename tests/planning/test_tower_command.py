@@ -46,25 +46,29 @@ def plan(home: Path, *arguments: str) -> int:
 
 
 def test_towers_are_printed_written_and_loaded(home: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "recipe.yaml"
+    path, report = tmp_path / "recipe.yaml", tmp_path / "towers.html"
     before = (home / "recipe.yaml").read_text()
     path.write_text(before)
-    options = ["plan", str(path), "--towers", "3", "--write", "-q"]
-    assert main(options) == 0
+    options = ["--towers", "3", "--steps", "2", "--write", "--report", str(report), "-q"]
+    assert main(["plan", str(path), *options]) == 0
     out = capsys.readouterr().out
     assert max(len(line.rstrip()) for line in out.splitlines() if str(tmp_path) not in line) <= 80
-    assert not missing("lookups a batch", out)
+    assert not missing("tower 2", out)
+    assert "in a probe of 2 steps" in " ".join(out.split())
     assert path.read_text() == before
     recipe = Recipe.load(path, ["model.towers.plan=recipe.towers.yaml"])
     assert recipe.model.towers is not None
     assert len(recipe.model.towers.plan) == 3
     assert Recipe.from_dict(recipe.to_dict()) == recipe
+    text = report.read_text()
+    assert text.count("<svg") == 1
+    assert "towers of features" in text
     # Again, of a recipe that names the file: it is replaced, and what it said does not matter.
     content = yaml.safe_load(before)
     content["model"]["towers"] = {"plan": "recipe.towers.yaml"}
     path.write_text(yaml.safe_dump(content))
     written = (tmp_path / "recipe.towers.yaml").read_text()
-    assert main(options) == 0
+    assert main(["plan", str(path), *options[:-3], "-q"]) == 0
     assert (tmp_path / "recipe.towers.yaml").read_text() == written
 
 

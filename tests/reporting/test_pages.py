@@ -21,7 +21,7 @@ from stratarec.planning import machine
 
 NAME = 'a <b>run & "more"'
 FEATURE = "<u>item"
-PAGES = ("run", "short", "explain", "plan", "profile")
+PAGES = ("run", "short", "explain", "plan", "towers", "profile")
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             ["prepare", recipe],
             ["train", recipe, "memory.precision=int8"],
             ["plan", recipe, f"memory.block.path={root / 'rows'}", "--report", str(root / "plan.html")],
+            ["plan", recipe, "--towers", "2", "--steps", "2", "--report", str(root / "towers.html")],
             ["prepare", short],
             ["train", short],
             ["explain", str(root / "short"), "-o", str(root / "explain.html")],
@@ -46,7 +47,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ):
             assert main([command[0], "-q", *command[1:]]) == 0
     found = {"run": root / "run" / "report.html", "short": root / "short" / "report.html"}
-    return found | {name: root / f"{name}.html" for name in ("explain", "plan", "profile")}
+    return found | {name: root / f"{name}.html" for name in ("explain", "plan", "towers", "profile")}
 
 
 def write(path: Path, recipe: dict[str, Any]) -> Path:

@@ -14,6 +14,7 @@ from stratarec.cli.arguments import (
     add_recipe,
     print_json,
     print_lines,
+    progress_of,
     whole_number,
 )
 from stratarec.errors import ConfigError
@@ -47,6 +48,14 @@ def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--report", help="also write an HTML report to this file")
     towers = command.add_argument_group("towers: partition the features (model.towers.plan) instead of placing tables")
     towers.add_argument("--towers", type=int, metavar="N", help="partition the sparse features into N towers")
+    towers.add_argument(
+        "--from", dest="run", metavar="RUN", help="measure feature interactions in the model of RUN, not in a probe"
+    )
+    towers.add_argument(
+        "--steps",
+        type=int,
+        help="training steps of the temporary probe model (default: 200, or those of a run if fewer)",
+    )
     towers.add_argument(
         "--balance",
         type=float,
@@ -141,7 +150,8 @@ def _check_options(args: argparse.Namespace) -> None:
     options = {
         "tables": {"ranks": args.ranks, "output": args.output, "measure": args.measure or None, "report": args.report},
         "towers": {
-            "balance": args.balance, "write": args.write or None, "ranks": args.ranks,
+            "from": args.run, "steps": args.steps, "balance": args.balance, "write": args.write or None,
+            "ranks": args.ranks, "report": args.report,
         },
         "cluster": {
             "network": args.network, "inside": args.inside, "measure": args.measure or None, "samples": args.samples,
@@ -220,26 +230,25 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     import yaml
 
     from stratarec.io.atomic import check_output, write_text
-    from stratarec.models.base import build_tables
     from stratarec.models.registry import has_towers
-    from stratarec.planning.candidates import describe_tables
-    from stratarec.planning.towers import TowerBounds, partition, tied_items
-    from stratarec.reporting.plan_page import print_towers
+    from stratarec.reporting.tower_page import print_towers, write_towers_report
+    from stratarec.training.tower_partition import TowerRequest, make_towers
 
-    file, train = Path(args.recipe).with_suffix(".towers.yaml"), recipe.train
-    if args.write:
-        check_output(file.resolve(), ".yaml")
-    ratio = TowerBounds.ratio if args.balance is None else args.balance
-    ranks_of_host = max(ranks // max(args.towers, 1), 1)
-    bounds = TowerBounds(towers=args.towers, ratio=ratio, dram=recipe.memory.dram, ranks=ranks_of_host)
+    file = Path(args.recipe).with_suffix(".towers.yaml")
+    for path, ending in ((args.report, ".html"), (file if args.write else None, ".yaml")):
+        if path:
+            check_output(Path(path).resolve(), ending)
+    options = {"run": args.run, "steps": args.steps, "balance": args.balance}
+    set_options = {name: value for name, value in options.items() if value is not None}
+    request = TowerRequest(towers=args.towers, ranks=ranks, **set_options).on(recipe, dataset)
     with dataset.locked():
-        tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
-        specs = describe_tables(tables, dataset, train.embedding, batch_size=train.batch_size)
-        towers = partition(tied_items(dataset.schema, specs), bounds)
+        towers = make_towers(recipe, dataset, request, progress_of(args))
     if args.json:
         print_json(towers.to_dict())
     else:
-        print_towers(towers.to_dict()["towers"])
+        print_towers(towers.to_dict(), request.source)
+    if args.report:
+        write_towers_report(Path(args.report), recipe.name, towers.to_dict(), request.source)
     if args.write:
         lists = [list(features) for features in towers.plan]
         text = yaml.safe_dump(lists, default_flow_style=None, width=float("inf"), allow_unicode=True)

@@ -1,22 +1,24 @@
-"""Choose which sparse features share a tower (Disaggregated Multi-Tower, arXiv 2403.00877).
+"""Choose which sparse features share a tower (Disaggregated Multi-Tower, arXiv 2403.00877, its partitioner).
 
-Bounds on features and bytes hold for each tower, and lookups are spread as evenly as these allow. Features that share a
-table, or are a history of one another, form one item and cannot be separated. Which other features share a tower made
-no measured difference: towers by the interactions of features had the AUC of random ones (docs/log.md).
+Features that interact strongly share a tower. Interactions become distances, distances become points, and points become
+clusters of bounded size: k-means whose assignment step is an integer program. Bounds on features, bytes and lookups
+hold at once; lookups are spread as evenly as the tightest feasible bound in a series. Features that share a table, or
+are a history of one another, form one item and cannot be separated.
 
-Shapes: n items, K towers.
+Shapes: n items or points, K clusters, R resources of which every cluster has least and most, d dimensions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array, eye_array, kron
+from scipy.sparse import csr_array
 
 from stratarec.config.units import format_bytes
 from stratarec.data.schema import Schema
@@ -25,11 +27,182 @@ from stratarec.models.tower_config import tied
 from stratarec.planning.candidates import TableSpec
 from stratarec.planning.solve import quiet
 
+Floats: TypeAlias = NDArray[np.float64]
 Labels: TypeAlias = NDArray[np.int64]
 
+_STEPS, _RATE = 500, 0.05
+# Dimensions of the points. Two or three have no room for clusters that are all equally far from each other: planted
+# blocks were missed in six cases of eight, with eight dimensions in one of four.
+_DIMENSIONS = 8
 _SECONDS = 10
-# Relative distance from the most even spread at which the solver may stop.
-_GAP = 0.01
+# Relative gap at which an assignment is good enough: later steps improve it anyway.
+_GAP = 1e-4
+_ROUNDS = 30
+_STARTS = 6
+# With more items there are too many pairs to try.
+_MOST_IMPROVED = 100
+
+
+def embed(distances: Floats, seed: int) -> Floats:
+    """Return points ``[F, d]`` whose distances approximate `distances`: least squares, by gradient descent (Adam)."""
+    target = torch.from_numpy(distances)
+    points = torch.randn(
+        len(distances), _DIMENSIONS, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
+    points = (points * 0.1).requires_grad_()
+    optimizer = torch.optim.Adam([points], lr=_RATE)
+    for _ in range(_STEPS):
+        optimizer.zero_grad()
+        # The square root has no gradient at 0, the value of the diagonal.
+        actual = ((points[:, None] - points[None]).square().sum(2) + 1e-12).sqrt()
+        (actual - target).square().sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return points.detach().cpu().numpy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Resources that items use, and bounds of each cluster.
+
+    Parameters
+    ----------
+    weights : ndarray
+        ``[n, R]``.
+    least, most : ndarray
+        ``[R]``; infinities for no bound.
+    """
+
+    weights: Floats
+    least: Floats
+    most: Floats
+
+    def hold(self, labels: Labels, clusters: int) -> bool:
+        """Whether every cluster keeps within the bounds."""
+        used = np.stack([np.bincount(labels, column, clusters) for column in self.weights.T], axis=1)
+        return bool((used <= self.most * (1 + 1e-9)).all() and (used >= self.least * (1 - 1e-9)).all())
+
+
+def assign(costs: Floats, limits: Limits) -> Labels | None:
+    """Return the cluster of each item at the least cost ``[n, K]`` within `limits`.
+
+    None if there is none, or HiGHS finds none in ten seconds.
+    """
+    items, clusters = costs.shape
+    variables = np.arange(items * clusters).reshape(items, clusters)
+    ones = np.ones(items * clusters)
+    one_each = csr_array((ones, (np.repeat(np.arange(items), clusters), variables.ravel())))
+    constraints = [LinearConstraint(one_each, 1, 1)]
+    for weight, least, most in zip(limits.weights.T, limits.least, limits.most, strict=True):
+        # Bytes are up to 10^15: as shares, their coefficients are of one size with the others.
+        scale = max(float(weight.max()), 1e-300)
+        usage = csr_array(
+            (np.repeat(weight / scale, clusters), (np.tile(np.arange(clusters), items), variables.ravel()))
+        )
+        constraints.append(LinearConstraint(usage, least / scale, most / scale))
+    spread = max(float(costs.max() - costs.min()), 1e-300)
+    with quiet():
+        solution = milp(
+            (costs.ravel() - costs.min()) / spread,
+            integrality=ones,
+            bounds=Bounds(0, 1),
+            constraints=constraints,
+            options={"mip_rel_gap": _GAP, "time_limit": _SECONDS},
+        )
+    return None if solution.x is None else solution.x.reshape(items, clusters).argmax(1)
+
+
+def balanced_clusters(points: Floats, sizes: Floats, clusters: int, limits: Limits, seed: int) -> Labels | None:
+    """Return clusters ``[n]`` of points ``[n, d]`` with a small sum of squared distances to their means.
+
+    The best of several local optima within `limits`; None if these cannot be met.
+
+    Parameters
+    ----------
+    sizes : ndarray
+        ``[n]`` weights of the points in sums and means.
+    """
+    draws = np.random.default_rng(seed)
+    best, least = None, np.inf
+    for _ in range(_STARTS):
+        labels = _from(_first_centers(points, sizes, clusters, draws), points, sizes, limits)
+        if labels is None:
+            return None
+        if len(points) <= _MOST_IMPROVED:
+            labels = _improved(labels, points, sizes, clusters, limits)
+        cost = spread(points, sizes, labels, clusters)
+        if cost < least * (1 - 1e-9):
+            best, least = labels, cost
+    return best
+
+
+def spread(points: Floats, sizes: Floats, labels: Labels, clusters: int) -> float:
+    """Return the sum of squared distances to the means of clusters, weighted by `sizes`."""
+    centers = _centers(points, sizes, labels, clusters)
+    return float((sizes * np.square(points - centers[labels]).sum(1)).sum())
+
+
+def _from(centers: Floats, points: Floats, sizes: Floats, limits: Limits) -> Labels | None:
+    """Run Lloyd's steps from `centers` until no item moves."""
+    labels: Labels | None = None
+    for _ in range(_ROUNDS):
+        assigned = assign(sizes[:, None] * _squares(points, centers), limits)
+        if assigned is None or (labels is not None and (assigned == labels).all()):
+            return assigned
+        labels, centers = assigned, _centers(points, sizes, assigned, len(centers))
+    return labels
+
+
+def _improved(labels: Labels, points: Floats, sizes: Floats, clusters: int, limits: Limits) -> Labels:
+    """Move single items and swap pairs, as long as that makes the clusters tighter."""
+    labels, cost = labels.copy(), spread(points, sizes, labels, clusters)
+    for _ in range(_ROUNDS):
+        before = cost
+        for item in range(len(labels)):
+            for trial in _neighbours(labels, item, clusters):
+                now = spread(points, sizes, trial, clusters)
+                if now < cost * (1 - 1e-9) and limits.hold(trial, clusters):
+                    labels, cost = trial, now
+        if cost == before:
+            break
+    return labels
+
+
+def _neighbours(labels: Labels, item: int, clusters: int) -> list[Labels]:
+    """Return the labels with the item in each other cluster, and swapped with each later item."""
+    neighbours = []
+    for cluster in range(clusters):
+        if cluster != labels[item]:
+            trial = labels.copy()
+            trial[item] = cluster
+            neighbours.append(trial)
+    for other in range(item + 1, len(labels)):
+        if labels[other] != labels[item]:
+            trial = labels.copy()
+            trial[[item, other]] = labels[[other, item]]
+            neighbours.append(trial)
+    return neighbours
+
+
+def _first_centers(points: Floats, sizes: Floats, clusters: int, draws: np.random.Generator) -> Floats:
+    """Draw centers by k-means++ (Arthur and Vassilvitskii 2007): each by its squared distance to those before."""
+    chosen = [int(draws.integers(len(points)))]
+    while len(chosen) < clusters:
+        nearest = sizes * _squares(points, points[chosen]).min(1)
+        total = nearest.sum()
+        chosen.append(int(draws.choice(len(points), p=nearest / total if total > 0 else None)))
+    return points[chosen]
+
+
+def _centers(points: Floats, sizes: Floats, labels: Labels, clusters: int) -> Floats:
+    weight = np.bincount(labels, sizes, clusters)
+    sums = np.stack([np.bincount(labels, sizes * column, clusters) for column in points.T], axis=1)
+    return sums / np.maximum(weight, 1e-300)[:, None]
+
+
+def _squares(points: Floats, centers: Floats) -> Floats:
+    """Return ``[n, K]`` squared distances."""
+    squares: Floats = np.square(points[:, None] - centers[None]).sum(2)
+    return squares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +227,10 @@ def tied_items(schema: Schema, tables: Sequence[TableSpec]) -> list[Item]:
         lookups = sum(specs[name].lookups for name in names)
         items.append(Item(features=features, tables=names, bytes=rows, lookups=lookups))
     return items
+
+
+# Factor from one bound on lookups to the next looser one, until there is a partition.
+_WIDER = 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,44 +304,30 @@ def _check_bytes(items: Sequence[Item], bounds: TowerBounds) -> None:
         )
 
 
-def assign(items: Sequence[Item], bounds: TowerBounds) -> Labels | None:
-    """Return the tower of each item, such that the most lookups of any tower are least within the bounds.
+def tightest(items: Sequence[Item], bounds: TowerBounds, labels: Callable[[Limits], Labels | None]) -> Labels:
+    """Return `labels` within the bounds, with lookups spread over towers as evenly as they allow."""
+    heaviest = max(item.lookups for item in items)
+    total = sum(item.lookups for item in items)
+    most = _WIDER * max(heaviest, total / bounds.towers)
+    while True:
+        assigned = labels(_limits(items, bounds, most))
+        if assigned is not None:
+            return assigned
+        if most >= total:
+            heavy = max(items, key=lambda item: item.bytes)
+            raise ConfigError(
+                f"no {bounds.towers} towers keep within a balance of {bounds.ratio:g} and the memory of a host (the "
+                f"largest table is {heavy.tables[0]!r}, {format_bytes(heavy.bytes)}): ask for fewer towers or a larger "
+                "--balance, or raise memory.dram"
+            )
+        most *= _WIDER
 
-    None if no towers keep within the bounds, or HiGHS finds none in ten seconds.
-    """
-    count, towers = len(items), bounds.towers
-    sizes = np.array([len(item.features) for item in items], dtype=float)
-    # Bytes are up to 10^15: as shares of all, their coefficients are of one size with the others.
-    rows, lookups = (
-        column / max(column.sum(), 1e-300)
-        for column in np.array([(item.bytes, item.lookups) for item in items], dtype=float).T
-    )
-    fewest, most = bounds.features(int(sizes.sum()))
-    host = np.inf if bounds.bytes is None else bounds.bytes / max(sum(item.bytes for item in items), 1)
 
-    def of_towers(weights: NDArray[np.float64], last: float = 0.0) -> csr_array:
-        """Return the sums over the items of each tower, plus `last` times the last variable."""
-        sums = kron(weights[None], eye_array(towers))
-        return csr_array(np.hstack([sums.toarray(), np.full((towers, 1), last)]))
-
-    one_each = np.hstack([np.kron(np.eye(count), np.ones(towers)), np.zeros((count, 1))])
-    # Variables: whether item i is in tower k, tower after tower of each item, then the most lookups of any tower.
-    least = np.zeros(count * towers + 1)
-    least[-1] = max(lookups.max(), 1 / towers)
-    with quiet():
-        solution = milp(
-            np.append(np.zeros(count * towers), 1.0),
-            integrality=np.append(np.ones(count * towers), 0),
-            bounds=Bounds(least, 1),
-            constraints=[
-                LinearConstraint(csr_array(one_each), 1, 1),
-                LinearConstraint(of_towers(sizes), fewest, most),
-                LinearConstraint(of_towers(rows), -np.inf, host),
-                LinearConstraint(of_towers(lookups, -1.0), -np.inf, 0),
-            ],
-            options={"mip_rel_gap": _GAP, "time_limit": _SECONDS},
-        )
-    return None if solution.x is None else solution.x[:-1].reshape(count, towers).argmax(1)
+def _limits(items: Sequence[Item], bounds: TowerBounds, lookups: float) -> Limits:
+    weights = np.array([(len(item.features), item.bytes, item.lookups) for item in items], dtype=float)
+    fewest, most = bounds.features(int(weights[:, 0].sum()))
+    host = np.inf if bounds.bytes is None else float(bounds.bytes)
+    return Limits(weights=weights, least=np.array([fewest, 0.0, 0.0]), most=np.array([most, host, lookups]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,22 +341,50 @@ class PlannedTower:
 
 @dataclass(frozen=True, kw_only=True)
 class TowerPlan:
-    """Towers in the order of their first features in the schema."""
+    """Towers in the order of their first features in the schema, and the interaction of all features."""
 
     towers: tuple[PlannedTower, ...]
+    features: tuple[str, ...]
+    """Features in the order of `interaction`."""
+    interaction: tuple[tuple[float, ...], ...]
+    """``[F, F]``, 0 to 1."""
+    batch_size: int
 
     @property
     def plan(self) -> tuple[tuple[str, ...], ...]:
         """Lists of features, as in `model.towers.plan` of a recipe."""
         return tuple(tower.features for tower in self.towers)
 
+    @property
+    def inside_and_between(self) -> tuple[float, float]:
+        """Mean interaction of pairs in the same tower, and of other pairs; NaN without pairs."""
+        tower = {name: number for number, item in enumerate(self.towers) for name in item.features}
+        labels = np.array([tower[name] for name in self.features])
+        same, matrix = labels[:, None] == labels[None], np.array(self.interaction)
+        inside = same & ~np.eye(len(labels), dtype=bool)
+        return _mean(matrix[inside]), _mean(matrix[~same])
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
-        return {**asdict(self), "plan": self.plan}
+        inside, between = (None if np.isnan(value) else value for value in self.inside_and_between)
+        return {**asdict(self), "plan": self.plan, "inside": inside, "between": between}
 
 
-def partition(items: Sequence[Item], bounds: TowerBounds) -> TowerPlan:
-    """Partition items from `tied_items` into towers.
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if values.size else float("nan")
+
+
+def partition(
+    items: Sequence[Item], matrix: Floats, bounds: TowerBounds, *, batch_size: int, seed: int = 0
+) -> TowerPlan:
+    """Partition `items` into towers.
+
+    Parameters
+    ----------
+    items : sequence of Item
+        Items from `tied_items`.
+    matrix : ndarray
+        ``[F, F]`` interactions from 0 to 1 of the features, in the order of the items.
 
     Raises
     ------
@@ -201,22 +392,33 @@ def partition(items: Sequence[Item], bounds: TowerBounds) -> TowerPlan:
         When the bounds cannot be met; names the reason.
     """
     check_bounds(items, bounds)
-    labels = assign(items, bounds)
-    if labels is None:
-        heavy = max(items, key=lambda item: item.bytes)
-        raise ConfigError(
-            f"no {bounds.towers} towers keep within a balance of {bounds.ratio:g} and the memory of a host (the "
-            f"largest table is {heavy.tables[0]!r}, {format_bytes(heavy.bytes)}): ask for fewer towers or a larger "
-            "--balance, or raise memory.dram"
+    sizes = np.array([len(item.features) for item in items], dtype=float)
+    joined = _of_items(matrix, sizes.astype(int))
+    distances = 1 - joined
+    np.fill_diagonal(distances, 0)
+    points = embed(distances, seed)
+    labels = tightest(items, bounds, lambda limits: balanced_clusters(points, sizes, bounds.towers, limits, seed))
+    members = [[item for item, label in zip(items, labels, strict=True) if label == k] for k in range(bounds.towers)]
+    order = {item.features[0]: place for place, item in enumerate(items)}
+    towers = (
+        PlannedTower(
+            features=tuple(name for item in member for name in item.features),
+            bytes=sum(item.bytes for item in member),
+            lookups=sum(item.lookups for item in member),
         )
-    towers = []
-    for label in dict.fromkeys(labels.tolist()):
-        members = [item for item, mine in zip(items, labels, strict=True) if mine == label]
-        towers.append(
-            PlannedTower(
-                features=tuple(name for item in members for name in item.features),
-                bytes=sum(item.bytes for item in members),
-                lookups=sum(item.lookups for item in members),
-            )
-        )
-    return TowerPlan(towers=tuple(towers))
+        for member in sorted(members, key=lambda member: order[member[0].features[0]])
+    )
+    return TowerPlan(
+        towers=tuple(towers),
+        features=tuple(name for item in items for name in item.features),
+        interaction=tuple(tuple(row) for row in matrix.tolist()),
+        batch_size=batch_size,
+    )
+
+
+def _of_items(matrix: Floats, sizes: NDArray[np.int64]) -> Floats:
+    """Return the mean interaction of each two items over the pairs of their features, ``[items, items]``."""
+    member = np.repeat(np.eye(len(sizes)), sizes, axis=1)
+    means: Floats = (member @ matrix @ member.T) / np.outer(sizes, sizes)
+    np.fill_diagonal(means, 0)
+    return means

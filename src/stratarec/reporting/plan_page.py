@@ -425,15 +425,3 @@ def cached_tables(plan: Content | None, caches: Sequence[Content]) -> ShownTable
         "rows a step planned", "rows a step measured",
     )  # fmt: skip
     return ShownTable(heads=heads, rows=rows)
-
-
-def print_towers(towers: Sequence[Content]) -> None:
-    """Print the towers of `TowerPlan.to_dict`."""
-    rows = [
-        (
-            f"{number}", f"{len(tower['features'])}", format_bytes(tower["bytes"]), f"{tower['lookups']:,.0f}",
-            ", ".join(tower["features"]),
-        )
-        for number, tower in enumerate(towers)
-    ]  # fmt: skip
-    print_table(make_console(), ("tower", "features", "bytes", "lookups a batch", "names"), rows, text=("names",))

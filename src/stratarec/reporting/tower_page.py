@@ -1,0 +1,154 @@
+"""Towers with their features and interactions, on the terminal and as a page."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.patches import Rectangle
+
+from stratarec.config.units import format_bytes
+from stratarec.io.names import visible
+from stratarec.reporting.html import TEXT, Chart, ShownTable, new_axes, write_html
+from stratarec.reporting.terminal_tables import make_console, print_table
+
+Content = Mapping[str, Any]
+"""Output of `TowerPlan.to_dict`."""
+
+_HEADS = ("tower", "features", "bytes", "lookups a batch", "interaction inside", "with others")
+# Names of more features are too small to read along the matrix.
+_MOST_NAMED = 80
+# Number of other features in the text of a feature.
+_PARTNERS = 4
+
+
+def print_towers(content: Content, source: str) -> None:
+    """Print towers on standard output.
+
+    Parameters
+    ----------
+    content : mapping
+        Output of `TowerPlan.to_dict`.
+    source : str
+        Model or probe that interactions were measured on.
+    """
+    console = make_console()
+    print_table(console, _HEADS, _rows(content))
+    width = min(console.width, 100)
+    for number, tower in enumerate(content["towers"]):
+        named = visible(", ".join(tower["features"]))
+        head = f"tower {number}: "
+        for line in textwrap.wrap(named, width, initial_indent=head, subsequent_indent=" " * len(head)):
+            console.print(line)
+    inside, between = _number(content["inside"]), _number(content["between"])
+    console.print()
+    console.print(f"interaction of two features: {inside} inside a tower, {between} between towers (mean)")
+    console.print(source)
+
+
+def write_towers_report(path: Path, name: str, content: Content, source: str) -> None:
+    """Write the towers, and the matrix of interactions in their order, as HTML."""
+    cards = [
+        ("towers", f"{len(content['towers'])}"),
+        ("interaction inside a tower", _number(content["inside"])),
+        ("interaction between towers", _number(content["between"])),
+    ]
+    named = [(f"{number}", ", ".join(tower["features"])) for number, tower in enumerate(content["towers"])]
+    write_html(
+        path,
+        "towers.html.jinja",
+        title=f"{name}: towers of features",
+        lead=source,
+        cards=cards,
+        charts=[_matrix(content)],
+        towers=ShownTable(heads=_HEADS, rows=_rows(content)),
+        members=ShownTable(heads=("tower", "its features"), rows=named),
+        text=("its features",),
+    )
+
+
+def _rows(content: Content) -> list[tuple[str, ...]]:
+    between = _between(content)
+    return [
+        (
+            f"{number}", f"{len(tower['features'])}", format_bytes(tower["bytes"]), f"{tower['lookups']:,.0f}",
+            _number(between[number, 0]), _number(between[number, 1]),
+        )
+        for number, tower in enumerate(content["towers"])
+    ]  # fmt: skip
+
+
+def _between(content: Content) -> Any:
+    """Return ``[T, 2]`` mean interactions of a tower's features with each other, and with other features."""
+    places = {name: place for place, name in enumerate(content["features"])}
+    matrix = np.array(content["interaction"])
+    means = np.full((len(content["towers"]), 2), np.nan)
+    for number, tower in enumerate(content["towers"]):
+        mine = np.isin(np.arange(len(matrix)), [places[name] for name in tower["features"]])
+        for column, others in enumerate((mine, ~mine)):
+            pairs = mine[:, None] & others[None] & ~np.eye(len(matrix), dtype=bool)
+            if pairs.any():
+                means[number, column] = matrix[pairs].mean()
+    return means
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def _matrix(content: Content) -> Chart:
+    """Draw the interactions of all features, with a frame around each tower."""
+    names = [name for tower in content["towers"] for name in tower["features"]]
+    places = [content["features"].index(name) for name in names]
+    values = np.array(content["interaction"])[np.ix_(places, places)]
+    np.fill_diagonal(values, np.nan)  # left out
+    figure, axes = new_axes(7.2, 6.2)
+    # Outliers would leave the others one colour.
+    low, high = np.nanquantile(values, (0.02, 0.98)) if len(names) > 1 else (0.0, 1.0)
+    image = axes.imshow(values, cmap=mpl.colormaps["viridis"], vmin=low, vmax=max(high, low + 1e-9), aspect="equal")
+    first = 0
+    for tower in content["towers"]:
+        size = len(tower["features"])
+        frame = Rectangle((first - 0.5, first - 0.5), size, size, fill=False, edgecolor="#d7301f", linewidth=1.5)
+        axes.add_patch(frame)
+        first += size
+    _name(axes, names)
+    bar = figure.colorbar(image, ax=axes, shrink=0.7)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(colors=TEXT)
+    return Chart(
+        title="How features interact",
+        note="tower after tower; a frame is a tower",
+        figure=figure,
+        wide=True,
+        readings=[(place, _partners(content, names, values, place)) for place in range(len(names))],
+    )
+
+
+def _partners(content: Content, names: Sequence[str], values: Any, place: int) -> str:
+    """Name a feature, its tower, and the features that it interacts most with."""
+    column = values[:, place]
+    most = [other for other in np.argsort(-column, kind="stable") if other != place and not np.isnan(column[other])]
+    partners = ", ".join(f"{names[other]} {column[other]:.3f}" for other in most[:_PARTNERS])
+    tower = next(number for number, tower in enumerate(content["towers"]) if names[place] in tower["features"])
+    return f"{names[place]}, tower {tower}{': most with ' + partners if partners else ''}"
+
+
+def _name(axes: Any, names: Sequence[str]) -> None:
+    """Label both axes with the features, if these are readable."""
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+    if len(names) > _MOST_NAMED:
+        axes.set_xticks([])
+        axes.set_yticks([])
+        return
+    short = [textwrap.shorten(visible(name), 24, placeholder="...") or visible(name)[:24] for name in names]
+    size = min(8.0, 260 / max(len(names), 1))
+    axes.set_xticks(range(len(names)), short, rotation=90, fontsize=size, parse_math=False)
+    axes.set_yticks(range(len(names)), short, fontsize=size, parse_math=False)
+    axes.tick_params(length=0)
