@@ -105,9 +105,9 @@ def test_too_little_gpu_memory_says_how_much_is_enough() -> None:
 def test_hot_rows_have_part_of_the_gpu_memory() -> None:
     config = HotConfig(budget=4 << 20)
     memory = MemoryConfig(hbm=16 << 20, dram=1 << 40)
-    assert memory.with_level0_budget(config.remaining(memory.level0_budget, "memory.hbm", 1)).hbm == 12 << 20
+    assert memory.with_level0_budget(config.remaining(memory.level0_budget, "memory.hbm")).hbm == 12 << 20
     with refuses(ConfigError, "hot.budget memory.hbm"):
-        config.remaining(4 << 20, "memory.hbm", 1)
+        config.remaining(4 << 20, "memory.hbm")
 
 
 def kinds(made: Plan) -> dict[str, tuple[str, str]]:
