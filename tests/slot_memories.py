@@ -177,7 +177,7 @@ def work(kind: str, **workload: Any) -> str:
 
 def results(
     kind: str, optimizer: RowOptimizerConfig, depth: int, *, weighted: bool = False, clipped: bool = False,
-    width: int = 8, steps: int = STEPS,
+    width: int = 8, steps: int = STEPS, place: str = "cpu",
 ) -> Iterator[bytes]:  # fmt: skip
     """Train, and yield the bytes of each result.
 
@@ -188,7 +188,7 @@ def results(
     with tempfile.TemporaryDirectory() as folder:
         tiers = TierConfig(
             tables={name: tier for name, tier in TABLES.items() if tier}, ways=8, mapped_path=Path(folder, "mapped"),
-            log_path=Path(folder, "log"), lookahead=depth,
+            log_path=Path(folder, "log"), lookahead=depth, device=place,
         )  # fmt: skip
         tables = [
             EmbeddingBagConfig(
@@ -228,7 +228,7 @@ def results(
         yield from _tables(module)
         module.close()
         assert previous is not None
-        other = TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=3)
+        other = TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=3, device=place)
         other.load(previous, manifest)
         yield from _tables(other)
 
@@ -246,9 +246,37 @@ WORK: tuple[dict[str, Any], ...] = (
 )
 
 
+OPTIMIZERS = {
+    "sgd": RowOptimizerConfig(kind="sgd", learning_rate=0.1, weight_decay=0.01, decay="decoupled"),
+    "rowwise_adagrad": RowOptimizerConfig(kind="rowwise_adagrad", learning_rate=0.05, weight_decay=0.01),
+    "adagrad": RowOptimizerConfig(kind="adagrad", learning_rate=0.05),
+    "rowwise_adam": RowOptimizerConfig(kind="rowwise_adam", learning_rate=0.01, weight_decay=0.1, decay="decoupled"),
+    "adam": RowOptimizerConfig(kind="adam", learning_rate=0.01),
+}
+DEVICE_WORK: tuple[dict[str, Any], ...] = (
+    *({**workload, "steps": 6} for workload in WORK),
+    {"optimizer": OPTIMIZERS["adagrad"], "depth": 2, "width": 5, "steps": 3, "weighted": True},
+    {"optimizer": OPTIMIZERS["rowwise_adam"], "depth": 0, "width": 16, "steps": 3},
+    {"optimizer": OPTIMIZERS["rowwise_adagrad"], "depth": 2, "width": 48, "steps": 3, "clipped": True},
+    {"optimizer": OPTIMIZERS["sgd"], "depth": 0, "width": 128, "steps": 3},
+)
+"""Shorter ones for slots of a GPU, as interpreted kernels take long: all optimizers, more widths."""
+
+
+def difference(one: bytes, other: bytes) -> float:
+    """Return the largest absolute difference of two results, which are float32 numbers or the text of a norm."""
+    if one == other:
+        return 0.0
+    if max(len(one), len(other)) < 32:
+        return abs(float(one) - float(other)) / float(one)
+    left, right = np.frombuffer(one, np.float32), np.frombuffer(other, np.float32)
+    return float(np.nanmax(np.abs(left - right)))
+
+
 def compare(workloads: int) -> None:
-    """Print, as JSON, the hashes of the first workloads by kind of slots."""
-    print(json.dumps({kind: [work(kind, **each) for each in WORK[:workloads]] for kind in KINDS}))
+    """Print, as JSON, the hashes of the first workloads by kind of slots; those of a GPU have tests of their own."""
+    kinds = [kind for kind in KINDS if kind != "device"]
+    print(json.dumps({kind: [work(kind, **each) for each in WORK[:workloads]] for kind in kinds}))
 
 
 def find(names: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ from interpreted import sized
 
 from errors import refuses
 from stratarec.errors import ConfigError
-from stratarec.kernels.interaction import dot_interaction, run_interaction, split_columns
+from stratarec.kernels.interaction import PairProducts, dot_interaction, run_interaction, split_columns
 from stratarec.kernels.interaction.reference import dot_interaction as plain
 from stratarec.kernels.interaction.reference import run_interaction as plain_runs
 from stratarec.kernels.random import fill_uniform, mix_array, table_key
@@ -124,3 +124,15 @@ def test_noise_is_a_function_of_seed_table_and_row() -> None:
     assert len({key, table_key(3, "b"), table_key(4, "a")}) == 3
     values = np.array([0, 1, 2**63, 2**64 - 1], dtype=np.uint64)
     assert mix_array(values).tolist() == [mix(int(value)) for value in values]
+
+
+@pytest.mark.parametrize("features", [1, 2, 7])
+def test_pairs_on_a_device_and_their_gradients_equal_the_reference(features: int) -> None:
+    vectors = torch.randn(5, features, 6, dtype=torch.float64)
+    one, other = (vectors.clone().requires_grad_() for _ in range(2))
+    pairs, expected = PairProducts.apply(one), plain(None, other)
+    factors = torch.randn_like(expected)
+    for output in (pairs, expected):
+        (output * factors).sum().backward()
+    torch.testing.assert_close(pairs, expected)
+    torch.testing.assert_close(one.grad, other.grad)

@@ -1,11 +1,32 @@
-"""Results of the measurements, one line of JSON a cell."""
+"""What the measurements share: the device, its slots, and results, one line of JSON a cell."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
+
+import torch
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+SMALL = not GPU or os.environ.get("SMALL") == "1"
+"""Whether sizes are tiny and nothing is timed: in Triton's interpreter, and under compute-sanitizer."""
+
+if not GPU:
+    import triton_interpreter  # noqa: F401  # before Triton
+
+
+from stratarec.embedding import slots as _slots  # noqa: E402
+from stratarec.embedding.device_slots import DeviceSlots  # noqa: E402
+
+
+def use_device_slots(on_device: bool = True) -> None:
+    """Without a GPU: let tables that are built from now on have slots of a GPU on the CPU, or plain ones."""
+    if not GPU:
+        _slots.MEMORIES["cpu"] = DeviceSlots if on_device else _slots.CpuSlots
 
 
 def write(**cell: Any) -> None:

@@ -1,7 +1,7 @@
 """Compare slots in GPU memory with those of the CPU in the workloads of `tests/slot_memories.py`.
 
-``python tools/gpu/slots.py [WORKLOADS]`` prints a line a workload. Without a GPU, kernels run in Triton's interpreter
-(``TRITON_INTERPRET=1``), where all parts must have the CPU's bits, except gradients of per-sample weights.
+``python tools/gpu/slots.py [WORKLOADS]`` prints a line a workload. Without a GPU, kernels run in Triton's interpreter,
+where all parts must have the CPU's bits.
 """
 
 from __future__ import annotations
@@ -11,42 +11,27 @@ import time
 import warnings
 from typing import Any
 
-import numpy as np
-import torch
-from prototype.device_slots import DeviceSlots
-from prototype.placement import place_rows
+from cells import DEVICE, GPU
 
 warnings.filterwarnings("ignore")
 
 import slot_memories  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = 1e-6
 
 
 def run(kind: str, workload: dict[str, Any]) -> list[bytes]:
     """Return the results of a workload on slots of a kind."""
-    place_rows("cpu" if kind == "plain" else DEVICE, slot_memories.KINDS[kind])
-    return list(slot_memories.results(kind, **workload))
-
-
-def difference(one: bytes, other: bytes) -> float:
-    """Return the largest absolute difference of two parts, which are float32 numbers or the text of a gradient norm."""
-    if one == other:
-        return 0.0
-    if max(len(one), len(other)) < 32:
-        return abs(float(one) - float(other)) / float(one)
-    left, right = np.frombuffer(one, np.float32), np.frombuffer(other, np.float32)
-    return float(np.nanmax(np.abs(left - right)))
+    on_gpu = GPU and kind == "device"
+    return list(slot_memories.results("plain" if on_gpu else kind, **workload, place=DEVICE if on_gpu else "cpu"))
 
 
 def main() -> int:
-    slot_memories.KINDS["device"] = DeviceSlots
     failed = 0
     for number, workload in enumerate(slot_memories.WORK[: int(sys.argv[1]) if len(sys.argv) > 1 else None]):
         began = time.time()
         expected, first, second = (run(kind, workload) for kind in ("plain", "device", "device"))
-        apart = [difference(one, other) for one, other in zip(expected, first, strict=True)]
+        apart = [slot_memories.difference(one, other) for one, other in zip(expected, first, strict=True)]
         largest = max(apart)
         failed += first != second or not largest <= TOLERANCE
         print(

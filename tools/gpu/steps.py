@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
 import torch
-from cells import write
-from prototype.device_slots import DeviceSlots
-from prototype.placement import place_rows
+from cells import GPU, use_device_slots, write
 
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import KeyedJagged
@@ -23,7 +22,6 @@ from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.synthetic import CRITEO_ROWS
 from stratarec.embedding import Prefetcher, RowOptimizerConfig
 from stratarec.embedding.codecs import CodecConfig
-from stratarec.embedding.slots import CpuSlots
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.kernels.runtime.accelerator import CPU, open_device
 from stratarec.models import DLRMConfig, build_model
@@ -32,7 +30,6 @@ from stratarec.training.steps.step import Stages
 from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 BUDGET, BEGAN = float(os.environ.get("SECONDS_LEFT", "150")), time.time()
-GPU = torch.cuda.is_available()
 TINY = not GPU
 NAMES = [f"C{place}" for place in range(26)]
 ROWS = {name: min(int(rows), 997) if TINY else int(rows) for name, rows in zip(NAMES, CRITEO_ROWS, strict=True)}
@@ -57,14 +54,13 @@ def batches(size, skew, count, hot=1.0):
     return found
 
 
-def tiers_of(kind, share, lookahead):
+def tiers_of(kind, share):
     large = {name: rows for name, rows in ROWS.items() if rows >= (500 if TINY else 100_000)}
     return TierConfig(
         tables={
             name: TableTier(codec=CodecConfig(kind=kind), cache_rows=max(int(rows * share), 300 if TINY else 65_536))
             for name, rows in large.items()
         },
-        lookahead=lookahead,
     )
 
 
@@ -78,18 +74,21 @@ def fill(model):
                 tables.store.mark_written(np.arange(first, min(first + (1 << 22), tables.store.rows), dtype=np.int64))
 
 
-def run(name, width, size, data, *, network, rows, tiers=None, depth=0, precision="float32"):
+def run(name, width, size, data, *, network, rows, tiers=None, depth=None, precision="float32"):
     if time.time() - BEGAN > BUDGET:
         return
-    place_rows(*(("cpu", CpuSlots) if rows == "cpu" else (rows, DeviceSlots)))
+    on_device = rows == "gpu"
+    use_device_slots(on_device)
     config = DLRMConfig(embedding_dim=width, bottom_mlp=(512, 256, 64), top_mlp=(512, 256), pooling="sum")
     train = TrainConfig(precision=precision)
     began = time.time()
-    model = build_model(config, SCHEMA, ROWS, seed=1, optimizer=RowOptimizerConfig(learning_rate=0.02), tiers=tiers)
+    placed = replace(tiers or TierConfig(), device="cuda" if on_device and GPU else "cpu", lookahead=max(depth or 1, 1))
+    model = build_model(config, SCHEMA, ROWS, seed=1, optimizer=RowOptimizerConfig(learning_rate=0.02), tiers=placed)
     if tiers:
         fill(model)
+    depth = model.embeddings.engine.lookahead if depth is None else depth
     made = time.time() - began
-    model.place(CPU if network == "cpu" else open_device(network))
+    model.place(CPU if network == "cpu" or TINY else open_device("cuda"))
     model.train()
     stages = Stages(model, build_optimizer(train.dense, model.network), train, None)
     seconds, losses = [], []
@@ -154,7 +153,7 @@ def cached(gpu):
                 data,
                 network=gpu,
                 rows=gpu,
-                tiers=tiers_of(kind, 0.05, max(depth, 1)),
+                tiers=tiers_of(kind, 0.05),
                 depth=depth,
             )
     run("hybrid, same ids", 64, size, data, network=gpu, rows="cpu")
@@ -162,4 +161,4 @@ def cached(gpu):
 
 
 if __name__ == "__main__":
-    {"whole": whole, "cached": cached}[sys.argv[2]]("cuda" if GPU else "cpu")
+    {"whole": whole, "cached": cached}[sys.argv[2]]("gpu")

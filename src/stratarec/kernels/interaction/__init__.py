@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import cpu
 from stratarec.kernels.interaction.reference import dot_interaction as _reference
 from stratarec.kernels.interaction.reference import run_interaction as _run_reference
+from stratarec.kernels.runtime.accelerator import transfers_of
 from stratarec.kernels.runtime.memory import RECYCLER
 from stratarec.kernels.runtime.team import team_of
 from stratarec.kernels.runtime.threads import team_threads
@@ -61,7 +62,10 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
         return _reference(dense, pooled)
     if pooled.device.type != "cpu":
         with torch.autocast(pooled.device.type, enabled=False):
-            return _reference(None if dense is None else dense.float(), pooled.float())
+            front = None if dense is None else dense.float()
+            vectors = pooled.float() if front is None else torch.cat([front.unsqueeze(1), pooled.float()], dim=1)
+            pairs: Tensor = PairProducts.apply(vectors)  # type: ignore[no-untyped-call]
+            return pairs if front is None else torch.cat([front, pairs], dim=1)
     out: Tensor = _Interaction.apply(dense, pooled)  # type: ignore[no-untyped-call]
     return out
 
@@ -134,6 +138,37 @@ def run_interaction(
 
 def _flat(tensor: Tensor) -> Any:
     return tensor.detach().float().contiguous().view(-1).numpy()
+
+
+class PairProducts(torch.autograd.Function):
+    """Products of all pairs of a sample's vectors ``[B, V, D]`` on a device, ``[B, V (V - 1) / 2]``.
+
+    torch's own gradient of the lower triangle adds to places one by one, which took 1.4 of 4.2 ms of a step on an H200.
+    This one is a product with the symmetric matrix of gradients.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        lower, ctx.column = _pair_places(vectors.shape[1], vectors.device)
+        ctx.save_for_backward(vectors)
+        return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, lower)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (vectors,) = ctx.saved_tensors
+        symmetric = nn.functional.pad(gradient, (0, 1)).index_select(1, ctx.column)
+        return torch.bmm(symmetric.view(len(vectors), vectors.shape[1], -1), vectors)
+
+
+@lru_cache(maxsize=16)
+def _pair_places(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the places of pairs in a matrix, and the pair at each place; on the diagonal it is one past the last."""
+    rows, columns = torch.tril_indices(count, count, offset=-1)
+    column = torch.full((count, count), len(rows))
+    column[rows, columns] = column[columns, rows] = torch.arange(len(rows))
+    up = transfers_of(device).up
+    return up(rows * count + columns), up(column.flatten())
 
 
 class _Interaction(torch.autograd.Function):

@@ -1,0 +1,216 @@
+"""Jobs of `tests/embedding/test_device_slots.py`, each in a process where Triton interprets its kernels."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import slot_memories
+import torch
+import triton_interpreter
+from slot_memories import DEVICE_WORK, OPTIMIZERS, device
+
+from codec_conformance import difficult_rows, level_of
+from stratarec.batch.jagged import KeyedJagged
+from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection, slots
+from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.slots import CpuSlots, Level0
+from stratarec.embedding.tables.base import group_layout
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.kernels.bags import BagBatch
+from stratarec.kernels.update import Gradients
+
+# NumPy warns of what processors do without a word: infinity times 0, numbers beyond an integer.
+warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
+
+
+def compare(numbers: tuple[int, ...]) -> None:
+    """Print, as JSON, which results of workloads differ from those of slots in DRAM, and how many there are."""
+    found = []
+    for number in numbers:
+        expected, results = (list(slot_memories.results(kind, **DEVICE_WORK[number])) for kind in ("plain", "device"))
+        differing = [place for place, pair in enumerate(zip(expected, results, strict=True)) if pair[0] != pair[1]]
+        found.append((differing, len(results)))
+    print(json.dumps(found))
+
+
+def _memories(optimizer: RowOptimizerConfig, rows: int, width: int, seed: int = 0) -> tuple[CpuSlots, Any]:
+    """Return slots of both kinds with the same weights."""
+    pair = CpuSlots(Level0(), rows, width, optimizer), device(Level0(), rows, width, optimizer)
+    weights = torch.from_numpy(np.random.default_rng(seed).standard_normal((rows, width), dtype=np.float32))
+    for memory in pair:
+        memory.views(0, rows)["weight"].copy_(weights)
+    return pair
+
+
+def _group(widths: int, rows: tuple[int, ...], pooling: str) -> Any:
+    tables: list[Any] = [
+        EmbeddingBagConfig(
+            name=f"t{place}", num_embeddings=count, embedding_dim=widths, feature_names=(f"f{place}",),
+            pooling=pooling,  # type: ignore[arg-type]
+        )
+        for place, count in enumerate(rows)
+    ]  # fmt: skip
+    columns = {f"f{place}": place * widths for place in range(len(rows))}
+    return group_layout(tables, columns, np.cumsum([0, *rows[:-1]]).tolist(), rows)
+
+
+def kernels() -> None:
+    """Print, as JSON, the largest difference of single steps from the CPU's, by case; batches have odd sizes."""
+    found = {}
+    for kind, width, singles in product(OPTIMIZERS, (1, 10, 33), (True, False)):
+        found[f"{kind}, {width}, {singles}"] = _step(OPTIMIZERS[kind], width, singles=singles, samples=7)
+    # Tables of a few rows: more lookups of one row than are summed one after another.
+    found["long runs"] = _step(OPTIMIZERS["sgd"], 6, singles=True, samples=1000)
+    found["long runs of bags"] = _step(OPTIMIZERS["adam"], 6, singles=False, samples=601)
+    found["nothing"] = _step(OPTIMIZERS["sgd"], 6, singles=False, samples=0)
+    print(json.dumps(found))
+
+
+def _step(optimizer: RowOptimizerConfig, width: int, *, singles: bool, samples: int) -> float:
+    rows, draws = (3, 40), np.random.default_rng(width)
+    layout = _group(width, rows, "sum" if singles else "mean")
+    lengths = np.ones(2 * samples, np.int64) if singles else draws.integers(0, 4, 2 * samples)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    limit = np.where(np.arange(offsets[-1]) < offsets[samples], *rows)
+    bags = BagBatch(
+        values=(draws.random(len(limit)) * limit).astype(np.int32), offsets=None if singles else offsets, weights=None,
+        batch=samples, key=np.arange(2),
+    )  # fmt: skip
+    gradients = Gradients(torch.from_numpy(draws.standard_normal((samples, 2 * width), dtype=np.float32)), ())
+    results = []
+    for memory in _memories(optimizer, sum(rows), width):
+        pooled, staged = torch.full((samples, 2 * width), torch.nan), memory.stage(layout, bags)
+        memory.pool(staged, pooled)
+        norms = memory.square_norms(staged, gradients)
+        memory.update(staged, gradients, optimizer.rule(3), None)
+        parts = memory.read(np.arange(sum(rows))).parts
+        results.append([pooled.numpy().reshape(-1), norms, *parts])
+    assert not any(np.isnan(part).any() for result in results for part in result)
+    return max(float(np.abs(a - b).max(initial=0)) for a, b in zip(*results, strict=True))
+
+
+def codecs() -> None:
+    """Print, as JSON, how many codecs were compared by bytes, verdicts and decoded numbers, and which differ."""
+    wrong, count = [], 0
+    for place, (kind, rounding, parameters) in enumerate(
+        product(("fp32", "fp16", "bf16", "int8", "int4"), ("nearest", "stochastic"), ("fp16", "fp32"))
+    ):
+        width = (1, 5, 10, 33)[place % 4]
+        for name, state in (("rowwise_adagrad", "fp32"), ("rowwise_adam", "bf16"), ("adam", "bf16")):
+            optimizer = RowOptimizerConfig(kind=name, rows="batch" if name == "rowwise_adagrad" else "all")
+            config: Any = CodecConfig(kind=kind, rounding=rounding, parameters=parameters, state=state)  # type: ignore[arg-type]
+            count += 1
+            if not _same_records(RecordCodec.of(config, width, optimizer), optimizer, place):
+                wrong.append(str((config, width, name)))
+    print(json.dumps([wrong, count]))
+
+
+def _same_records(codec: RecordCodec, optimizer: RowOptimizerConfig, seed: int) -> bool:
+    rows = difficult_rows(codec.width, seed)
+    if seed % 3 == 2:  # one that no codec holds, in its last column
+        rows[7, -1] = (np.nan, np.inf, -np.inf, 7e4)[seed % 4]
+    level = level_of(codec, rows)
+    count, draws = len(rows), np.random.default_rng(seed)
+    places, keys = draws.permutation(count + 3)[:count], draws.integers(0, 1 << 63, count, dtype=np.uint64) * 2
+    found = []
+    for memory in _memories(optimizer, count, codec.width):
+        memory.write(np.arange(count), level, np.arange(count))
+        records = np.full((count + 3, codec.record_bytes), 0xA5, dtype=np.uint8)
+        bad = memory.encode(codec, np.arange(count), records, places, keys, 5)
+        memory.clear_state()
+        if bad < 0:
+            memory.decode(codec, records, places, np.arange(count)[::-1].copy())
+        decoded = memory.read(np.arange(count))
+        # The CPU's kernels stop at a record that does not fit.
+        found.append((bad, records.tobytes() if bad < 0 else b"", *(part.tobytes() for part in decoded.parts)))
+    return bool(found[0] == found[1])
+
+
+def watched() -> None:
+    """Print, as JSON, the faults of the accesses of small workloads."""
+    with triton_interpreter.watched() as faults:
+        for number in (0, 2):
+            list(slot_memories.results("device", **{**DEVICE_WORK[number], "steps": 2}))
+        _step(OPTIMIZERS["sgd"], 6, singles=True, samples=1000)
+    print(json.dumps(sorted(set(faults))))
+
+
+_ROWS = "    u = tl.program_id(0) * {0} + tl.arange(0, K)\n    count = tl.load(runs)\n    valid = u < count\n"
+_ROWS += "    if tl.program_id(0) * {0} < count:\n        start"
+_SUM = "more = i + v < {0}\n                gradient = gradient + gradient_at"
+_START = "gradient = tl.full((K, DP), {0}, tl.float32)\n        length"
+_STORE = "tl.store(slots[0] + (row * D)[:, None] + d[None, :], weight, {0})"
+_COLUMN = "(key.to(tl.uint32) + {0}.to(tl.uint32) * STEP)"
+FAULTS: dict[str, tuple[str, str, str]] = {
+    "a mask is left out": ("update.gpu", _STORE.format("mask"), _STORE.format("mask | valid[:, None]")),
+    "programs overlap": ("update.gpu", _ROWS.format("K"), _ROWS.format("(K - 1)")),
+    "sums do not start from 0": ("update.gpu", _START.format("-0.0"), _START.format("1e-30")),
+    "a run ends early": ("update.gpu", _SUM.format("length"), _SUM.format("length - 1")),
+    "the last bag is left out": ("pooling.gpu", "valid = bag < bags", "valid = bag < bags - 1"),
+    "another order of additions": ("simd.gpu", "return halve(lanes, K, LANES)", "return tl.sum(x, 1)"),
+    "noise of another column": ("codec.gpu", _COLUMN.format("column"), _COLUMN.format("(column + 1)")),
+    "codes are clamped early": ("codec.gpu", "tl.minimum(whole + up, LEVELS)", "tl.minimum(whole + up, LEVELS - 1)"),
+    "state stays": ("random.gpu", "if ROW_STATE:", "if ROW_STATE and K < 0:"),
+    "clocks stand still": ("update.gpu", "valid, 0) + 1, valid)", "valid, 0), valid)"),
+}
+"""Fault -> module of kernels, its source, and what a mistaken one has in that place."""
+
+
+def find(name: str) -> None:
+    """Print, as JSON, whether a fault in a kernel shows: by bits, by accesses or by an error."""
+    module, old, new = FAULTS[name]
+    triton_interpreter.plant(f"stratarec.kernels.{module}", old, new)
+    try:
+        with triton_interpreter.watched() as faults:
+            differs = any(_differs(number) for number in (0, 2))
+    except Exception as error:
+        print(json.dumps(f"{type(error).__name__}"))
+        return
+    print(json.dumps("; ".join(sorted(set(faults))) or ("bits" if differs else "")))
+
+
+def _differs(number: int) -> bool:
+    workload = {**DEVICE_WORK[number], "steps": 3}
+    pairs = zip(slot_memories.results("plain", **workload), slot_memories.results("device", **workload), strict=False)
+    return any(one != other for one, other in pairs)
+
+
+def crossing() -> None:
+    """Print, as JSON, whether tables that are saved on one kind of slots continue on the other as on the first."""
+    same = []
+    for kinds in (("device", "plain"), ("plain", "device")):
+        ends = [list(_continued(first, kinds[1])) for first in (kinds[0], kinds[1])]
+        same.append(ends[0] == ends[1])
+    print(json.dumps(same))
+
+
+def _continued(saved: str, loaded: str) -> Iterator[bytes]:
+    """Yield the bytes of tables that were trained and saved on slots of one kind, and further trained on another."""
+    optimizer = RowOptimizerConfig(kind="adam", rows="all", learning_rate=0.01)
+    tables = [
+        EmbeddingBagConfig(name=name, num_embeddings=300, embedding_dim=6, feature_names=(name,))
+        for name in ("whole", "cached")
+    ]
+    tiers = TierConfig(tables={"cached": TableTier(codec=CodecConfig(kind="int8"), cache_rows=64)}, ways=8)
+    with tempfile.TemporaryDirectory() as folder:
+        manifest: dict[str, Any] = {}
+        for kind, first_step in ((saved, 0), (loaded, 3)):
+            slots.MEMORIES["cpu"] = slot_memories.KINDS[kind]
+            module = TieredEmbeddingBagCollection(tables, optimizer=optimizer, seed=3, tiers=tiers)
+            if first_step:
+                assert module.load(Path(folder), manifest) == ""
+            for step in range(first_step, first_step + 3):
+                ids = torch.from_numpy(np.random.default_rng(step).integers(0, 300, 40))
+                features = KeyedJagged(keys=("whole", "cached"), values=ids, offsets=None, batch_size=20)
+                module(features).pooled.square().sum().backward()
+            if not first_step:
+                manifest = module.save(Path(folder))
+        for table in tables:
+            yield b"".join(part.contiguous().numpy().tobytes() for part in module.table(table.name).values())

@@ -1,0 +1,119 @@
+"""Slots of a GPU, with interpreted kernels on tensors of the CPU, and on a real GPU where there is one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import forked
+import pytest
+import slot_memories
+import torch
+
+from errors import refuses
+from stratarec.batch.jagged import KeyedJagged
+from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
+from stratarec.embedding.slots import Level0
+from stratarec.errors import ConfigError
+from stratarec.kernels.runtime import accelerator
+from stratarec.kernels.runtime.accelerator import DeviceTransfers, require_triton
+
+if sys.platform != "linux":
+    pytest.skip("there is no Triton for this system", allow_module_level=True)
+
+
+def found(call: str) -> Any:
+    """What a job prints as JSON."""
+    done = forked.python(f"import sys; sys.path[:] = {sys.path!r}\nimport device_slot_jobs as jobs\njobs.{call}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("numbers", [(0, 3), (1, 4), (2, 5, 6)], ids=str)
+def test_trainings_have_the_bits_of_slots_in_dram(numbers: tuple[int, ...]) -> None:
+    for differing, count in found(f"compare({numbers!r})"):
+        assert differing == []
+        assert count > 15
+
+
+def test_kernels_agree_with_those_of_the_cpu_at_odd_sizes() -> None:
+    differences = found("kernels()")
+    assert len(differences) == 33
+    longest = {name: differences.pop(name) for name in ("long runs", "long runs of bags")}
+    assert set(differences.values()) == {0.0}, differences
+    # Another order of hundreds of additions; a missing one would show in the third digit.
+    assert all(0 < each < 1e-4 for each in longest.values()), longest
+
+
+def test_records_have_the_bytes_of_the_cpu() -> None:
+    assert found("codecs()") == [[], 60]
+
+
+def test_no_two_programs_write_one_address_and_none_reads_what_a_launch_wrote() -> None:
+    assert found("watched()") == []
+
+
+# The others show in the same ways; each needs a process of its own.
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "a mask is left out",
+        "programs overlap",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                "sums do not start from 0", "a run ends early", "the last bag is left out",
+                "another order of additions", "noise of another column", "codes are clamped early", "state stays",
+                "clocks stand still",
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_fault_in_a_kernel_shows(fault: str) -> None:
+    shown = found(f"find({fault!r})")
+    assert shown
+    if fault == "programs overlap":
+        assert "update: two programs write one address" in shown
+
+
+def test_checkpoints_move_between_dram_and_a_gpu() -> None:
+    assert found("crossing()") == [True, True]
+
+
+@pytest.mark.parametrize("version", ["3.5.1", "3.8.0", "4.0", None])
+def test_another_triton_is_refused(version: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def installed(name: str) -> str:
+        if version is None:
+            raise accelerator.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(accelerator, "version", installed)
+    with refuses(ConfigError, f"Triton {version or 'none'} stratarec[gpu]"):
+        require_triton()
+
+
+def test_ids_and_a_network_on_another_device_are_refused() -> None:
+    table = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=("x",))
+    ids = torch.zeros(2, dtype=torch.int64, device="meta")
+    with refuses(ConfigError, "meta CPU"):
+        TieredEmbeddingBagCollection([table])(KeyedJagged(keys=("x",), values=ids, offsets=None, batch_size=2))
+    level0 = Level0.__new__(Level0)
+    level0.device = torch.device("cuda", 0)
+    elsewhere = DeviceTransfers.__new__(DeviceTransfers)
+    elsewhere.device = torch.device("cuda", 1)
+    with refuses(ConfigError, "cuda:0 cuda:1"):
+        level0.transfers = elsewhere
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", range(7))
+def test_trainings_on_a_gpu_agree_with_those_in_dram(number: int) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    expected, one, other = (
+        list(slot_memories.results("plain", **slot_memories.DEVICE_WORK[number], place=place))
+        for place in ("cpu", "cuda", "cuda")
+    )
+    assert one == other
+    assert max(map(slot_memories.difference, expected, one)) < 1e-6
