@@ -62,14 +62,14 @@ def _group(widths: int, rows: tuple[int, ...], pooling: str) -> Any:
 
 
 def kernels() -> None:
-    """Print, as JSON, the largest difference of single steps from the CPU's, by case; batches have odd sizes."""
+    """Print, as JSON, the largest relative difference of single steps from the CPU's, by case, at odd sizes."""
     found = {}
-    for kind, width, singles in product(OPTIMIZERS, (1, 10, 33), (True, False)):
+    for kind, width, singles in product(OPTIMIZERS, (5, 48), (True, False)):
         found[f"{kind}, {width}, {singles}"] = _step(OPTIMIZERS[kind], width, singles=singles, samples=7)
     # Tables of a few rows: more lookups of one row than are summed one after another.
-    found["long runs"] = _step(OPTIMIZERS["sgd"], 6, singles=True, samples=1000)
-    found["long runs of bags"] = _step(OPTIMIZERS["adam"], 6, singles=False, samples=601)
-    found["nothing"] = _step(OPTIMIZERS["sgd"], 6, singles=False, samples=0)
+    found["long runs"] = _step(OPTIMIZERS["sgd"], 5, singles=True, samples=1000)
+    found["long runs of bags"] = _step(OPTIMIZERS["adam"], 5, singles=False, samples=601)
+    found["nothing"] = _step(OPTIMIZERS["sgd"], 5, singles=False, samples=0)
     print(json.dumps(found))
 
 
@@ -93,7 +93,9 @@ def _step(optimizer: RowOptimizerConfig, width: int, *, singles: bool, samples: 
         parts = memory.read(np.arange(sum(rows))).parts
         results.append([pooled.numpy().reshape(-1), norms, *parts])
     assert not any(np.isnan(part).any() for result in results for part in result)
-    return max(float(np.abs(a - b).max(initial=0)) for a, b in zip(*results, strict=True))
+    return max(
+        float(np.abs(a - b).max(initial=0) / max(np.abs(a).max(initial=0), 1)) for a, b in zip(*results, strict=True)
+    )
 
 
 def codecs() -> None:
@@ -138,7 +140,7 @@ def watched() -> None:
     with triton_interpreter.watched() as faults:
         for number in (0, 2):
             list(slot_memories.results("device", **{**DEVICE_WORK[number], "steps": 2}))
-        _step(OPTIMIZERS["sgd"], 6, singles=True, samples=1000)
+        _step(OPTIMIZERS["sgd"], 5, singles=True, samples=1000)
     print(json.dumps(sorted(set(faults))))
 
 
