@@ -1,4 +1,4 @@
-"""An ensemble is the mean of its members' formulas, learns what is sharp and what is linear, and survives exports."""
+"""An ensemble is the weighted mean of its members' formulas, and each member has its own loss."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torch.nn import functional
 
 from stratarec.batch.batch import Batch
 from stratarec.models import build_network
+from stratarec.models.layers import dropouts, seed_dropout
 from stratarec.models.request import Runs
-from stratarec.models.zoo.ensemble import EnsembleConfig
+from stratarec.models.zoo.ensemble import EnsembleConfig, EnsembleScore
 from stratarec.training.steps.loss import Objective
 
-D, K, Q = 3, 4, 5
+D, K, Q = 3, 10, 5
 CONFIG = EnsembleConfig(embedding_dim=D, members=K, member_mlp=(6, 5), bins=Q)
 NAMES = ("item", "tags", "place")
 
@@ -29,6 +30,7 @@ def score(dense: int) -> Any:
     made = build_network(CONFIG, schema(dense, history=False), NAMES).score.double().eval()
     for weight in made.parameters():
         nn.init.normal_(weight, 0.3, 0.5)
+    made.out.weights.copy_(torch.rand(K).softmax(0))
     if dense:
         edges = torch.tensor([[-2.0, -1.0, -1.0, 0.5, 1.0, 2.0]]).repeat(dense, 1) + torch.arange(dense).unsqueeze(1)
         made.set_quantiles(edges)
@@ -45,16 +47,16 @@ def bins(x: float, edges: list[float]) -> list[float]:
 
 def member(made: Any, k: int, x: Tensor, rows: Tensor) -> Tensor:
     """One member's logit of one sample, by its formula."""
-    parts, logit = [], made.out.bias.clone()
+    parts, logit, scale = [], made.out.bias[k : k + 1].clone(), 0.3 if CONFIG.kinds[k] == "slow" else 1.0
     for i in range(len(x)):
         z = torch.tensor(bins(float(x[i]), made.numbers.encode.edges[i].tolist()), dtype=torch.float64)
         vectors = (z @ made.numbers.weight[i] + made.numbers.bias[i, 0]).relu()
-        parts.append(vectors[k * D : (k + 1) * D])
-        logit = logit + x[i].clamp(-8, 8) * made.numbers.first[i, k]
+        parts.append(vectors[k * D : (k + 1) * D] * scale)
+        logit = logit + x[i].clamp(-8, 8) * made.numbers.first[i, k] * scale
     for row in rows:
         own = row[k * (D + 1) : (k + 1) * (D + 1)]
-        parts.append(own[:D])
-        logit = logit + own[D]
+        parts.append(own[:D] * scale)
+        logit = logit + own[D] * scale
     hidden = torch.cat(parts)
     for place, layer in enumerate(made.layers):
         hidden = hidden @ layer.weight[k] + layer.bias[k, 0]
@@ -63,18 +65,49 @@ def member(made: Any, k: int, x: Tensor, rows: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dense", [0, 2])
-def test_a_score_is_the_mean_of_its_members_and_training_sees_each(dense: int) -> None:
+def test_a_score_is_the_weighted_mean_of_its_members_and_training_sees_each(dense: int) -> None:
     made = score(dense)
     numbers = torch.randn(5, dense, dtype=torch.float64) * 4
     vectors = torch.randn(5, len(NAMES), CONFIG.vector_width, dtype=torch.float64)
     each = torch.stack(
         [torch.cat([member(made, k, x, rows) for k in range(K)]) for x, rows in zip(numbers, vectors, strict=True)]
     )
-    torch.testing.assert_close(made(numbers, vectors), each.mean(1).float(), rtol=1e-5, atol=1e-5, check_dtype=False)
-    for dropout in made.dropouts:
-        dropout.dropped = 0
-    made.train()
+    mean = (each * made.out.weights).sum(1)
+    torch.testing.assert_close(made(numbers, vectors), mean, rtol=1e-5, atol=1e-5, check_dtype=False)
+    made.separate = True
     torch.testing.assert_close(made(numbers, vectors), each, rtol=1e-5, atol=1e-5, check_dtype=False)
+    for dropout in dropouts(made):
+        dropout.dropped.zero_()
+    made.separate, _ = False, made.train()
+    torch.testing.assert_close(made(numbers, vectors), each, rtol=1e-5, atol=1e-5, check_dtype=False)
+
+
+def test_kinds_drop_outputs_and_fields_at_their_own_rates() -> None:
+    made = EnsembleScore(CONFIG, 0, 400).train()
+    seed_dropout(dropouts(made), 1)
+    hidden = made.dropouts[0](torch.ones(K, 50, 400))
+    rates = [{"dropout": 0.3, "narrow": 0.0}.get(kind, 0.1) for kind in CONFIG.kinds]
+    for k, rate in enumerate(rates):
+        torch.testing.assert_close((hidden[k] == 0).float().mean(), torch.tensor(rate), atol=0.01, rtol=0)
+        torch.testing.assert_close(
+            hidden[k][hidden[k] > 0], torch.tensor(1 / (1 - rate)).expand(int((hidden[k] > 0).sum()))
+        )
+    factors = made._factors(torch.ones(K, 50, 400, D + 1)).squeeze(3)
+    for k, kind in enumerate(CONFIG.kinds):
+        dropped, scale = (0.2, 1.25) if kind == "field_dropout" else (0.0, 0.3 if kind == "slow" else 1.0)
+        torch.testing.assert_close((factors[k] == 0).float().mean(), torch.tensor(dropped), atol=0.01, rtol=0)
+        torch.testing.assert_close(factors[k].max(), torch.tensor(scale))
+
+
+def test_every_tensor_that_trains_has_a_part_for_each_member() -> None:
+    made = score(2)
+    for name, weight in made.named_parameters():
+        view = made.by_member(name, weight.detach())
+        assert view is not None
+        assert view.shape[0] == K
+        view.zero_()
+        assert not weight.any()
+    assert made.by_member("out.weights", made.out.weights) is None
 
 
 def test_vectors_that_samples_share_score_as_if_each_had_its_own() -> None:

@@ -159,15 +159,16 @@ class Dropout(nn.Module):
 
     Parameters
     ----------
-    rate : float
-    shared : bool
-        Whether all entries of the first dimension use the same mask, as the members of an ensemble do.
+    rate : float or sequence of float
+        A sequence has the rate of each entry of the first dimension, such as the members of an ensemble; all entries
+        use the same random numbers.
     """
 
-    def __init__(self, rate: float, *, shared: bool = False) -> None:
+    def __init__(self, rate: float | Sequence[float]) -> None:
         super().__init__()
-        self.shared = shared
-        self.dropped = min(round(rate * _STEPS), _STEPS - 1)
+        self.shared = not isinstance(rate, int | float)
+        rates = torch.as_tensor(rate, dtype=torch.float64)
+        self.dropped = (rates * _STEPS).round().clamp_max(_STEPS - 1)
         self.generator = torch.Generator()
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -179,10 +180,11 @@ class Dropout(nn.Module):
             -(1 << 63), None, generator=self.generator
         )
         bits = draws.view(torch.int16)[: shape.numel()].view(shape)
+        dropped = self.dropped.view(-1, *[1] * len(shape)) if self.shared else self.dropped
         # Drawn on the host, so that masks are the same on every device.
-        mask = on_device(bits >= self.dropped - _STEPS // 2, inputs).to(inputs.dtype)
+        mask = on_device(bits >= (dropped - _STEPS // 2).to(torch.int16), inputs).to(inputs.dtype)
         # The scale is a separate factor: in a bfloat16 mask it would have only three digits.
-        return (inputs * mask).mul_(_STEPS / (_STEPS - self.dropped))
+        return (inputs * mask).mul_(on_device((_STEPS / (_STEPS - dropped)).float(), inputs))
 
 
 def dropouts(module: nn.Module) -> list[Dropout]:

@@ -97,6 +97,7 @@ def write_report(
         chosen=ShownTable(heads=("field", "value"), rows=[(name, _value(value)) for name, value in chosen.items()]),
         evaluations=_evaluations(position, result, of_tested=True),
         earlier=_evaluations(position, result, of_tested=False),
+        members=_members(recipe["model"], position, result),
         reliability=reliability_table(splits),
         importance=[] if isinstance(importance, str) else importance_sections(importance),
         splits=ShownTable(
@@ -177,6 +178,20 @@ def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any], *, of_t
         heads=("split", "step", *(METRICS[name].label for name in names)),
         rows=[(split, f"{step:,}", *(show(figures.get(name), 5) for name in names)) for split, step, figures in rows],
     )
+
+
+def _members(model: Mapping[str, Any], position: Mapping[str, Any], result: Mapping[str, Any]) -> ShownTable:
+    """Return the members of the tested ensemble; no rows for other models."""
+    entry: dict[str, Any] = next((one for one in position["evaluations"] if one["step"] == _tested(result)), {})
+    kinds = model.get("member_kinds", ())
+    return ShownTable(
+        heads=("member", "kind", "step", METRICS["log_loss"].label, "weight"),
+        rows=[
+            (f"{member + 1}", kinds[member // 2 % len(kinds)], f"{one['step']:,}", f"{one['log_loss']:.5f}",
+             f"{one['weight']:.3f}")
+            for member, one in enumerate(entry.get("members", ()))
+        ],
+    )  # fmt: skip
 
 
 def _outcome(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

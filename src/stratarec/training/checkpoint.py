@@ -2,7 +2,8 @@
 
 step-00001000/
     network.safetensors    weights of the network, or their average
-    optimizer.safetensors  state of the dense optimizer, torch's random state, and the weights if there is an average
+    optimizer.safetensors  state of the dense optimizer, torch's random state, and the weights that training continues
+                           from where they differ: if there is an average, and for an ensemble's best members
     tables/                rows of the tables with optimizer state; unchanged files are linked from the last checkpoint
     state.json             training state, identity of model and data, and the hashes of all files
 
@@ -17,7 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -48,6 +49,7 @@ from stratarec.io.tensors import read_tensors, write_tensors
 from stratarec.models import CTRModel
 from stratarec.models.metrics import WATCHED
 from stratarec.recipe.train_section import TrainConfig
+from stratarec.training.steps.members import BestMembers
 from stratarec.training.steps.state import TrainingState
 from stratarec.training.steps.step import WeightAverage
 
@@ -69,7 +71,17 @@ class ReliabilityBin(Model):
 
 Bins = tuple[ReliabilityBin, ...]
 Figures = dict[str, int | float | Bins | None]
-Evaluation = dict[str, bool | int | float | Bins | dict[str, Figures] | None]
+
+
+class MemberScore(Model):
+    """Step, validation log loss and weight of the best version of an ensemble's member."""
+
+    step: Count
+    log_loss: float
+    weight: Annotated[float, pydantic.Field(ge=0)]
+
+
+Evaluation = dict[str, bool | int | float | Bins | tuple[MemberScore, ...] | dict[str, Figures] | None]
 
 
 class VocabularyInput(Model):
@@ -174,6 +186,8 @@ class CheckpointState(Model):
 
 WEIGHTS = "weights/"
 """Prefix of the network's weights in the optimizer's file, if the network's file holds their average."""
+MEMBERS = "members/"
+"""Prefix of the current weights of network and tables in the optimizer's file, if their files hold best members."""
 STATE = "state.json"
 _FILES = (NETWORK, OPTIMIZER)
 _ADVICE = "use another checkpoint"
@@ -375,6 +389,26 @@ def restore_average(path: Path, average: WeightAverage, tensors: Mapping[str, Te
         average.restore(weights)
 
 
+def member_tensors(members: BestMembers | None) -> dict[str, Tensor]:
+    """Return the current weights while the model has its best members, named for the file of the optimizer."""
+    stored = {} if members is None else members.stored
+    return {MEMBERS + name: tensor for name, tensor in stored.items()}
+
+
+def restore_members(path: Path, members: BestMembers | None, tensors: Mapping[str, Tensor]) -> None:
+    """Restore the current weights of the checkpoint in `path`, whose best members the model has.
+
+    Raises
+    ------
+    CheckpointError
+        When the weights in `tensors` are not those of the model.
+    """
+    weights = {name.removeprefix(MEMBERS): tensor for name, tensor in tensors.items() if name.startswith(MEMBERS)}
+    if members is not None and weights:
+        check_tensors(path / OPTIMIZER, weights, members.current)
+        members.restore(weights)
+
+
 def restore_random(tensors: Mapping[str, Tensor]) -> None:
     """Restore torch's random state from tensors that `restore_optimizer` has checked."""
     torch.set_rng_state(tensors["random"])
@@ -393,7 +427,7 @@ def restore_optimizer(path: Path, optimizer: torch.optim.Optimizer, tensors: Map
     try:
         random = tensors["random"]
         for key, value in tensors.items():
-            if key != "random" and not key.startswith(WEIGHTS):
+            if key != "random" and not key.startswith((WEIGHTS, MEMBERS)):
                 place, name = key.split(".", 1)
                 _check_moment(key, value, weights[int(place)])
                 state.setdefault(int(place), {})[name] = value
@@ -440,6 +474,8 @@ class CheckpointManager:
     """Optimizer of the model's network."""
     average: WeightAverage
     """Average of the network's weights."""
+    members: BestMembers | None
+    """Best members of an ensemble."""
     config: TrainConfig
     identity: dict[str, Any]
     """Model and data that every checkpoint belongs to; see `build.identity`."""
@@ -453,11 +489,15 @@ class CheckpointManager:
     def save(self, state: TrainingState) -> Path:
         """Write a checkpoint of the current step and remove the checkpoints that are no longer needed."""
         gather_towers(self.model, self.optimizer, self.mesh)
-        with self.average.shown():
+        with self.average.shown(), self.members.shown() if self.members else nullcontext():
             path = save(
                 self.folder,
                 model=self.model,
-                optimizer={**optimizer_tensors(self.optimizer), **average_tensors(self.average)},
+                optimizer={
+                    **optimizer_tensors(self.optimizer),
+                    **average_tensors(self.average),
+                    **member_tensors(self.members),
+                },
                 state={"step": state.step, "training": asdict(state), "identity": self.identity},
                 previous=self._last,
                 mesh=self.mesh,
@@ -475,6 +515,7 @@ class CheckpointManager:
         difference = loaded.load_into(self.model)
         restore_optimizer(path, self.optimizer, loaded.optimizer)
         restore_random(loaded.optimizer)
+        restore_members(path, self.members, loaded.optimizer)
         if loaded.state["step"]:
             restore_average(path, self.average, loaded.optimizer)
         self._last = path
@@ -485,6 +526,8 @@ class CheckpointManager:
         path = step_path(self.folder, step)
         if step == current:
             self.average.swap()
+            if self.members is not None:
+                self.members.swap()
         else:
             load(path).load_into(self.model)
         return path

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Timer
 from types import FrameType
@@ -36,7 +37,8 @@ from stratarec.recipe.train_section import TrainConfig
 from stratarec.reporting.curve_writers import CurveWriters
 from stratarec.reporting.metric_texts import by_label, show
 from stratarec.training.checkpoint import CheckpointManager
-from stratarec.training.evaluate import evaluate_split
+from stratarec.training.evaluate import ScoredSamples, measured, score_split
+from stratarec.training.steps.members import BestMembers
 from stratarec.training.steps.state import Evaluation, TrainingState, best, patience_exhausted, rate_factor
 from stratarec.training.steps.step import Item, Pipeline, WeightAverage
 from stratarec.training.steps.thread_tuner import ThreadTuner
@@ -418,6 +420,7 @@ class Validation:
     """Called before each batch; raises `Stopped` if the user asked to stop."""
     mesh: Mesh
     average: WeightAverage
+    members: BestMembers | None
 
     def run(self, state: TrainingState, curves: Curves, *, closing: bool = False) -> bool:
         """Evaluate, add the metrics and whether training is over to `state`; return whether they are the best so far.
@@ -433,20 +436,11 @@ class Validation:
         if not self.dataset.samples("valid"):
             return False
         try:
-            with self.average.shown():
-                metrics, _ = evaluate_split(
-                    self.model,
-                    self.dataset,
-                    "valid",
-                    precision=self.config.precision,
-                    progress=SilentProgress(),
-                    check=self.check,
-                    mesh=self.mesh,
-                )
+            samples, members = self._scored(state.step, closing)
         except Stopped:
             return False
-        values = figures(metrics)
-        entry = {"step": state.step, **values, **({"closing": True} if closing else {})}
+        values = figures(measured(self.dataset.schema.label_columns, samples))
+        entry = {"step": state.step, **values, **members, **({"closing": True} if closing else {})}
         state.record(entry, stopping)
         names = dict.fromkeys((*HEADLINES, *((stopping.metric,) if stopping.patience else ())))
         for label, of_label in by_label("validation", values):
@@ -455,3 +449,19 @@ class Validation:
         curves.add_evaluation(entry)
         state.finished = patience_exhausted(state.evaluations, stopping)
         return best(state.evaluations, stopping) is state.evaluations[-1]
+
+    def _scored(self, step: int, closing: bool) -> tuple[ScoredSamples, dict[str, Any]]:
+        """Score the validation split; also return the members of an ensemble, as ``members`` of its evaluation."""
+        score = partial(
+            score_split, self.model, self.dataset, "valid", precision=self.config.precision, progress=SilentProgress(),
+            check=self.check, mesh=self.mesh,
+        )  # fmt: skip
+        with self.average.shown():
+            if self.members is None:
+                return score(), {}
+            with self.members.separate():
+                if self.members.is_unscored:
+                    with self.members.shown():
+                        self.members.rescore(score())
+                samples, table = self.members.combine(score(), step, closing=closing)
+                return samples, {"members": table}

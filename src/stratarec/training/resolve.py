@@ -292,12 +292,12 @@ def _of_ensemble(samples: int, validated: bool, batch_size: int, columns: int) -
     rate = round((0.001 if several else 0.004) * min(_COLUMNS / max(columns, 1), 1), 6)
     falling = {f"train.{part}.schedule.kind": "polynomial" for part in ("dense", "embedding")}
     return {
-        "model.members": 16 if samples < _FEW else 8,
+        "model.members": 10 if samples < _FEW else 8,
         "train.batch_size": batch,
         "train.epochs": 100 if several else 5,
         **({} if several else falling),
         "train.eval_every": 0 if samples < 100_000 else max(samples // (batch * _EVALUATIONS), 1),
-        "train.early_stopping.patience": 8 if validated else 0,
+        "train.early_stopping.patience": 5 if validated else 0,
         "train.dense.kind": "adamw",
         "train.dense.learning_rate": rate,
         "train.dense.weight_decay": 0.2,

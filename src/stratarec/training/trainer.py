@@ -52,6 +52,7 @@ from stratarec.training.run.run_directory import (
     write_plan,
     write_recipe,
 )
+from stratarec.training.steps.members import BestMembers, best_members, describe
 from stratarec.training.steps.state import TrainingState, best
 from stratarec.training.steps.step import Pipeline, Stages, loader_config
 from stratarec.training.steps.thread_tuner import ThreadTuner
@@ -147,6 +148,11 @@ class Trainer:
         return hot_loader(self.dataset, config, self.plan, self.progress)
 
     @cached_property
+    def members(self) -> BestMembers | None:
+        """Best members of an ensemble; None for other models, and where members cannot be told apart."""
+        return best_members(self.model, self.config, self.mesh.ranks)
+
+    @cached_property
     def _reducer(self) -> GradientReducer | None:
         if self.mesh.ranks == 1:
             return None
@@ -174,7 +180,8 @@ class Trainer:
     def _checkpoints(self) -> CheckpointManager:
         return CheckpointManager(
             folder=self._directory.checkpoints, model=self.model, optimizer=self.optimizer, average=self.stages.average,
-            config=self.config, identity=self._identity, mesh=self.mesh, saved=self._directory.settle,
+            members=self.members, config=self.config, identity=self._identity, mesh=self.mesh,
+            saved=self._directory.settle,
         )  # fmt: skip
 
     @cached_property
@@ -182,7 +189,7 @@ class Trainer:
         """The training loop; `Loop.step` trains one batch."""
         validation = Validation(
             model=self.model, dataset=self.dataset, config=self.config, progress=self.progress,
-            check=self.cadence.check, mesh=self.mesh, average=self.stages.average,
+            check=self.cadence.check, mesh=self.mesh, average=self.stages.average, members=self.members,
         )  # fmt: skip
         return Loop(
             self.pipeline, self.cadence, self._checkpoints, validation, self.state, self.threads,
@@ -304,6 +311,8 @@ class Trainer:
     def restore(self, path: Path) -> None:
         """Load weights, rows and optimizer state of a checkpoint."""
         difference = self._checkpoints.restore(path)
+        if self.members is not None and not self.state.evaluations:  # the run is resumed beyond its closing evaluation
+            self.members.reset()
         self.loop.set_rates()
         self.progress.say(f"resuming from {path}")
         threads, before = self.threads.threads, self.state.threads
@@ -324,7 +333,7 @@ class Trainer:
             self.mesh.first(lambda: write_recipe(self.run, self.recipe))
             self.mesh.first(lambda: write_plan(self.run, self.recipe, self.plan))
             more = remarks(self.config, self.plan, self.dataset, self.total_steps, self.mesh.ranks)
-            for line in (*self._resolved.remarks, *more):
+            for line in filter(None, (*self._resolved.remarks, *more, describe(self.model, self.members))):
                 self.progress.say(line)
             self.state.threads = self.threads.threads
         fitting = partial(largest_fitting_batch, self.model, self.dataset, self.loader.config, self.config.precision)

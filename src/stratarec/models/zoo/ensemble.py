@@ -1,9 +1,10 @@
-"""An ensemble in one network: parallel members, each with its own vectors, weights and loss.
+"""An ensemble in one network: parallel members of several kinds, each with its own vectors, weights and loss.
 
 Deep ensembles are from Lakshminarayanan et al. 2017 (arXiv 1612.01474). Members that share a batch and one product a
 layer, and beat single networks of any width on small data, are from TabM (Gorishniy et al. 2024, arXiv 2410.24210).
 Numbers are encoded piecewise linearly between quantiles of the training split (Gorishniy et al. 2022, arXiv 2203.05556,
-formula 1), so that a number's effect may bend where the data are, as in trees.
+formula 1), so that a number's effect may bend where the data are, as in trees. Members differ in their regularization
+and in how they start: which is best depends on the log, so validation weights them (`training/steps/members.py`).
 
 Shapes: B samples, K members, F_dense numbers, F vectors of sparse features and histories, D width of a member's vector,
 Q bins of a number.
@@ -12,6 +13,7 @@ Q bins of a number.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal
@@ -29,6 +31,13 @@ from stratarec.models.zoo.fields import Terms
 _MOST_DEVIATIONS = 8.0
 _LARGEST = 1e30
 
+MemberKind = Literal["plain", "dropout", "field_dropout", "narrow", "slow"]
+_MORE_DROPOUT, _MOST_DROPOUT = 3, 0.5
+_FIELD_DROPOUT = 0.2
+_NARROWER = 4
+# Factor of the vectors of slow members: they start smaller and learn more slowly.
+_SLOW = 0.3
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleConfig(VectorsConfig):
@@ -40,7 +49,11 @@ class EnsembleConfig(VectorsConfig):
     embedding_dim: int = 8
     """D, width of a member's vectors."""
     members: int = 8
-    """K; training minimizes the log loss of each member, and the score is the mean of their logits."""
+    """K; training minimizes the log loss of each member, and the score is a weighted mean of their logits."""
+    member_kinds: tuple[MemberKind, ...] = ("plain", "dropout", "field_dropout", "narrow", "slow")
+    """Kinds of members, in turn for each pair of members, of which the second one starts as a linear model:
+    ``dropout`` drops three times as many outputs, ``field_dropout`` a fifth of the features of each sample, ``narrow``
+    has a quarter of the hidden outputs and drops none, and the vectors of ``slow`` learn more slowly."""
     member_mlp: tuple[int, ...] = (128, 64)
     """Hidden sizes of each member's network."""
     bins: int = 32
@@ -54,6 +67,8 @@ class EnsembleConfig(VectorsConfig):
         for name in ("members", "bins"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} is {getattr(self, name)}, expected at least 1")
+        if not self.member_kinds:
+            raise ConfigError("model.member_kinds is empty, expected at least one kind, such as plain")
         if self.batch_norm:
             raise ConfigError("ensemble does not support model.batch_norm; set it to false")
 
@@ -62,13 +77,15 @@ class EnsembleConfig(VectorsConfig):
         """Width of a row: every member's vector, followed by its first-order weight."""
         return self.members * (self.embedding_dim + 1)
 
+    @property
+    def kinds(self) -> list[MemberKind]:
+        """Kind of each member."""
+        return [self.member_kinds[member // 2 % len(self.member_kinds)] for member in range(self.members)]
 
-def _first_order_members(members: int) -> int:
-    """Return the number of members that start as first-order models.
 
-    They are better where there is little to learn, the others where effects are sharp; the mean is close to the better.
-    """
-    return members // 2
+# Members that start as first-order models: they are better where there is little to learn, the others where effects are
+# sharp.
+FIRST_ORDER = slice(1, None, 2)
 
 
 class PiecewiseLinear(nn.Module):
@@ -97,21 +114,25 @@ class MemberLinear(nn.Module):
     """A linear layer for each member.
 
     Initial weights are normal with variance 2 / inputs (He et al. 2015), and half of that in the last layer, where
-    those of first-order members are 0; initial biases are 0.
+    those of first-order members are 0; initial biases are 0. Hidden outputs that narrow members lack have weights of 0:
+    behind a ReLU they have no gradient, so they stay 0.
     """
 
-    def __init__(self, members: int, inputs: int, outputs: int, *, last: bool) -> None:
+    def __init__(self, kinds: Sequence[MemberKind], inputs: int, outputs: int, *, first: bool, last: bool) -> None:
         super().__init__()
-        self.last = last
-        self.weight = nn.Parameter(torch.empty(members, inputs, outputs))
-        self.bias = nn.Parameter(torch.zeros(members, 1, outputs))
+        self.kinds, self.first, self.last = kinds, first, last
+        self.weight = nn.Parameter(torch.empty(len(kinds), inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(len(kinds), 1, outputs))
 
     def draw(self, generator: torch.Generator) -> None:
         """Set initial weights."""
-        members, inputs, _ = self.weight.shape
-        self.weight.normal_(0, math.sqrt((1 if self.last else 2) / max(inputs, 1)), generator=generator)
+        for kind, weight in zip(self.kinds, self.weight, strict=True):
+            inputs = len(weight) if self.first else _live(kind, len(weight))
+            weight.normal_(0, math.sqrt((1 if self.last else 2) / max(inputs, 1)), generator=generator)
+            if not self.last:
+                weight[:, _live(kind, weight.shape[1]) :] = 0
         if self.last:
-            self.weight[: _first_order_members(members)] = 0
+            self.weight[FIRST_ORDER] = 0
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return ``[K, B, outputs]`` of ``[K, B, inputs]``."""
@@ -134,23 +155,40 @@ class NumberVectors(nn.Module):
 
     def draw(self, generator: torch.Generator) -> None:
         """Set initial weights."""
-        numbers, bins, width = self.weight.shape
-        plain = width // self.members * _first_order_members(self.members)
+        bins = self.weight.shape[1]
         self.weight.normal_(0, math.sqrt(1 / bins), generator=generator)
-        self.weight[..., :plain] = torch.empty(numbers, 1, plain).normal_(0, 1.5 / bins, generator=generator)
+        lines = self.weight.view(*self.weight.shape[:2], self.members, -1)[:, :, FIRST_ORDER]
+        lines.copy_(torch.empty_like(lines[:, :1]).normal_(0, 1.5 / bins, generator=generator))
 
-    def forward(self, dense: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``[K, B, F_dense, D]`` vectors and ``[B, K]`` first-order terms of ``[B, F_dense]``."""
+    def forward(self, dense: Tensor) -> Tensor:
+        """Return ``[K, B, F_dense, D + 1]`` of ``[B, F_dense]``: vectors, and last the first-order terms."""
         bins = self.encode(dense)
         vectors = torch.baddbmm(self.bias, bins.transpose(0, 1), self.weight).relu()
-        first = dense.clamp(-_MOST_DEVIATIONS, _MOST_DEVIATIONS) @ self.first
-        return vectors.view(*vectors.shape[:2], self.members, -1).permute(2, 1, 0, 3), first
+        vectors = vectors.view(*vectors.shape[:2], self.members, -1).permute(2, 1, 0, 3)
+        first = dense.clamp(-_MOST_DEVIATIONS, _MOST_DEVIATIONS).unsqueeze(2) * self.first
+        return torch.cat([vectors, first.permute(2, 0, 1).unsqueeze(3)], dim=3)
+
+
+class MemberMean(Terms):
+    """Weighted mean of members, each with its own bias."""
+
+    weights: Tensor
+
+    def __init__(self, members: int) -> None:
+        super().__init__(0, members)
+        self.bias = nn.Parameter(torch.zeros(members))
+        self.register_buffer("weights", torch.full((members,), 1 / members))
+
+    def forward(self, columns: Tensor) -> Tensor:
+        """Return ``[B, 1]`` of ``[B, K]``."""
+        return ((columns + self.bias) * self.weights).sum(1, keepdim=True)
 
 
 class EnsembleScore(Score):
-    """logit_k = b + sum of member k's first-order weights + mlp_k(member k's vectors side by side)."""
+    """logit_k = b_k + sum of member k's first-order weights + mlp_k(member k's vectors side by side)."""
 
     config: ClassVar = EnsembleConfig
+    scales: Tensor
 
     def __init__(self, config: EnsembleConfig, dense: int, features: int) -> None:
         super().__init__()
@@ -159,10 +197,18 @@ class EnsembleScore(Score):
         sizes = ((dense + features) * config.embedding_dim, *config.member_mlp, 1)
         last = len(config.member_mlp)
         self.layers = nn.ModuleList(
-            MemberLinear(config.members, *pair, last=place == last) for place, pair in enumerate(pairwise(sizes))
+            MemberLinear(config.kinds, *pair, first=place == 0, last=place == last)
+            for place, pair in enumerate(pairwise(sizes))
         )
-        self.dropouts = nn.ModuleList(Dropout(config.dropout, shared=True) for _ in config.member_mlp if config.dropout)
-        self.out = Terms(0, 1)
+        rates = [_dropout(kind, config.dropout) for kind in config.kinds]
+        self.dropouts = nn.ModuleList(Dropout(rates) for _ in config.member_mlp if any(rates))
+        self.field_dropped = [member for member, kind in enumerate(config.kinds) if kind == "field_dropout"]
+        self.field_dropout = Dropout(_FIELD_DROPOUT)
+        scales = torch.tensor([_SLOW if kind == "slow" else 1.0 for kind in config.kinds])
+        self.register_buffer("scales", scales.view(-1, 1, 1, 1))
+        self.out = MemberMean(config.members)
+        self.separate = False
+        """Whether logits of all members are returned outside training, too."""
 
     def set_quantiles(self, quantiles: Tensor) -> None:
         """Set the ``[F_dense, Q + 1]`` quantiles that encode numbers."""
@@ -170,21 +216,48 @@ class EnsembleScore(Score):
         self.numbers.encode.edges.copy_(quantiles)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """Return logits ``[B]``, or in training ``[B, K]`` of all members."""
+        """Return logits ``[B]``, or ``[B, K]`` of all members in training and where they are `separate`."""
         vectors = vectors if runs is None else runs.expand(vectors)
-        rows = vectors.view(*vectors.shape[:2], self.members, self.width + 1)
-        first, fields = rows[..., -1].sum(1), rows[..., :-1].permute(2, 0, 1, 3)
+        # Numbers first: the last column is a first-order weight.
+        fields = vectors.view(*vectors.shape[:2], self.members, self.width + 1).permute(2, 0, 1, 3)
         if self.numbers is not None:
-            of_numbers, linear = self.numbers(dense)
-            fields, first = torch.cat([of_numbers.to(fields.dtype), fields], dim=2), first + linear
-        hidden = fields.flatten(2)
+            fields = torch.cat([self.numbers(dense).to(fields.dtype), fields], dim=2)
+        fields = fields * self._factors(fields)
+        hidden = fields[..., :-1].flatten(2)
         for place, layer in enumerate(self.layers[:-1]):
             hidden = layer(hidden).relu()
             if len(self.dropouts):
                 hidden = self.dropouts[place](hidden)
-        logits = (first + self.layers[-1](hidden).squeeze(2).t()).float()
-        if self.training:
+        logits = (fields[..., -1].sum(2) + self.layers[-1](hidden).squeeze(2)).t().float()
+        if self.training or self.separate:
             members: Tensor = logits + self.out.bias
             return members
-        scores: Tensor = self.out(logits.mean(1, keepdim=True))
+        scores: Tensor = self.out(logits)
         return scores.squeeze(1)
+
+    def _factors(self, fields: Tensor) -> Tensor:
+        """Return factors of ``[K, B, F, D + 1]``: scales, and in training zeros where a member drops a field."""
+        if not self.training or not self.field_dropped:
+            return self.scales
+        factors = self.scales.expand(*fields.shape[:3], 1).clone()
+        factors[self.field_dropped] = self.field_dropout(factors[self.field_dropped])
+        return factors
+
+    def by_member(self, name: str, tensor: Tensor) -> Tensor | None:
+        """Return a view ``[K, ...]`` of a tensor of this score; None for a tensor that members share."""
+        if name == "numbers.first":
+            return tensor.t()
+        if name in ("numbers.weight", "numbers.bias"):
+            return tensor.view(*tensor.shape[:2], self.members, self.width).movedim(2, 0)
+        return tensor if name.startswith("layers.") or name == "out.bias" else None
+
+
+def _dropout(kind: MemberKind, rate: float) -> float:
+    if kind == "narrow":
+        return 0.0
+    return min(_MORE_DROPOUT * rate, max(_MOST_DROPOUT, rate)) if kind == "dropout" else rate
+
+
+def _live(kind: MemberKind, outputs: int) -> int:
+    """Return the number of a hidden layer's outputs that a member has."""
+    return -(-outputs // _NARROWER) if kind == "narrow" else outputs

@@ -35,6 +35,7 @@ from stratarec.models.base import autocast
 from stratarec.planning.plan import Plan
 from stratarec.training import checkpoint
 from stratarec.training.build import identity, new_plan, temporary_model
+from stratarec.training.checkpoint import MEMBERS
 from stratarec.training.continual.chain import Chain
 from stratarec.training.continual.train_period import Before
 from stratarec.training.evaluate import score
@@ -151,7 +152,7 @@ def save_checkpoint(
     checkpoint.save(
         work / "checkpoints",
         model=model,
-        optimizer=loaded.optimizer,
+        optimizer={name: tensor for name, tensor in loaded.optimizer.items() if not name.startswith(MEMBERS)},
         state={**state, "identity": identity(trained.recipe, dataset)},
         previous=None,
     )

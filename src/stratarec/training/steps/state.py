@@ -64,7 +64,7 @@ class TrainingState:
         return bool(self.evaluations) and self.evaluations[-1]["step"] == self.step
 
     def record(self, entry: dict[str, Any], config: EarlyStoppingConfig) -> None:
-        """Add an evaluation. Of earlier ones only the best keeps calibration bins, so that checkpoints stay small."""
+        """Add an evaluation. Of earlier ones only the best keeps bins and members, so that checkpoints stay small."""
         self.evaluations.append(entry)
         shown = (entry, best(self.evaluations, config), best(self.regular, config))
         self.evaluations = [
@@ -105,8 +105,8 @@ def patience_exhausted(evaluations: Sequence[Evaluation], config: EarlyStoppingC
 
 
 def _plain(entry: Evaluation) -> dict[str, Any]:
-    """Return an evaluation without its calibration bins."""
-    fields = {key: value for key, value in entry.items() if key != "reliability"}
+    """Return an evaluation without its calibration bins and members."""
+    fields = {key: value for key, value in entry.items() if key not in ("reliability", "members")}
     labels = {
         name: {k: v for k, v in metrics.items() if k != "reliability"}
         for name, metrics in fields.get("labels", {}).items()

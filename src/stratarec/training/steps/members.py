@@ -1,0 +1,261 @@
+"""Members of an ensemble at the steps where validation found each one best, and their weights in the mean.
+
+All members are trained in every step, but they overfit at different times. After an evaluation `BestMembers` copies the
+weights of those members whose log loss is lower than at every evaluation before, and chooses how much each member
+counts in the mean. The result is the model of a checkpoint: the files of network and tables hold it, so that readers of
+a run need not know about members. The weights from which training continues are in the file of the optimizer.
+
+Greedy selection (Caruana et al., ICML 2004) gives no better weights, and needs many bags of samples for as good ones
+(`docs/log.md`).
+
+The copies take the bytes of network and tables once more.
+
+Shapes: N validation samples, K members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stratarec.config.units import format_bytes
+from stratarec.models import CTRModel
+from stratarec.models.zoo.ensemble import EnsembleScore
+from stratarec.recipe.train_section import TrainConfig
+from stratarec.training.evaluate import ScoredSamples
+
+_STEPS, _NETWORK, _TABLE = "steps", "network/", "table/"
+_WEIGHTS = f"{_NETWORK}score.out.weights"
+
+Doubles = NDArray[np.float64]
+
+
+class BestMembers:
+    """Weights of each member of an ensemble at its best step.
+
+    Parameters
+    ----------
+    model : CTRModel
+        An ensemble whose members share no weights.
+    """
+
+    def __init__(self, model: CTRModel) -> None:
+        assert isinstance(model.network.score, EnsembleScore)
+        self._model, self._score = model, model.network.score
+        self._stored: dict[str, Tensor] = {}
+        self._steps = torch.zeros(self._score.members, dtype=torch.int64)
+        self._logits, self._losses = np.empty((0, 0), dtype=np.float32), np.empty(0)
+
+    @contextmanager
+    def separate(self) -> Iterator[None]:
+        """Make the model return the logits ``[B, K]`` of its members inside the context."""
+        self._score.separate = True
+        try:
+            yield
+        finally:
+            self._score.separate = False
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Give the model the best members inside the context."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the current weights and the best members; does nothing before the first evaluation."""
+        for name, tensor in self._current().items() if self._stored else ():
+            current = tensor.clone()
+            tensor.copy_(self._stored[name])
+            self._stored[name].copy_(current)
+
+    @property
+    def is_unscored(self) -> bool:
+        """Whether a checkpoint was restored, whose best members `rescore` needs the logits of."""
+        return bool(self._stored) and not len(self._losses)
+
+    def rescore(self, samples: ScoredSamples) -> None:
+        """Use these logits of the best members on the validation split."""
+        self._logits, self._losses = np.array(samples.logit, order="C"), _losses(samples)
+
+    @torch.no_grad()
+    def combine(
+        self, samples: ScoredSamples, step: int, *, closing: bool
+    ) -> tuple[ScoredSamples, list[dict[str, float]]]:
+        """Copy the members that are better at `step` than before, and weight all members.
+
+        Parameters
+        ----------
+        samples : ScoredSamples
+            Validation split, scored inside `separate` by the current members.
+        closing : bool
+            Whether only the end of the run asks for this evaluation: a run that is resumed beyond that end must not
+            depend on it, so members are only copied if there are no others.
+
+        Returns
+        -------
+        ScoredSamples
+            The samples, scored by the weighted mean of the best members.
+        list
+            Step, log loss and weight of each best member.
+        """
+        current, losses = self._current(), _losses(samples)
+        is_first = not self._stored
+        if is_first:
+            self._stored = {name: tensor.clone() for name, tensor in current.items()}
+            self._logits, self._losses = np.array(samples.logit, order="C"), np.full(len(losses), np.inf)
+        is_better = (losses < self._losses) & (is_first or not closing)
+        chosen = torch.from_numpy(is_better)
+        for name, tensor in current.items():
+            own, stored = self._by_member(name, tensor), self._by_member(name, self._stored[name])
+            if own is not None and stored is not None:
+                stored[chosen] = own[chosen]
+        self._logits[:, is_better], self._losses[is_better] = samples.logit[:, is_better], losses[is_better]
+        self._steps[chosen] = step
+        weights = select_weights(self._logits, *_known(samples))
+        self._stored[_WEIGHTS].copy_(torch.from_numpy(weights))
+        table = [
+            {"step": at, "log_loss": float(loss), "weight": float(weight)}
+            for at, loss, weight in zip(self._steps.tolist(), self._losses, weights, strict=True)
+        ]
+        mean = (self._logits * weights).sum(axis=1)
+        return samples._replace(logit=mean), table
+
+    @property
+    def stored(self) -> dict[str, Tensor]:
+        """Steps of members, and the weights that the model does not have now; empty before the first evaluation."""
+        return {_STEPS: self._steps, **self._stored} if self._stored else {}
+
+    @property
+    def current(self) -> dict[str, Tensor]:
+        """Steps of members, and the weights that the model has now."""
+        return {_STEPS: self._steps, **self._current()}
+
+    def restore(self, weights: Mapping[str, Tensor]) -> None:
+        """Give the model, which has the best members of a checkpoint, the current weights: `stored` of its writer."""
+        current = self._current()
+        self._steps = weights[_STEPS].clone()
+        # Copied: tensors of a file may lie at any address, and the results of matrix products depend on alignment.
+        self._stored = {name: weights[name].clone().to(tensor.device) for name, tensor in current.items()}
+        self.swap()
+
+    def reset(self) -> None:
+        """Remove the best members."""
+        self._stored, self._losses = {}, np.empty(0)
+
+    def _current(self) -> dict[str, Tensor]:
+        """Return the tensors of the model in which members differ, and the weights of members."""
+        network, embeddings = self._model.network.state_dict(), self._model.embeddings
+        own = {_NETWORK + name: tensor for name, tensor in network.items()}
+        own = {
+            name: tensor
+            for name, tensor in own.items()
+            if self._by_member(name, tensor) is not None or name == _WEIGHTS
+        }
+        return own | {_TABLE + table.name: embeddings.table(table.name)["weight"] for table in embeddings.tables}
+
+    def _by_member(self, name: str, tensor: Tensor) -> Tensor | None:
+        if name.startswith(_TABLE):
+            return tensor.view(len(tensor), self._score.members, -1).movedim(1, 0)
+        return self._score.by_member(name.removeprefix(f"{_NETWORK}score."), tensor)
+
+
+def _known(samples: ScoredSamples) -> tuple[NDArray[np.float32], Doubles]:
+    """Return the labels, and the weights of samples, 0 where the label is not known."""
+    weight = samples.weight if len(samples.weight) else np.ones(len(samples.label))
+    return np.nan_to_num(samples.label), np.where(np.isnan(samples.label), 0.0, weight)
+
+
+def _losses(samples: ScoredSamples) -> Doubles:
+    """Return the log loss of each member."""
+    label, weight = _known(samples)
+    # One member after another: the same bits whatever the layout of the logits.
+    members = map(np.ascontiguousarray, samples.logit.T.astype(np.float64))
+    losses = [np.logaddexp(0, logit) - logit * label for logit in members]
+    return np.array([(loss * weight).sum() / weight.sum() for loss in losses])
+
+
+# Weight of equal weights, in samples: with few samples the weights stay close to 1 / K.
+_PRIOR = 3.0
+_MOST_STEPS = 100
+
+
+def select_weights(logits: NDArray[np.float32], label: NDArray[np.float32], weight: Doubles) -> NDArray[np.float32]:
+    """Return positive weights w ``[K]`` of members, with a sum of 1, that minimize
+
+        sum over samples of the log loss of their mean + 3 * sum over members of w log(K w),
+
+    by Newton's method on the simplex. The second term is the entropy that w lacks: it decides between members that
+    validation cannot tell apart. Weights are equal if all labels are of one class.
+
+    Parameters
+    ----------
+    logits : array
+        ``[N, K]``.
+    label : array
+        ``[N]``.
+    weight : array
+        ``[N]`` weights of samples.
+    """
+    known = weight > 0
+    columns, truth, scale = logits[known].astype(np.float64), label[known], weight[known]
+    mean = np.full(logits.shape[1], 1 / logits.shape[1])
+    if not len(truth) or truth.min() == truth.max():
+        return mean.astype(np.float32)
+    scale = scale / scale.mean()
+
+    def value(at: Doubles) -> float:
+        logit = columns @ at
+        return float(scale @ (np.logaddexp(0, logit) - truth * logit) + _PRIOR * at @ np.log(at / mean))
+
+    weights = mean
+    for _ in range(_MOST_STEPS):
+        rate = 1 / (1 + np.exp(-np.clip(columns @ weights, -80, 80)))
+        gradient = (scale * (rate - truth)) @ columns + _PRIOR * (np.log(weights / mean) + 1)
+        curvature = (columns.T * (scale * rate * (1 - rate))) @ columns + np.diag(_PRIOR / weights)
+        along, ones = np.linalg.solve(curvature, np.stack([gradient, np.ones_like(gradient)], axis=1)).T
+        step = ones * (along.sum() / ones.sum()) - along  # keeps the sum of weights
+        slope = float(gradient @ step)
+        if slope > -1e-9:
+            break
+        size = min(1.0, 0.9 / float((-step / weights).max()))  # keeps them positive
+        while size > 1e-9 and value(weights + size * step) > value(weights) + 1e-4 * size * slope:
+            size /= 2
+        weights = weights + size * step
+    # Rounded, because the last bits of matrix products depend on addresses, and a resumed run has others.
+    rounded = np.round(weights / mean, 3)
+    shares: NDArray[np.float32] = (rounded / rounded.sum()).astype(np.float32)
+    return shares
+
+
+def describe(model: CTRModel, members: BestMembers | None) -> str:
+    """Describe how the members of an ensemble are combined; empty for other models."""
+    if not isinstance(model.network.score, EnsembleScore):
+        return ""
+    if members is None:
+        return (
+            "all members are used at the same step with equal weights: they share weights, or not all rows are in DRAM"
+        )
+    size = format_bytes(sum(tensor.nbytes for tensor in members.current.values()))
+    return f"each member is used at its best step by validation; the copies take {size}"
+
+
+def best_members(model: CTRModel, config: TrainConfig, ranks: int) -> BestMembers | None:
+    """Return the best members of a model; None unless it is an ensemble whose members can be told apart.
+
+    Members share what pools sequences or projects rows, ranks and memories other than DRAM have parts of their rows,
+    and a loss of slates leaves the level of their scores open.
+    """
+    network, engine = model.network, model.embeddings.engine
+    apart = all(name.startswith("score.") for name, _ in network.named_parameters())
+    if isinstance(network.score, EnsembleScore) and apart and ranks == 1 and engine.resident and not config.loss.by:
+        return BestMembers(model)
+    return None

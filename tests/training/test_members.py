@@ -1,0 +1,291 @@
+"""Members of an ensemble end at their own best steps, with weights by validation, in every file and score of a run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from training.test_no_signal import assert_chance
+
+from recipes import agreeing_scores, assert_same_model, last, prepared, tiny, train
+from stratarec.cli import main
+from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.prepare import prepare
+from stratarec.estimator.click_model import ClickModel
+from stratarec.io.tensors import read_tensors
+from stratarec.models.zoo.ensemble import EnsembleScore
+from stratarec.recipe import Recipe
+from stratarec.serving.scorer import Scorer
+from stratarec.training import checkpoint
+from stratarec.training.checkpoint import MEMBERS
+from stratarec.training.run import periods
+from stratarec.training.run.open_run import open_run
+from stratarec.training.steps.members import BestMembers, select_weights
+from stratarec.training.steps.state import best
+from stratarec.training.trainer import Trainer
+
+MODEL = {"kind": "ensemble", "members": 10, "embedding_dim": 2, "member_mlp": [8, 4], "bins": 4}
+ROWS = {"kind": "adam", "rows": "all", "learning_rate": 0.05, "weight_decay": 0.1, "decay": "decoupled"}
+WEIGHTS = "score.out.weights"
+
+
+def recipe(root: Path, **options: Any) -> Recipe:
+    """Rates at which members overfit within a few evaluations."""
+    usual = {"dense": {"learning_rate": 0.05}, "embedding": ROWS, "eval_every": 9, "epochs": 3}
+    return Recipe.from_dict({**tiny(root, **(usual | options)), "model": MODEL})
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("members")
+    prepared(recipe(root).data)
+    return root
+
+
+# The choice of weights
+
+
+Array = np.ndarray[Any, Any]
+
+
+def value(weights: Array, logits: Array, label: Array, scale: Array) -> float:
+    mean = logits @ weights
+    losses = np.log1p(np.exp(-np.abs(mean))) + np.maximum(mean, 0) - label * mean
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = np.where(weights > 0, weights * np.log(len(weights) * weights), 0)
+    return float((scale * losses).sum() / scale.mean() + 3 * entropy.sum())
+
+
+def drawn(samples: int, members: int, seed: int = 0) -> tuple[Array, Array]:
+    draws = np.random.default_rng(seed)
+    truth = draws.normal(size=samples)
+    label = (draws.random(samples) < 1 / (1 + np.exp(-truth))).astype(np.float32)
+    label[:2] = 0, 1
+    noise = draws.normal(size=(samples, members)) * np.linspace(0.3, 2, members)
+    return (truth[:, None] + noise).astype(np.float32), label
+
+
+@pytest.mark.parametrize("samples", [5, 60, 2000])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_no_weights_on_a_grid_are_better(samples: int, weighted: bool) -> None:
+    logits, label = drawn(samples, 3)
+    scale = np.random.default_rng(1).gamma(1.0, size=samples) if weighted else np.ones(samples)
+    chosen = select_weights(logits, label, scale)
+    assert chosen.min() >= 0
+    assert chosen.sum() == pytest.approx(1, abs=1e-6)
+    grid = np.linspace(0, 1, 101)
+    least = min(
+        value(np.array([a, b, 1 - a - b]), logits, label, scale) for a, b in product(grid, grid) if a + b <= 1 + 1e-9
+    )
+    assert value(chosen.astype(np.float64), logits, label, scale) <= least + 1e-4
+
+
+def test_members_that_do_not_help_lose_their_weight_and_equal_ones_share_it() -> None:
+    logits, label = drawn(20_000, 6)
+    chosen = select_weights(np.concatenate([logits, logits[:, :1]], axis=1), label, np.ones(len(label)))
+    assert chosen[0] == pytest.approx(chosen[6], abs=1e-6)
+    assert chosen[0] > 0.3
+    assert chosen[5] < 0.04
+    noise = 5 * np.random.default_rng(1).normal(size=len(label)).astype(np.float32)
+    assert select_weights(np.stack([logits[:, 0], noise], axis=1), label, np.ones(len(label)))[1] < 0.01
+
+
+@pytest.mark.parametrize("members", [1, 4])
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_one_class_leaves_weights_equal(label: float, members: int) -> None:
+    logits, _ = drawn(50, members)
+    np.testing.assert_array_equal(select_weights(logits, np.full(50, label), np.ones(50)), np.float32(1 / members))
+    np.testing.assert_array_equal(select_weights(logits, np.full(50, label), np.zeros(50)), np.float32(1 / members))
+
+
+def test_few_samples_hardly_move_weights() -> None:
+    logits, label = drawn(8, 5, seed=3)
+    assert np.abs(select_weights(logits, label, np.ones(8)) - 0.2).max() < 0.15
+
+
+def test_samples_without_weight_do_not_count() -> None:
+    logits, label = drawn(300, 4)
+    scale = (np.arange(300) < 200).astype(np.float64)
+    np.testing.assert_array_equal(
+        select_weights(logits, label, scale), select_weights(logits[:200], label[:200], np.ones(200))
+    )
+
+
+def test_logits_of_many_units_and_hopeless_members_have_an_answer() -> None:
+    logits, label = drawn(500, 4)
+    chosen = select_weights(logits * 1e4, label, np.ones(500))
+    assert np.isfinite(chosen).all()
+    assert chosen.sum() == pytest.approx(1, abs=1e-5)
+
+
+# A run
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, torch.Tensor], list[dict[str, float]]]]:
+    """Weights of the model at each evaluation, and the table of its members."""
+    seen: list[tuple[int, dict[str, torch.Tensor], list[dict[str, float]]]] = []
+    real = BestMembers.combine
+
+    def combine(self: BestMembers, samples: Any, step: int, **options: Any) -> Any:
+        now = {name: tensor.clone() for name, tensor in self.current.items()}
+        result = real(self, samples, step, **options)
+        seen.append((step, now, result[1]))
+        return result
+
+    monkeypatch.setattr(BestMembers, "combine", combine)
+    return seen
+
+
+def test_every_member_has_the_weights_of_its_best_step(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = recorded(monkeypatch)
+    trainer = train(recipe(home, run=str(tmp_path / "run")))
+    by_step = {step: weights for step, weights, _ in seen}
+    chosen = best(trainer.state.evaluations, trainer.config.early_stopping)
+    assert chosen is not None
+    table = chosen["members"]
+    assert len({row["step"] for row in table}) > 1
+    assert sum(row["weight"] for row in table) == pytest.approx(1, abs=1e-6)
+    stored = checkpoint.load(checkpoint.step_path(tmp_path / "run" / "checkpoints", chosen["step"]))
+    score = trainer.model.network.score
+    assert isinstance(score, EnsembleScore)
+    for name, tensor in stored.network.items():
+        view = score.by_member(name.removeprefix("score."), tensor)
+        for k, row in enumerate(table if view is not None else ()):
+            expected = score.by_member(name.removeprefix("score."), by_step[row["step"]][f"network/{name}"])
+            assert view is not None
+            assert expected is not None
+            assert torch.equal(view[k], expected[k])
+    np.testing.assert_allclose(stored.network[WEIGHTS].numpy(), [row["weight"] for row in table], rtol=1e-6)
+    with open_run(tmp_path / "run") as opened:
+        for config in opened.model.embeddings.tables:
+            rows = opened.model.embeddings.table(config.name)["weight"].unflatten(1, (10, 3))
+            for k, row in enumerate(table):
+                assert torch.equal(rows[:, k], by_step[row["step"]][f"table/{config.name}"].unflatten(1, (10, 3))[:, k])
+
+
+def test_the_mean_is_better_than_its_members_and_only_shown_evaluations_list_them(home: Path, tmp_path: Path) -> None:
+    trainer = train(recipe(home, run=str(tmp_path / "run"), checkpoint={"keep": 99}))
+    entry = best(trainer.state.evaluations, trainer.config.early_stopping)
+    assert entry is not None
+    # The log loss is convex in the logit.
+    assert entry["log_loss"] < sum(row["weight"] * row["log_loss"] for row in entry["members"])
+    with_members = [each for each in trainer.state.evaluations if "members" in each]
+    assert all(each is entry or each is trainer.state.evaluations[-1] for each in with_members)
+
+
+@pytest.mark.parametrize("stop", [5, 13, 40])
+def test_a_stopped_run_ends_with_the_bits_of_one_that_was_not(home: Path, tmp_path: Path, stop: int) -> None:
+    """Before the first evaluation, after it, and later; with the closing evaluation of the first part."""
+    train(recipe(home, run=str(tmp_path / "whole")))
+    train(recipe(home, run=str(tmp_path / "parts"), max_steps=stop))
+    torch.rand(100)
+    train(recipe(home, run=str(tmp_path / "parts")), resume=True)
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
+    tested = [checkpoint.read_state(last(tmp_path / run))["training"]["evaluations"] for run in ("whole", "parts")]
+    assert tested[0] == tested[1]
+
+
+def test_an_average_of_weights_and_best_members_are_restored_together(home: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"average": {"decay": 0.9}}
+    train(recipe(home, run=str(tmp_path / "whole"), **options))
+    train(recipe(home, run=str(tmp_path / "parts"), max_steps=23, **options))
+    train(recipe(home, run=str(tmp_path / "parts"), **options), resume=True)
+    assert_same_model(last(tmp_path / "whole"), last(tmp_path / "parts"))
+
+
+def test_members_share_a_step_where_they_cannot_be_told_apart(home: Path, tmp_path: Path) -> None:
+    made = recipe(home, run=str(tmp_path / "run"), max_steps=20)
+    name = next(iter(Dataset.open(made.data.path).vocabularies))
+    trainer = train(replace(made, model=replace(made.model, embedding_dims={name: 4})))
+    assert trainer.members is None
+    assert all("members" not in entry for entry in trainer.state.evaluations)
+    assert not any(name.startswith(MEMBERS) for name in read_tensors(last(tmp_path / "run") / "optimizer.safetensors"))
+
+
+# Logs
+
+
+def log(path: Path, rows: int = 1500, *, label: Callable[[Any, Any], Any] | None = None, seed: int = 5) -> pl.DataFrame:
+    draws = np.random.default_rng(seed)
+    item, age = draws.integers(0, 40, rows), draws.gamma(2.0, 10.0, rows)
+    rate = 1 / (1 + np.exp(-np.sin(item) - (age - 20) / 20))
+    clicked = (draws.random(rows) < rate).astype(np.int64) if label is None else label(draws, rows)
+    frame = pl.DataFrame({"label": clicked, "item": [f"i{each}" for each in item], "age": age})
+    frame.write_parquet(path)
+    return frame
+
+
+def of_log(root: Path, **options: Any) -> dict[str, Any]:
+    source = {
+        "kind": "parquet", "paths": [str(root / "log.parquet")],
+        "schema": {"sparse": [{"name": "item"}], "dense": [{"name": "age"}]},
+    }  # fmt: skip
+    made = recipe(root, batch_size=64, **options).to_dict()
+    made["data"] = {"path": str(root / "data"), "source": source, "split": {"valid": 0.2, "test": 0.2}}
+    return made
+
+
+def test_a_run_an_export_and_an_estimator_have_the_same_scores(tmp_path: Path) -> None:
+    frame = log(tmp_path / "log.parquet")
+    made = Recipe.from_dict(of_log(tmp_path))
+    prepare(made.data)
+    trainer = train(made)
+    entry = best(trainer.state.evaluations, trainer.config.early_stopping)
+    assert entry is not None
+    assert len({row["weight"] for row in entry["members"]}) > 1
+    agreeing_scores(trainer.run, tmp_path / "log.parquet", tmp_path, rtol=1e-6)
+    model = ClickModel(made).fit(frame, label="label")
+    saved = model.save(tmp_path / "model")
+    assert len(set(read_tensors(saved / "export" / "network.safetensors")[WEIGHTS].tolist())) > 1
+    scores = Scorer.open(saved / "export").score(frame)
+    np.testing.assert_allclose(ClickModel.load(saved).predict_proba(frame)[:, 1], scores, rtol=1e-6)
+
+
+def test_a_combined_model_goes_on_with_its_weights(tmp_path: Path) -> None:
+    log(tmp_path / "log.parquet")
+    log(tmp_path / "later.parquet", seed=6)
+    made = Recipe.from_dict(of_log(tmp_path))
+    prepare(made.data)
+    trainer = train(made)
+    with open_run(trainer.run) as trained:
+        before = trained.model.network.state_dict()[WEIGHTS].clone()
+    assert main(["continue", "-q", str(trainer.run), str(tmp_path / "later.parquet")]) == 0
+    with open_run(trainer.run) as trained:
+        assert torch.equal(trained.model.network.state_dict()[WEIGHTS], before)
+    (tmp_path / "forget.csv").write_text("item\ni3\n")
+    assert main(["forget", "-q", str(trainer.run), str(tmp_path / "forget.csv")]) == 0
+    folder = periods.only_checkpoint(periods.paths(trainer.run)[-1])
+    assert not any(name.startswith(MEMBERS) for name in read_tensors(folder / "optimizer.safetensors"))
+
+
+def test_one_class_in_validation_trains_with_equal_weights(tmp_path: Path) -> None:
+    log(tmp_path / "log.parquet", label=lambda draws, rows: (np.arange(rows) % 400 == 0).astype(np.int64))
+    content = of_log(tmp_path)
+    content["data"]["split"]["seed"] = 4
+    made = Recipe.from_dict(content)
+    dataset = prepare(made.data)
+    if dataset.label_counts("valid")["label"].positives:
+        shutil.rmtree(tmp_path / "data")
+        pytest.fail("choose a seed of the split without clicks in validation")
+    trainer = train(made)
+    assert [row["weight"] for row in trainer.state.evaluations[-1]["members"]] == pytest.approx([0.1] * 10)
+
+
+def test_random_labels_stay_random(tmp_path: Path) -> None:
+    log(tmp_path / "log.parquet", rows=30_000, label=lambda draws, rows: draws.integers(0, 2, rows))
+    made = Recipe.from_dict(
+        of_log(tmp_path) | {"data": of_log(tmp_path)["data"] | {"split": {"valid": 0.1, "test": 0.5}}}
+    )
+    prepare(made.data)
+    test = Trainer(made, prepare(made.data)).train()["test"]
+    assert_chance(test["auc"], test["positives"], test["samples"], 0.005)
