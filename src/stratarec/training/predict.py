@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -59,7 +59,7 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress,
     keys = _Keys(trained.dataset, split)
     outputs = PredictionColumns(trained.dataset.schema.label_columns)
     schema = pa.schema([*keys.fields, *((name, pa.float32()) for name in (*outputs.labels, *outputs.scores))])
-    best, sessions, rows = None, np.zeros(0, dtype=np.int64), 0
+    best, sessions = None, np.zeros(0, dtype=np.int64)
     if top is not None:
         check_group_column(trained.dataset.schema, top.by, "--by")
         if not keys.fields:
@@ -71,39 +71,30 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress,
         if top.by == "session" and trained.dataset.schema.user:
             sessions = np.concatenate([sessions, *trained.dataset.session_keys(split)])
 
-    def write(file: BinaryIO) -> None:
-        nonlocal rows, sessions
-        written = schema if best is None else schema.append(pa.field(RANK, pa.int64()))
-        with WRITERS[output.suffix.lower()](file, written) as writer:
-            parts = logits(
-                trained.model,
-                trained.dataset,
-                split,
-                precision=trained.recipe.train.precision,
-                progress=progress,
-                mesh=trained.mesh,
-            )
-            for label, score, user, _ in map(ScoredSamples.joined, parts):
-                columns = [*outputs.label(label).values(), *outputs.score(score).values()]
-                table = pa.table([*keys.take(len(label)), *columns], schema=schema)
-                if best is None:
-                    writer.write_table(table)
-                    rows += len(label)
-                else:
-                    group, sessions = sessions[: len(label)], sessions[len(label) :]
-                    best.add(table, pl.Series(group if len(group) else user), score)
-            if best is not None:
-                kept_rows = best.result().cast(written)
-                writer.write_table(kept_rows)
-                rows = len(kept_rows)
+    def tables() -> Iterator[pa.Table]:
+        nonlocal sessions
+        parts = logits(
+            trained.model,
+            trained.dataset,
+            split,
+            precision=trained.recipe.train.precision,
+            progress=progress,
+            mesh=trained.mesh,
+        )
+        for label, score, user, _ in map(ScoredSamples.joined, parts):
+            columns = [*outputs.label(label).values(), *outputs.score(score).values()]
+            table = pa.table([*keys.take(len(label)), *columns], schema=schema)
+            if best is None:
+                yield table
+            else:
+                group, sessions = sessions[: len(label)], sessions[len(label) :]
+                best.add(table, pl.Series(group if len(group) else user), score)
+        if best is not None:
+            yield best.result()
 
-    if trained.mesh.is_first:
-        remove_leftovers_of(output)
-        write_atomic(output, write)
-    else:  # this rank only scores its share
-        with open(os.devnull, "wb") as nowhere:
-            write(nowhere)
-    return rows
+    if not trained.mesh.is_first:  # this rank only scores its share
+        return sum(map(len, tables()))
+    return _write(output, tables(), schema if top is None else schema.append(pa.field(RANK, pa.int64())))
 
 
 def predict_logs(logs: RawLogs, output: Path, progress: Progress, top: Top | None = None, *, safe: bool = False) -> int:
@@ -134,7 +125,7 @@ def predict_logs(logs: RawLogs, output: Path, progress: Progress, top: Top | Non
                 f"--keep {name}: the output already has a column of this name; rename the column in the log"
             )
     check_output(output, *WRITERS)
-    rows, best = 0, None if top is None else TopRows(top.most)
+    best = None if top is None else TopRows(top.most)
 
     def tables() -> Iterator[pa.Table]:
         for part in logs.scored(progress):
@@ -147,22 +138,29 @@ def predict_logs(logs: RawLogs, output: Path, progress: Progress, top: Top | Non
         if top is not None and best is not None and best.ungrouped:
             progress.say(f"left out {best.ungrouped:,} rows without a {top.by}")
 
-    def write(file: BinaryIO) -> None:
-        nonlocal rows
-        writer, schema = None, None
-        for table in map(_quoted, tables()) if safe else tables():
-            if writer is None:
-                writer, schema = WRITERS[output.suffix.lower()](file, table.schema), table.schema
-            writer.write_table(table.cast(schema))
-            rows += len(table)
-        if writer is not None:
-            writer.close()
-
     try:
-        remove_leftovers_of(output)
-        write_atomic(output, write)
+        return _write(output, map(_quoted, tables()) if safe else tables())
     except pa.ArrowException as error:
         raise StorageError(f"cannot write {output}: {' '.join(str(error).split())}; keep other columns") from error
+
+
+def _write(output: Path, tables: Iterator[pa.Table], schema: pa.Schema | None = None) -> int:
+    """Write tables with `schema`, by default that of the first table; return the number of rows."""
+    rows = 0
+
+    def write(file: BinaryIO) -> None:
+        nonlocal rows
+        first = next(tables, None)
+        written = first.schema if schema is None and first is not None else schema
+        if written is None:
+            return
+        with WRITERS[output.suffix.lower()](file, written) as writer:
+            for table in chain([] if first is None else [first], tables):
+                writer.write_table(table.cast(written))
+                rows += len(table)
+
+    remove_leftovers_of(output)
+    write_atomic(output, write)
     return rows
 
 
