@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from stratarec.io.atomic import check_absent, file_hash, storage_error, sync, sy
 from stratarec.io.names import file_name
 from stratarec.io.sealed import describe_error, regular_file_below
 from stratarec.io.tensors import ChunkedTensor, write_tensors
+from stratarec.kernels.codec.kinds import KINDS
 from stratarec.models.base import Network, Score
 from stratarec.models.heads import last_biases
 from stratarec.serving.export_manifest import (
@@ -53,7 +55,6 @@ from stratarec.serving.export_manifest import (
     inputs,
 )
 from stratarec.training.export.program import check_onnx, onnx_bytes, program_bytes
-from stratarec.training.export.readme import page
 from stratarec.training.run.open_run import TrainedModel
 
 _PARTS = {MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX, "vocabulary"}
@@ -124,7 +125,7 @@ def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) ->
         (folder / PROGRAM).write_bytes(program_bytes(trained))
     if onnx:
         (folder / ONNX).write_bytes(onnx_bytes(trained))
-    (folder / README).write_text(page(program=program, onnx=onnx), encoding="utf-8")
+    (folder / README).write_text(read_me(program=program, onnx=onnx), encoding="utf-8")
     try:
         tables = {name: table.about for name, table in writers.items()}
         manifest = ExportManifest(
@@ -149,6 +150,15 @@ def files_of(folder: Path) -> dict[str, ExportedFile]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def read_me(*, program: bool, onnx: bool) -> str:
+    """Return README.txt, which has everything needed to score without StrataRec, and sections on the optional files."""
+    kinds = (f"       {kind.name:<12} {kind.about}" for kind in KINDS.values() if kind.about)
+    codecs = "\n".join(fill(line, 120, subsequent_indent=" " * 20) for line in kinds)
+    parts = ["export", *(["program"] if program else []), *(["onnx"] if onnx else [])]
+    texts = [Path(__file__).with_name("readme").joinpath(f"{part}.txt").read_text(encoding="utf-8") for part in parts]
+    return "".join(texts).replace("@CODECS@", codecs)
 
 
 def _describe(trained: TrainedModel) -> dict[str, Any]:
