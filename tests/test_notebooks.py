@@ -49,7 +49,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     shown = json.dumps(book)
     assert "Traceback" not in shown
     if path.stem == "csv_log":
-        curves = re.findall(r"<polyline", shown)
+        curves = re.findall(r"<svg", shown)
         assert curves, "no curve was drawn while it trained"
         assert "<b>Result</b>" in shown
         assert "<b>Recipe clicks" in shown

@@ -24,9 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 NEEDED = [Requirement(line) for line in PROJECT["project"]["dependencies"]]
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 OWN = [
-    Requirement(line)
-    for name in ("baseline", "gpu", "mlflow", "onnx", "ray", "trackio", "tune", "wandb")
-    for line in EXTRAS[name]
+    Requirement(line) for name in ("baseline", "gpu", "mlflow", "onnx", "ray", "tune", "wandb") for line in EXTRAS[name]
 ]
 """Of the extras that are parts of the project."""
 OTHERS = [Requirement(line) for lines in [PROJECT["build-system"]["requires"], *EXTRAS.values()] for line in lines]

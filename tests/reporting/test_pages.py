@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import re
 from pathlib import Path
@@ -87,13 +85,10 @@ def test_a_page_has_a_look_and_loads_nothing(pages: dict[str, Path], name: str) 
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_runs_its_own_script_alone(pages: dict[str, Path], name: str) -> None:
+def test_a_page_runs_no_script(pages: dict[str, Path], name: str) -> None:
     text = pages[name].read_text()
-    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
-    assert len(scripts) == 1
-    assert len(re.findall(r"(?i)<script", text)) == 1
-    assert not missing(f"none unsafe-inline sha256-{digest}", text)
+    assert "<script" not in text.lower()
+    assert "default-src 'none'" in text
 
 
 @pytest.mark.parametrize("name", PAGES)

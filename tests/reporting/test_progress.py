@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from errors import missing
 from stratarec.progress import SilentProgress
 from stratarec.reporting.progress import JsonProgress, NotebookProgress, TaskSpeed, progress_of_notebook
 from stratarec.reporting.step_time import MeasuredStep
@@ -50,13 +51,6 @@ def test_lines_of_json_say_what_is_done_and_what_is_left(
     assert (events[-1]["done"], events[-1]["total"], events[-1]["seconds"]) == (40, 100, 6.0)
 
 
-@pytest.fixture
-def progress(monkeypatch: pytest.MonkeyPatch) -> NotebookProgress:
-    """Its output is looked at here, and drawn in `test_notebooks`."""
-    monkeypatch.setattr(NotebookProgress, "_draw", lambda self, now=False: None)
-    return NotebookProgress()
-
-
 def test_without_a_notebook_there_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert isinstance(progress_of_notebook(), SilentProgress)
@@ -70,6 +64,17 @@ def test_without_a_notebook_there_is_silence(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setitem(sys.modules, "IPython", Terminal)
     assert isinstance(progress_of_notebook(), SilentProgress)
+
+
+def test_a_notebook_shows_the_task_messages_and_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NotebookProgress, "_draw", lambda self, now=False: None)
+    progress = NotebookProgress()
+    progress.start("train <b>", 10, "steps")
+    progress.say("a & b")
+    assert "<svg" not in progress.html
+    assert not missing("train &lt;b&gt; a &amp; b 0 of 10 steps", progress.html)
+    progress.figures(4, {"train/loss": 0.5, "valid/auc": float("nan"), "other": 1.0})
+    assert progress.html.count("<svg") == 1
 
 
 def position(**stages: float) -> dict[str, Any]:

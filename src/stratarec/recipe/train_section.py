@@ -21,7 +21,7 @@ _MOST_CLASS_WEIGHT = 1e9
 _MOST_TRACED = 10_000
 
 
-CurveKind = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+CurveKind = Literal["tensorboard", "wandb", "mlflow"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,8 +181,8 @@ class TrainConfig:
     log_every: int = 50
     """Number of steps between two points of the loss curve."""
     curves: tuple[CurveKind, ...] = ("tensorboard",)
-    """Destinations of training and validation curves: ``tensorboard`` (in the run's directory), ``wandb``, ``mlflow``
-    or ``trackio``. The last three need the extra of the same name and are configured by their environment variables."""
+    """Destinations of training and validation curves: ``tensorboard`` (in the run's directory), ``wandb`` or
+    ``mlflow``. The last two need the extra of the same name and are configured by their environment variables."""
     trace: str = ""
     """Range of steps to trace, such as 100-120 (counted from 0). ``trace.json`` in the run then shows what each thread
     did when; open it at ui.perfetto.dev. Empty for no trace."""

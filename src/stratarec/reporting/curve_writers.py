@@ -2,15 +2,14 @@
 
 A writer is opened before the first step; if that fails, the run does not start. If a library fails later, for example
 because the network is down, the run continues without that library's curves. Each library is imported when its writer
-is opened, and is configured by its usual environment variables, such as MLFLOW_TRACKING_URI, WANDB_MODE or TRACKIO_DIR.
+is opened, and is configured by its usual environment variables, such as MLFLOW_TRACKING_URI or WANDB_MODE.
 """
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +19,7 @@ from stratarec.errors import ConfigError, StrataError
 
 # Value of `train.curves`, which is also the name of the package that it needs -> class of the writer.
 _WRITERS = {
-    "tensorboard": "TensorBoardCurves", "wandb": "WandbCurves", "mlflow": "MlflowCurves", "trackio": "TrackioCurves",
+    "tensorboard": "TensorBoardCurves", "wandb": "WandbCurves", "mlflow": "MlflowCurves",
 }  # fmt: skip
 # Maximum length of an MLflow parameter, and number of parameters per call, that every MLflow store accepts.
 _LONGEST, _MOST = 500, 100
@@ -150,35 +149,6 @@ class MlflowCurves:
 
     def close(self, *, failed: bool) -> None:
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
-
-
-class TrackioCurves:
-    """One Trackio run per process, in the project with the recipe's name."""
-
-    def __init__(self, of: CurvesOf) -> None:
-        import trackio
-
-        with _silence():
-            self._run = trackio.init(
-                project=of.name,
-                group=of.run.name,
-                config=dict(of.recipe),
-                embed=False,
-                auto_log_gpu=False,
-                auto_log_cpu=False,
-            )
-
-    def add(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self, *, failed: bool) -> None:
-        with _silence():
-            self._run.finish()
-
-
-def _silence() -> AbstractContextManager[object]:
-    """Discard what Trackio prints, because standard output is for results."""
-    return redirect_stdout(io.StringIO())
 
 
 class WandbCurves:

@@ -1,14 +1,8 @@
-"""Self-contained HTML files: templates and style from ``pages/``, charts inline.
-
-The mouse pointer, or the slider under a chart, shows the values at each place of the horizontal axis. The page's
-content security policy allows only the script that does this."""
+"""Self-contained HTML files: templates and style from ``pages/``, charts inline."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import io
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +12,10 @@ from typing import Any
 
 import jinja2
 import matplotlib as mpl
-import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-from numpy.typing import NDArray
 
 from stratarec.io.atomic import write_text
 
@@ -48,8 +39,6 @@ _STYLE: Any = {
     "grid.color": LINE,
     "axes.facecolor": "none",
 }
-# Maximum number of places with values in a chart; more could not be selected with a pointer.
-_MOST_READ = 240
 _CODE = re.compile(r"`([^`]+)`")
 # Parts that matplotlib writes around a drawing and that are removed: the page sets the size and needs no header.
 _AROUND = re.compile(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", re.DOTALL)
@@ -69,8 +58,6 @@ class Chart:
     figure: Figure
     words: Mapping[str, str] = field(default_factory=dict)
     """Label of a line -> text in the legend."""
-    readings: Sequence[tuple[float, str]] = ()
-    """Place on the horizontal axis and the text shown there, in ascending order; by default the values of the lines."""
     wide: bool = False
     text: str = ""
     """Description of the chart for screen readers."""
@@ -78,49 +65,9 @@ class Chart:
     @property
     def legend(self) -> list[tuple[str, str]]:
         """Return the colours and texts of the legend; empty for a single line without a text."""
-        named = [(css(str(line.get_color())), str(line.get_label())) for line in self._lines()]
+        lines = [line for line in self.figure.axes[0].get_lines() if not str(line.get_label()).startswith("_child")]
+        named = [(css(str(line.get_color())), str(line.get_label())) for line in lines]
         return [(color, self.words.get(name, name)) for color, name in named if self.words or len(named) > 1]
-
-    def _lines(self) -> list[Line2D]:
-        return [line for line in self.figure.axes[0].get_lines() if not str(line.get_label()).startswith("_child")]
-
-    @property
-    def points(self) -> str:
-        """Return JSON of places, as shares of the chart's width, and their texts. Call it after the chart was drawn."""
-        axes, readings = self.figure.axes[0], self.readings or self._read()
-        if not readings:
-            return ""
-        places = axes.transData.transform([(x, axes.get_ylim()[0]) for x, _ in readings])[:, 0] / self.figure.bbox.width
-        shares = np.round(places, 4).tolist()
-        return json.dumps([[share, text] for share, (_, text) in zip(shares, readings, strict=True)])
-
-    def _read(self) -> list[tuple[float, str]]:
-        """Return the values of all lines at each place. A line of separate points has values only at its points."""
-        lines = [(line, np.array(line.get_xydata(), dtype=np.float64)) for line in self._lines()]
-        places = np.unique([x for _, values in lines for x, y in values if np.isfinite([x, y]).all()])
-        if len(places) > _MOST_READ:
-            places = places[np.linspace(0, len(places) - 1, _MOST_READ).astype(np.int64)]
-        axes, readings = self.figure.axes[0], []
-        along, unit = axes.get_xlabel() or self.title, " %" if axes.get_ylabel().endswith("%") else ""
-        for place in places:
-            values_here = [
-                f"{line.get_label()} {_figure(y)}{unit}" for line, values in lines for y in _at(place, line, values)
-            ]
-            readings.append((float(place), f"{along} {_figure(place)}: {'; '.join(values_here)}"))
-        return readings
-
-
-def _at(place: float, line: Line2D, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the values of a line at a place; there may be none, one or several."""
-    x, y = values[np.isfinite(values).all(axis=1)].T
-    drawn_through = line.get_marker() == "None" and len(x) > 1 and x.min() <= place <= x.max()
-    order = np.argsort(x, kind="stable")
-    points: NDArray[np.float64] = np.interp([place], x[order], y[order]) if drawn_through else y[x == place]
-    return points
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,10 +116,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.globals["style"] = Markup((pages / "style.css").read_text(encoding="utf-8"))
-    script = (pages / "read.js").read_text(encoding="utf-8")
-    # The browser runs only the script with this hash, so a script inside a name or value never runs.
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment.globals |= {"script": Markup(script), "script_hash": f"sha256-{digest}", "most_rows": _MOST_ROWS}
+    environment.globals["most_rows"] = _MOST_ROWS
     environment.filters |= {"svg": _svg, "marked": _marked}
     return environment
 

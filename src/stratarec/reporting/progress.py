@@ -13,6 +13,7 @@ run that diverged, is null.
 from __future__ import annotations
 
 import html
+import io
 import json
 import sys
 import time
@@ -196,18 +197,14 @@ class JsonProgress:
             self._has_reader = False  # the reader has closed the pipe; the work continues
 
 
-_DRAW_SECONDS = 1.0
+_DRAW_SECONDS = 2.0
 _MOST_LINES = 4
-# Points of a line that are drawn, and the size of a chart, in pixels.
-_MOST_POINTS, _WIDTH, _HEIGHT = 200, 360, 130
-# Name of a curve, the number of its chart, and its colour, which is visible on black and on white.
+# Curve -> its name, and the number of its chart.
 _CURVES = {
-    "train/loss": ("training loss", 0, "#3b82c4"),
-    "valid/log_loss": ("validation log loss", 0, "#d9730d"),
-    "valid/auc": ("validation AUC", 1, "#3b9b5c"),
+    "train/loss": ("training loss", 0),
+    "valid/log_loss": ("validation log loss", 0),
+    "valid/auc": ("validation AUC", 1),
 }
-
-Points = list[tuple[int, float]]
 
 
 def progress_of_notebook() -> Progress:
@@ -217,13 +214,13 @@ def progress_of_notebook() -> Progress:
 
 
 class NotebookProgress:
-    """Draw task, messages and curves at most once a second; the curves stay when the run has ended."""
+    """Draw task, messages and curves at most every two seconds; the curves stay when the run has ended."""
 
     def __init__(self) -> None:
         self._output: Any = None
         self._task, self._unit, self._total, self._done, self._note, self._eta = "", "", 0, 0, "", ""
         self._lines: list[str] = []
-        self._points: dict[str, Points] = {}
+        self._points: dict[str, list[tuple[int, float]]] = {}
         self._drawn = 0.0
 
     def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
@@ -269,45 +266,19 @@ class NotebookProgress:
         parts = (f"{self._done:,} of {self._total:,} {self._unit}", self._note, self._eta) if self._task else ()
         text = [f"{self._task}: {'  '.join(filter(None, parts))}", *self._lines]
         lines = "".join(f"<div>{html.escape(line)}</div>" for line in text if line.strip(": "))
-        charts = [
-            _svg_chart(
-                [(*_CURVES[name], points) for name, points in self._points.items() if _CURVES[name][1] == number]
-            )
-            for number in sorted({_CURVES[name][1] for name in self._points})
-        ]
-        return f'<div style="font: 13px sans-serif">{lines}{"".join(charts)}</div>'
+        return f'<div style="font: 13px sans-serif">{lines}{_draw_curves(self._points) if self._points else ""}</div>'
 
 
-def _svg_chart(curves: Sequence[tuple[str, int, str, Points]]) -> str:
-    """Return lines over steps as SVG, labelled with the smallest and largest value."""
-    every = [point for *_, points in curves for point in points]
-    (first, last), (low, high) = ((min(each), max(each)) for each in zip(*every, strict=True))
-    drawn = "".join(
-        f'<polyline fill="none" stroke="{color}" stroke-width="1.5" points="{line}"/>'
-        for color, line in ((color, _svg_path(points, first, last, low, high)) for _, _, color, points in curves)
-    )
-    names = "  ".join(f"{name} {points[-1][1]:.5f}" for name, _, _, points in curves)
-    legend = "&ensp;".join(
-        f'<span style="color: {color}">{html.escape(name)} {points[-1][1]:.5f}</span>'
-        for name, _, color, points in curves
-    )
-    axis = (
-        f'<text x="4" y="12">{high:.4g}</text><text x="4" y="{_HEIGHT - 6}">{low:.4g}</text>'
-        f'<text x="{_WIDTH - 4}" y="{_HEIGHT - 6}" text-anchor="end">step {last:,}</text>'
-    )
-    return (
-        f'<div style="display: inline-block; max-width: 100%">{legend}<br/><svg width="{_WIDTH}" height="{_HEIGHT}" '
-        f'style="max-width: 100%" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(names)}">'
-        f'<g fill="currentColor" font-size="11" opacity="0.7">{axis}</g>{drawn}</svg></div>'
-    )
+def _draw_curves(points: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """Draw the curves over steps as SVG, one chart of losses and one of AUC."""
+    from matplotlib.figure import Figure
 
-
-def _svg_path(points: Points, first: int, last: int, low: float, high: float) -> str:
-    """Return the points of a line within the margins of a chart; a single point becomes a short stroke."""
-    step = -(-len(points) // _MOST_POINTS)
-    drawn = points[::-step][::-1]  # includes the last point
-    across, up = (_WIDTH - 60) / max(last - first, 1), (_HEIGHT - 36) / ((high - low) or 1.0)
-    places = [(50 + (x - first) * across, _HEIGHT - 22 - (y - low) * up) for x, y in drawn]
-    if len(places) == 1:
-        places.append((places[0][0] + 4, places[0][1]))
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    figure = Figure(figsize=(7, 2.2), layout="constrained")
+    charts = figure.subplots(1, 2)
+    for name, values in points.items():
+        label, place = _CURVES[name]
+        charts[place].plot(*zip(*values, strict=True), label=f"{label} {values[-1][1]:.5f}", marker=".")
+        charts[place].legend(frameon=False)
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg")
+    return buffer.getvalue()

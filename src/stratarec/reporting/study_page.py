@@ -104,10 +104,4 @@ def _field(metric: str, field: str, complete: Sequence[tuple[int, Trial]]) -> Ch
             parse_math=False,
         )
     axes.grid(color=LINE)
-    readings = [
-        (place, f"{field} {_value(value)}: {METRICS[metric].label} {score:.5f}, {trial['run']}")
-        for place, value, score, (_, trial) in sorted(
-            zip(places, values, metrics, complete, strict=True), key=lambda e: e[:3:2]
-        )
-    ]
-    return Chart(title=field, note=f"{METRICS[metric].label} over its values", figure=figure, readings=readings)
+    return Chart(title=field, note=f"{METRICS[metric].label} over its values", figure=figure)

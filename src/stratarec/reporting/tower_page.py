@@ -23,8 +23,6 @@ Content = Mapping[str, Any]
 _HEADS = ("tower", "features", "bytes", "lookups a batch", "interaction inside", "with others")
 # Names of more features are too small to read along the matrix.
 _MOST_NAMED = 80
-# Number of other features in the text of a feature.
-_PARTNERS = 4
 
 
 def print_towers(content: Content, source: str) -> None:
@@ -126,17 +124,7 @@ def _matrix(content: Content) -> Chart:
         note="tower after tower; a frame is a tower",
         figure=figure,
         wide=True,
-        readings=[(place, _partners(content, names, values, place)) for place in range(len(names))],
     )
-
-
-def _partners(content: Content, names: Sequence[str], values: Any, place: int) -> str:
-    """Name a feature, its tower, and the features that it interacts most with."""
-    column = values[:, place]
-    most = [other for other in np.argsort(-column, kind="stable") if other != place and not np.isnan(column[other])]
-    partners = ", ".join(f"{names[other]} {column[other]:.3f}" for other in most[:_PARTNERS])
-    tower = next(number for number, tower in enumerate(content["towers"]) if names[place] in tower["features"])
-    return f"{names[place]}, tower {tower}{': most with ' + partners if partners else ''}"
 
 
 def _name(axes: Any, names: Sequence[str]) -> None:
