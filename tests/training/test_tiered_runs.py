@@ -98,7 +98,6 @@ def test_reading_a_run_creates_and_removes_nothing_in_the_directories_of_the_run
     # What a reader that was killed left, of which there is one in the way of the attack, too.
     for left in (rows / "tiny-reading-mine", scratch / "stratarec-reading-0123456789ab"):
         left.mkdir(parents=True)
-        (left / ".owner").touch()
         (left / "kept").touch()
     before = sorted(rows.rglob("*"))
     for command in (

@@ -291,7 +291,7 @@ def remove_leftovers(folder: Path) -> None:
         for name in filter(is_leftover, names):
             _remove_unlocked(Path(inside, name))
         for name in filter(is_leftover, folders):
-            if not _is_locked(path := Path(inside, name)):
+            if not is_locked(path := Path(inside, name)):
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -311,7 +311,7 @@ def remove_leftovers_of(path: Path) -> None:
 def leftover_directories(path: Path, *, locked: bool = False) -> list[Path]:
     """Return temporary directories of `path` whose writers were killed; if `locked`, also those of running writers."""
     folders = [Path(entry.path) for entry in _leftovers_of(path) if entry.is_dir(follow_symlinks=False)]
-    return [folder for folder in folders if locked or not _is_locked(folder)]
+    return [folder for folder in folders if locked or not is_locked(folder)]
 
 
 def _leftovers_of(path: Path) -> list[os.DirEntry[str]]:
@@ -330,7 +330,7 @@ def lock_directory(path: Path) -> int:
     return descriptor
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a directory is locked. True if it is not certain, as on a file system without locks."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -5,7 +5,7 @@ run or data set is also recognized. A directory is never changed if it has no ma
 belong to its kind.
 
 Only one process at a time writes in an owned directory; any number may read. The system's lock of the marker ensures
-this, and ends with its process. The file `LOCK_OWNER` names the writer in error messages; it locks nothing.
+this, and ends with its process.
 
 While a directory is replaced, the earlier directory is kept next to it under another name. If the process is killed,
 the next start finds the earlier directory there.
@@ -18,8 +18,6 @@ import fcntl
 import json
 import os
 import shutil
-import socket
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -37,10 +35,8 @@ from stratarec.io.atomic import (
     sync_tree,
     write_json,
 )
-from stratarec.io.sealed import Count, Model, read_sealed, write_sealed
 
 MARKER = "stratarec.json"
-LOCK_OWNER = ".holder.json"
 FORMAT = 1
 
 
@@ -59,7 +55,10 @@ class DirectoryKind:
 def named_directory(text: str | Path) -> Path:
     """Return the path of a directory that a user named; a link and a name such as ``.`` or ``..`` are resolved."""
     path = Path(text)
-    _working_directory()
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise StorageError("the working directory was deleted; change to one that exists") from error
     if "\0" in str(path):
         raise StorageError(f"{str(path)!r} contains a null character; name another directory")
     if str(path).startswith("~"):
@@ -90,8 +89,7 @@ def directory_state(path: Path, kind: DirectoryKind) -> Literal["free", "ours"]:
     Raises
     ------
     StorageError
-        If `path` is a file, a protected place such as the home directory, a directory of another kind or without a
-        marker, or inside an owned directory.
+        If `path` is a file, a directory of another kind or without a marker, or inside an owned directory.
     """
     try:
         names = list_entries(path)
@@ -134,54 +132,15 @@ def check_replaceable(path: Path, kind: DirectoryKind) -> None:
 
 
 def list_entries(path: Path) -> list[str]:
-    """Return the sorted names in `path`, without `LOCK_OWNER` and without temporary files of it or of the marker.
-
-    Interrupted writes leave such temporary files behind.
-    """
-    names = (name for name in os.listdir(path) if name != LOCK_OWNER)
-    return sorted(name for name in names if not is_leftover(name, (MARKER, LOCK_OWNER)))
+    """Return the sorted names in `path`, without temporary files of the marker that an interrupted write left."""
+    return sorted(name for name in os.listdir(path) if not is_leftover(name, (MARKER,)))
 
 
 def _check_place(path: Path, kind: DirectoryKind) -> None:
-    """Refuse protected directories and directories inside an owned directory."""
-    for place, what in _protected_places():
-        if _is_same(path, place):
-            raise StorageError(f"{path} is {what}; name another directory in {kind.field}")
-    if _is_mount(path):
-        raise StorageError(f"{path} is a mount point; name a directory inside it in {kind.field}")
+    """Refuse a directory inside an owned directory."""
     for parent in Path(os.path.abspath(path)).parents:
         if name := kind_of(parent):
             raise StorageError(f"{path} is inside {parent}, which is a {name}; name another {kind.field}")
-
-
-def _protected_places() -> Iterator[tuple[Path, str]]:
-    with contextlib.suppress(RuntimeError):  # a user without a home
-        yield Path.home(), "your home directory"
-    here = _working_directory()
-    yield here, "the working directory"
-    for parent in here.parents:
-        yield parent, "a parent of the working directory"
-
-
-def _working_directory() -> Path:
-    try:
-        return Path.cwd()
-    except OSError as error:
-        raise StorageError("the working directory was deleted; change to one that exists") from error
-
-
-def _is_mount(path: Path) -> bool:
-    try:
-        return path.stat().st_dev != (path / "..").stat().st_dev
-    except OSError:  # absent
-        return False
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:  # one of them is absent
-        return False
 
 
 def claim(path: Path, kind: DirectoryKind) -> None:
@@ -207,21 +166,6 @@ def _marker(kind: DirectoryKind) -> dict[str, object]:
     return {"kind": kind.name, "format": FORMAT, "about": about}
 
 
-class LockOwner(Model):
-    """The process that writes in a directory."""
-
-    format: Literal[1] = 1
-    pid: Count
-    host: str
-    since: str
-    """Local time at which the process locked the directory."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process has certainly ended."""
-        return self.host == socket.gethostname() and not Path(f"/proc/{self.pid}").exists() and Path("/proc/1").exists()
-
-
 @contextlib.contextmanager
 def directory_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
     """Lock an owned directory against writers in other processes.
@@ -234,7 +178,7 @@ def directory_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
     Raises
     ------
     StorageError
-        If another process, or another part of this one, has the lock. If it is a writer, the message names the process.
+        If another process, or another part of this one, has the lock. The message names a process of this host.
     """
     try:
         file = open_regular(path / MARKER)
@@ -246,18 +190,7 @@ def directory_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
         if not try_lock(file, shared=shared) or not _is_open(path / MARKER, file):
             # Another process has the lock, or had the lock and has replaced or removed the directory.
             raise _in_use(path)
-        if shared:
-            yield
-            return
-        # At the end, the directory may have another name, and its name may belong to another directory.
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            _write_owner(path)
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(LOCK_OWNER, dir_fd=folder)
-            os.close(folder)
+        yield
 
 
 def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
@@ -272,18 +205,13 @@ def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
 
 
 def _in_use(path: Path) -> StorageError:
-    who = "another process or trainer, which reads or writes it"
-    with contextlib.suppress(DatasetError):
-        owner = read_sealed(path / LOCK_OWNER, LockOwner, "remove it")
-        if not owner.has_ended:
-            who = f"process {owner.pid} on {owner.host} since {owner.since}"
-    return StorageError(f"{path} is in use by {who}: wait for it, or end it")
-
-
-def _write_owner(path: Path) -> None:
-    owner = LockOwner(pid=os.getpid(), host=socket.gethostname(), since=time.strftime("%Y-%m-%d %H:%M:%S"))
-    with contextlib.suppress(StorageError):  # only error messages use it
-        write_sealed(path / LOCK_OWNER, owner.to_dict())
+    who = "another process or trainer"
+    with contextlib.suppress(OSError):
+        lock = f":{(path / MARKER).stat().st_ino}"
+        # Lines such as ``1: FLOCK ADVISORY WRITE 4242 08:01:131078 0 EOF``; processes of other hosts have none.
+        lines = map(str.split, Path("/proc/locks").read_text().splitlines())
+        who = next((f"process {line[4]}" for line in lines if line[1] == "FLOCK" and line[5].endswith(lock)), who)
+    return StorageError(f"{path} is in use by {who}, which reads or writes it: wait for it, or end it")
 
 
 def _is_open(path: Path, file: IO[bytes]) -> bool:

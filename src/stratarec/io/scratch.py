@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
+import secrets
 import shutil
 import tempfile
-import time
-import uuid
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from stratarec.errors import StorageError
-from stratarec.io.atomic import make_directory, open_regular, storage_error
+from stratarec.io.atomic import is_locked, lock_directory, make_directory, storage_error
 from stratarec.io.owned_directory import try_lock
 
 READING_PREFIX = "stratarec-reading-"
 """Start of the names of directories that `reading_directory` creates."""
-
-_OWNER = ".owner"
-_MAKING_SECONDS = 60
 
 
 class ScratchDirectory:
@@ -48,13 +43,12 @@ class ScratchDirectory:
     def __init__(self, parent: Path, prefix: str, token: str = "") -> None:
         make_directory(parent)
         remove_abandoned(parent, prefix)
-        self.path = parent / f"{prefix}{token or uuid.uuid4().hex[:12]}"
+        self.path = parent / f"{prefix}{token or secrets.token_hex(6)}"
         # Created under another name, so that no other process sees the directory before it is locked.
         hidden = parent / f".making-{self.path.name}"
         try:
             hidden.mkdir(mode=0o700)  # the parent may be shared by all users
-            self._owner = (hidden / _OWNER).open("wb")
-            try_lock(self._owner)
+            self._lock: int | None = lock_directory(hidden)
             hidden.rename(self.path)
         except BaseException as error:
             shutil.rmtree(hidden, ignore_errors=True)
@@ -65,7 +59,9 @@ class ScratchDirectory:
     def close(self) -> None:
         """Remove the directory and its content."""
         shutil.rmtree(self.path, ignore_errors=True)
-        self._owner.close()  # after the files: the lock marks the directory as in use
+        if self._lock is not None:
+            os.close(self._lock)  # after the files: the lock marks the directory as in use
+            self._lock = None
 
     def __enter__(self) -> Path:
         return self.path
@@ -82,12 +78,9 @@ def reading_directory() -> ScratchDirectory:
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Delete scratch directories in `parent` with this prefix if their processes have ended."""
-    pattern = glob.escape(prefix)
-    # A directory that another process is creating at the moment is not locked yet.
-    unfinished = [path for path in parent.glob(f".making-{pattern}*") if _age(path) > _MAKING_SECONDS]
-    for path in (*parent.glob(f"{pattern}*"), *unfinished):
-        if _is_abandoned(path):
+    """Delete the scratch directories in `parent` with this prefix whose processes have ended."""
+    for path in parent.glob(f"{glob.escape(prefix)}*"):
+        if not is_locked(path):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -102,22 +95,3 @@ def lock_store(path: Path) -> IO[bytes]:
         return file
     file.close()
     raise StorageError(f"{path} is in use by another store: give each its own directory")
-
-
-def _age(path: Path) -> float:
-    """Return the seconds since a directory was last changed; 0 if it does not exist."""
-    try:
-        return time.time() - path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _is_abandoned(path: Path) -> bool:
-    """Whether the process of a scratch directory has certainly ended."""
-    try:
-        with open_regular(path / _OWNER) as file:
-            # On a file system without locks this is never certain, so nothing is removed.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -19,7 +19,7 @@ from stratarec.data.schema import UNKNOWN
 from stratarec.embedding.checkpoint import saved_files, saved_rows
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
 from stratarec.io.atomic import file_hash
-from stratarec.io.owned_directory import LOCK_OWNER, MARKER, check_marker, kind_of
+from stratarec.io.owned_directory import MARKER, check_marker, kind_of
 from stratarec.io.sealed import read_sealed
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
@@ -83,9 +83,9 @@ def check(path: Path) -> Iterator[str]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return all files and links below a directory, without the file that names the current writer."""
+    """Return all files and links below a directory."""
     paths = (Path(folder, name) for folder, folders, names in os.walk(path) for name in (*folders, *names))
-    return sorted(each for each in paths if each.name != LOCK_OWNER and (each.is_symlink() or not each.is_dir()))
+    return sorted(each for each in paths if each.is_symlink() or not each.is_dir())
 
 
 def _check_export(path: Path, read: set[Path]) -> Iterator[str]:
