@@ -1,9 +1,7 @@
-"""Row groups and footers of Parquet files are bounded before they are read."""
+"""Row groups of Parquet files are read in pieces, small ones together."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,84 +12,51 @@ import pyarrow.parquet as pq
 import pytest
 from forked import python
 
-from errors import missing, refuses
+from errors import refuses
 from stratarec.data.schema import Schema, SparseFeature
-from stratarec.data.sources.parquet import ParquetConfig, ParquetSource, footer_columns
+from stratarec.data.sources.base import ChunkShare
+from stratarec.data.sources.parquet import ParquetConfig, ParquetSource
 from stratarec.errors import DataError
 
 ROWS = 100_000
 
 
-def source(path: Path, most: Any = "16MiB", **kinds: str) -> ParquetSource:
+def source(path: Path, **kinds: str) -> ParquetSource:
     sparse = tuple(SparseFeature(name=name, kind=kind) for name, kind in kinds.items())  # type: ignore[arg-type]
-    schema = Schema(label="y", sparse=sparse)
-    return ParquetSource(ParquetConfig(paths=(str(path),), schema=schema, max_row_group_bytes=most), "error")
+    return ParquetSource(ParquetConfig(paths=(str(path),), schema=Schema(label="y", sparse=sparse)), "error")
 
 
-def repeated(value: pa.Array, rows: int) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), value)
+@pytest.mark.parametrize("sizes", [[700_000], [300_000, 5, 6, 0, 262_144, 200_000, 90_000, 7]])
+def test_large_row_groups_are_cut_and_small_ones_joined(tmp_path: Path, sizes: list[int]) -> None:
+    path, places = tmp_path / "log.parquet", np.arange(sum(sizes))
+    table = pa.table({"y": pa.array(places % 2, pa.int8()), "c": pa.array(places)})
+    with pq.ParquetWriter(path, table.schema) as writer:
+        for first, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
+            writer.write_table(table.slice(int(first), size))
+    chunks = list(source(path, c="single").chunks(tmp_path))
+    assert len(chunks) <= len(sizes) + 2
+    assert max(chunk.frame.height for chunk in chunks) <= 1 << 18
+    for chunk in chunks:
+        np.testing.assert_array_equal(chunk.frame["c"].to_numpy() + 1, chunk.rows)
+    np.testing.assert_array_equal(np.concatenate([chunk.rows for chunk in chunks]), places + 1)
+    assert [chunk.index for chunk in chunks] == sorted({chunk.index for chunk in chunks})
+    # Each chunk alone is the same, whichever were done before.
+    for chunk in chunks:
+        done = frozenset(other.index for other in chunks if other is not chunk)
+        (again,) = source(path, c="single").chunks(tmp_path, ChunkShare(done=done))
+        assert again.frame.equals(chunk.frame)
+        np.testing.assert_array_equal(again.rows, chunk.rows)
 
 
-def crafted(path: Path, rows: int = ROWS) -> dict[str, str]:
-    """A few kilobytes: a long text in every row, lists of them, and a long list of numbers in every row."""
-    long = pa.array(["x" * 500_000])
-    numbers = pa.array(np.arange(rows) % 7)
-    lists = pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32)), repeated(long, rows))
-    table = pa.table(
-        {"y": pa.array(np.arange(rows) % 2), "text": repeated(long, rows), "texts": lists, "number": numbers}
-    )
-    pq.write_table(table, path, compression="zstd", store_schema=False)
-    return {"text": "single", "texts": "multi"}
-
-
-CHILD = """
-import os, sys, pyarrow as pa
-sys.path[:0] = [sys.argv[3], sys.argv[3] + "/.."]
-from pathlib import Path
-from test_row_groups import source
-from stratarec.errors import DataError
-try:
-    for chunk in source(Path(sys.argv[1]), "1GiB", **{sys.argv[2]: sys.argv[4]}).chunks(Path()):
-        pass
-except DataError as error:
-    print(error)
-print(pa.default_memory_pool().max_memory(), flush=True)
-os._exit(0)  # what is asked is what it took, not how libraries end
-"""
-
-
-@pytest.mark.parametrize("column", ["text", "texts"])
-def test_a_text_in_every_row_is_counted_before_it_is_written_out(tmp_path: Path, column: str) -> None:
-    kinds = crafted(tmp_path / "log.parquet")
-    assert (tmp_path / "log.parquet").stat().st_size < 50_000
-    command = [sys.executable, "-c", CHILD, str(tmp_path / "log.parquet"), column, str(Path(__file__).parent)]
-    done = subprocess.run([*command, kinds[column]], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    message, peak = done.stdout.splitlines()
-    assert not missing("log.parquet row group 0 46.6 GiB 1.0 data.source.max_row_group_bytes", message)
-    assert int(peak) < 200 << 20
-
-
-@pytest.mark.parametrize(("kind", "values"), [("single", 1), ("multi", 40)])
-def test_repeated_numbers_are_counted_by_the_footer(tmp_path: Path, kind: str, values: int) -> None:
-    offsets = pa.array(np.arange(ROWS + 1, dtype=np.int32) * values)
-    zeros = pa.array(np.zeros(ROWS * values, np.int64))
-    column = zeros if kind == "single" else pa.ListArray.from_arrays(offsets, zeros)
-    pq.write_table(pa.table({"y": pa.array(np.zeros(ROWS, np.int8)), "c": column}), tmp_path / "log.parquet")
-    assert (tmp_path / "log.parquet").stat().st_size < 50_000
-    needed = 8 * ROWS * (1 + values)
-    with refuses(DataError, "group 0 max_row_group_bytes"):
-        list(source(tmp_path / "log.parquet", needed, c=kind).chunks(tmp_path))
-    before = pa.total_allocated_bytes()
-    assert sum(chunk.frame.height for chunk in source(tmp_path / "log.parquet", 2 * needed, c=kind).chunks(tmp_path))
-    assert pa.total_allocated_bytes() - before < needed
-
-
-def test_columns_that_are_not_wanted_do_not_count(tmp_path: Path) -> None:
-    crafted(tmp_path / "log.parquet", rows=1000)
-    found = next(iter(source(tmp_path / "log.parquet", number="single").chunks(tmp_path)), None)
-    assert found is not None
-    assert found.frame.height == 1000
+def test_a_piece_of_a_row_group_is_in_memory_and_not_all_of_it(tmp_path: Path) -> None:
+    rows, values = 1 << 20, 16
+    offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * values)
+    column = pa.ListArray.from_arrays(offsets, pa.array(np.arange(rows * values) % 99))
+    pq.write_table(pa.table({"y": pa.array(np.zeros(rows, np.int8)), "c": column}), tmp_path / "log.parquet")
+    before, most = pa.total_allocated_bytes(), 0
+    for _ in source(tmp_path / "log.parquet", c="multi").chunks(tmp_path):
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert most < column.nbytes
 
 
 @pytest.mark.parametrize("dictionary", [True, False, ["text"], ["texts.list.element"]])
@@ -170,21 +135,6 @@ def write(path: Path, **options: Any) -> None:
         "tags": [["a"] * (row % 3) for row in rows],
     }
     pq.write_table(pl.DataFrame(log).to_arrow(), path, **options)
-
-
-@pytest.mark.parametrize("writer", WRITERS)
-def test_columns_are_what_pyarrow_reports_of_whole_files(tmp_path: Path, writer: str) -> None:
-    path = tmp_path / "log.parquet"
-    write(path, **WRITERS[writer])
-    metadata = pq.read_metadata(path)
-    expected = [
-        (c.num_values, c.total_uncompressed_size, c.has_dictionary_page)
-        for group in range(metadata.num_row_groups)
-        for c in map(metadata.row_group(group).column, (2, 0))
-    ]
-    with path.open("rb") as raw:
-        found = footer_columns(raw, str(path), (2, 0))
-    np.testing.assert_array_equal(found.reshape(-1, 3), expected)
 
 
 READ = """

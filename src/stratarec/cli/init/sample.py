@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from stratarec.data.columns.converter import BadRows
 from stratarec.data.columns.text_values import integers_from_numbers
 from stratarec.data.sources.files import InputFile, expand, no_rows
-from stratarec.data.sources.parquet import ColumnTypes, count_rows, open_parquet, without_metadata
+from stratarec.data.sources.parquet import column_types, count_rows, open_parquet, to_frame
 from stratarec.data.sources.text import (
     CODECS,
     Delimited,
@@ -149,9 +149,7 @@ def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     frames, total = [], sum(counts.values())
     lacking = _incomplete(files, _parquet_names)
     schemas = [(file.path, _parquet_schema(file)) for file in files[:_FILES]]
-    types = ColumnTypes([name for name in schemas[0][1].names if name not in lacking], lambda number: schemas[number:])
-    for number, (path, schema) in enumerate(schemas):
-        types.check(number, path, schema)
+    column_types([name for name in schemas[0][1].names if name not in lacking], schemas)
     for file in dict.fromkeys((files[0], files[-1])):
         with file.open() as raw:
             reader = open_parquet(raw, file)
@@ -193,8 +191,8 @@ def _first_rows(reader: pq.ParquetFile, group: int, file: InputFile) -> list[pl.
         batches = list(islice(reader.iter_batches(_ROWS, row_groups=[group]), 1))
         for batch in batches:
             batch.validate(full=True)  # Polars does not check that text is UTF-8
-        tables = [without_metadata(pa.Table.from_batches([batch])) for batch in batches]
-        return [pl.DataFrame(table.rename_columns(_column_names(table.column_names))) for table in tables]
+        tables = [pa.Table.from_batches([batch]) for batch in batches]
+        return [to_frame(table.rename_columns(_column_names(table.column_names)), {}) for table in tables]
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file.path}, row group {group}: damaged ({error})") from error
 

@@ -67,7 +67,7 @@ from stratarec.io.owned_directory import (
 from stratarec.progress import Progress, SilentProgress
 
 # Increase this number when a change of the code gives another data set for the same logs and settings.
-_VERSION = 5
+_VERSION = 6
 
 
 def prepare(

@@ -27,7 +27,7 @@ from pydantic import BeforeValidator
 from stratarec.config.units import parse_bytes
 from stratarec.data.schema import Schema
 
-LIMITS = ("max_line_bytes", "max_row_group_bytes")
+LIMITS = ("max_line_bytes",)
 """Options that limit what may be read, but do not change the result."""
 
 

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -42,7 +42,7 @@ from stratarec.data.columns.converter import BadRows, Converter, OnBadRow
 from stratarec.data.durations import in_unit
 from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature, TimeUnit
-from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare, Size, set_size
+from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare
 from stratarec.data.sources.files import expand, fingerprint
 from stratarec.data.sources.parquet import FileSlice, count_rows, parquet_pieces
 from stratarec.data.splits import SplitConfig, Splitter
@@ -99,8 +99,6 @@ class ClicksConfig:
     """Counts of earlier clicks that are dense features of a sample; null for all of them."""
     seed: int = 0
     """Seed of the negatives."""
-    max_row_group_bytes: Annotated[int, Size("data.source.max_row_group_bytes")] = 2 << 30
-    """Maximum size of the used columns of a row group, because a row group is read into memory."""
 
     def __post_init__(self) -> None:
         if self.negatives < 1:
@@ -108,7 +106,6 @@ class ClicksConfig:
         if self.history_length < 0:
             raise ConfigError(f"data.source.history_length is {self.history_length}, expected 0 or more")
         check_seed(self.seed, "data.source.seed")
-        set_size(self, "max_row_group_bytes", "data.source.max_row_group_bytes")
         for place, name in enumerate(self.contexts):
             if name in (self.item, *_DERIVED) or name in self.contexts[:place]:
                 raise ConfigError(f"data.source.contexts names {name!r}, which is a feature already; leave it out")
@@ -184,7 +181,7 @@ class ClicksSource:
         return count_rows(self._files) * (1 + self._config.negatives)
 
     def fingerprint(self) -> dict[str, object]:
-        config = replace(self._config, paths=(), max_row_group_bytes=ClicksConfig.max_row_group_bytes)
+        config = replace(self._config, paths=())
         return {"kind": "clicks", "files": fingerprint(self._files), "config": repr(config)}
 
     def chunks(self, workspace: Path, share: ChunkShare = ALL_CHUNKS) -> Iterator[Chunk]:
@@ -283,7 +280,7 @@ class ClicksSource:
         config = self._config
         make_directory(workspace / "done")
         done = frozenset(int(path.stem) for path in (workspace / "done").glob("*.json"))
-        for piece in parquet_pieces(self._files, self._columns, config.max_row_group_bytes, ChunkShare(done=done)):
+        for piece in parquet_pieces(self._files, self._columns, ChunkShare(done=done)):
             bad = BadRows(self._on_bad_row)
             frame = self._convert(piece, bad)
             self._check_types(frame, self._files[piece.file].path)
