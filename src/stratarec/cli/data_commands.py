@@ -184,7 +184,7 @@ PREPARE = Subcommand(
 )
 PROFILE = Subcommand(
     name="profile",
-    text="Measure how often values repeat in sessions and batches, what deduplication saves, how often rows are used "
+    text="Measure how often values repeat in batches, what deduplication saves, how often rows are used "
     "again, which hit rates caches would reach, and which rows are hot.",
     example="stratarec profile data/globo --batch-size 4096 --hot 64MiB",
     options=_profile_options,

@@ -16,18 +16,13 @@ from stratarec.hot.reuse import DayDrift, Floats, TableReuse
 from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, SERIES, Chart, ShownTable, new_axes, write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
 
-_HEADS = (
-    "feature or group", "stored once", "ids per sample", "same as before", "repeats per session", "per batch",
-    "per batch, sessions whole", "estimate of that", "per batch, samples mixed", "lookups saved",
-)  # fmt: skip
+_HEADS = ("feature or group", "stored once", "ids per sample", "repeats per batch", "lookups saved")
 LEGEND = (
     ("stored once", "whether samples of a session share one copy"),
     ("ids per sample", "lookups of a sample"),
-    ("same as before", "how often a sample of a session has the value of the sample before it"),
-    ("repeats", "samples for each distinct value: within a session; within a batch as training shuffles it; within one "
-     "of whole sessions, measured and estimated; and within one whose samples are shuffled one by one"),
+    ("repeats per batch", "samples for each distinct value of a batch, shuffled as in training"),
     ("lookups saved", "share of a batch's lookups that shared copies make unnecessary"),
-)  # fmt: skip
+)
 
 # Largest number of distinguishable curves.
 _CURVES = len(SERIES)
@@ -38,9 +33,8 @@ _NUMBERS = 20
 def about(profile: Profile) -> str:
     """Return a summary of one line."""
     return (
-        f"{profile.split}: {profile.samples_per_session:.1f} samples a session; in batches of {profile.batch_size:,}, "
-        f"{profile.batch_samples_per_session:.1f} samples of a user where sessions are whole; "
-        f"{profile.lookups_saved:.0%} of the lookups of a batch are saved by shared copies"
+        f"{profile.split}: {profile.lookups_saved:.0%} of the lookups of a batch of {profile.batch_size:,} are saved "
+        "by shared copies"
     )
 
 
@@ -87,13 +81,11 @@ def write_profile(
 
 
 def _cells(row: Duplication) -> tuple[str, ...]:
-    factors = (row.session_factor, row.batch_factor, row.whole_factor, row.predicted, row.shuffled_factor)
     return (
         row.name,
         "yes" if row.grouped else "no",
         f"{row.ids:.1f}",
-        f"{row.stays:.1%}",
-        *(f"{factor:.2f}" if factor < 100 else f"{factor:,.0f}" for factor in factors),
+        f"{row.factor:.2f}" if row.factor < 100 else f"{row.factor:,.0f}",
         f"{row.saved:.0%}" if row.ids else "-",
     )
 
