@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping
@@ -121,28 +120,18 @@ def test_counts_that_rise_among_the_values_of_the_base_are_right_and_others_are_
 
 
 def stranger_ids(ids: Mapping[str, Any], values: list[Any], file: list[Any]) -> list[int]:
-    """Ids by a manifest's own words and the values in its file."""
-    places, tail = {value: place for place, value in enumerate(file) if place >= ids["tail_buckets"]}, ids["tail"]
-    found = []
-    for value in values:
-        known = None if tail["hashed"] == "every value" else places.get(value)
-        if known is None:
-            known = stranger_hash(tail, value) % tail["buckets"]
-        found.append(known)
-    return found
+    """Ids by a manifest, the values in its file and the formulas in the README of an export."""
+    places = {value: place for place, value in enumerate(file) if place >= ids["tail_buckets"]}
+    return [places.get(value, stranger_hash(value) % ids["tail_buckets"]) for value in values]
 
 
-def stranger_hash(rule: Mapping[str, Any], value: Any) -> int:
-    if rule["function"] == "xxh3_64":
-        return xxhash.xxh3_64_intdigest(value.encode(), seed=rule["seed"])
-    assert rule["function"] == "splitmix64"
-    whole = 1 << 64
-    x = (value + rule["seed"]) % whole
-    for shift, factor in re.findall(r"x \^= x >> (\d+); x \*= (0x[0-9A-F]+);", rule["steps"]):
-        x = (x ^ (x >> int(shift))) * int(factor, 16) % whole
-    shift = re.search(r"hash = x \^ \(x >> (\d+)\)", rule["steps"])
-    assert shift
-    return x ^ (x >> int(shift[1]))
+def stranger_hash(value: Any) -> int:
+    if isinstance(value, str):
+        return xxhash.xxh3_64_intdigest(value.encode())
+    z = (value + 0x5DEECE66D) % (1 << 64)
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % (1 << 64)
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % (1 << 64)
+    return z ^ z >> 31
 
 
 @pytest.mark.parametrize("name", ["item", "tags", "place"])

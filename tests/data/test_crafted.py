@@ -220,7 +220,7 @@ MANIFESTS: list[tuple[Change, str]] = [
     (lambda c: c["schema"]["sparse"][0].update(kind="triple"), "single"),
     (lambda c: c["schema"].update(more=1), "schema.more"),
     (lambda c: c.update(more=1), "more"),
-    (lambda c: c.update(format=4), "4 10 --overwrite"),
+    (lambda c: c.update(format=4), "4 11 --overwrite"),
     (lambda c: c.pop("about"), "about"),
 ]
 

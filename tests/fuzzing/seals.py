@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stratarec.data.vocabulary import TailRule, Vocabulary
+from stratarec.data.vocabulary import Vocabulary
 from stratarec.io.atomic import file_hash
 from stratarec.io.sealed import content_hash
 
@@ -108,8 +108,6 @@ def _adapt(entry: dict[str, Any], own: Path) -> None:
             entry["tail_buckets"] = len(column) - entry["values"]
         if "rows" in entry:
             entry["rows"] = entry["values"] + entry["tail_buckets"]
-        tail = TailRule.tail_of(entry["kind"], entry["type"], entry["tail_buckets"])
-        entry["tail"] = tail.to_dict()
     elif set(entry) == {"name", "rows", "hash"}:
         front = json.loads(own.read_bytes()[8 : 8 + int.from_bytes(own.read_bytes()[:8], "little")])
         entry["rows"] = front["rows"]["shape"][0]

@@ -9,7 +9,6 @@ import argparse
 import errno
 import os
 import platform
-import resource
 import signal
 import sys
 import tempfile
@@ -61,8 +60,6 @@ EXIT_CODES = {
     _TERMINATED: "stopped by SIGTERM: the error says what was kept and how to resume",
 }
 _HELP_WIDTH = 78
-# Virtual memory of a process without data, for code, thread stacks and heaps: 3.3 GiB on two cores.
-_BASE_ADDRESS_BYTES, _CORE_ADDRESS_BYTES = 7 << 29, 1 << 28
 _OUT_OF_MEMORY = (
     "can't allocate memory", "Cannot allocate memory", "failed to map segment", "can't start new thread", "bad_alloc",
 )  # fmt: skip
@@ -137,7 +134,6 @@ def _run(arguments: Sequence[str] | None) -> int:
                 warnings.formatwarning = _format_json_warning
             if os.environ.get("WORLD_SIZE", "1") != "1" and not command.multi_process:
                 raise ConfigError(f"`{command.name}` runs in one process: start it without torchrun")
-            _check_address_space()
             narrow_libraries()
             command.run(args)
     except BrokenPipeError:
@@ -214,18 +210,6 @@ def _signals_as_exceptions() -> Iterator[None]:
     finally:
         for name, default in handlers.items():
             signal.signal(name, default)
-
-
-def _check_address_space() -> None:
-    """Refuse a limit of virtual memory that is too small to load the libraries, some of which would abort."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    needed = _BASE_ADDRESS_BYTES + _CORE_ADDRESS_BYTES * min(os.cpu_count() or 1, 16)
-    if limit != resource.RLIM_INFINITY and limit < needed:
-        raise ConfigError(
-            f"out of memory: the virtual memory of this process is limited to {limit / 2**30:.1f} GiB (ulimit -v); the "
-            f"libraries and their threads need {needed / 2**30:.1f} GiB. Raise the limit, or limit physical memory "
-            "instead (systemd-run --scope -p MemoryMax=...)"
-        )
 
 
 def _environment_error(error: Exception) -> str:

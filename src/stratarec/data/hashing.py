@@ -10,7 +10,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from stratarec.errors import DataError
-from stratarec.io.sealed import Count, Model
 from stratarec.kernels.random import mix_array
 from stratarec.kernels.random.reference import mix
 
@@ -56,36 +55,6 @@ def hash_texts(values: Sequence[str]) -> NDArray[np.uint64]:
 def hash_integer(value: int) -> int:
     """Return `stable_hash` of one integer."""
     return mix((value + _SEED) & _MASK)
-
-
-class HashRule(Model):
-    """Description of a hash function, with which other programs can implement it."""
-
-    function: str
-    """``xxh3_64``, or ``splitmix64`` for its finaliser."""
-    seed: Count
-    input: str
-    """Input of the function: bytes or an integer."""
-    steps: str
-    """Steps from the input to the hash."""
-
-    @classmethod
-    def of(cls, kind: str) -> HashRule:
-        """Describe `stable_hash` for values of a Polars type: ``String``, ``Int64`` or ``UInt64``."""
-        if kind == "String":
-            return cls(
-                function="xxh3_64",
-                seed=0,
-                input="the bytes of the value in UTF-8, without a length or an end",
-                steps="hash = XXH3_64bits(bytes), the variant of xxHash with 64 bits and the seed 0",
-            )
-        return cls(
-            function="splitmix64",
-            seed=_SEED,
-            input="the value as an integer of 64 bits, a negative one in two's complement",
-            steps="x = value + seed; x ^= x >> 30; x *= 0xBF58476D1CE4E5B9; x ^= x >> 27; x *= 0x94D049BB133111EB; "
-            "hash = x ^ (x >> 31); all without a sign and modulo 2^64",
-        )
 
 
 def unit_interval(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:

@@ -30,7 +30,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from stratarec.data.durations import in_unit
-from stratarec.data.hashing import HashRule, stable_hash
+from stratarec.data.hashing import stable_hash
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 from stratarec.io.atomic import reporting_damage
@@ -190,27 +190,11 @@ Rows = Annotated[int, pydantic.Field(ge=0, le=1 << 31)]
 StoredType = Literal["String", "Int64", "UInt64"]
 
 
-class TailRule(HashRule):
-    """Rule for the id of a value without a row: ``hash % buckets``. A missing value has no id."""
-
-    hashed: Literal["values that are not in the vocabulary", "every value"]
-    buckets: Rows
-
-    @classmethod
-    def tail_of(cls, kind: VocabularyKind, stored: StoredType, buckets: int) -> TailRule:
-        """Return the rule of a vocabulary with `buckets` tail buckets."""
-        return cls(
-            **vars(HashRule.of(stored)),
-            hashed="every value" if kind == "hash" else "values that are not in the vocabulary",
-            buckets=buckets,
-        )
-
-
 class Ids(Model):
-    """Description of a vocabulary in a manifest: its values, and the rule for the ids of all other values."""
+    """Description of a vocabulary in a manifest. Other values have the id `stable_hash` modulo `tail_buckets`."""
 
     kind: VocabularyKind
-    """``count``: the file lists the id of each value. ``hash``: `tail` applies to every value."""
+    """``count``: the file lists the id of each value. ``hash``: every value has a tail bucket."""
     type: StoredType
     """Type of the values. Values of other types are cast to it before they are looked up."""
     values: Rows
@@ -225,7 +209,6 @@ class Ids(Model):
     """Number of rows before those of the values, which all other values share; the only rows of kind ``hash``."""
     digest: Hash
     """xxh3_128 of the values in order of id, and of the positions of holes."""
-    tail: TailRule
 
     @pydantic.model_validator(mode="after")
     def _check_ids(self) -> Ids:
@@ -233,8 +216,6 @@ class Ids(Model):
             raise ValueError(f"{self.values} values of a {self.kind}, {self.inherited} of its base, {self.holes} holes")
         if self.tail_buckets > self.first_rows:
             raise ValueError(f"{self.first_rows} first rows, {self.tail_buckets} of them tail buckets")
-        if self.tail != TailRule.tail_of(self.kind, self.type, self.tail_buckets):
-            raise ValueError("tail is not the rule by which StrataRec assigns ids")
         return self
 
 
@@ -411,7 +392,6 @@ class Vocabulary:
             first_rows=self.first_rows or self.rows,
             tail_buckets=self.tail_buckets,
             digest=self.digest,
-            tail=TailRule.tail_of(self.kind, stored, self.tail_buckets),
         )
 
     def frame(self) -> pl.DataFrame:

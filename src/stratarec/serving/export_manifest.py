@@ -47,8 +47,8 @@ from stratarec.models import ModelConfig
 from stratarec.models.base import build_tables
 from stratarec.models.calibration import LogitMap
 
-FORMAT: Literal[4] = 4
-DELTA_FORMAT: Literal[2] = 2
+FORMAT: Literal[5] = 5
+DELTA_FORMAT: Literal[3] = 3
 MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX = (
     "manifest.json", "network.safetensors", "tables.safetensors", "README.txt", "program.pt2", "network.onnx",
 )  # fmt: skip
@@ -142,7 +142,7 @@ class ExportManifest(Model):
 
     model_config = pydantic.ConfigDict(populate_by_name=True)
 
-    format: Literal[4] = FORMAT
+    format: Literal[5] = FORMAT
     model: ModelConfig
     """The ``model`` section of the recipe."""
     precision: Literal["float32", "bf16"]
@@ -255,7 +255,7 @@ def inputs(
 class DeltaManifest(Model):
     """Content of ``delta.json``, without its seal."""
 
-    format: Literal[2] = DELTA_FORMAT
+    format: Literal[3] = DELTA_FORMAT
     parent: Hash
     """`ExportManifest.fingerprint` of the export to which the delta is applied."""
     manifest: ExportManifest

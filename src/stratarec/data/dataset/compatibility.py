@@ -40,11 +40,6 @@ def settings(config: PrepareConfig) -> dict[str, Any]:
     del content["vocabulary"]["base"]
     for name in ("paths", *LIMITS):
         content["source"].pop(name, None)
-    if content["source"].get("last_window") == "cut":  # the default, which earlier versions did not write
-        del content["source"]["last_window"]
-    for feature in content["source"].get("schema", {}).get("sparse", ()):
-        if not feature["weights"]:  # as above
-            del feature["weights"]
     return content
 
 

@@ -26,7 +26,7 @@ from stratarec.errors import DatasetError
 from stratarec.io.owned_directory import DirectoryKind
 from stratarec.io.sealed import Count, Hash, Model, content_hash, read_sealed, write_sealed
 
-FORMAT: Literal[10] = 10
+FORMAT: Literal[11] = 11
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
 BASELINE = "baseline.json"
@@ -213,7 +213,7 @@ class DatasetManifest(Model):
 
     model_config = pydantic.ConfigDict(populate_by_name=True)
 
-    format: Literal[10] = FORMAT
+    format: Literal[11] = FORMAT
     name: str
     columns: Annotated[Schema, pydantic.Field(alias="schema")]
     groups: dict[str, tuple[str, ...]] | None
