@@ -122,10 +122,10 @@ MISTAKES = [
     (["plan", "r.yaml", "memory.precision.nope=int8"], "memory.precision.nope"),
     (["plan", "r.yaml", "-o", "."], "directory"),
     (["plan", "r.yaml", "-o", "plan.html"], "plan.html"),
-    (["plan", "r.yaml", "--report", "plan.pdf"], "plan.pdf"),
     (["profile", "data/tiny", "-o", "x.xlsx"], "x.xlsx"),
-    (["compare", "runs/tiny", "runs/tiny", "-o", "x.csv"], "x.csv"),
+    (["plan", "r.yaml", "--report", "plan.pdf"], "plan.pdf"),
     (["plan", "r.yaml", "--report", "file/x.html"], "file/x.html directory"),
+    (["compare", "runs/tiny", "runs/tiny", "-o", "x.csv"], "x.csv"),
 ]
 
 

@@ -75,7 +75,7 @@ def tune(args: argparse.Namespace) -> None:
     print_lines(
         *(f"{field}={value}" for field, value in best.values.items()),
         f"validation {METRICS[best.metric].label} {best.value:.6f} in {best.run}",
-        f"report {best.recipe.with_name('report.html')}",
+        f"trials {best.recipe.with_name('trials.csv')}",
         f"wrote {best.recipe}; to train and test it: stratarec train {shell_word(best.recipe)}",
     )
 

@@ -4,7 +4,7 @@ OUT/
     study/          study.json: recipe, search space and trials
     trial-0000/     one run per trial, without a test; only the best one keeps its checkpoints
     best.yaml       the recipe with the best values so far
-    report.html     the trials, written at the end of each call
+    trials.csv      the trials, written at the end of each call
 
 Values are suggested by tree-structured Parzen estimators (Bergstra et al. 2011), trials are ended early by the median
 rule (Golovin et al. 2017), both Optuna's. The first trial has the recipe's own values. A trial
@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+import polars as pl
 import yaml
 from optuna.trial import TrialState
 
@@ -40,7 +41,7 @@ from stratarec.config.validate import first_difference
 from stratarec.data.dataset.compatibility import check_prepared
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import ConfigError, DatasetError, Interrupted, StorageError, TrainingError
-from stratarec.io.atomic import make_directory, remove_leftovers, remove_tree, write_text
+from stratarec.io.atomic import make_directory, remove_leftovers, remove_tree, write_atomic, write_text
 from stratarec.io.owned_directory import claim, directory_lock, named_directory
 from stratarec.io.sealed import write_sealed
 from stratarec.models.metrics import METRICS, goodness
@@ -135,14 +136,16 @@ class Study:
         """Return the trials that have ended, including failed ones."""
         return [trial_record for trial_record in self._trials if trial_record.state != "running"]
 
-    def report(self, name: str) -> None:
-        """Write the report of the trials that have ended."""
-        # Imported here because matplotlib loads slowly.
-        from stratarec.reporting.study_page import write_study
-
-        trials = [{**vars(trial_record), "run": run_name(number)} for number, trial_record in enumerate(self.ended())]
-        if trials:
-            write_study(self._folder / "report.html", name, self._metric, self._space.text, trials)
+    def report(self) -> None:
+        """Write the trials that have ended as a table."""
+        rows = [
+            {"trial": run_name(number), "state": each.state, METRICS[self._metric].label: each.value}
+            | {field: str(value) for field, value in each.params.items()}
+            | {"reason": each.reason}
+            for number, each in enumerate(self.ended())
+        ]
+        if rows:
+            write_atomic(self._folder / "trials.csv", pl.DataFrame(rows, infer_schema_length=None).write_csv)
 
     def run_one(self) -> str:
         """Run a new trial, or resume the one that was stopped; return a line with its result."""
@@ -285,7 +288,7 @@ def tune(
             ) from error
         finally:
             progress.finish()
-            study.report(recipe.name)
+            study.report()
         found = study.best()
         if found is None:
             reasons = [trial_record.reason for trial_record in study.ended() if trial_record.reason]

@@ -266,33 +266,12 @@ def _reencode(encoding: str) -> str:
 def _decompressed(raw: IO[bytes], file: InputFile, block_bytes: int) -> Iterator[bytes]:
     codec = next((codec for ending, codec in CODECS.items() if file.path.endswith(ending)), None)
     try:
-        if codec is None and "://" not in file.path:
-            yield from _read_lines(raw, block_bytes)
-            return
         stream = raw if codec is None else pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec)
         while data := stream.read(block_bytes):
             yield data
     except (OSError, pa.ArrowException, EOFError) as error:
         fault = f"damaged or truncated {codec}" if codec else "unreadable"
         raise DataError(f"{file.path}: {fault} ({error})") from error
-
-
-def _read_lines(raw: IO[bytes], block_bytes: int) -> Iterator[bytes]:
-    """Read a file in pieces of about `block_bytes` that end at line ends, so they need not be copied to be cut.
-
-    A piece ends inside a line if the line is long.
-    """
-    place, goal = 0, block_bytes
-    while True:
-        raw.seek(max(place, goal - _SEARCH_BYTES))
-        start, tail = raw.tell(), raw.read(min(goal - place, _SEARCH_BYTES))
-        line_end = tail.rfind(b"\n") + 1
-        raw.seek(place)
-        data = raw.read((start + line_end if line_end else goal) - place)
-        if not data:
-            return
-        yield data
-        place, goal = place + len(data), goal + block_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
