@@ -115,10 +115,10 @@ def profile(args: argparse.Namespace) -> None:
     from stratarec.data.duplication import profile as measure_duplication
     from stratarec.embedding.optimizers import RowOptimizerConfig
     from stratarec.hot.calibrator import budgets, warn_inherited_ids
-    from stratarec.hot.reuse import measure_drift, measure_reuse
+    from stratarec.hot.reuse import measure_reuse
     from stratarec.hot.selection import row_bytes_of
     from stratarec.io.atomic import check_output
-    from stratarec.reporting.profile_page import print_drift, print_hot, print_profile, print_reuse, write_profile
+    from stratarec.reporting.profile_page import print_hot, print_profile, print_reuse, write_profile
     from stratarec.training.torch_setup import torch_settings
 
     dataset = Dataset.open(args.dataset, verify="used")
@@ -134,15 +134,13 @@ def profile(args: argparse.Namespace) -> None:
         hot_inputs = _classify(args, dataset, hot) if hot is not None and args.classify else []
         duplication = measure_duplication(dataset, args.split, batch_size=args.batch_size, batches=args.batches)
         reuse = measure_reuse(dataset, args.split, batch_size=args.batch_size, progress=progress_of(args))
-        drift = measure_drift(dataset, args.split)
         points = budgets(dataset, row_bytes) if hot is None else hot.points
     print_profile(duplication)
     print_reuse(reuse)
-    print_drift(drift)
     if hot is not None:
         remark = warn_inherited_ids(dataset)
         print_hot(hot, [*hot_inputs, *([f"note: {remark}"] if remark else [])])
-    write_profile(output, duplication, reuse, points, hot, drift)
+    write_profile(output, duplication, reuse, points, hot)
     print_lines(f"report {output}")
 
 

@@ -1,15 +1,10 @@
-"""Statistics of a split that show what caches can achieve: reuse of rows, and drift from day to day.
+"""Reuse of the rows of a split, which shows what caches can achieve.
 
 `measure_reuse` gives the hit rate of caches of every size in one pass over a split, in the order of training. A cache
 works on batches: the hit rate is the share of a batch's distinct rows that are in the cache when the batch is staged.
 The first use of a row is always a miss. LRU hits follow from reuse distances (`kernels/reuse`). A cache with policy
 ``rank`` keeps the smallest ids; the other rows of the batches in flight take the rest of its slots. The hit rate of a
 cache with policy ``lfu``, which counts uses, was between those of the two.
-
-`measure_drift` compares each day of a log with the day before: the share of lookups of values that did not occur the
-day before, and the shift of the means of dense features. Uses are counted by row and day; in large tables, a sample of
-rows represents the others, as in `kernels/reuse`. Histories are left out, because they contain earlier clicks of their
-users.
 """
 
 from __future__ import annotations
@@ -20,15 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from stratarec.batch.jagged import KeyedJagged
-from stratarec.data.column_names import TIME
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError
-from stratarec.kernels.reuse import DayTrace, ReuseTrace
+from stratarec.kernels.reuse import ReuseTrace
 from stratarec.kernels.runtime.cores import cores
 from stratarec.progress import Progress, SilentProgress
 
@@ -151,87 +144,3 @@ def _ranked(trace: ReuseTrace) -> Floats:
     slots = np.concatenate([[0], np.cumsum(weights)]) + occupied[-1] - occupied
     hits: Floats = np.interp(trace.sizes, slots, resident + passing[-1] - passing)
     return hits
-
-
-_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_DAY = 86_400
-# Largest number of periods; a longer log is divided into periods of several days.
-_MOST_DAYS = 32
-# Largest number of rows that are tracked, of one table and of all tables together; a row takes 128 bytes.
-_DRIFT_ROWS, _DRIFT_ROWS_IN_ALL, _LEAST_DRIFT_ROWS = 1 << 15, 1 << 20, 1 << 8
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DayDrift:
-    """How the data change from period to period."""
-
-    days: int
-    """Length of a period in days."""
-    starts: NDArray[np.int64]
-    """``[P]`` first day of each period with samples, in days since 1970, ascending."""
-    unseen: dict[str, Floats]
-    """Vocabulary -> ``[P]`` share of lookups whose row was not used in the previous period; NaN for the first."""
-    shift: dict[str, Floats]
-    """Dense feature -> ``[P]`` change of the mean since the previous period, in standard deviations of all samples."""
-
-
-def measure_drift(dataset: Dataset, split: str = "train") -> DayDrift | None:
-    """Measure the changes of a split from day to day; None if the data have no times, or cover only one day."""
-    bounds, unit = dataset.manifest.carried.times, _PER_SECOND[dataset.schema.time_unit] * _DAY
-    if not dataset.schema.time or bounds is None or bounds[0] // unit == bounds[1] // unit:
-        return None
-    first, last = (bound // unit for bound in bounds)
-    days = -(-(last - first + 1) // _MOST_DAYS)
-    count = (last - first) // days + 1
-    rows = dataset.table_rows()
-    followed = max(min(_DRIFT_ROWS, _DRIFT_ROWS_IN_ALL // max(len(rows), 1)), _LEAST_DRIFT_ROWS)
-    tables = {
-        name: [feature.name for feature in features if not feature.traits.derived]
-        for name, features in dataset.schema.vocabularies().items()
-    }
-    traces = {name: DayTrace(rows[name], followed, count) for name, features in tables.items() if features}
-    # Count, sum and sum of squares of each dense feature, per period.
-    moments = {feature.name: np.zeros((3, count)) for feature in dataset.schema.dense}
-    samples = np.zeros(count, np.int64)
-    with dataset.reader(split) as reader:
-        for shard, stored in enumerate(dataset.shards(split)):
-            for group in range(len(stored.row_groups)):
-                columns = reader.read(shard, group).expand(dataset.groups, ())
-                # Days before the first one (if the data set continues another) count as the first day.
-                day = np.clip((columns[TIME].to_numpy() // unit - first) // days, 0, count - 1).astype(np.int32)
-                samples += np.bincount(day, minlength=count)
-                for name, trace in traces.items():
-                    for feature in tables[name]:
-                        trace.add(*_lookups(columns[feature], day))
-                for name, sums in moments.items():
-                    _add_moments(sums, columns[name].to_numpy().astype(np.float64), day)
-    periods = np.flatnonzero(samples)
-    if len(periods) < 2:
-        return None
-    return DayDrift(
-        days=days,
-        starts=first + periods * days,
-        unseen={name: trace.unseen(periods) for name, trace in traces.items()},
-        shift={name: _shift(sums[:, periods]) for name, sums in moments.items()},
-    )
-
-
-def _lookups(column: pa.Array, day: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the ids of a column, and the period of each id."""
-    if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
-        return column.to_numpy(), day
-    return column.flatten().to_numpy(), np.repeat(day, column.value_lengths().to_numpy())
-
-
-def _add_moments(sums: Floats, values: Floats, day: NDArray[np.int32]) -> None:
-    finite = np.isfinite(values)
-    for place, power in enumerate((None, values[finite], values[finite] ** 2)):
-        sums[place] += np.bincount(day[finite], power, minlength=sums.shape[1])
-
-
-def _shift(moments: Floats) -> Floats:
-    count, total, squares = moments
-    mean = total.sum() / max(count.sum(), 1)
-    deviation = np.sqrt(max(squares.sum() / max(count.sum(), 1) - mean**2, 0.0))
-    means = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
-    return np.diff(means, prepend=np.nan) / deviation if deviation > 0 else np.zeros(len(count))

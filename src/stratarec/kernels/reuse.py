@@ -38,30 +38,6 @@ def _weights(sample: Sample, count: int) -> Ints:
     return weights
 
 
-class DayTrace:
-    """Number of uses of a table's rows on each day, in any order; `rows` and `followed` are as in `ReuseTrace`."""
-
-    def __init__(self, rows: int, followed: int, days: int) -> None:
-        self._sample, count = _followed(rows, followed)
-        self._counts = np.zeros((count, days), np.int32)
-
-    def add(self, ids: NDArray[np.int32], days: NDArray[np.int32]) -> None:
-        """Count lookups, each with the number of its day."""
-        _count_days(self._sample, ids, days, self._counts)
-
-    def unseen(self, days: Ints) -> NDArray[np.float64]:
-        """Return for each of `days` the share of lookups whose row was not used on the day before it in `days`.
-
-        The share is NaN for the first day and for days without lookups.
-        """
-        counts, weights = self._counts[:, days], _weights(self._sample, len(self._counts))
-        fresh = weights @ np.where(counts[:, :-1] == 0, counts[:, 1:], 0)
-        lookups = weights @ counts
-        shares = np.full(len(days), np.nan)
-        np.divide(fresh, lookups[1:], out=shares[1:], where=lookups[1:] > 0)
-        return shares
-
-
 class ReuseTrace:
     """Trace of the uses of a table's rows, batch after batch.
 
@@ -225,16 +201,6 @@ def shorten(sample, uses, times):
     for time in range(count):
         _add(times.tree, time, weight_of(sample, times.row[time]))
     times.now[0] = count
-
-
-@njit(nogil=True, cache=True)
-def _count_days(sample, ids, days, counts):
-    for place in range(len(ids)):
-        row = np.int64(ids[place])
-        if 0 <= row < sample.rows:
-            followed = place_of(sample, row)
-            if followed >= 0:
-                counts[followed, days[place]] += 1
 
 
 # All hits of a batch are counted before the batch changes anything, because a cache also stages a whole batch at once.

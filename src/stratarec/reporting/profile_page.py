@@ -1,19 +1,17 @@
-"""Results of `profile`: duplication, drift by day, reuse of rows and hot rows, as tables and as one HTML file."""
+"""Results of `profile`: duplication, reuse of rows and hot rows, as tables and as one HTML file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date, timedelta
 from pathlib import Path
 
-import numpy as np
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from stratarec.config.units import format_bytes
 from stratarec.data.duplication import Duplication, Profile
 from stratarec.hot.calibrator import HotProfile, Point, warn_little_skew
-from stratarec.hot.reuse import DayDrift, Floats, TableReuse
-from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, SERIES, Chart, ShownTable, new_axes, write_html
+from stratarec.hot.reuse import TableReuse
+from stratarec.reporting.html import ACCENT, LINE, MUTED, SECOND, Chart, ShownTable, new_axes, write_html
 from stratarec.reporting.terminal_tables import make_console, print_table
 
 _HEADS = ("feature or group", "stored once", "ids per sample", "repeats per batch", "lookups saved")
@@ -23,11 +21,6 @@ LEGEND = (
     ("repeats per batch", "samples for each distinct value of a batch, shuffled as in training"),
     ("lookups saved", "share of a batch's lookups that shared copies make unnecessary"),
 )
-
-# Largest number of distinguishable curves.
-_CURVES = len(SERIES)
-# Numbers that are named on the terminal and on a page.
-_NUMBERS = 20
 
 
 def about(profile: Profile) -> str:
@@ -58,10 +51,8 @@ def write_profile(
     reuse: Sequence[TableReuse],
     points: Sequence[Point],
     hot: HotProfile | None = None,
-    drift: DayDrift | None = None,
 ) -> None:
-    """Write the HTML report: duplication, reuse of rows, benefit of hot rows by budget, the chosen hot rows if there is
-    a profile, and drift from day to day if the log has times."""
+    """Write the HTML report: duplication, reuse of rows, benefit of hot rows by budget, and the chosen hot rows."""
     write_html(
         path,
         "profile.html.jinja",
@@ -74,8 +65,6 @@ def write_profile(
         reuse_legend=REUSE_LEGEND,
         charts=[*reuse_charts(reuse), *([hot_curve(points)] if points else [])],
         hot=hot and about_hot(hot),
-        drift=drift_tables(drift),
-        drift_charts=drift_charts(drift),
         tables=[] if hot is None else hot_tables(hot),
     )
 
@@ -88,78 +77,6 @@ def _cells(row: Duplication) -> tuple[str, ...]:
         f"{row.factor:.2f}" if row.factor < 100 else f"{row.factor:,.0f}",
         f"{row.saved:.0%}" if row.ids else "-",
     )
-
-
-def drift_tables(drift: DayDrift | None) -> list[tuple[ShownTable, str]]:
-    """Return a table and an explanation of the drift of vocabularies and of numbers, the largest drift first."""
-    if drift is None:
-        return []
-    period = "1 day" if drift.days == 1 else f"{drift.days} days"
-    unseen = sorted(drift.unseen.items(), key=lambda values: -_median(values[1]))
-    shift = sorted(drift.shift.items(), key=lambda values: -_most(values[1])[0])
-    rows = [(name, f"{_median(values):.1%}", f"{_most(values)[0]:.1%}", _day(drift, values)) for name, values in unseen]
-    moved = [(name, f"{_most(values)[0]:.3g}", _day(drift, values)) for name, values in shift[:_NUMBERS]]
-    return [
-        (
-            ShownTable(heads=("vocabulary", "unseen, median", "most", "when"), rows=rows),
-            f"unseen: share of a period's lookups whose row was not used in the previous period (periods of {period}, "
-            f"{len(drift.starts)} in all); values that share a row count as one; the first and last period may be "
-            "incomplete and are less reliable",
-        ),
-        (
-            ShownTable(heads=("number", "largest shift", "when"), rows=moved),
-            f"shift: how far the mean moved from one period ({period}) to the next, in deviations of all samples",
-        ),
-    ]
-
-
-def print_drift(drift: DayDrift | None) -> None:
-    """Print the drift tables, if the log has days."""
-    console = make_console()
-    for table, words in drift_tables(drift):
-        if table.rows:
-            console.print()
-            print_table(console, table.heads, table.rows, text=table.heads[:1])
-            console.print(words)
-
-
-def drift_charts(drift: DayDrift | None) -> list[Chart]:
-    """Draw the vocabularies with most unseen rows, day by day."""
-    if drift is None:
-        return []
-    most = sorted(drift.unseen.items(), key=lambda values: -_median(values[1]))[:_CURVES]
-    figure, axes = new_axes(5.5, 2.6)
-    places = (drift.starts - drift.starts[0]).astype(np.float64)
-    for (name, values), color in zip(most, SERIES, strict=False):
-        axes.plot(places, 100 * values, label=name, color=color, marker="o", markersize=3, linewidth=1.5)
-    axes.set(xlabel="day of the log", ylabel="lookups of unseen rows, %", ylim=(0, None))
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.grid(color=LINE)
-    note = f"from {_date(int(drift.starts[0]))} on"
-    return [Chart(title="Rows that the period before did not use", note=note, figure=figure, wide=True)]
-
-
-def _median(values: Floats) -> float:
-    return float(np.nanmedian(values)) if np.isfinite(values).any() else 0.0
-
-
-def _most(values: Floats) -> tuple[float, int]:
-    """Return the largest absolute value and its place."""
-    sizes = np.nan_to_num(np.abs(values))
-    place = int(np.argmax(sizes))
-    return float(sizes[place]), place
-
-
-def _day(drift: DayDrift, values: Floats) -> str:
-    return _date(int(drift.starts[_most(values)[1]])) if _most(values)[0] else "-"
-
-
-def _date(day: int) -> str:
-    """Return the date of a day since 1970; as a number if no calendar has it (times from another origin)."""
-    try:
-        return str(date(1970, 1, 1) + timedelta(days=day))
-    except OverflowError:
-        return f"day {day:,}"
 
 
 _TABLE_HEADS = ("table", "rows", "hot", "hot bytes", "accesses")
