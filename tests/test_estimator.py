@@ -117,7 +117,7 @@ MISTAKES = {
         {},
         {"label": "click", "sample_weight": [1.0, 2.0, np.nan, *[1.0] * 2997]},
         DataError,
-        "sample_weight row 3 nan",
+        "sample_weight row 3",
     ),
     "weights of text": ({}, {"label": "click", "sample_weight": ["a"] * 3000}, DataError, "sample_weight String"),
 }

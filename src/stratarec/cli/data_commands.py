@@ -28,7 +28,7 @@ def _prepare_options(command: argparse.ArgumentParser) -> None:
         "--ray",
         metavar="CLUSTER",
         help="run on a Ray cluster whose machines share the paths of logs and data set: auto for this machine's "
-        "cluster, HOST:PORT, or local[:N] for N processes on this machine (needs stratarec[ray])",
+        "cluster, or HOST:PORT (needs stratarec[ray])",
     )
 
 

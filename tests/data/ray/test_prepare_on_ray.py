@@ -150,21 +150,3 @@ def test_a_killed_prepare_resumes_where_it_stopped(tmp_path: Path, cluster: dict
     assert [after[name] for name in finished] == [shards[name] for name in finished]
     assert main(["prepare", "-q", str(path), f"data.path={tmp_path / 'one'}"]) == 0
     assert contents(tmp_path / "ray") == contents(tmp_path / "one")
-
-
-def test_a_cluster_of_this_machine_ends_with_the_command(tmp_path: Path, cluster: dict[str, str]) -> None:
-    path = recipe(tmp_path, "parquet")
-    folder = Path(cluster["RAY_TMPDIR"], "own")
-    folder.mkdir()
-    run = start(path, {**cluster, "TMPDIR": str(folder)}, where="local:1")
-    wait_for("ray.preparing/counts/00*.json", tmp_path, run)
-    assert any(folder.iterdir())
-    run.send_signal(signal.SIGINT)
-    said, errors = run.communicate(timeout=120)
-    assert (run.returncode, said, errors) == (
-        130,
-        "",
-        "stratarec: interrupted; finished parts are kept; run the same command again to resume\n",
-    )
-    assert not list(folder.iterdir())
-    assert main(["prepare", "-q", str(path)]) == 0

@@ -1,4 +1,4 @@
-"""Run `prepare` on a Ray cluster: connect to a cluster or start one, and run the pieces of each stage as Ray tasks.
+"""Run `prepare` on a Ray cluster: connect to a cluster, and run the pieces of each stage as Ray tasks.
 
 Ray is an optional dependency (``stratarec[ray]``), imported on first use. If a worker dies, Ray runs its piece again. A
 task requests one processor and the memory of its piece, so that each machine gets as many tasks as fit. A task first
@@ -12,11 +12,7 @@ import importlib
 import logging
 import os
 import pickle
-import secrets
-import shutil
 import socket
-import tempfile
-import time
 import traceback
 import warnings
 from collections import deque
@@ -30,14 +26,9 @@ from typing import Any
 from stratarec.data.prepare.executor import Stage, grant, leased, revoke
 from stratarec.errors import ClusterError, ConfigError, StrataError
 from stratarec.io.hashes import PYTHON, versions
-from stratarec.io.scratch import ScratchDirectory
-from stratarec.kernels.runtime.cores import cores
 from stratarec.progress import Progress
 
-_LOCAL, _PREFIX, _TOKEN_BYTES = "local", "stratarec-ray-", 4
-# The path of a socket has at most 107 characters, and Ray adds about 60 to the path of its directory.
-_LONGEST_FOLDER = 43
-_CONNECT_SECONDS, _REMOVAL_SECONDS, _TASK_END_SECONDS = 10.0, 5.0, 30.0
+_CONNECT_SECONDS, _TASK_END_SECONDS = 10.0, 30.0
 # No usage statistics are sent. Ray reports dead workers on standard output.
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -66,74 +57,41 @@ def connect(address: str) -> Iterator[Any]:
     Parameters
     ----------
     address : str
-        ``auto`` for the cluster of this machine, ``HOST:PORT`` for the head of a cluster, or ``local`` and ``local:N``
-        for a temporary cluster of this machine with N processors (default: all that this process may use).
+        ``auto`` for the cluster of this machine, which `ray start --head` starts, or ``HOST:PORT`` for the head of a
+        cluster.
 
     Raises
     ------
+    ConfigError
+        If `address` is neither.
     ClusterError
         If the cluster cannot be reached, or Ray is not installed.
     """
-    processors = _processors(address)
-    scratch = ScratchDirectory(Path(_parent()), _PREFIX, secrets.token_hex(_TOKEN_BYTES)) if processors else None
-    environment, options = dict(os.environ), {}
+    if not address or "://" in address:
+        raise ConfigError(f"--ray is {address!r}, expected auto or HOST:PORT, on a machine of the cluster")
+    environment = dict(os.environ)
     os.environ.update(_QUIET)
-    if scratch is not None:
-        options = {"num_cpus": processors, "include_dashboard": False, "_temp_dir": str(scratch.path)}
-        # Anyone who can connect to a cluster can run any code in it, and Ray listens on all interfaces.
-        os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     try:
         ray = import_ray()  # it reads the environment when it is loaded
         try:
-            _init(ray, address, options)
+            _init(ray, address)
             yield ray
         finally:
             with suppress(Exception):  # the earlier error is the one to report
                 ray.shutdown()
     finally:
-        # Restore the environment: a cluster that this process connects to later has another token, or none.
         os.environ.clear()
         os.environ.update(environment)
-        if scratch is not None:
-            _remove(scratch.path)
-            scratch.close()
 
 
-def _processors(address: str) -> int:
-    """Return the number of processors of a temporary cluster; 0 for an existing cluster."""
-    kind, _, count = address.partition(":")
-    if kind != _LOCAL:
-        if not address or "://" in address:
-            raise ConfigError(
-                f"--ray is {address!r}, expected auto, HOST:PORT, local or local:N (auto and HOST:PORT: on the cluster)"
-            )
-        return 0
-    most = cores()
-    if not count:
-        return most
-    if not count.isdecimal() or not 1 <= int(count) <= most:
-        raise ConfigError(f"--ray is {address!r}, expected local:N with N from 1 to {most}, the available processors")
-    return int(count)
-
-
-def _init(ray: Any, address: str, options: dict[str, Any]) -> None:
+def _init(ray: Any, address: str) -> None:
     try:
-        if not options:
-            _try_connection(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
-        ray.init(
-            _LOCAL if options else address,
-            runtime_env={"env_vars": _ONE_THREAD},
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **options,
-        )
+        _try_connection(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
+        environment = {"env_vars": _ONE_THREAD}
+        ray.init(address, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises many types
         reason = " ".join(str(error).split())[:200]
-        if options:
-            raise ClusterError(f"cannot start a Ray cluster on this machine ({reason})") from error
-        raise ClusterError(
-            f"no Ray cluster at {address} ({reason}): start one by `ray start --head`, or use --ray local"
-        ) from error
+        raise ClusterError(f"no Ray cluster at {address} ({reason}): start one by `ray start --head`") from error
 
 
 def _try_connection(address: str) -> None:
@@ -141,22 +99,6 @@ def _try_connection(address: str) -> None:
     host, _, port = address.rpartition(":")
     if address:  # else Ray finds the address that `ray start` stored
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-
-
-def _parent() -> str:
-    """Return the parent of a temporary cluster's directory: the directory of temporary files, if its path is short
-    enough for sockets.
-    """
-    default = tempfile.gettempdir()
-    return default if len(default) + len(_PREFIX) + 2 * _TOKEN_BYTES + 1 <= _LONGEST_FOLDER else "/tmp"
-
-
-def _remove(folder: Path) -> None:
-    """Remove the files of a cluster. It retries, because processes of Ray still write after `ray.shutdown`."""
-    limit = time.monotonic() + _REMOVAL_SECONDS
-    while folder.exists() and time.monotonic() < limit:
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.05)
 
 
 # Restarts of a task whose worker or machine has died.
