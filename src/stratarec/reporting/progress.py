@@ -23,7 +23,7 @@ from math import isfinite
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from stratarec.config.units import format_seconds
@@ -51,19 +51,17 @@ class TerminalProgress:
             TextColumn(unit),
             TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[eta]}"),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
             console=self._console,
+            speed_estimate_period=_PACE_SECONDS,
         )
         self._bar.start()
-        self._task = self._bar.add_task(visible(task), total=total, completed=done, note="", eta="")
-        self._done, self._total, self._speed = done, total, TaskSpeed()
+        self._task = self._bar.add_task(visible(task), total=total, completed=done, note="")
 
     def advance(self, amount: int, note: str = "") -> None:
         if self._bar is not None:
-            self._done += amount
-            self._speed.add(time.monotonic(), self._done)
-            eta = eta_text(self._speed.remaining(self._total - self._done))
-            self._bar.update(self._task, advance=amount, note=visible(note), eta=eta)
+            self._bar.update(self._task, advance=amount, note=visible(note))
 
     def figures(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -96,39 +94,59 @@ class TaskSpeed:
         return units * (now - began) / (last - first) if last > first else None
 
 
-class LineProgress:
-    """Print a line every ten seconds, for log files."""
+class _StderrProgress:
+    """Lines on standard error about a task."""
 
     def __init__(self) -> None:
         self._has_reader = True
 
     def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
-        self._name, self._total, self._done = task, total, done
-        self._pace, self._shown = TaskSpeed(), time.monotonic()
+        self._total, self._done, self._speed = total, done, TaskSpeed()
+        self._began = self._shown = time.monotonic()
+
+    def _is_due(self, amount: int, seconds: float) -> bool:
+        """Count finished units; return whether the last line is so many seconds old."""
+        self._done += amount
+        now = time.monotonic()
+        self._speed.add(now, self._done)
+        is_due = now - self._shown >= seconds
+        self._shown = now if is_due else self._shown
+        return is_due
+
+    @property
+    def _remaining(self) -> float | None:
+        return self._speed.remaining(self._total - self._done)
+
+    def _print(self, line: str) -> None:
+        if not self._has_reader:
+            return
+        try:
+            print(line, file=sys.stderr, flush=True)
+        except OSError:
+            # The reader has closed the pipe, as `head` does; the work continues.
+            self._has_reader = False
+
+
+class LineProgress(_StderrProgress):
+    """Print a line every ten seconds, for log files."""
+
+    def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
+        super().start(task, total, unit, done)
+        self._name = task
         self.say(f"{task}: {total:,} {unit}")
 
     def advance(self, amount: int, note: str = "") -> None:
-        self._done += amount
-        now = time.monotonic()
-        self._pace.add(now, self._done)
-        if now - self._shown >= _LINE_SECONDS:
-            self._shown = now
-            parts = (note, eta_text(self._pace.remaining(self._total - self._done)))
+        if self._is_due(amount, _LINE_SECONDS):
             share = 100 * self._done / max(self._total, 1)
-            self.say("  ".join([f"{self._name}: {share:.0f} %", *filter(None, parts)]))
+            parts = filter(None, (note, eta_text(self._remaining)))
+            self.say("  ".join([f"{self._name}: {share:.0f} %", *parts]))
 
     def finish(self) -> None: ...
 
     def figures(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def say(self, message: str) -> None:
-        if not self._has_reader:
-            return
-        try:
-            print(visible(message), file=sys.stderr, flush=True)
-        except OSError:
-            # The reader has closed the pipe, as `head` does; the work continues.
-            self._has_reader = False
+        self._print(visible(message))
 
 
 def eta_text(seconds: float | None) -> str:
@@ -144,27 +162,22 @@ def json_line(event: str, **content: object) -> str:
     return json.dumps({"event": event, "time": round(time.time(), 3), **content}, allow_nan=False)
 
 
-class JsonProgress:
+class JsonProgress(_StderrProgress):
     """Write at most one line of progress a second, and every other event at once."""
 
     def __init__(self) -> None:
-        self._has_reader = True
+        super().__init__()
         self._task: dict[str, object] = {}
 
     def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
         self.finish()
         self._task = {"task": task, "unit": unit, "total": total}
-        self._done, self._total, self._speed = done, total, TaskSpeed()
-        self._began = self._shown = time.monotonic()
+        super().start(task, total, unit, done)
         self._write("start", **self._task, done=done)
 
     def advance(self, amount: int, note: str = "") -> None:
-        self._done += amount
-        now = time.monotonic()
-        self._speed.add(now, self._done)
-        if now - self._shown >= _JSON_SECONDS:
-            self._shown, seconds = now, self._speed.remaining(self._total - self._done)
-            eta = None if seconds is None else round(seconds, 1)
+        if self._is_due(amount, _JSON_SECONDS):
+            eta = None if self._remaining is None else round(self._remaining, 1)
             self._write("progress", **self._task, done=self._done, seconds=self._seconds, eta_seconds=eta, note=note)
 
     def finish(self) -> None:
@@ -189,12 +202,7 @@ class JsonProgress:
         return round(time.monotonic() - self._began, 3)
 
     def _write(self, event: str, **content: object) -> None:
-        if not self._has_reader:
-            return
-        try:
-            print(json_line(event, **content), file=sys.stderr, flush=True)
-        except OSError:
-            self._has_reader = False  # the reader has closed the pipe; the work continues
+        self._print(json_line(event, **content))
 
 
 _DRAW_SECONDS = 2.0
