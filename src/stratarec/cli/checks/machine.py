@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import resource
 import shutil
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -22,7 +21,7 @@ from stratarec.planning.config import BlockConfig, MemoryConfig
 from stratarec.planning.machine import measure_tiers
 from stratarec.training.torch_setup import about, verified
 
-_MIN_MEMORY, _MIN_DISK, _MIN_FILES = 2 << 30, 1 << 30, 1024
+_MIN_DISK = 1 << 30
 _SLOW_WRITES, _SLOW_READS = 100 << 20, 10_000
 
 
@@ -52,9 +51,7 @@ def examine(root: Path, folder: Path) -> Iterator[Finding]:
     yield Finding("versions", f"Python {platform.python_version()}, {versions}")
     yield _threads()
     yield _processor(root)
-    yield _memory(root)
     yield _huge_pages(root)
-    yield _limits()
     yield from _speeds(folder)
     yield _gpu()
 
@@ -78,18 +75,6 @@ def _processor(root: Path) -> Finding:
     return Finding("processor", state, change, must=False)
 
 
-def _memory(root: Path) -> Finding:
-    free = int((_value(root / "proc/meminfo", "MemAvailable").split() or ["0"])[0]) << 10
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    bounds = _number(root / "sys/fs/cgroup/memory.max"), resource.getrlimit(resource.RLIMIT_AS)[0]
-    limits = [bound for bound in bounds if 0 < bound < total]
-    state = f"{format_bytes(total)}, {format_bytes(free)} free"
-    state += f", limited to {format_bytes(min(limits))}" if limits else ""
-    enough = min([free, *limits]) >= _MIN_MEMORY
-    change = "" if enough else f"runs need at least {format_bytes(_MIN_MEMORY)}: end other processes"
-    return Finding("memory", state, change)
-
-
 def _huge_pages(root: Path) -> Finding:
     path = root / "sys/kernel/mm/transparent_hugepage/enabled"
     setting = _text(path).partition("[")[2].partition("]")[0] or "none"
@@ -97,14 +82,6 @@ def _huge_pages(root: Path) -> Finding:
     if setting in ("never", "none"):
         change = f"lookups in large tables take up to 50 % longer: echo madvise > {path}"
     return Finding("huge pages", setting, change, must=False)
-
-
-def _limits() -> Finding:
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    memory = "unlimited" if locked == resource.RLIM_INFINITY else format_bytes(locked)
-    change = "" if files >= _MIN_FILES else f"large data sets open more files: ulimit -n {_MIN_FILES * 4}"
-    return Finding("limits", f"{files} open files, {memory} locked memory", change)
 
 
 def _speeds(folder: Path) -> Iterator[Finding]:
@@ -156,11 +133,6 @@ def _value(path: Path, name: str) -> str:
         if key.strip() == name:
             return value
     return ""
-
-
-def _number(path: Path) -> int:
-    text = _text(path).strip()
-    return int(text) if text.isdecimal() else 0
 
 
 def _text(path: Path) -> str:
