@@ -288,8 +288,8 @@ def deep(depth: int) -> str:
         ('{"format": 1e999}', ""),
         ('{"format": NaN}', "number"),
         (f'{{"format": {"9" * 5000}}}', "damaged"),
-        ('{"format": 1}', "1 4"),
-        ('{"format": 4}', "hash"),
+        ('{"format": 1}', "1 5"),
+        ('{"format": 5}', "hash"),
     ],
 )
 def test_manifests_that_are_no_manifest(copy: Path, text: str, message: str) -> None:

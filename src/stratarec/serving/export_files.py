@@ -6,6 +6,7 @@ scores, or end this process by truncating it: do not use an export that others c
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 from collections.abc import Mapping
@@ -25,6 +26,10 @@ from stratarec.serving.export_manifest import ADVICE, ExportedFile
 
 # Bytes that are hashed at a time.
 _HASH_BYTES = 1 << 22
+# Largest header that the safetensors library accepts.
+_MAX_HEADER = 100_000_000
+# Maximum number of characters of a name that an error message shows.
+_MAX_NAME = 80
 
 _TYPES = {torch.float32: np.float32, torch.int64: np.int64, torch.uint8: np.uint8}
 
@@ -82,7 +87,7 @@ def map_tensors(folder: Path, name: str, expected: ExportedFile, specs: Mapping[
     content, path = _map(folder, name, expected), folder / name
     front, places = header(specs)
     if content[: len(front)] != front or len(content) != len(front) + sum(spec.nbytes for spec in specs.values()):
-        raise ExportError(f"{path} has other tensors than the manifest describes; {ADVICE}")
+        raise ExportError(f"{path}: {_difference(content, specs)}; {ADVICE}")
     _check_hash(path, content, expected)
     tensors = MappedTensors(content=content, places=places, specs=specs)
     for key, spec in specs.items():
@@ -127,3 +132,32 @@ def _check_hash(path: Path, content: mmap.mmap, expected: ExportedFile) -> None:
 def _is_finite(values: Floats) -> bool:
     step = _HASH_BYTES // 4
     return all(np.isfinite(values[first : first + step]).all() for first in range(0, len(values), step))
+
+
+def _difference(content: mmap.mmap, specs: Mapping[str, Spec]) -> str:
+    """Describe how the header of a file differs from the header of the expected tensors."""
+    entries = _header_entries(content)
+    if entries is None:
+        return "it is no safetensors file"
+    for name in sorted({*specs, *entries}):
+        expected = None if name not in specs else _describe(json.loads(header({name: specs[name]})[0][8:])[name])
+        actual = None if name not in entries else _describe(entries[name])
+        if expected != actual:
+            return f"{name[:_MAX_NAME]!r} is {actual or 'missing'}, expected {expected or 'no such tensor'}"
+    return "its tensors are in another order"
+
+
+def _header_entries(content: mmap.mmap) -> dict[str, Any] | None:
+    size = int.from_bytes(content[:8], "little")
+    if size > min(len(content), _MAX_HEADER):
+        return None
+    try:
+        entries = json.loads(content[8 : 8 + size])
+    except (ValueError, RecursionError):
+        return None
+    return entries if isinstance(entries, dict) else None
+
+
+def _describe(entry: Any) -> str:
+    kind, shape = (entry.get(key) if isinstance(entry, dict) else None for key in ("dtype", "shape"))
+    return f"{kind} {shape}"[:_MAX_NAME]
