@@ -13,7 +13,7 @@ work is proportional to the steps missed, in total at most that of a dense optim
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -50,12 +50,24 @@ else:
     RowOptimizerKind = Literal[tuple(ROW_OPTIMIZERS)]
 
 
+SCHEDULES: Mapping[str, Callable[[float, float], float]] = {
+    "constant": lambda done, power: 1.0,
+    "cosine": lambda done, power: (1 + math.cos(math.pi * done)) / 2,
+    "polynomial": lambda done, power: (1 - done) ** power,
+}
+"""Kind of schedule -> factor after warm-up, from 1 to 0, by the share of steps that are done and `power`."""
+if TYPE_CHECKING:
+    ScheduleKind: TypeAlias = str
+else:
+    ScheduleKind = Literal[tuple(SCHEDULES)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """A factor on the learning rate, from 0 or 1 at the first step to `final_factor` at the last."""
+    """A factor on the learning rate that rises during warm-up and then decays to `final_factor`."""
 
-    kind: Literal["constant", "cosine", "polynomial"] = "constant"
-    """The decay after warm-up."""
+    kind: ScheduleKind = "constant"
+    """Kind of the decay after warm-up, a key of `SCHEDULES`."""
     warmup_steps: int = 0
     """The factor rises linearly from 1 / warmup_steps to 1 over these steps."""
     warmup_share: float = 0.0
@@ -68,8 +80,8 @@ class ScheduleConfig:
     """Exponent of the polynomial decay; 1 is linear."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("constant", "cosine", "polynomial"):
-            raise ConfigError(f"schedule.kind is {self.kind!r}, expected constant, cosine or polynomial")
+        if self.kind not in SCHEDULES:
+            raise ConfigError(f"schedule.kind is {self.kind!r}, expected one of {', '.join(SCHEDULES)}")
         check_finite(self, "schedule.")
         if self.warmup_steps < 0:
             raise ConfigError(f"schedule.warmup_steps is {self.warmup_steps}, expected 0 or more")
@@ -121,8 +133,7 @@ class ScheduleConfig:
         if self.kind == "constant":
             return 1.0
         done = min((step - self.warmup_steps) / (self.total_steps - self.warmup_steps), 1.0)
-        shape = (1 + math.cos(math.pi * done)) / 2 if self.kind == "cosine" else (1 - done) ** self.power
-        return self.final_factor + (1 - self.final_factor) * shape
+        return self.final_factor + (1 - self.final_factor) * SCHEDULES[self.kind](done, self.power)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,20 @@ def shell_word(text: str | os.PathLike[str]) -> str:
     return f"$'{escaped}'"
 
 
+STEP_NAME = r"step-\d{8,12}"
+"""Pattern of the name of a checkpoint."""
+
+
+def step_name(step: int) -> str:
+    """Return the name of the checkpoint of a step."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int:
+    """Return the step of the checkpoint with this name."""
+    return int(name.removeprefix("step-"))
+
+
 def as_html(title: str, rows: Iterable[tuple[str, object]]) -> str:
     """Return the HTML that notebooks show for an object: a title, and a table of names and values."""
     cells = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in rows)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from stratarec.io.names import visible
+from stratarec.io.names import step_of, visible
 from stratarec.models.metrics import METRICS, Ranked, goodness
 
 INTERVAL = "95 %"
@@ -136,19 +136,14 @@ def verdict(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any],
     for name, part in by_label(split, figures) if figures else ():
         head = "" if name == split else f"{name.removeprefix(split).lstrip(', ')}: "
         output += [f"{head}{line}" for line in _fitness(part, advice)]
-    return [*output, *_progress(evaluations, _step(result), result["steps"], metric)]
+    return [*output, *_progress(evaluations, step_of(result["checkpoint"]), result["steps"], metric)]
 
 
 def tested(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> tuple[str, Figures | None]:
     """Return the name and metrics of the test split, or of the validation split if there is no test split."""
     if result.get("test") is not None:
         return "test", result["test"]
-    return "valid", next((part for part in evaluations if part["step"] == _step(result)), None)
-
-
-def _step(result: Mapping[str, Any]) -> int:
-    """Return the step of the tested checkpoint."""
-    return int(result["checkpoint"].removeprefix("step-"))
+    return "valid", next((part for part in evaluations if part["step"] == step_of(result["checkpoint"])), None)
 
 
 def _progress(evaluations: Sequence[Mapping[str, Any]], chosen: int, steps: int, metric: str) -> Iterator[str]:

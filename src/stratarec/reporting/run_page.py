@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from stratarec.config.units import format_bytes
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.io.names import step_of
 from stratarec.models.metrics import HEADLINES, METRICS
 from stratarec.reporting.explain_page import importance_sections
 from stratarec.reporting.html import (
@@ -67,7 +68,7 @@ def write_report(
     shown_metrics = dict.fromkeys((metric, "log_loss", "auc"))
     drawings = (
         _loss(position, recipe["train"]["loss"]["kind"]),
-        *(_validation(position, name, _tested(result)) for name in shown_metrics),
+        *(_validation(position, name, step_of(result["checkpoint"])) for name in shown_metrics),
         *reliability_charts(splits),
         _throughput(position),
     )
@@ -165,7 +166,7 @@ def _correction(train: Mapping[str, Any]) -> str:
 
 def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any], *, of_tested: bool) -> ShownTable:
     """Return the evaluations of the tested checkpoint, or of all others."""
-    tested = _tested(result)
+    tested = step_of(result["checkpoint"])
     evaluations = [
         ("validation", entry["step"], entry)
         for entry in position["evaluations"]
@@ -206,14 +207,9 @@ def _outcome(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def _splits(position: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the evaluations of the tested checkpoint."""
-    tested = [entry for entry in position["evaluations"] if entry["step"] == _tested(result)]
+    tested = [entry for entry in position["evaluations"] if entry["step"] == step_of(result["checkpoint"])]
     evaluations = _outcome(result)
     return evaluations if "valid" in result or not tested else {"validation": tested[-1], **evaluations}
-
-
-def _tested(result: Mapping[str, Any]) -> int:
-    """Return the step of the tested checkpoint."""
-    return int(result["checkpoint"].removeprefix("step-"))
 
 
 def _rates(dataset: Dataset) -> list[str]:

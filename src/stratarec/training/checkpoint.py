@@ -43,6 +43,7 @@ from stratarec.io.atomic import (
     temporary_name,
     working_directory,
 )
+from stratarec.io.names import STEP_NAME, step_name
 from stratarec.io.owned_directory import try_lock
 from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
 from stratarec.io.tensors import read_tensors, write_tensors
@@ -191,7 +192,6 @@ MEMBERS = "members/"
 STATE = "state.json"
 _FILES = (NETWORK, OPTIMIZER)
 _ADVICE = "use another checkpoint"
-_STEP = re.compile(r"step-\d{8,12}")
 
 
 def save(
@@ -310,15 +310,15 @@ def _shape(tensor: Tensor) -> str:
 
 def step_path(folder: Path, step: int) -> Path:
     """Return the path of the checkpoint of a step in `folder`."""
-    return folder / f"step-{step:08d}"
+    return folder / step_name(step)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints in `folder`, oldest first."""
     return sorted(
         path
-        for path in folder.glob("step-*")
-        if _STEP.fullmatch(path.name) and not path.is_symlink() and (path / STATE).is_file()
+        for path in folder.glob("*")
+        if re.fullmatch(STEP_NAME, path.name) and not path.is_symlink() and (path / STATE).is_file()
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stratarec.errors import CheckpointError, ConfigError
+from stratarec.io.names import step_of
 from stratarec.models.metrics import HEADLINES, METRICS
 from stratarec.recipe import leaves
 from stratarec.training import checkpoint
@@ -60,7 +61,7 @@ class RunSummary:
         training, evaluations = state["training"], tuple(state["training"]["evaluations"])
         best_one = best(evaluations, recipe.train.early_stopping)
         chosen = state["step"] if best_one is None else best_one["step"]
-        chosen = chosen if result is None else int(result.checkpoint.removeprefix("step-"))
+        chosen = chosen if result is None else step_of(result.checkpoint)
         content = None if result is None else result.model_dump(mode="json", exclude_unset=True, exclude={"format"})
         return cls(
             name=name,

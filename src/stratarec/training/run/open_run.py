@@ -26,6 +26,7 @@ from stratarec.data.dataset.manifest import MANIFEST
 from stratarec.distributed.mesh import Mesh
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
+from stratarec.io.names import step_of
 from stratarec.io.owned_directory import kind_of
 from stratarec.io.scratch import reading_directory
 from stratarec.models import CTRModel
@@ -94,7 +95,7 @@ class TrainedModel:
     @property
     def description(self) -> str:
         """Description of the checkpoint, for messages."""
-        step = int(self.checkpoint.name.removeprefix("step-"))
+        step = step_of(self.checkpoint.name)
         if self.period:
             return f"period {self.period:,}, step {step:,} of it"
         label = METRICS[self.recipe.train.early_stopping.metric].label

@@ -25,6 +25,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
 from stratarec.errors import CheckpointError, ConfigError, StorageError
 from stratarec.io.atomic import file_hash, remove_leftovers, remove_tree
+from stratarec.io.names import STEP_NAME
 from stratarec.io.owned_directory import (
     DirectoryKind,
     claim,
@@ -211,7 +212,7 @@ class Result(Model):
     """Content of ``result.json``: metrics of the final test, speed and memory."""
 
     format: Literal[2] = FORMAT
-    checkpoint: Annotated[str, pydantic.Field(pattern=r"^step-\d{8,12}$")]
+    checkpoint: Annotated[str, pydantic.Field(pattern=f"^{STEP_NAME}$")]
     """Name of the tested checkpoint."""
     steps: Count
     """Steps of the run at its end."""
