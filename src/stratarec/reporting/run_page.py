@@ -183,7 +183,9 @@ def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any], *, of_t
 
 def _members(model: Mapping[str, Any], position: Mapping[str, Any], result: Mapping[str, Any]) -> ShownTable:
     """Return the members of the tested ensemble; no rows for other models."""
-    entry: dict[str, Any] = next((one for one in position["evaluations"] if one["step"] == _tested(result)), {})
+    entry: dict[str, Any] = next(
+        (one for one in position["evaluations"] if one["step"] == step_of(result["checkpoint"])), {}
+    )
     kinds = model.get("member_kinds", ())
     return ShownTable(
         heads=("member", "kind", "step", METRICS["log_loss"].label, "weight"),
