@@ -1,8 +1,8 @@
-"""The flat exchange: ids are sent to the owners of their rows, rows come back, and gradients follow the ids.
+"""The flat exchange: a rank sends ids to the owners of their rows, receives the rows, and sends back gradients.
 
-`dispatch` sends the ids of a batch and returns a handle, with which `combine` receives the rows and `combine_backward`
-sends their gradients. There are two collectives before a batch (sizes and ids) on the thread that prepares ahead, and
-one for rows and one for gradients on the training thread.
+`dispatch` sends the ids of a batch and returns a handle. With the handle, `combine` receives the rows and
+`combine_backward` sends their gradients. The thread that prepares ahead runs two collectives per batch (sizes and ids),
+and the training thread runs one for rows and one for gradients.
 
 Shapes: B samples of this rank, G bags of all ranks together, W columns of the pooled output, S streams of an owner.
 """
@@ -31,22 +31,23 @@ from stratarec.kernels.runtime.memory import RECYCLER
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatched:
-    """One batch in the exchange.
+    """Handle of one batch in the exchange.
 
     Parameters
     ----------
     features : KeyedJagged
         Features of this rank.
     step : int
-        Number of the batch, for the noise of wires.
+        Number of the batch, on which the rounding noise of wires depends.
     local : KeyedJagged
         Lookups of all ranks in this rank's tables.
     sequences : sequence of int
-        Number of ids of each sequence feature of tables that are looked up by their owner.
+        Number of this rank's ids of each sequence feature that the owner of its table looks up.
     asking : MessageLayout
-        Arrays: pooled output, rows of each such sequence feature, each buffer of distinct rows.
+        Layout of received rows. Its arrays are the pooled output, the rows of each such sequence feature, and the
+        buffers of distinct rows.
     answering : MessageLayout
-        Arrays: local pooled output, local sequence features in the order of their engine.
+        Layout of sent rows. Its arrays are the pooled output and the sequence features of this rank's tables.
     local_shapes : sequence
         Shapes of the arrays of `answering`.
     """
@@ -62,7 +63,7 @@ class Dispatched:
 
 
 class FlatExchange:
-    """Exchange of every rank with every other.
+    """Exchange in which every rank exchanges rows with every other rank.
 
     Parameters
     ----------
@@ -151,11 +152,11 @@ class FlatExchange:
         self, asked: Sequence[Sequence[RowRequest]], failed: StrataError | None, channel: Channel,
         stopped: Callable[[], bool],
     ) -> NDArray[np.int64]:  # fmt: skip
-        """Return the sizes of each rank's requests to this one, ``[ranks, S * WORDS]``."""
+        """Exchange the sizes of requests. Return those of each rank's requests to this rank, ``[ranks, S * WORDS]``."""
         counts = [1 + WORDS * len(streams) for streams in self._streams]
         numbers, at = np.zeros(sum(counts), dtype=np.int64), 0
         for part, count in zip(asked, counts, strict=True):
-            # A failed rank requests nothing but takes part, as the others would wait for it.
+            # A rank with an error requests nothing but takes part, because the others would wait for it.
             # The flag of a failure is sent with the sizes, which saves a collective.
             numbers[at] = failed is not None
             numbers[at + 1 : at + 1 + WORDS * len(part)] = [number for request in part for number in request.announced]
@@ -168,7 +169,7 @@ class FlatExchange:
         return theirs[:, 1:]
 
     def _asking(self, asked: Sequence[Sequence[RowRequest]], buffers: Sequence[Buffer]) -> MessageLayout:
-        """Return the layout of answers from each rank."""
+        """Return the layout of the rows that this rank receives from each rank."""
         sequences = {key: 1 + place for place, key in enumerate(self._sequence_dims)}
         begin = 1 + len(sequences)
         buffer_of = {table: begin + place for place, buffer in enumerate(buffers) for table in buffer.first_row}
@@ -191,7 +192,7 @@ class FlatExchange:
     def _answering(
         self, requests: Sequence[Sequence[RowRequest]], bags: int
     ) -> tuple[MessageLayout, list[tuple[int, int]]]:
-        """Return the layout of answers to each rank in the outputs of this rank's tables, and the shapes of these."""
+        """Return the layout of the rows that this rank sends to each rank, and the shapes of its tables' outputs."""
         streams, row_array = self._streams[self._rank], {key: 1 + n for n, key in enumerate(self._local_rows)}
         # `done`: ranks follow one another in each stream, as in `joined`.
         shapes, done = [(bags, self._local_width), *((0, 0) for _ in row_array)], [0] * len(streams)
@@ -212,12 +213,13 @@ class FlatExchange:
         return layout, shapes
 
     def combine(self, rows: Sequence[Tensor], dispatched: Dispatched) -> tuple[Tensor, ...]:
-        """Return a batch's pooled output ``[B, W]`` and rows of sequences in `row_order`; a collective.
+        """Exchange rows, a collective. Return a batch's pooled output ``[B, W]``, and rows of sequences in `row_order`.
 
         Parameters
         ----------
         rows : sequence of Tensor
-            Outputs of this rank's tables for `Dispatched.local`: pooled output and rows of each sequence feature.
+            Outputs of this rank's tables for `Dispatched.local`: the pooled output and the rows of each sequence
+            feature.
         """
         asking, answering, wire = dispatched.asking, dispatched.answering, self._wire
         pooled = RECYCLER.empty(dispatched.features.batch_size, self._width)
@@ -235,7 +237,7 @@ class FlatExchange:
         return (pooled, *sequences, *gathered)
 
     def combine_backward(self, gradients: Sequence[Tensor], dispatched: Dispatched) -> list[Tensor]:
-        """Return the gradients of the outputs of this rank's tables; a collective.
+        """Exchange gradients, a collective. Return the gradients of the outputs of this rank's tables.
 
         Parameters
         ----------
@@ -258,5 +260,5 @@ class FlatExchange:
 
 
 def _columns(keys: Sequence[str], dims: Sequence[int]) -> dict[str, int]:
-    """Return the first column of each pooled feature."""
+    """Return pooled feature -> its first column in the output."""
     return dict(zip(keys, np.cumsum([0, *dims]).tolist(), strict=False))

@@ -1,11 +1,11 @@
 """Collectives of ranks: exchange bytes, gather, sum in the order of ranks, and agree on errors.
 
-All of them use `all_to_all_single`, for which gloo has one implementation for uneven sizes. Gloo reduces nothing: its
-`reduce_scatter` is one all-reduce a rank, adds in an order of its own and does not support bfloat16. Sums are computed
-here in the order of ranks, so that every run gives the same bits.
+All of them use `all_to_all_single`, which gloo implements for uneven sizes. Gloo's reductions are not used: its
+`reduce_scatter` is one all-reduce per rank, adds in another order and does not support bfloat16. Sums are computed here
+in the order of ranks, so that every run gives the same bits.
 
-Gradients of weights that all ranks have travel in one flat buffer, not by DDP: its buckets, and with them the order of
-sums, change after the first step and after a run is resumed.
+Gradients of weights that all ranks have are sent in one flat buffer. DDP is not used, because its buckets, and so the
+order of sums, change after the first step and after a run is resumed.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from stratarec.errors import RankError, StrataError
 
 Result = TypeVar("Result")
 
-# An abortable wait checks again after this share of its duration so far, within limits: on few cores every check takes
-# time from computing threads.
+# A wait that can be aborted checks again after this share of its duration so far, within limits, because on few cores
+# each check takes time from computing threads.
 _POLL_SHARE, _POLL_SECONDS = 1 / 16, (1e-4, 2e-3)
 
 
 def never() -> bool:
-    """Return False: the wait is never aborted."""
+    """Return False, so that a wait is never aborted."""
     return False
 
 
 class Channel:
-    """Separate connections among all ranks: collectives of two channels never mix.
+    """A set of connections among all ranks. Collectives of different channels are independent.
 
-    One thread at a time uses a channel, and every rank calls its methods in the same order.
+    A channel is used by one thread at a time, and every rank must call its methods in the same order.
 
     Parameters
     ----------
@@ -46,9 +46,9 @@ class Channel:
     group : ProcessGroup or None
         None for a single rank.
     roll : RollCall or None
-        Finds the missing rank when a collective fails; None for a single rank.
+        Determines the missing rank when a collective fails; None for a single rank.
     watch : callable
-        Called while a collective waits; may raise.
+        Called while a collective waits; an exception from it ends the wait.
     """
 
     def __init__(
@@ -66,35 +66,35 @@ class Channel:
         self.wait_seconds = 0.0
 
     def close(self) -> None:
-        """Close the connections, so that other ranks notice at once that this one left; aborts pending waits."""
-        # Not destroyed here: groups are created by all ranks, and `joined` destroys all of them.
+        """Close the connections, so that other ranks notice at once that this rank ended. Pending waits are aborted."""
+        # The group is not destroyed here: all ranks create groups, and `joined` destroys all of them.
         self._group = None
 
     def exchange(
         self, message: Tensor, sent_sizes: Sequence[int], sizes: Sequence[int], stopped: Callable[[], bool] = never
     ) -> Tensor:
-        """Send every rank its part of `message` and receive theirs.
+        """Send every rank its part of `message`, and receive a part from every rank.
 
         Parameters
         ----------
         message : Tensor
-            Flat, contiguous.
+            The parts for all ranks, in order; flat and contiguous.
         sent_sizes, sizes : sequence of int
-            Elements for each rank, and from each.
+            Number of elements to send to each rank, and to receive from each rank.
         stopped : callable
-            Aborts the wait when true; the channel cannot be used afterwards.
+            Aborts the wait when it returns true; the channel cannot be used afterwards.
 
         Returns
         -------
         Tensor
-            Parts from all ranks in their order.
+            The parts from all ranks, in order.
 
         Raises
         ------
         RankError
-            When a rank has ended or does not answer.
+            If a rank has ended or does not answer.
         WaitAbandoned
-            When `stopped` became true.
+            If `stopped` returned true.
         """
         if self._group is None:
             return message
@@ -129,22 +129,22 @@ class Channel:
         work.wait()
 
     def gather_ints(self, numbers: Sequence[int], stopped: Callable[[], bool] = never) -> list[list[int]]:
-        """Return the integers of every rank; all ranks pass equally many."""
+        """Return the integers of every rank; all ranks must pass the same number of integers."""
         gathered: list[list[int]] = self._gather_equal(torch.tensor(numbers, dtype=torch.int64), stopped).tolist()
         return gathered
 
     def gather_floats(self, numbers: Sequence[float]) -> list[list[float]]:
-        """Return the float64 numbers of every rank; all ranks pass equally many."""
+        """Return the float64 numbers of every rank; all ranks must pass the same number of them."""
         gathered: list[list[float]] = self._gather_equal(torch.tensor(numbers, dtype=torch.float64), never).tolist()
         return gathered
 
     def _gather_equal(self, mine: Tensor, stopped: Callable[[], bool]) -> Tensor:
-        """Return ``[N, n]`` of ``[n]`` from every rank."""
+        """Gather ``[n]`` from every of N ranks; return ``[N, n]``."""
         even = [mine.numel()] * self.ranks
         return self.exchange(mine.repeat(self.ranks), even, even, stopped).view(self.ranks, -1)
 
     def gather(self, content: bytes) -> list[bytes]:
-        """Return the bytes of every rank, in the order of ranks, on all of them."""
+        """Return, on all ranks, the bytes of every rank in order."""
         sizes = [size for (size,) in self.gather_ints([len(content)])]
         # Copied, as torch warns about read-only memory.
         message = torch.from_numpy(np.frombuffer(content * self.ranks, dtype=np.uint8).copy())
@@ -152,12 +152,12 @@ class Channel:
         return [part.numpy().tobytes() for part in parts]
 
     def agree(self, error: StrataError | None, stopped: Callable[[], bool] = never) -> None:
-        """Return when every rank has called this without an error; else raise the same error on all of them.
+        """Wait until every rank has called this method. If one of them passed an error, raise it on all ranks.
 
         Raises
         ------
         RankError
-            With number and message of the first rank that had an error.
+            Has the number and the message of the first rank with an error.
         """
         failed = [bad for (bad,) in self.gather_ints([error is not None], stopped)]
         if any(failed):
@@ -169,22 +169,22 @@ class Channel:
         Raises
         ------
         RankError
-            On all ranks, as by `agree`, if `work` raised a `StrataError` on one of them.
+            On all ranks, if `work` raised a `StrataError` on one of them; see `agree`.
         """
         failed: StrataError | None = None
         try:
             result = work()
         except StrataError as error:
-            # Not raised yet: the others would wait here for this rank until the timeout.
+            # The error is not raised yet, because the others would wait here for this rank until the timeout.
             failed = error
         self.agree(failed)
         return result
 
     def raise_everywhere(self, error: StrataError | None, failed: Sequence[int]) -> NoReturn:
-        """Raise the error of `agree`, given the ranks that `failed`, on every rank."""
+        """Raise on every rank the error that `agree` describes; `failed` are the ranks with an error."""
         if self._group is None and error is not None:
             raise error
-        # Ranks without an error take part, too: a gather is a collective.
+        # Ranks without an error take part too, because a gather is a collective.
         messages = self.gather(str(error).encode() if error is not None else b"")
         first = next(rank for rank, bad in enumerate(failed) if bad)
         raise RankError(f"rank {first}: {messages[first].decode()}") from error
@@ -192,21 +192,21 @@ class Channel:
     def sum(
         self, flat: Tensor, order: Sequence[int] | None = None, dtype: torch.dtype = torch.float32
     ) -> Tensor:  # fmt: skip
-        """Return ``[n]`` float32 sums over ranks, added in their order, with the same bits on all of them.
+        """Return ``[n]`` float32 sums over ranks, added in a fixed order, so all ranks get the same bits.
 
-        Each rank adds one piece, so 2 (N - 1) / N of the bytes travel, as in the best all-reduce.
+        Each rank adds one of N pieces, so it sends 2 (N - 1) / N of the bytes, as in an optimal all-reduce.
 
         Parameters
         ----------
         order : sequence of int
             Order in which ranks are added; by default 0, 1, ...
         dtype : torch.dtype
-            Type of numbers and sums on the wire; they are added in float32.
+            Type in which numbers and sums are sent; they are added in float32.
         """
         if self._group is None:
             return flat
         piece = -(-flat.numel() // self.ranks)
-        # Padded to equal pieces: zeros at the end change no sum.
+        # Padded to equal pieces; zeros at the end do not change sums.
         padded = torch.zeros(piece * self.ranks, dtype=dtype)
         padded[: flat.numel()] = flat
         even = [piece] * self.ranks
@@ -214,7 +214,7 @@ class Channel:
         first, *others = range(self.ranks) if order is None else order
         total = parts[first].float()
         total = total.clone() if dtype == torch.float32 else total
-        # One after another, never as a tree: the order determines the bits.
+        # Added one after another and not as a tree, because the order determines the bits.
         for rank in others:
             total += parts[rank]
         return self.exchange(total.to(dtype).repeat(self.ranks), even, even)[: flat.numel()].float()
@@ -224,10 +224,10 @@ def reduce_gradients(
     channel: Channel, weights: Sequence[Tensor], order: Sequence[int] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:  # fmt: skip
-    """Replace the gradient of each weight by the sum over ranks, through one flat buffer.
+    """Replace the gradient of each weight by its sum over ranks; all gradients are sent in one flat buffer.
 
-    A weight without a gradient on a rank counts as zeros there; all ranks pass weights in the same order. `order` and
-    `dtype` are those of `Channel.sum`.
+    All ranks must pass the weights in the same order. A missing gradient counts as zeros. `order` and `dtype` are those
+    of `Channel.sum`.
     """
     if channel.ranks == 1 or not weights:
         return
@@ -239,7 +239,7 @@ def reduce_gradients(
 
 
 def average(channel: Channel, values: Sequence[Tensor], share: float, order: Sequence[int] | None = None) -> None:
-    """Replace float32 values by their mean over ranks, in which this rank has the weight `share`."""
+    """Replace float32 values by their weighted mean over ranks; `share` is the weight of this rank."""
     if channel.ranks == 1 or not values:
         return
     flat = torch.cat([value.reshape(-1) for value in values]).mul_(share)

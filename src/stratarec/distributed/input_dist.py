@@ -1,7 +1,7 @@
-"""Requests of a batch's ids to their owners, and the joined batch that an owner looks up.
+"""Requests for the rows of a batch's ids, and the batch that an owner joins from the requests of all ranks.
 
-Bags of one rank follow those of the previous ranks, feature by feature: a complete table on one rank gets the same
-batch as in one process, so its arithmetic has the same bits.
+In the joined batch, the bags of each feature are in the order of ranks. So a complete table on one rank gets the same
+batch as in one process, and computes the same bits.
 
 Shapes: B samples of this rank, N ids, S streams of an owner (`Sharding.streams`).
 """
@@ -29,16 +29,16 @@ WORDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class RowRequest:
-    """Request of one rank to one owner for one stream.
+    """Request of one rank to one owner, for one stream of ids.
 
     Parameters
     ----------
     bags : int
         Number of bags of a pooled feature; 1 otherwise.
     ids : Tensor
-        Rows, numbered by the owner.
+        Rows, with the owner's row numbers.
     lengths : Tensor or None
-        ``[bags]``; None where every bag holds one id, and for streams without pooling.
+        ``[bags]`` number of ids of each bag; None if every bag has one id, and for streams without pooling.
     """
 
     bags: int
@@ -52,13 +52,13 @@ class RowRequest:
 
     @property
     def announced(self) -> tuple[int, int, int]:
-        """The `WORDS` numbers that announce the request."""
+        """The `WORDS` numbers that are sent ahead to announce the request."""
         return self.bags, self.ids.numel(), int(self.lengths is None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistinctRows:
-    """Distinct rows of one table that a batch needs, in the order of their owners.
+    """Distinct rows of one table that a batch needs, ordered by owner.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class DistinctRows:
         One tensor per owner of the table: the rows requested from it, numbered as the owner numbers them, in the order
         of their first lookups.
     places : Tensor
-        ``[lookups]`` int64 position of each lookup's row among all distinct rows, features in the order of the table.
+        ``[lookups]`` int64 position of each lookup's row among all distinct rows; features are in the table's order.
     """
 
     owned: tuple[Tensor, ...]
@@ -78,7 +78,7 @@ class DistinctRows:
 
 
 class Requests:
-    """Splits the batches of one rank by owner.
+    """Builds the requests of one rank: it divides the ids of a batch by the owners of their rows.
 
     Parameters
     ----------
@@ -93,13 +93,12 @@ class Requests:
         self.ids = torch.int64 if large else torch.int32
 
     def split(self, features: KeyedJagged) -> tuple[list[list[RowRequest]], dict[str, DistinctRows]]:
-        """Return the requests to each owner, stream by stream, and the distinct rows of tables whose rows are
-        exchanged.
+        """Return the requests to each owner (one per stream), and the distinct rows of tables that exchange rows.
 
         Raises
         ------
         ConfigError
-            For a missing feature or an id outside its table.
+            If a feature is missing or an id is outside its table.
         """
         distinct = {
             table.name: self._distinct(features, table)
@@ -130,7 +129,7 @@ class Requests:
         parts = [bags_of(features, key)[0] for key in keys]
         for key, ids in zip(keys, parts, strict=True):
             _check(ids, key, table)
-        # By first lookup, not sorted: sorting took a fifth of the compute of a rank's step.
+        # In the order of first lookups. Sorting rows took a fifth of the computing time of a rank's step.
         unique, places = number_distinct(torch.cat(parts) if len(parts) > 1 else parts[0])
         place = self._sharding.places[table.name]
         owners, rows = self._sharding.owner(table.name, unique)
@@ -148,20 +147,20 @@ class Requests:
         return DistinctRows(owned=owned, places=torch.from_numpy(place_of[places]))
 
     def message(self, asked: Sequence[RowRequest]) -> Tensor:
-        """Return the message of lengths and ids."""
+        """Return the message with the lengths and ids of requests."""
         parts = [part for request in asked for part in (request.lengths, request.ids) if part is not None]
         return torch.cat([part.to(self.ids) for part in parts]) if parts else torch.empty(0, dtype=self.ids)
 
 
 def joined(streams: Sequence[IdStream], asked: Sequence[Sequence[RowRequest]], least: int = 0) -> KeyedJagged:
-    """Join the requests of all ranks to the batch that an owner looks up, with bags in the order of ranks.
+    """Join the requests of all ranks into the batch that an owner looks up; bags are in the order of ranks.
 
     Parameters
     ----------
     asked : sequence of sequence of RowRequest
-        Requests of each rank, stream by stream.
+        Requests of each rank, one per stream.
     least : int
-        Least size of the batch.
+        Minimum number of bags per feature.
     """
     keys = tuple(stream.key for stream in streams)
     by_stream = [[rank[place] for rank in asked] for place in range(len(streams))]
@@ -186,7 +185,7 @@ def joined(streams: Sequence[IdStream], asked: Sequence[Sequence[RowRequest]], l
 
 
 def _bags(stream: IdStream, asked: Sequence[RowRequest]) -> Tensor:
-    """Return the lengths of a stream's bags at its owner; a stream without pooling is one bag."""
+    """Return the lengths of a stream's bags in the joined batch; a stream without pooling is one bag."""
     if stream.kind != "pooled":
         return torch.tensor([sum(request.ids.numel() for request in asked)])
     return torch.cat([
@@ -196,7 +195,10 @@ def _bags(stream: IdStream, asked: Sequence[RowRequest]) -> Tensor:
 
 
 def bags_of(features: KeyedJagged, key: str) -> tuple[Tensor, Tensor | None]:
-    """Return the ids of a feature, and the lengths of its filled bags; None where each holds one id."""
+    """Return the ids of a feature and the lengths of its bags, without the empty bags at the end.
+
+    The lengths are None if each bag has one id.
+    """
     if key not in features.keys:
         raise ConfigError(f"the batch lacks {key}; it has {', '.join(features.keys)}")
     place, size = features.keys.index(key), features.batch_size
@@ -220,7 +222,7 @@ def _check(ids: Tensor, key: str, table: EmbeddingBagConfig) -> None:
 
 
 def read(message: Tensor, announced: Sequence[int]) -> list[RowRequest]:
-    """Return the requests in a rank's message, given the numbers that announced it."""
+    """Return the requests in the message of a rank; `announced` are the numbers that announced them."""
     requests, done = [], 0
     for bags, ids, single in np.array(announced, dtype=np.int64).reshape(-1, WORDS).tolist():
         lengths = None if single else message[done : done + bags]
@@ -231,7 +233,7 @@ def read(message: Tensor, announced: Sequence[int]) -> list[RowRequest]:
 
 
 def message_sizes(announced: NDArray[np.int64]) -> list[int]:
-    """Return the elements of each rank's message, from the announced numbers ``[ranks, S * WORDS]``."""
+    """Return the number of elements of each rank's message, from the announced numbers ``[ranks, S * WORDS]``."""
     bags, ids, single = announced.reshape(len(announced), -1, WORDS).transpose(2, 0, 1)
     sizes: list[int] = (ids + bags * (1 - single)).sum(axis=1).tolist()
     return sizes

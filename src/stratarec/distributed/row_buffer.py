@@ -1,7 +1,7 @@
-"""Buffers of a batch's distinct rows, which the requesting rank pools, and whose gradients it sums.
+"""Buffers with the distinct rows of a batch. The requesting rank pools them and sums their gradients.
 
-The kernels of tables also look up buffers, and the update kernel sums gradients: gradient descent at a rate of -1 on
-zeros is a sum in ascending order of lookup position.
+Buffers use the same kernels as tables. The update kernel sums gradients: gradient descent with a learning rate of -1 on
+zeros gives the sum in ascending order of lookup position.
 
 Shapes: U distinct rows of all tables of one width, D width, B samples, N ids.
 """
@@ -23,12 +23,12 @@ from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.runtime.memory import RECYCLER
 
 _SUM = update.RowUpdate(kind="sgd", rate=-1.0, eps=0.0, decay=0.0, decoupled=False, beta1=0.0, beta2=0.0, step=1)
-# Adding a number to it gives that number's bits; +0.0 would change -0.0.
+# Adding any number to -0.0 gives the bits of that number, while +0.0 would change -0.0.
 _NOTHING = -0.0
 
 
 class RowBuffers:
-    """Tables of one width whose rows are exchanged.
+    """Tables of one width of which distinct rows are exchanged.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class RowBuffers:
         self._workspace = update.UpdateWorkspace()
 
     def of(self, features: KeyedJagged, distinct: Mapping[str, DistinctRows]) -> Buffer:
-        """Return the buffer of a batch, with the row of every lookup."""
+        """Return the buffer of a batch, with the position of each lookup's row."""
         counts = [distinct[table.name].rows for table in self.tables]
         first = np.cumsum([0, *counts]).tolist()
         sizes = np.diff(self._layout.table_start)
@@ -81,7 +81,7 @@ class RowBuffers:
         return bags
 
     def sum(self, buffer: Buffer, pooled: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """Return the gradient of each row, ``[U, D]``, given those of the output and of each sequence feature."""
+        """Return the gradients ``[U, D]`` of rows, given the gradients of the output and of each sequence feature."""
         sums = RECYCLER.empty(buffer.rows, self.width).fill_(_NOTHING)
         empty = np.empty(0, dtype=np.float32)
         # Gradient descent has no state.
@@ -92,14 +92,14 @@ class RowBuffers:
 
 @dataclass(frozen=True)
 class Buffer:
-    """One batch's share of a `RowBuffers`.
+    """The distinct rows of one batch, for the tables of a `RowBuffers`.
 
     Parameters
     ----------
     first_row : mapping of str to int
-        Start of each table's rows, which are in the order of their owners.
+        Table -> first of its rows, which are ordered by owner.
     rows : int
-        U.
+        Number of rows, U.
     """
 
     group: RowBuffers
@@ -122,12 +122,12 @@ class Buffer:
         return sequences
 
     def sum(self, pooled: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """Return the gradient of each row, ``[U, D]``."""
+        """Return the gradients ``[U, D]`` of rows."""
         return self.group.sum(self, pooled, rows)
 
 
 def grouped(tables: Sequence[EmbeddingBagConfig], columns: Mapping[str, int]) -> list[RowBuffers]:
-    """Group tables by width."""
+    """Return a `RowBuffers` for each width of the tables."""
     widths: dict[int, list[EmbeddingBagConfig]] = {}
     for table in tables:
         widths.setdefault(table.embedding_dim, []).append(table)
