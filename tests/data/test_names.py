@@ -2,80 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import polars as pl
-import pytest
 
 from recipes import log_config
-from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
-from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.vocabulary import VocabularyConfig
-
-ODD = [
-    "label", "count", "value", "id", "__row", "__file", "__split", "__group", "__time", "__session", "__partition",
-    "__place", "a.b", "samples", "session", "@", "x" * 200, "*", "c*", "^c", "c$", "[", "[/x]", "a/b", "/", "..", "%2F",
-    "a%2Fb", "../../../evil", "/etc/passwd", "~", " ", "-rf", "$HOME", "<script>", "{}", "\\", "汉", "é" * 100,
-    "pa\u202eth",
-]  # fmt: skip
-
-
-def log(path: Path, *names: str) -> pl.DataFrame:
-    rows = range(60)
-    frame = pl.DataFrame(
-        {
-            "click": [row % 2 for row in rows],
-            **{name: [f"v{place}-{row % 3}" for row in rows] for place, name in enumerate(names)},
-            "number": [row // 6 for row in rows],
-            "time": list(rows),
-            "visit": [row // 6 for row in rows],
-            "who": [row // 12 for row in rows],
-        }
-    )
-    frame.write_parquet(path)
-    return frame
-
-
-def prepared(root: Path, named: dict[str, str], **options: Any) -> Dataset:
-    """Features by name with their groups, and a history of each."""
-    features = [SparseFeature(name=name, group=group) for name, group in named.items()]
-    histories = [
-        SparseFeature(name=f"history {place}", kind="history", of=name, max_length=3)
-        for place, name in enumerate(named)
-    ]
-    schema = Schema(
-        label="click",
-        dense=(DenseFeature(name="number", transform="none", standardize=False),),
-        sparse=(*features, *histories),
-        session="visit",
-        user="who",
-        time="time",
-    )
-    return prepare(log_config(root, schema, vocabulary=VocabularyConfig(min_count=1), shard_samples=20, **options))
-
-
-def check_samples(dataset: Dataset, frame: pl.DataFrame, names: Sequence[str]) -> None:
-    """Label, number and values of every sample are those of the log."""
-    tables = [pl.read_parquet(dataset.path / dataset.vocabularies[name].path)["value"].to_list() for name in names]
-    found = []
-    for batch in Loader(dataset, "train", LoaderConfig(batch_size=7, shuffle=False, shuffle_row_groups=1)).epoch(0):
-        sparse = batch.expanded([feature.name for feature in dataset.schema.sparse]).sparse
-        columns = [[table[bag[0]] for bag in sparse[name].to_list()] for table, name in zip(tables, names, strict=True)]
-        found += list(zip(batch.label.tolist(), batch.dense[:, 0].tolist(), *columns, strict=True))
-    expected = zip(frame["click"].cast(float), frame["number"].cast(float), *(frame[n] for n in names), strict=True)
-    assert sorted(found) == sorted(expected)
-
-
-@pytest.mark.parametrize("groups", ["auto", "none"])
-def test_a_feature_may_have_any_ordinary_name(tmp_path: Path, groups: str) -> None:
-    names = [name for name in ODD if name != "@"]
-    frame = log(tmp_path / "log.parquet", *names)
-    check_samples(prepared(tmp_path, dict.fromkeys(names, ""), groups=groups), frame, names)
 
 
 def test_a_history_uses_the_vocabulary_of_what_it_is_a_history_of(tmp_path: Path) -> None:
@@ -89,8 +24,8 @@ def test_a_history_uses_the_vocabulary_of_what_it_is_a_history_of(tmp_path: Path
     assert list(made("", "").vocabularies()) == ["item"]
     assert list(made("items", "").vocabularies()) == ["items"]
     assert list(made("items", "own").vocabularies()) == ["items", "own"]
-    log(tmp_path / "log.parquet", "item")
-    dataset = prepare(log_config(tmp_path, replace(made("items", ""), label="click")))
+    columns = {name: [0, 1] * 10 for name in ("click", "item", "who", "time")}
+    dataset = prepare(log_config(tmp_path, replace(made("items", ""), label="click"), pl.DataFrame(columns)))
     assert list(dataset.table_rows()) == ["items"]
     assert dataset.schema.sparse[1].vocabulary == "items"
 

@@ -290,28 +290,6 @@ def multi(**options: Any) -> Schema:
     return Schema(label="y", sparse=(SparseFeature(name="tags", kind="multi", **options),))
 
 
-LISTS = pa.array([[1, None, 2, 3], [], None, [None], [4]], pa.list_(pa.int16()))
-TEXTS = pa.array(["a::b", "::a::::b::", "", None, "a:b", ":: ::"])
-SEPARATED: dict[str, Any] = {"separator": "::"}
-
-
-@pytest.mark.parametrize(
-    ("column", "options", "expected"),
-    [
-        (LISTS, {}, [[1, 2, 3], [], None, [], [4]]),
-        (LISTS, {"max_length": 2}, [[1, 2], [], None, [], [4]]),
-        (TEXTS, SEPARATED, [["a", "b"], ["a", "b"], None, None, ["a:b"], []]),
-        (TEXTS, {**SEPARATED, "max_length": 1}, [["a"], ["a"], None, None, ["a:b"], []]),
-        (pa.array(["a::b", None, "c"]).dictionary_encode(), SEPARATED, [["a", "b"], None, ["c"]]),
-    ],
-)
-def test_lists_lose_nulls_and_what_is_over_length_and_text_is_split_at_the_whole_separator(
-    tmp_path: Path, column: pa.Array, options: dict[str, Any], expected: list[Any]
-) -> None:
-    write(tmp_path / "log.parquet", {"y": pa.array([0] * len(column)), "tags": column})
-    assert read(tmp_path / "log.parquet", multi(**options))["tags"].to_list() == expected
-
-
 @pytest.mark.parametrize(
     ("times", "unit", "hint"),
     [

@@ -11,7 +11,7 @@ import pytest
 
 from errors import refuses
 from recipes import log_config
-from stratarec.data.column_names import SESSION, TIME, USER
+from stratarec.data.column_names import TIME
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.data.prepare.prepare import prepare
@@ -104,42 +104,3 @@ def test_a_split_that_comes_out_empty_is_refused(tmp_path: Path, split: dict[str
     with refuses(DataError, message):
         prepare(timed(tmp_path, [hour * HOUR for hour in range(50)], SplitConfig(**split)))
     assert not (tmp_path / "data").exists()
-
-
-def by_user(root: Path, rows: int = 3000, *, history: bool = False) -> Dataset:
-    """Many users of several sessions each, in a random order, over several chunks."""
-    draws = np.random.default_rng(3)
-    session = draws.integers(0, 600, rows)
-    frame = pl.DataFrame(
-        {
-            "label": draws.integers(0, 2, rows), "user": session % 150, "session": session,
-            "name": [f"u{number % 150}" for number in session], "c": draws.integers(0, 5, rows),
-            "time": np.arange(rows),
-        }
-    )  # fmt: skip
-    frame.write_parquet(root / "log.parquet", row_group_size=500)
-    sparse = [SparseFeature(name="user"), SparseFeature(name="c")]
-    if history:
-        sparse.append(SparseFeature(name="history", kind="history", of="c"))
-    schema = Schema(sparse=tuple(sparse), session="session", user="name", time="time")
-    limits, split = VocabularyConfig(min_count=1), SplitConfig()
-    return prepare(log_config(root, schema, split=split, vocabulary=limits, shard_samples=400))
-
-
-@pytest.mark.parametrize("history", [False, True])
-def test_by_fraction_a_user_is_on_one_side_with_all_sessions(tmp_path: Path, history: bool) -> None:
-    dataset = by_user(tmp_path, history=history)
-    assert len(dataset.shards("train")) > 2
-    for key in (USER, SESSION):
-        sides = {split: set(column(dataset, split, key)) for split in dataset.splits}
-        assert not sides["train"] & sides["test"]
-        assert not sides["train"] & sides["valid"]
-        assert not sides["valid"] & sides["test"]
-    assert len(set.union(*(set(column(dataset, split, USER)) for split in dataset.splits))) == 150
-    assert 0.03 < dataset.samples("test") / 3000 < 0.2
-    # Sessions are still stored together.
-    for split in dataset.splits:
-        for number, shard in enumerate(dataset.shards(split)):
-            for group in range(len(shard.row_groups)):
-                sessions = dataset.read_row_group(split, number, group)[SESSION].to_numpy()
-                assert np.count_nonzero(np.diff(sessions)) + 1 == len(set(sessions.tolist()))

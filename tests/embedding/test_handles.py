@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,25 +37,6 @@ def rows_of(module: TieredEmbeddingBagCollection) -> dict[str, Tensor]:
     return {f"{name}.{part}": rows.clone() for name in "ab" for part, rows in module.table(name).items()}
 
 
-def within(seconds: float, action: Callable[[], Any]) -> Any:
-    """What `action` gives or raises, on a thread of its own, unless it hangs."""
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.append(action())
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert not thread.is_alive(), "it hangs"
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]
-
-
 def test_a_handle_is_looked_up_once_and_trained_once() -> None:
     module = collection()
     prepared = module.prepare(batch(0))
@@ -74,16 +53,6 @@ def test_a_handle_is_looked_up_once_and_trained_once() -> None:
     assert module.step == 1
 
 
-def test_a_look_up_without_a_backward_pass_lets_its_rows_go() -> None:
-    module = collection(cache_rows=64)
-    for number in range(40):
-        module(batch(number))
-    with torch.no_grad():
-        for number in range(40):
-            module(module.prepare(batch(number)) if number % 2 else batch(number))
-    assert not len(module.engine.in_flight)
-
-
 def test_loading_makes_handles_void(tmp_path) -> None:
     module = collection()
     module(batch(0)).pooled.sum().backward()
@@ -98,16 +67,6 @@ def test_loading_makes_handles_void(tmp_path) -> None:
     with refuses(TrainingError, "batch 1"):
         loss.backward()
     assert all(torch.equal(rows, before[name]) for name, rows in rows_of(module).items())
-
-
-def test_rows_that_do_not_fit_next_to_those_in_flight_are_an_error_not_a_wait() -> None:
-    module = collection(cache_rows=48)
-
-    def hold() -> list[Any]:
-        return [module(batch(number)) for number in range(9)]
-
-    with refuses(TrainingError, "backward rows"):
-        within(60, hold)
 
 
 # What a batch must be
