@@ -1,4 +1,4 @@
-"""Plans for people: tables on the terminal, a page with the contents of each memory, predicted steps."""
+"""Print a plan on the terminal, write it as an HTML page, and print predicted step times."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _HEADS = (
 )
 _TOTALS = ("memory", "part", "predicted", "budget")
 COMPARED = ("memory", "part", "predicted", "used", "used / predicted", "remark")
-# Tables that together are less than this share of all bytes share one line.
+# Small tables are combined in one row if together they are less than this share of all bytes.
 _SMALL_SHARE = 0.01
-# Columns of words; the others hold numbers.
+# Columns with text; the other columns have numbers.
 _TEXT = frozenset(("table", "home", "precision", "memory", "part"))
 
 
@@ -41,9 +41,9 @@ def print_plan(content: Content, age_seconds: float) -> None:
     Parameters
     ----------
     content : mapping
-        Output of `Plan.to_dict`; ``predicted`` may also have a ``forecast`` of the whole step.
+        Output of `Plan.to_dict`. Its ``predicted`` may also have a ``forecast`` of the whole step.
     age_seconds : float
-        Age of the measurements behind the predicted times.
+        Age of the measurements from which times were predicted.
     """
     console = make_console()
     print_table(console, _HEADS, table_rows(content), text=_TEXT)
@@ -56,12 +56,12 @@ def print_plan(content: Content, age_seconds: float) -> None:
 
 
 def print_comparison(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print predicted and used bytes of each memory, and whether the difference is a defect of the plan."""
+    """Print planned and used bytes of each memory, and whether the plan was wrong."""
     print_table(make_console(), COMPARED, comparison_rows(rows), text=_TEXT, keys=2)
 
 
 def comparison_rows(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Return a line with planned and used bytes for each entry of a result's ``memory``."""
+    """Return a row with planned and used bytes for each entry of ``memory`` in a result."""
     return [
         (
             MEMORY_NAMES.get(row["memory"], row["memory"]), row["part"], format_bytes(row["predicted"]),
@@ -74,7 +74,7 @@ def comparison_rows(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def write_plan_report(path: Path, name: str, content: Content) -> None:
-    """Write the tables and a stacked bar for each memory as HTML."""
+    """Write the plan as HTML, with a stacked bar for each memory."""
     write_html(
         path,
         "plan.html.jinja",
@@ -91,7 +91,7 @@ def write_plan_report(path: Path, name: str, content: Content) -> None:
 
 
 def table_rows(content: Content) -> list[tuple[str, ...]]:
-    """Return a line for each table, the largest first; small tables share one."""
+    """Return a row for each table, the largest first; small tables are combined in one row."""
     tables = sorted(content["tables"], key=lambda table: -_total(table))
     everything = sum(map(_total, tables))
     large, small_bytes = list(tables), 0
@@ -104,7 +104,7 @@ def table_rows(content: Content) -> list[tuple[str, ...]]:
 
 
 def total_rows(content: Content) -> list[tuple[str, ...]]:
-    """Return the bytes of each part of each memory in all processes, and their sum with the budget of the recipe."""
+    """Return a row for each part of each memory with its bytes in all processes, and a row with sum and budget."""
     lines: list[tuple[str, ...]] = []
     for memory, budget in content["budgets"].items():
         parts = content["predicted"]["parts"].get(memory, {})
@@ -150,7 +150,7 @@ def _fold(tables: Sequence[Content]) -> tuple[str, ...]:
 
 
 def _rates(tables: Sequence[Content]) -> tuple[str, str]:
-    """Return the hit rate of level 0, and the rows that a step reads from home."""
+    """Return the hit rate of level 0, and the number of rows that a step reads from homes."""
     distinct = sum(table["distinct"] for table in tables)
     hits = 1 - sum(table["misses"] for table in tables) / distinct if distinct else 1.0
     return f"{hits:.1%}", f"{sum(table['misses'] for table in tables):,.0f}"
@@ -171,7 +171,7 @@ def _sizes(tables: Sequence[Content]) -> tuple[str, ...]:
 
 
 def _figures(content: Content) -> list[tuple[str, str, str]]:
-    """Return the main figures: a label, a value, and a remark."""
+    """Return the main figures of a plan, each with a label, a value and a remark."""
     ranks = content["ranks"]
     predicted = content["predicted"]
     level0, float32 = max(predicted["bytes"][level0_of(content)], 1), max(predicted["float32_bytes"], 1)
@@ -210,18 +210,18 @@ _STEP_HEADS = ("exchange", "wire", "towers", "ratio", "compute", "reduce", "insi
 def print_steps(
     rows: Sequence[Mapping[str, Any]], best: Mapping[str, str], assumed: Sequence[str], verdict: str = ""
 ) -> None:  # fmt: skip
-    """Print predicted steps in milliseconds, the fastest of each kind, and the assumptions.
+    """Print predicted step times in milliseconds, the fastest exchanges, and the assumptions.
 
     Parameters
     ----------
     rows : sequence of mapping
-        ``exchange``, ``wire``, ``towers``, ``ratio``, the seconds of the parts of a step, and their sum ``step``. The
-        others are compared with the first.
+        Exchanges with ``exchange``, ``wire``, ``towers``, ``ratio``, the seconds of the parts of a step, and their sum
+        ``step``. Speeds are relative to the first.
     best : mapping of str to str
-        Kind of change -> the fastest exchange.
+        What an exchange changes (nothing, rounding, the model) -> the fastest such exchange.
     assumed : sequence of str
     verdict : str
-        Whether towers would make a step shorter; empty if there can be none.
+        Text that says whether towers would make a step shorter; empty if towers are not possible.
     """
     console = make_console()
     first = rows[0]["step"]
@@ -243,12 +243,12 @@ def print_steps(
 
 
 def print_parts(steps: Sequence[Mapping[str, Any]], batch_size: int, lines: Sequence[str]) -> None:
-    """Print the parts of some steps in milliseconds, and lines below.
+    """Print the parts of predicted steps in milliseconds, followed by `lines`.
 
     Parameters
     ----------
     steps : sequence of mapping
-        Places of the network and of the rows, then seconds of each part, and last of the whole step.
+        For each option: where the network and the rows are, the seconds of each part, and the seconds of the step.
     """
     console = make_console()
     cells = [
@@ -277,7 +277,7 @@ _RECORDS = ("record weights", "record parameters", "record state")
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """One memory level of a run or a plan."""
+    """One memory level of a run or a plan, with its bytes."""
 
     name: str
     words: str
@@ -286,13 +286,13 @@ class Level:
     used: int | None
     """Bytes."""
     flow: str = ""
-    """Rows that move between the level above and this one, in words."""
+    """Text about the rows that move between this level and the level above."""
     share: float = 0.0
-    """Per cent of the largest level."""
+    """Size in per cent of the largest level."""
 
     @property
     def figure(self) -> str:
-        """The bytes in words."""
+        """Planned and used bytes as text."""
         used, planned = (None if size is None else format_bytes(size) for size in (self.used, self.planned))
         if used is None:
             return f"{planned} planned"
@@ -376,7 +376,7 @@ def _sum(parts: Mapping[str, int], names: Iterable[str]) -> int:
 
 
 def _flow(plan: Content, caches: Sequence[Content]) -> str:
-    """Describe the rows and bytes that move between level 0 and homes in a step."""
+    """Return a text about the rows and bytes that move between level 0 and homes in a step."""
     cached = [table for table in plan["tables"] if table["tier"] != "level0"]
     record = {table["table"]: record_bytes(table) for table in cached}
     distinct_planned, missed_planned = (sum(table[name] for table in cached) for name in ("distinct", "misses"))
@@ -397,7 +397,7 @@ def _flow(plan: Content, caches: Sequence[Content]) -> str:
 
 
 def record_bytes(table: Content) -> float:
-    """Return the bytes of a row at rest."""
+    """Return the bytes of a stored row."""
     size: int = sum(parts.get(name, 0) for parts in table["bytes"].values() for name in _RECORDS)
     return size / int(table["rows"])
 
@@ -407,7 +407,7 @@ def _hits(distinct: float, missed: float) -> str:
 
 
 def cached_tables(plan: Content | None, caches: Sequence[Content]) -> ShownTable:
-    """Compare predicted and measured hit rates of each cached table, most misses first."""
+    """Return a table with the planned and measured hit rates of each cached table, most misses first."""
     measured = {cache["table"]: cache for cache in caches}
     tables = [] if plan is None else [table for table in plan["tables"] if table["table"] in measured]
     tables.sort(key=lambda table: -measured[table["table"]]["missed"])

@@ -1,4 +1,4 @@
-"""Results of `profile`: duplication, reuse of rows and hot rows, as tables and as one HTML file."""
+"""Show the results of `profile` (duplication, reuse of rows, hot rows) as terminal tables and as an HTML page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEGEND = (
 
 
 def about(profile: Profile) -> str:
-    """Return a summary of one line."""
+    """Return a one-line summary of a profile."""
     return (
         f"{profile.split}: {profile.lookups_saved:.0%} of the lookups of a batch of {profile.batch_size:,} are saved "
         "by shared copies"
@@ -97,7 +97,7 @@ _PICTURES, _LEAST_ROWS = 6, 64
 
 
 def reuse_table(reuse: Sequence[TableReuse]) -> ShownTable:
-    """Return the reuse of rows, a line a table."""
+    """Return a table with a row on the reuse of rows for each embedding table."""
     rows = [
         (
             table.table, f"{table.rows:,}", f"{'' if table.exact else '~'}{table.used:,.0f}",
@@ -111,7 +111,7 @@ def reuse_table(reuse: Sequence[TableReuse]) -> ShownTable:
 
 
 def print_reuse(reuse: Sequence[TableReuse]) -> None:
-    """Print the reuse of rows, if it was measured."""
+    """Print the reuse of rows; nothing if it was not measured."""
     if not reuse:
         return
     console, shown = make_console(), reuse_table(reuse)
@@ -121,7 +121,7 @@ def print_reuse(reuse: Sequence[TableReuse]) -> None:
 
 
 def reuse_charts(reuse: Sequence[TableReuse]) -> list[Chart]:
-    """Draw the hit rate of each policy over the size of a cache."""
+    """Draw the hit rate of each cache policy against the size of the cache."""
     return [_reuse_chart(table) for table in reuse[:_PICTURES] if table.rows >= _LEAST_ROWS]
 
 
@@ -138,7 +138,7 @@ def _reuse_chart(table: TableReuse) -> Chart:
 
 
 def print_hot(profile: HotProfile, counted: Sequence[str] = ()) -> None:
-    """Print the hot rows and their benefit; `counted` are lines from a pass over all inputs."""
+    """Print the hot rows and their benefit, followed by `counted`, lines about a count of all inputs."""
     console = make_console()
     for table in hot_tables(profile):
         print_table(console, table.heads, table.rows, text=("table", "budget"))
@@ -161,7 +161,7 @@ def about_hot(profile: HotProfile) -> list[str]:
 
 
 def hot_tables(profile: HotProfile) -> list[ShownTable]:
-    """Return the hot rows of each table, and the benefit of other budgets."""
+    """Return a table of the hot rows of each embedding table, and a table of the benefit of other budgets."""
     rows = [
         (
             table.name, f"{table.rows:,}", f"{table.hot:,}", format_bytes(table.hot * table.row_bytes),
@@ -180,7 +180,7 @@ def hot_tables(profile: HotProfile) -> list[ShownTable]:
 
 
 def hot_curve(points: Sequence[Point]) -> Chart:
-    """Draw the shares of lookups and of inputs over the share of bytes."""
+    """Draw the shares of hot lookups and hot inputs against the share of the tables' bytes."""
     bytes_share = [100 * point.row_share for point in points]
     figure, axes = new_axes(5.5, 2.6)
     curves = (

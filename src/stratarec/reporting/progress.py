@@ -1,11 +1,11 @@
-"""Progress of long work: a live bar on a terminal, lines elsewhere, JSON for programs, one output in a notebook.
+"""Progress of long work: a bar on a terminal, lines in a log file, JSON for programs, and curves in a notebook.
 
 `JsonProgress` writes a line of JSON to standard error for each event. Every line has ``event`` and ``time``, in seconds
-since 1970. ``start``, ``progress`` and ``end`` belong to a task and have its name as ``task``, ``unit``, ``done`` and
-``total`` in that unit, and ``seconds`` since its start; ``eta_seconds`` is null while it is unknown. ``figures`` are
-points of curves at a ``step``. ``message`` has a ``text`` for people; so have ``warning`` and ``error``, the last line
-of a command that failed, which also has its ``exit_code``. A figure that is not a finite number, such as the loss of a
-run that diverged, is null.
+since 1970. The events ``start``, ``progress`` and ``end`` have the name of their ``task``, its ``unit``, ``done`` and
+``total`` in that unit, and ``seconds`` since its start; ``eta_seconds`` is null while it is unknown. The event
+``figures`` has points of curves at a ``step``. The events ``message``, ``warning`` and ``error`` have a ``text``;
+``error`` is the last line of a command that failed, and has its ``exit_code``. A number that is not finite, such as the
+loss of a run that diverged, is null.
 
 `NotebookProgress` needs only the IPython that runs the notebook. Its last output is saved with the notebook.
 """
@@ -89,13 +89,13 @@ class TaskSpeed:
             self._marks.popleft()
 
     def remaining(self, units: int) -> float | None:
-        """Return the seconds that `units` more take; None while the speed is unknown."""
+        """Return the seconds that `units` more units will take; None while the speed is unknown."""
         (began, first), (now, last) = self._marks[0], self._marks[-1]
         return units * (now - began) / (last - first) if last > first else None
 
 
 class _StderrProgress:
-    """Lines on standard error about a task."""
+    """Common part of progress that writes lines about a task to standard error."""
 
     def __init__(self) -> None:
         self._has_reader = True
@@ -105,7 +105,7 @@ class _StderrProgress:
         self._began = self._shown = time.monotonic()
 
     def _is_due(self, amount: int, seconds: float) -> bool:
-        """Count finished units; return whether the last line is so many seconds old."""
+        """Count finished units, and return whether the last line is at least `seconds` seconds old."""
         self._done += amount
         now = time.monotonic()
         self._speed.add(now, self._done)
@@ -123,12 +123,12 @@ class _StderrProgress:
         try:
             print(line, file=sys.stderr, flush=True)
         except OSError:
-            # The reader has closed the pipe, as `head` does; the work continues.
+            # The reader of standard error has closed the pipe, as `head` does; the work continues.
             self._has_reader = False
 
 
 class LineProgress(_StderrProgress):
-    """Print a line every ten seconds, for log files."""
+    """Print a line of progress every ten seconds, for log files."""
 
     def start(self, task: str, total: int, unit: str, done: int = 0) -> None:
         super().start(task, total, unit, done)
@@ -158,12 +158,12 @@ _JSON_SECONDS = 1.0
 
 
 def json_line(event: str, **content: object) -> str:
-    """Return one line of JSON, in ASCII so that no value acts on a terminal."""
+    """Return an event as one line of JSON in ASCII, so that no value can control a terminal."""
     return json.dumps({"event": event, "time": round(time.time(), 3), **content}, allow_nan=False)
 
 
 class JsonProgress(_StderrProgress):
-    """Write at most one line of progress a second, and every other event at once."""
+    """Write at most one line of progress per second, and all other events at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ def progress_of_notebook() -> Progress:
 
 
 class NotebookProgress:
-    """Draw task, messages and curves at most every two seconds; the curves stay when the run has ended."""
+    """Show the task, messages and curves in a notebook, at most every two seconds. Curves remain when the run ends."""
 
     def __init__(self) -> None:
         self._output: Any = None
@@ -270,7 +270,7 @@ class NotebookProgress:
 
     @property
     def html(self) -> str:
-        """The current output."""
+        """HTML of the current output."""
         parts = (f"{self._done:,} of {self._total:,} {self._unit}", self._note, self._eta) if self._task else ()
         text = [f"{self._task}: {'  '.join(filter(None, parts))}", *self._lines]
         lines = "".join(f"<div>{html.escape(line)}</div>" for line in text if line.strip(": "))

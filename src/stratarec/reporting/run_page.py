@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file."""
+"""Write the report of a run as one HTML file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stratarec.reporting.metric_texts import INTERVAL, by_label, interval, show,
 from stratarec.reporting.plan_page import COMPARED, cached_tables, comparison_rows, level0_of, levels
 from stratarec.reporting.step_time import MeasuredStep, predicted_times
 
-# Fewer points than this are marked, so that a line between two points is not mistaken for data.
+# Curves with fewer points have marks at the points, so that a line between two points is not mistaken for data.
 _MARKED = 30
 
 
@@ -51,7 +51,7 @@ def write_report(
     Parameters
     ----------
     recipes : tuple of mapping
-        All fields of the recipe; and path -> value of the fields that are not at their defaults.
+        All fields of the recipe, and path -> value of the fields that differ from their defaults.
     position : mapping
         Losses, evaluations and times of the run.
     result : mapping
@@ -59,7 +59,7 @@ def write_report(
     plan : mapping or None
         Plan of the tables, from `Plan.to_dict`.
     importance : mapping or str
-        Importance of features, from `stratarec explain --json`; or why there is none.
+        Importance of features, from `stratarec explain --json`, or the reason why there is none.
     baselines : sequence of str
         Results of other methods on the same data.
     """
@@ -130,7 +130,7 @@ def _memories(result: Mapping[str, Any]) -> str:
 
 
 def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[str]:
-    """Return what the page lacks and why, and whether the run can be reproduced to the bit."""
+    """Yield notes: what the page lacks and why, and whether the run can be reproduced to the bit."""
     if len(position["losses"]) < 2:
         yield (
             f"No curve of the training loss: it has a point every train.log_every = {recipe['train']['log_every']} "
@@ -158,14 +158,14 @@ def _without(importance: Mapping[str, Any] | str) -> list[str]:
 
 
 def _correction(train: Mapping[str, Any]) -> str:
-    """Return the field of the recipe that requires the correction."""
+    """Return the field of the recipe because of which logits are corrected."""
     if train["calibration"] != "none":
         return f"train.calibration = {train['calibration']}"
     return "one shift of all logits, as train.class_weight requires"
 
 
 def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any], *, of_tested: bool) -> ShownTable:
-    """Return the evaluations of the tested checkpoint, or of all others."""
+    """Return a table of the evaluations of the tested checkpoint, or of all other checkpoints."""
     tested = step_of(result["checkpoint"])
     evaluations = [
         ("validation", entry["step"], entry)
@@ -215,7 +215,7 @@ def _splits(position: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str,
 
 
 def _rates(dataset: Dataset) -> list[str]:
-    """Return the names of the shares of positive samples."""
+    """Return the column heads for the shares of positive samples."""
     labels = dataset.schema.labels and dataset.schema.label_columns
     return [f"rate of {name}" for name in labels] or ["click rate"]
 
@@ -232,7 +232,7 @@ def _value(value: object) -> str:
 
 
 def _ranks(result: Mapping[str, Any]) -> ShownTable:
-    """Return a row for each process."""
+    """Return a table with a row for each rank."""
     rows = []
     for rank, counts in enumerate(result.get("ranks", ())):
         exposed, hidden = counts["exposed_seconds"], counts["hidden_seconds"]
@@ -244,9 +244,9 @@ def _ranks(result: Mapping[str, Any]) -> ShownTable:
 
 
 def _throughput(position: Mapping[str, Any]) -> Chart | None:
-    """Draw samples a second between two points of the loss."""
+    """Draw the samples per second between points of the loss curve."""
     steps, seconds, samples = np.array([(0, 0.0, 0), *position["paces"]], dtype=np.float64).T
-    # A session's first step is not timed.
+    # The first step of a process is not timed.
     timed = np.diff(seconds) > 0
     if timed.sum() < 2:
         return None
@@ -266,7 +266,7 @@ def _loss(position: Mapping[str, Any], kind: str) -> Chart | None:
 
 
 def _validation(position: Mapping[str, Any], metric: str, tested: int) -> Chart | None:
-    """Draw a validation metric, with a mark at the tested checkpoint."""
+    """Draw a validation metric over the steps, with a mark at the tested checkpoint."""
     points = [(entry["step"], entry[metric]) for entry in position["evaluations"] if entry[metric] is not None]
     if len(points) < 2:
         return None
@@ -289,7 +289,7 @@ def _draw(axes: Axes, name: str, steps: NDArray[np.float64], values: NDArray[np.
 
 
 SplitFigures = Mapping[str, Mapping[str, Any]]
-"""Split -> figures of its evaluation, with or without bins."""
+"""Split -> its metrics, with or without calibration bins."""
 _SPLIT_COLORS = {
     "validation": SECOND,
     "validation, corrected": SECOND,
@@ -331,7 +331,7 @@ def _reliability_chart(label: str, lines: list[tuple[str, Mapping[str, Any]]]) -
 
 
 def reliability_table(splits: SplitFigures) -> ShownTable:
-    """Return all bins as numbers."""
+    """Return a table with the numbers of all calibration bins."""
     rows = [
         (
             name, f"{number}", f"{row['samples']:,}", f"{row['predicted']:.5f}", f"{row['observed']:.5f}",

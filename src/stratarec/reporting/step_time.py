@@ -1,4 +1,4 @@
-"""Measured time of a step by stage, what of it runs in parallel, and how it compares with the plan."""
+"""Measured time of a step by stage, the part that runs in parallel, and the comparison with the plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Stage:
 
     @property
     def figure(self) -> str:
-        """Milliseconds and per cent."""
+        """Time as text, in milliseconds and per cent of a step."""
         return f"{format_milliseconds(self.seconds)}, {self.share:.0%}"
 
 
@@ -37,15 +37,15 @@ class MeasuredStep:
 
     seconds: float
     total: float
-    """Seconds of all timed steps."""
+    """Total seconds of all timed steps."""
     stages: Sequence[Stage]
-    """Stages of the training thread, in order; together they are the step."""
+    """Stages on the training thread, in order; they add up to the step."""
     ahead: Sequence[Stage]
     """Work of other threads for later steps, at the same time."""
 
     @classmethod
     def of(cls, position: Position) -> MeasuredStep | None:
-        """Compute the times from the seconds that a run counted; None if it has no timed step."""
+        """Compute the mean times from the totals of a run; None if no step was timed."""
         timed = position["trained_samples"] - position["untimed_samples"]
         steps = position["step"] * timed / max(position["trained_samples"], 1)
         if not steps or not position["stage_seconds"]:
@@ -76,32 +76,32 @@ class MeasuredStep:
 
     @property
     def wait(self) -> Stage:
-        """Time that the training thread waits for others."""
+        """Time in which the training thread waits for other threads."""
         return self.stages[0]
 
     @property
     def hidden(self) -> float:
-        """Share of the work for later steps that no step waits for."""
+        """Share of the work for later steps during which no step waits."""
         ahead = sum(stage.seconds for stage in self.ahead)
         return 1 - min(self.wait.seconds, ahead) / ahead if ahead else 1.0
 
     @property
     def lead(self) -> str:
-        """The times in a sentence."""
+        """Return the times as a sentence."""
         return (
             f"a step takes {format_milliseconds(self.seconds)}, and all of them {format_seconds(self.total)}; "
             f"{self.hidden:.0%} of reading batches and fetching rows runs in parallel with earlier steps"
         )
 
     def verdict(self, cached: bool, sharing: str = "", level0: str = "dram") -> Iterator[str]:
-        """Name the slowest stage, and the time that more memory would save.
+        """Yield findings: the slowest stage, and the time that more memory would save.
 
         Parameters
         ----------
         cached : bool
             Whether any table is cached.
         sharing : str
-            How the run shared the machine's cores with other processes; empty if it did not.
+            Text about how the run shared the machine's cores with other processes; empty if it did not.
         level0 : str
             Memory in which rows are trained.
         """
@@ -126,7 +126,7 @@ class MeasuredStep:
 
 
 def predicted_times(plan: Plan | None, time: MeasuredStep | None) -> ShownTable:
-    """Compare the embedding part of a step, as planned and as measured."""
+    """Return a table that compares the planned and the measured time of the embedding part of a step."""
     heads = ("embedding work of a step", "planned", "measured", "measured / planned")
     if plan is None or time is None:
         return ShownTable(heads=heads, rows=[])
