@@ -1,28 +1,29 @@
-"""Bytes of everything that a placed table occupies.
+"""Bytes that a placed table occupies in each memory, part by part.
 
-A table's bytes are a mapping ``memory -> part -> bytes``. The memories are ``hbm`` (GPU memory), ``dram``, `mapped` and
-``block``; *level 0* below is ``hbm`` if rows are trained in GPU memory, otherwise ``dram``:
+A table's bytes are a mapping ``memory -> part -> bytes``. The memories are ``hbm`` (GPU memory), ``dram``, ``mapped``
+and ``block``; *level 0* is ``hbm`` if rows are trained in GPU memory, otherwise ``dram``. Sizes are per slot, per row,
+per batch or per log:
 
-    part                memory         each         what
+    part                memory         per          contents
     slot weights        level 0        slot         float32 weights, where rows are trained
     slot state          level 0        slot         float32 optimizer state of the weights
-    tags, stamps        dram           slot         which row, when last used; 4 bytes each
+    tags, stamps        dram           slot         the row in the slot, and its last use; 4 bytes each
     counters            dram           slot         4 bytes, policy ``lfu`` only
     record weights      of the home    row          encoded weights
     record parameters   of the home    row          scale and offset of int8 and int4
-    record state        of the home    row          optimizer state at rest
-    bitmaps             dram           row          written and changed, a bit each; a log has changed alone
-    locations           dram           row          4 bytes, 8 beyond 2.8e9 rows (home ``log``)
-    staging             dram, hbm      batch        slots of lookups in flight, lists of moving rows, records that pass
-                                                    through buffers (of a log; in ``hbm`` of every home)
-    workspace           level 0        batch        scratch memory of the update, all tables one after another
-    log buffers         dram           log          of the writer, compaction and the readers, at most
+    record state        of the home    row          optimizer state in the record
+    bitmaps             dram           row          1 bit "written" (not for a log) and 1 bit "changed"
+    locations           dram           row          home ``log`` only: 4 bytes; 8 bytes above 2.8e9 rows
+    staging             dram, hbm      batch        slots of lookups in flight, lists of moving rows, and buffers for
+                                                    records (only for a log or if level 0 is ``hbm``)
+    workspace           level 0        batch        scratch memory of the update, which all tables use in sequence
+    log buffers         dram           log          buffers of the writer, compaction and readers (upper bound)
     block padding       block          row          row numbers, checksums, unused ends of blocks
-    dead space          block          row, log     records that a log has superseded and not yet reclaimed, at most
+    dead space          block          row, log     outdated records that are not reclaimed yet (upper bound)
 
-A table that is entirely in level 0 has only slot weights and slot state. Tables of one width, home and codec share a
-store, and with it the parts of each log, unless they have so many rows that two logs take less for locations.
-Sizes of records, blocks and locations come from the codec and the store.
+A table that is entirely in level 0 has only slot weights and slot state. Tables of the same width, home and codec share
+a store, and so also the parts that are counted per log. They use two logs only if they have so many rows that two logs
+need fewer bytes for locations. The codec and the store determine the sizes of records, blocks and locations.
 """
 
 from __future__ import annotations
@@ -51,28 +52,28 @@ _HOME_MEMORY: Mapping[Home, Memory] = {"dram": "dram", "mapped": "mapped", "log"
 TAG_BYTES = STAMP_BYTES = COUNTER_BYTES = LOOKUP_SLOT_BYTES = 4
 LIST_BYTES = 6 * 8 * 5 // 4  # six lists of rows and slots that move, int64, with a quarter to spare
 MOST_ROWS_OF_A_LOG = 2_800_000_000
-"""Rows of one log, approximately, up to which locations have 4 bytes."""
+"""Approximate number of rows of one log up to which a location needs only 4 bytes."""
 LOG_BUFFER_BYTES = 2 * LogConfig().buffer_bytes + (1 << 20) + LogConfig().depth * (16 << 10)
 DEVICE_LOOKUP_BYTES = 128
-"""Bytes of GPU memory for each lookup of a batch: its slot, sorted slots and their order, gradient addresses."""
+"""Bytes of GPU memory per lookup of a batch, for its slot, sorted slots and their order, and gradient addresses."""
 WORKSPACE_MARGIN = 1.25
-"""Lookups of the largest batch over those of a mean one."""
+"""Assumed ratio of the lookups of the largest batch to the lookups of an average batch."""
 RESERVES = frozenset({"dead space", "staging", "workspace", "log buffers"})
-"""Parts that are upper bounds: using less is not a defect of the plan."""
+"""Parts with sizes that are upper bounds. A run that uses less does not contradict the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowShape:
-    """Weights and optimizer state of a row."""
+    """Number of weights and size of the optimizer state of a row."""
 
     width: int
-    """D, weights."""
+    """Number of weights (D)."""
     row_state: bool
-    """Whether the optimizer has a float for the row."""
+    """Whether the optimizer stores one float per row."""
     full_state: int
-    """Floats of optimizer state for each weight."""
+    """Floats of optimizer state per weight."""
     clock: bool = False
-    """Whether the row counts its steps."""
+    """Whether the row stores a step counter."""
 
     @classmethod
     def of(cls, width: int, optimizer: RowOptimizerConfig) -> RowShape:
@@ -86,17 +87,17 @@ class RowShape:
 
     @property
     def state_floats(self) -> int:
-        """Floats of optimizer state."""
+        """Floats of optimizer state per row."""
         return self.row_state + self.width * self.full_state
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of float32 weights, state and clock in level 0."""
+        """Bytes per row in level 0: float32 weights, optimizer state and step counter."""
         return 4 * self.width + self.state_bytes
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of state and clock in level 0."""
+        """Bytes of optimizer state and step counter per row in level 0."""
         return 4 * (self.state_floats + self.clock)
 
 
@@ -107,7 +108,7 @@ def _record(codec: CodecConfig, shape: RowShape) -> RecordLayout:
 
 
 def record_bytes(codec: CodecConfig, shape: RowShape) -> int:
-    """Return the bytes of a row at rest: encoded weights, scale and offset, state, without padding."""
+    """Return the bytes of a record without padding: encoded weights, scale and offset, and optimizer state."""
     return _record(codec, shape).record_bytes
 
 
@@ -118,11 +119,11 @@ class SlotSplit:
     sets: int
     ways: int
     overflow: int
-    """Slots behind the sets, for rows whose set is full of pinned rows."""
+    """Slots after the sets, for rows that find their set full of pinned rows."""
 
     @classmethod
     def holding(cls, rows: int, ways: int) -> SlotSplit:
-        """Return the fewest slots whose sets hold `rows`."""
+        """Return the split with the fewest slots whose sets can hold `rows` rows."""
         sets = max(1, -(-rows // ways))
         return cls(sets=sets, ways=ways, overflow=max(sets // (OVERFLOW_SHARE - 1), 1) * ways)
 
@@ -134,12 +135,12 @@ class SlotSplit:
 
     @property
     def in_sets(self) -> int:
-        """Slots without overflow."""
+        """Number of slots without the overflow."""
         return self.sets * self.ways
 
     @property
     def total(self) -> int:
-        """All slots, as in `TablePlacement.cache_rows`."""
+        """Number of all slots, as in `TablePlacement.cache_rows`."""
         return self.in_sets + self.overflow
 
 
@@ -148,11 +149,11 @@ class BatchDemand:
     """Lookups of a batch that determine the size of staging buffers."""
 
     lookups: float
-    """Ids of a batch."""
+    """Number of ids per batch."""
     distinct: float
-    """Distinct rows among them, with margin."""
+    """Number of distinct rows per batch, with a margin."""
     batches: int
-    """Batches in flight: lookahead + 1."""
+    """Number of batches in flight: lookahead + 1."""
 
 
 def level0_bytes(shape: RowShape, rows: int, level0: Memory = "dram") -> Parts:
@@ -171,7 +172,7 @@ def cached_bytes(
     traffic: BatchDemand,
     level0: Memory = "dram",
 ) -> Parts:
-    """Return the bytes of a table of `rows` records at `home` under a cache of `slots` in the memory `level0`."""
+    """Return the bytes of a table with `rows` records at `home` and a cache of `slots` slots in the memory `level0`."""
     layout = _record(codec, shape)
     record = layout.record_bytes
     buffered = home == "log" or level0 == "hbm"
@@ -181,7 +182,7 @@ def cached_bytes(
         "counters": COUNTER_BYTES * slots if counters else 0,
         "bitmaps": (1 if home == "log" else 2) * -(-rows // 8),
         "locations": location_bytes(rows, layout.record_bytes) if home == "log" else 0,
-        # Buffers of further logs, where one log has too many rows for short locations.
+        # Buffers of further logs, if one log would have too many rows for locations of 4 bytes.
         "log buffers": int(2 * rows / MOST_ROWS_OF_A_LOG * LOG_BUFFER_BYTES) if home == "log" else 0,
         "staging": staging_bytes(record if buffered else 0, slots, traffic),
     }
@@ -201,54 +202,57 @@ def cached_bytes(
 
 
 def staging_bytes(buffered: int, slots: int, traffic: BatchDemand) -> int:
-    """Return the bytes of slots in flight, of one batch's lists of moving rows, and of its `buffered` bytes a row."""
+    """Return the bytes of slots in flight, of one batch's lists of moving rows, and of its buffers.
+
+    Buffers need `buffered` bytes per distinct row.
+    """
     lists = LIST_BYTES * (traffic.lookups + slots / OVERFLOW_SHARE)
     records = 1.25 * buffered * traffic.distinct
     return int(LOOKUP_SLOT_BYTES * traffic.lookups * traffic.batches + lists + records)
 
 
 def workspace_bytes(lookups: Iterable[float], width: int, threads: int) -> int:
-    """Return the scratch memory of the update: tables are updated one after another in the same memory.
+    """Return the bytes of scratch memory for the update. All tables use the same memory, one after another.
 
     Parameters
     ----------
     lookups : iterable of float
-        Ids of a batch, for each table.
+        Number of ids per batch of each table.
     width : int
         Width of the widest table.
     threads : int
-        Threads that update tables.
+        Number of threads that update tables.
     """
     return scratch_bytes(math.ceil(WORKSPACE_MARGIN * max(lookups, default=0.0)), width, threads)
 
 
 def device_workspace_bytes(lookups: Iterable[float], width: int) -> int:
-    """Return the scratch memory of the update on a GPU, where all tables of a width are updated together."""
-    # Sums of long runs: two blocks of a row for each 256 lookups.
+    """Return the bytes of scratch memory for the update on a GPU, which updates all tables of a width together."""
+    # Partial sums for rows with many lookups: up to two vectors per 256 lookups.
     return math.ceil(WORKSPACE_MARGIN * sum(lookups) * (DEVICE_LOOKUP_BYTES + 2 * 4 * width / 256))
 
 
 def output_bytes(values: float) -> int:
-    """Return the bytes of the activations of the embedding layer and their gradient, which no budget includes."""
+    """Return the bytes of the embedding layer's activations and their gradients. No budget includes these bytes."""
     return 2 * buffer_bytes(math.ceil(values))
 
 
 def block_bytes(record: int) -> int:
-    """Return the bytes of a block of a log."""
+    """Return the bytes of one block of a log of records of `record` bytes."""
     return plan_layout(1, record, LogConfig()).block_bytes
 
 
 def log_bytes(record: int, rows: int) -> int:
-    """Return the bytes of the blocks of `rows` records; no record is in two blocks."""
+    """Return the bytes of all blocks for `rows` records. A record is never divided between two blocks."""
     return plan_layout(rows, record, LogConfig()).padded_bytes
 
 
 SHARED_BYTES: Parts = {"dram": {"log buffers": LOG_BUFFER_BYTES}, "block": {"dead space": DEAD_BYTES}}
-"""Bytes of each log, whatever tables are in it."""
+"""Bytes that each log needs in addition, whatever tables it stores."""
 
 
 def add_parts(many: Iterable[Parts]) -> Parts:
-    """Add sizes part by part; parts of zero bytes are left out."""
+    """Return the sums of all sizes by memory and part, without parts of zero bytes."""
     total: dict[Memory, dict[str, int]] = {}
     for parts in many:
         for memory, named in parts.items():
@@ -260,5 +264,5 @@ def add_parts(many: Iterable[Parts]) -> Parts:
 
 
 def in_memory(parts: Parts, memory: Memory) -> int:
-    """Return the bytes in one memory."""
+    """Return the bytes of all parts in one memory."""
     return sum(parts.get(memory, {}).values())

@@ -31,18 +31,18 @@ from stratarec.planning.popularity import CacheDemand, Popularity, expected_miss
 from stratarec.planning.step_model import PENALTY, TableWork, table_seconds
 
 PIN_MARGIN = 1.25
-"""Ratio of slots to the rows that the batches in flight are expected to pin.
+"""Slots of a cache, per row that the batches in flight are expected to pin.
 
-At a load of 1 / 1.25 a set of 32 ways gets 25.6 pinned rows on average, and 1.5 % of the rows find their set full: the
-overflow of 1/16 holds four times that."""
+With this ratio a set of 32 ways has 25.6 pinned rows on average, and for 1.5 % of the rows the set is full. The
+overflow, 1/16 of the slots, has room for four times as many rows."""
 
 _DEVIATIONS = 6
 
 AUTO_KINDS = tuple(name for name, kind in KINDS.items() if kind.automatic)
-"""Precisions that ``precision: auto`` chooses from."""
+"""Precisions among which ``precision: auto`` chooses."""
 
 DEFAULT_FRACTION = 0.05
-"""Cache rows over table rows where there is neither a budget nor a fraction; as in arXiv 2010.11305."""
+"""Cache rows as a share of table rows if neither a budget nor a fraction is configured; as in arXiv 2010.11305."""
 
 _GRID = 24
 _LARGEST_FRACTION = 0.75
@@ -50,38 +50,41 @@ _LARGEST_FRACTION = 0.75
 
 @dataclass(frozen=True, kw_only=True)
 class TableSpec:
-    """A table to place."""
+    """A table that the planner places: its size and the lookups of a batch."""
 
     name: str
     rows: int
     shape: RowShape
     lookups: float
-    """Ids of a batch, all features of the table together."""
+    """Ids per batch, of all features of the table together."""
     popularity: Popularity
     outputs: float = 0.0
-    """float32 values of a batch's activations: pooled vectors, and unpooled ones of histories."""
+    """Number of float32 activations per batch: pooled vectors, and the unpooled vectors of histories."""
 
     @property
     def distinct(self) -> float:
-        """Expected distinct rows of a batch."""
+        """Expected number of distinct rows per batch."""
         return self.popularity.distinct(self.lookups)
 
     @property
     def work(self) -> TableWork:
-        """Work of a batch on the table where all of it is in level 0."""
+        """Work of one batch on the table, if the table is entirely in level 0."""
         return TableWork(shape=self.shape, lookups=self.lookups, distinct=self.distinct)
 
     @property
     def largest_batch(self) -> int:
-        """Distinct rows that hardly any batch exceeds; their variance is at most their mean."""
+        """Number of distinct rows that hardly any batch exceeds: 6 standard deviations above the mean.
+
+        The variance of that number is at most its mean.
+        """
         mean = self.distinct
         return min(self.rows, math.ceil(mean + _DEVIATIONS * math.sqrt(mean)))
 
     def pinned(self, lookahead: int) -> int:
-        """Return the rows that the batches in flight may pin at once, with `PIN_MARGIN`; no more than the table has.
+        """Return the number of slots to provide for rows that the batches in flight pin at once, with `PIN_MARGIN`.
 
-        lookahead + 1 batches pin their distinct rows together, which popular rows make fewer than that many times the
-        distinct rows of one.
+        lookahead + 1 batches are in flight. They share popular rows, so they pin fewer than lookahead + 1 times the
+        distinct rows of one batch. The result is at most the number of rows in the table.
         """
         expected = self.popularity.distinct(self.lookups * (lookahead + 1))
         return min(self.rows, math.ceil(PIN_MARGIN * expected))
@@ -93,19 +96,20 @@ class Candidate:
 
     placement: TablePlacement
     cost: float
-    """Seconds of a step, with the penalty of a lower precision."""
+    """Seconds of table work per step, plus a penalty for a lower precision."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Bytes in each of `MEMORIES`."""
+        """Number of bytes in each of `MEMORIES`."""
         return tuple(in_memory(self.placement.bytes, memory) for memory in MEMORIES)
 
 
 def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Candidate]:
     """Return the placements of `table` that `memory` allows, cheapest first; never empty.
 
-    Placements are left out if another one beats or equals them in cost and in every memory. A cache holds at least the
-    pinned rows, whatever `memory.cache.fraction` says. If no cache saves bytes of level 0, the table is entirely there.
+    A placement is left out if another one needs no more time and no more bytes in any memory. A cache holds at least
+    the pinned rows, whatever `memory.cache.fraction` says. If no cache saves bytes of level 0, the only placement is
+    entirely in level 0.
     """
     precision = memory.table_precision(table.name)
     kinds = AUTO_KINDS if precision == "auto" else (precision,)
@@ -127,13 +131,14 @@ def candidates(table: TableSpec, memory: MemoryConfig, tiers: Tiers) -> list[Can
 
 
 def cache_sizes(table: TableSpec, memory: MemoryConfig) -> list[SlotSplit]:
-    """Return cache sizes to try, ascending: from the least that works to three quarters of the table, in equal ratios.
+    """Return the cache sizes to try, in ascending order.
 
-    The least cache holds the pinned rows, and any one batch. The list is empty if that cache is no smaller than the
-    table.
+    The smallest cache holds the pinned rows, and the rows of any one batch. The largest has three quarters of the
+    table's rows, and the sizes between have equal ratios. With a configured or default fraction, there is only one
+    size. The list is empty if even the smallest cache is no smaller than the table.
     """
     ways = memory.cache.ways
-    # Few ways fill unevenly: a cache that holds the pinned rows on average may not hold a batch.
+    # With few ways, sets fill unevenly: a cache that holds the pinned rows on average may not hold every batch.
     one_batch = SlotSplit.within(slots_for_batch(table.largest_batch, ways), ways)
     least = max(SlotSplit.holding(table.pinned(memory.lookahead), ways), one_batch, key=lambda slots: slots.total)
     fraction = memory.cache.fraction
@@ -157,7 +162,7 @@ def _homes(memory: MemoryConfig) -> tuple[Home, ...]:
 def _candidate(
     table: TableSpec, memory: MemoryConfig, tiers: Tiers, work: TableWork, slots: SlotSplit | None
 ) -> Candidate:  # fmt: skip
-    """Return the placement of `table` under a cache of `slots`, or entirely in level 0."""
+    """Return the placement of `table` under a cache of `slots`, or entirely in level 0 if `slots` is None."""
     if slots is None:
         parts = level0_bytes(table.shape, table.rows, memory.level0)
     else:
@@ -175,15 +180,18 @@ def _candidate(
         lookups=work.lookups, distinct=work.distinct, pinned=table.pinned(memory.lookahead), misses=work.misses,
         seconds=seconds,
     )  # fmt: skip
-    # In seconds of this work in DRAM: on a GPU it is so short that the bus alone would lower the precision.
+    # The penalty is a share of the time in DRAM. On a GPU this time is so short that the cost of the bus alone would
+    # outweigh the penalty and lower the precision.
     penalty = PENALTY[work.codec.kind] * table_seconds(table.work, replace(tiers, hbm=None)).compute if slots else 0.0
     return Candidate(placement=placement, cost=seconds.total + penalty)
 
 
 def _undominated(options: list[Candidate]) -> list[Candidate]:
-    """Drop candidates that another one beats or equals in cost and in every memory; no optimum is lost.
+    """Return the candidates, by rising cost, without those that another candidate makes superfluous.
 
-    A candidate in a log beats only candidates in the same log: each log has additional bytes.
+    A candidate is superfluous if another one needs no more time and no more bytes in any memory; an optimum always
+    remains. A candidate in a log is compared only with candidates in the same log, because each further log needs
+    additional bytes.
     """
     points = np.array([(option.cost, *option.sizes) for option in options])
     order = np.lexsort(points.T[::-1])
@@ -204,11 +212,12 @@ def describe_tables(
     batch_size: int,
     hot: Mapping[str, int] | None = None,
 ) -> list[TableSpec]:
-    """Describe the tables of a model by the counts of the training split, and of the data sets that it continues.
+    """Return the `TableSpec` of each table of a model, from value counts of the training data.
 
-    `hot` maps a table to the number of its first rows that are hot: no cache is asked for them. A table has the name of
-    its vocabulary. Where a vocabulary has no counts (ids that came from outside), every row is assumed to be equally
-    popular, and every bag to have its maximum length.
+    Counts include the training splits of the data sets that this one continues. A table has the name of its vocabulary.
+    If a vocabulary has no counts (for example because its ids came from outside), every row is assumed to be equally
+    popular, and every bag to have its maximum length. `hot` maps a table to its number of hot rows, which are its first
+    rows; the cache is not used for them.
     """
     samples = dataset.manifest.carried.samples
     features = dataset.schema.vocabularies()
@@ -218,7 +227,8 @@ def describe_tables(
         total = int(counts.sum())
         longest = (1 if feature.kind == "single" else feature.max_length for feature in features[table.name])
         lookups = batch_size * (total / samples if total else float(sum(longest)))
-        # Counts do not separate histories from the other features of their vocabulary: at most, all are of histories.
+        # Counts do not tell histories from other features with the same vocabulary, so all lookups are assumed to be
+        # of histories.
         unpooled = lookups if table.sequence_features else 0.0
         specs.append(
             TableSpec(
@@ -234,7 +244,7 @@ def describe_tables(
 
 
 def cold_popularity(counts: NDArray[np.int64], hot: int) -> Popularity:
-    """Return the popularity of the rows after the first `hot` ones, as shares of all lookups."""
+    """Return the popularity of the rows without the first `hot` rows, as shares of the lookups of all rows."""
     if not hot:
         return Popularity.from_counts(counts)
     cold = counts.copy()

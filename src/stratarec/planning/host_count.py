@@ -1,7 +1,8 @@
-"""How many hosts a model needs, with memories below DRAM and without: by its bytes, and by samples a second.
+"""Number of hosts that a model needs to store its tables and to reach a required number of samples per second.
 
-The question of MTrainS (arXiv 2305.01515): hosts that are added for their memory alone compute little. An SSD in each
-host replaces them as long as its reads keep up. All hosts are assumed to be like the measured one, with even loads.
+Comparing this number with and without memories below DRAM answers the question of MTrainS (arXiv 2305.01515). Hosts
+that are added only for their memory compute little; an SSD in each host can replace them, as long as its reads are fast
+enough. All hosts are assumed to be like the measured one, with even loads.
 """
 
 from __future__ import annotations
@@ -28,32 +29,34 @@ class HostCount:
     memories: str
     hosts: int
     for_bytes: int
-    """Hosts that hold the rows, however fast they are."""
+    """Minimum number of hosts on which the tables fit, whatever the throughput."""
     samples_per_second: float
     """Predicted throughput of all hosts together."""
     waits_for: str
-    """Largest part of a step: ``tables``, ``block reads``, or ``network``, which includes the exchange."""
+    """Longest part of a step: ``tables``, ``block reads``, or ``network``, which includes the exchange."""
 
 
 def fewest_hosts(
     tables: Sequence[TableSpec], memory: MemoryConfig, machine: Machine, work: StepWork, *, rate: float
 ) -> HostCount:  # fmt: skip
-    """Return the fewest hosts, of one process each, that hold `tables` and train `rate` samples a second.
+    """Return the smallest number of hosts that can store `tables` and train `rate` samples per second.
+
+    Each host runs one process.
 
     Parameters
     ----------
     memory : MemoryConfig
-        Budgets of a host. A path without a budget has the bytes that are free here.
+        Budgets of one host. A path without a budget may use as many bytes as are free in it on this machine.
     machine : Machine
         Rates of a host, and of the network between hosts.
     work : StepWork
-        Work of a step of all hosts; `tables` have its lookups.
+        Work of one step of all hosts together. The lookups of `tables` are also those of all hosts.
 
     Raises
     ------
     ConfigError
-        Without a budget of DRAM, or when no number of hosts is enough: at most one for each sample of a step, and at
-        most `MOST_HOSTS`.
+        If there is no budget for DRAM, or if the largest number of hosts is not enough. That number is `MOST_HOSTS`, or
+        the number of samples per step if that is smaller.
     """
     if memory.dram is None:
         raise ConfigError("memory.dram is null, expected the bytes of a host for tables, such as memory.dram=256GiB")
@@ -86,7 +89,7 @@ def fewest_hosts(
     hosts = _least(is_fast, for_bytes, most)
     if hosts is None:
         raise ConfigError(
-            f"{most:,} hosts with {name} do not train {rate:,.0f} samples a second: lower --samples or raise "
+            f"{most:,} hosts with {name} do not reach {rate:,.0f} samples per second: lower --samples or raise "
             "train.batch_size"
         )
     placement = plan(hosts)
@@ -102,7 +105,7 @@ def fewest_hosts(
 
 
 def _with_budgets(memory: MemoryConfig, tiers: Tiers) -> MemoryConfig:
-    """Set the budget of each path that has none to the bytes that are free here."""
+    """Return `memory` with a budget for each path: if it has none, the bytes that are free there on this machine."""
     block, mapped = memory.block, memory.mapped
     if block is not None and block.budget is None and tiers.block is not None:
         block = replace(block, budget=tiers.block.free_bytes)
@@ -112,7 +115,10 @@ def _with_budgets(memory: MemoryConfig, tiers: Tiers) -> MemoryConfig:
 
 
 def _least(is_enough: Callable[[int], bool], first: int, most: int) -> int | None:
-    """Return the least number from `first` to `most` that is enough, where all after it are; None if there is none."""
+    """Return the smallest number from `first` to `most` that is enough, or None if there is none.
+
+    If a number is enough, every larger number must be enough, too.
+    """
     high = first
     while not is_enough(high):
         if high == most:

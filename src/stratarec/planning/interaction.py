@@ -1,4 +1,4 @@
-"""Interaction of the sparse features of a model: a symmetric matrix ``[F, F]`` with a zero diagonal.
+"""Measure how strongly the sparse features of a model interact: a symmetric matrix ``[F, F]`` with a zero diagonal.
 
 It is measured on a trained model. The vectors of features i and j are replaced by those of another sample. The
 interaction is how much replacing i changes the effect that replacing j has on the logit (a mixed second difference).
@@ -27,7 +27,7 @@ Matrix: TypeAlias = NDArray[np.float64]
 
 
 def feature_keys(model: CTRModel) -> tuple[str, ...]:
-    """Return the sparse features in the order of the vectors of a model's score: unpooled histories last."""
+    """Return the sparse features in the order of their vectors in the score's input: unpooled histories come last."""
     return (*model.embeddings.pooled_keys, *model.network.sequence_keys)
 
 
@@ -37,7 +37,8 @@ def measure(model: CTRModel, batches: Iterable[Batch]) -> Matrix:
     Parameters
     ----------
     batches : iterable of Batch
-        Without groups (`Batch.expanded`). A batch of one sample has no mixed differences.
+        Batches without groups (`Batch.expanded`). A batch of one sample contributes zeros: vectors are exchanged
+        between samples.
     """
     training = model.training
     model.eval()
@@ -51,11 +52,11 @@ def measure(model: CTRModel, batches: Iterable[Batch]) -> Matrix:
 
 
 def normalized(matrix: Matrix) -> Matrix:
-    """Scale interactions ``[F, F]`` to 0 to 1, relative to those of both features with others.
+    """Scale interactions ``[F, F]`` to the range 0 to 1, relative to how strongly both features interact in general.
 
-    A feature that matters much to a model has stronger interactions with every other feature. So the matrix is
-    divided by s_i and s_j such that every row has a mean of one (Sinkhorn and Knopp 1967), and x becomes x / (1 +
-    x).
+    A feature that matters much to a model interacts more strongly with every other feature. So each entry is divided by
+    factors s_i and s_j, which are chosen so that every row has a mean of one (Sinkhorn and Knopp 1967). Then x is
+    replaced by x / (1 + x).
     """
     count = len(matrix)
     scale, floor = np.ones(count), 1e-9 * max(float(matrix.max()), 1e-300)
@@ -67,7 +68,7 @@ def normalized(matrix: Matrix) -> Matrix:
 
 
 def _inputs(model: CTRModel, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the inputs of the score: dense ``[B, F_dense]`` and vectors ``[B, F, D]``."""
+    """Return the inputs of the model's score for a batch: dense ``[B, F_dense]`` and vectors ``[B, F, D]``."""
     calls: list[tuple[Tensor, Tensor]] = []
 
     def record(_: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -83,8 +84,8 @@ def _inputs(model: CTRModel, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _mixed(model: CTRModel, dense: Tensor, vectors: Tensor) -> tuple[Matrix, int]:
-    """Return the sum of squared mixed differences, and the number of samples."""
-    # Vectors are replaced by those of another sample, so that they do occur.
+    """Return the sums of squared mixed differences ``[F, F]`` over samples, and the number of samples."""
+    # Vectors are replaced by vectors of another sample, so the network sees only vectors that do occur.
     other = vectors.roll(len(vectors) // 2, 0)
     change = other - vectors
     before = _gradient(model.network.score, dense, vectors)
@@ -98,7 +99,10 @@ def _mixed(model: CTRModel, dense: Tensor, vectors: Tensor) -> tuple[Matrix, int
 
 
 def _gradient(score: nn.Module, dense: Tensor, vectors: Tensor) -> Tensor:
-    """Return the gradient of the logits by vectors, ``[B, F, D]``. Samples are independent, so the sum has it."""
+    """Return the gradient of each sample's logit by its vectors, ``[B, F, D]``.
+
+    Samples are independent, so the gradient of the sum of all logits contains these gradients.
+    """
     with torch.enable_grad():
         at = vectors.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(score(dense, at, None).float().sum(), at)

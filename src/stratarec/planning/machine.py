@@ -1,13 +1,14 @@
 """Rates of a machine: measured here once and cached, taken from a data sheet, or assumed for a cluster.
 
-`measure_tiers` measures the memories: DRAM by sequential and random-row bandwidth, the engine's own costs on top of
-that, and of a path sequential writes and random direct reads by 64 threads. Of a GPU, `stratarec doctor --gpu` measures
-the memory and the bus, and this module the engine's costs with rows there. Measurements are cached in
+`measure_tiers` measures the sequential and random-row bandwidth of DRAM, the sequential writes and random reads (by 64
+threads) of each configured path, and the engine's own costs. For a GPU, `stratarec doctor --gpu` measures the memory
+and the bus; this module then measures the engine's costs with rows in GPU memory. Measurements are cached in
 ``$XDG_CACHE_HOME/stratarec/tiers.json`` (``~/.cache`` by default), by host, device and mount point.
 
-The engine's costs are a time for a step, a table, an id and a row. Tables of a few shapes are trained for some steps,
-whole in level 0 and under a cache. Least squares of relative errors divide what bytes over bandwidth leave of their
-seconds among these counts. With batches of a few hundred samples they are most of the time.
+The engine's costs are a time per step, per table, per id and per row, in addition to the time of moving bytes. To
+measure them, tables of a few shapes are trained for some steps, once entirely in level 0 and once under a cache. A
+least-squares fit of relative errors then divides the measured seconds among bytes, steps, tables, ids and rows. With
+batches of a few hundred samples, the engine's costs are most of the time.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ SHAPES = (
     (3, 12, 320, 4), (3, 12, 3000, 12), (3, 48, 320, 12), (3, 48, 3000, 4), (30, 12, 320, 12), (30, 12, 3000, 4),
     (30, 48, 320, 4), (30, 48, 3000, 12), (12, 24, 1200, 2), (12, 24, 1200, 12), (30, 12, 3000, 12),
 )  # fmt: skip
-"""Tables, floats of a row, samples of a batch, and skew: the row of table size R is ``R * u ** skew``, u uniform."""
+"""Tables, floats per row, samples per batch, and skew. Ids of a table with R rows are drawn as ``R * u ** skew``, with
+u uniform in [0, 1)."""
 _TABLE_BYTES, _CACHE_SHARE, _WAYS = 96 << 20, 0.2, 32
 _WARM_SAMPLES, _STEPS, _BATCHES = 40_000, 6, 6
 _SWEPT_BYTES = 24 << 20
@@ -75,55 +77,56 @@ _SWEPT_BYTES = 24 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class WorkCosts:
-    """Seconds of one kind of table work: a factor on its bytes, and a time for each thing."""
+    """Coefficients that predict the seconds of one kind of table work from its bytes and its counts."""
 
     bytes_factor: float = 1.0
-    """Factor on the seconds of bytes over the bandwidth of memory by rows."""
+    """Factor on the time that the bytes take at the memory's bandwidth."""
     step: float = 0.0
-    """Seconds of a step, for each group of tables of the same shape."""
+    """Seconds per step for each group of tables of the same shape."""
     table: float = 0.0
     lookup: float = 0.0
     row: float = 0.0
-    """Seconds of a distinct row, or of a fetched one."""
+    """Seconds per distinct row for `EngineCosts.compute`, per fetched row for `EngineCosts.staging`."""
 
     def seconds(self, moved: float, lookups: float, rows: float) -> float:
-        """Return the seconds of one table whose bytes take `moved` seconds; `step` is not included."""
+        """Return the seconds of the work on one table, without `step`. Moving its bytes alone takes `moved` seconds."""
         return self.bytes_factor * moved + self.table + self.lookup * lookups + self.row * rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCosts:
-    """Costs of both kinds of table work. By default only bytes count."""
+    """Costs of both kinds of table work. By default only moving bytes takes time."""
 
     compute: WorkCosts = field(default_factory=WorkCosts)
-    """Looking up and updating rows of level 0."""
+    """Costs of looking up and updating rows in level 0."""
     staging: WorkCosts = field(default_factory=WorkCosts)
-    """Fetching rows into level 0."""
+    """Costs of fetching rows into level 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DramTier:
-    """Bandwidth and size of a memory, all threads together."""
+    """Size of a memory, and its bandwidth when all threads use it at once."""
 
     sequential_bytes_per_second: float = math.inf
     row_bytes_per_second: float
-    """Random rows of 256 bytes."""
+    """Bandwidth of reading random rows of 256 bytes."""
     bytes: int = 0
     """Size of the memory."""
 
     def lookup_seconds(self, shape: RowShape, lookups: float, distinct: float) -> float:
-        """Return the seconds of the bytes that pooling and the update of a table move.
+        """Return the seconds that memory traffic takes when a table's rows are pooled and updated.
 
-        Pooled vectors and their gradients pass by; the weights of each distinct row are read, and its slot is read
-        and written.
+        Pooled vectors and their gradients are streamed once. For each distinct row, pooling reads the weights, and the
+        update reads and writes the slot.
         """
         passing = 2 * lookups * 4 * shape.width / self.sequential_bytes_per_second
         return passing + distinct * (4 * shape.width + 2 * shape.slot_bytes) / self.row_bytes_per_second
 
     def staging_seconds(self, row_bytes: int, ways: int, distinct: float, misses: float) -> float:
-        """Return the seconds of the bytes that staging moves.
+        """Return the seconds that memory traffic takes when rows are staged.
 
-        For each distinct row the tags of a set; for a missing row and its victim `row_bytes` of slot and record.
+        For each distinct row, the tags and stamps of a set are read. For each missing row, `row_bytes` (slot and
+        record) are moved twice: once for the row and once for the row that it replaces.
         """
         moved = distinct * ways * (TAG_BYTES + STAMP_BYTES) + 2 * misses * row_bytes
         return moved / self.row_bytes_per_second
@@ -134,59 +137,59 @@ class HbmTier(DramTier):
     """Memory of a GPU, and the bus between it and the host."""
 
     up_bytes_per_second: float
-    """From the host."""
+    """Bandwidth of the bus from the host to the GPU."""
     down_bytes_per_second: float
     engine: EngineCosts = field(default_factory=EngineCosts)
     """Costs of table work with rows in this memory."""
 
     def exchange_seconds(self, slot: int, record: int, misses: float) -> float:
-        """Return the seconds in which missing rows and their victims move between slots and the host."""
+        """Return the seconds to move missing rows from the host into slots, and the rows that they replace back."""
         bus = record / self.up_bytes_per_second + record / self.down_bytes_per_second
         return misses * (bus + 2 * (slot + record) / self.row_bytes_per_second)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTier:
-    """A directory on a block device."""
+    """Measured rates of a directory on a block device."""
 
     path: str
     write_bytes_per_second: float
-    """Sequential writes, synced at the end."""
+    """Bandwidth of sequential writes that end with a sync."""
     reads_per_second: float
-    """Random reads of `read_bytes`."""
+    """Random reads per second, each of `read_bytes`."""
     read_bytes: int
     parallel: int
-    """Reads in flight."""
+    """Number of reads in flight during the measurement."""
     direct: bool
-    """Whether reads bypassed the page cache; without support of the file system they may be cached reads."""
+    """Whether reads bypassed the page cache. If false, the measured reads may have come from that cache."""
     free_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class MappedTier:
-    """A directory whose files are mapped into memory."""
+    """Measured rates of a directory whose files are mapped into memory."""
 
     path: str
     write_bytes_per_second: float
-    """Sequential writes, synced at the end."""
+    """Bandwidth of sequential writes that end with a sync."""
     row_bytes_per_second: float
-    """Random rows of 256 bytes through a mapping whose pages are resident. For a path on a disk this is the speed of
-    the page cache, and holds only as long as the file fits there."""
+    """Bandwidth of reading random rows of 256 bytes from a mapping with resident pages. For a path on a disk this is
+    the speed of the page cache, which is reached only while the file fits into that cache."""
     free_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tiers:
-    """Memory tiers of a machine, and what work on tables costs there."""
+    """Memory tiers of a machine, and the costs of table work in them."""
 
     dram: DramTier
     threads: int = 1
-    """Threads of the kernels."""
+    """Number of threads that the kernels use."""
     engine: EngineCosts = field(default_factory=EngineCosts)
     block: BlockTier | None = None
     mapped: MappedTier | None = None
     hbm: HbmTier | None = None
-    """Memory of the GPU if rows are trained there."""
+    """GPU memory; None unless rows are trained in it."""
     age_seconds: float = 0.0
     """Age of the oldest measurement."""
 
@@ -201,7 +204,7 @@ class Tiers:
         return self.hbm.engine if self.hbm else self.engine
 
     def staging_seconds(self, shape: RowShape, record: int, ways: int, distinct: float, misses: float) -> float:
-        """Return the seconds of the bytes that staging moves; `DramTier.staging_seconds` explains them."""
+        """Return the seconds of memory and bus traffic when rows are staged; see `DramTier.staging_seconds`."""
         if self.hbm is None:
             return self.dram.staging_seconds(shape.slot_bytes + record, ways, distinct, misses)
         moved = self.dram.staging_seconds(record, ways, distinct, misses)
@@ -209,7 +212,9 @@ class Tiers:
 
 
 def check_positive(config: object, *, may_be_zero: tuple[str, ...] = ()) -> None:
-    """Refuse fields that are not more than 0, or 0 for those in `may_be_zero`; infinity is allowed."""
+    """Raise `ConfigError` if a number in `config` is not more than 0. Fields in `may_be_zero` may also be 0, and any
+    field may be infinite.
+    """
     name = type(config).__name__.lower()
     for entry in fields(config):  # type: ignore[arg-type]
         value = getattr(config, entry.name)
@@ -220,21 +225,21 @@ def check_positive(config: object, *, may_be_zero: tuple[str, ...] = ()) -> None
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkRates:
-    """Rates of the device that runs the dense network of a rank, and of what a rank does around an exchange."""
+    """Rates of the device that runs a rank's dense network, and costs of the rank's work around an exchange."""
 
     flops_per_second: float = math.inf
-    """Floating-point operations in the layers of a network."""
+    """Floating-point operations per second that the layers of a network reach."""
     fixed_seconds: float = 0.0
-    """Seconds of a step whatever its batch: an interpreter and many small operations."""
+    """Seconds per step that do not depend on the batch size: the interpreter and many small operations."""
     up_bytes_per_second: float = math.inf
-    """From the host's memory to the device."""
+    """Bandwidth from the host's memory to the device."""
     down_bytes_per_second: float = math.inf
     sptt_seconds: float = 0.0
-    """Additional seconds of a step with SPTT, which asks peers and joins their requests."""
+    """Additional seconds per step with SPTT, in which ranks also ask their peers and merge the peers' requests."""
     packed_seconds: float = 0.0
-    """Seconds for each byte that a rank packs or unpacks, in float32 whatever the wire format."""
+    """Seconds per byte that a rank packs or unpacks. Bytes are counted as float32, whatever the wire format."""
     parameter_seconds: float = 0.0
-    """Seconds for each dense parameter: gradients are flattened, added and spread, and the optimizer runs."""
+    """Seconds per dense parameter to flatten, add and distribute its gradient and to run the optimizer."""
 
     def __post_init__(self) -> None:
         check_positive(self, may_be_zero=("fixed_seconds", "sptt_seconds", "packed_seconds", "parameter_seconds"))
@@ -246,29 +251,29 @@ FREE = Collective(alpha=0.0, alpha_peer=0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Number of machines, and what connects them. By default one rank on one host."""
+    """Hosts and ranks, and the links between them. By default one rank on one host."""
 
     hosts: int = 1
     ranks: int = 1
-    """Ranks of a host."""
+    """Number of ranks per host."""
     inside_bytes_per_second: float = math.inf
-    """From a rank to the others of its host, one direction."""
+    """Bandwidth from a rank to the other ranks of its host, in one direction."""
     between_bytes_per_second: float = math.inf
-    """From a host to the others, one direction; its ranks share it."""
+    """Bandwidth from a host to the other hosts, in one direction. The ranks of a host share it."""
     inside: Collective = FREE
-    """Latency among the ranks of a host."""
+    """Latency of a collective among the ranks of one host."""
     between: Collective = FREE
-    """Latency among ranks of several hosts."""
+    """Latency of a collective among ranks of several hosts."""
     adds_by_host: bool = False
-    """Whether gradients of dense parameters are added inside hosts first, as collectives of GPUs do. `Channel.sum`
-    does not."""
+    """Whether gradients of dense parameters are first added inside each host, as GPU collectives do. `Channel.sum` does
+    not."""
 
     def __post_init__(self) -> None:
         check_positive(self, may_be_zero=("adds_by_host",))
 
     @property
     def all_ranks(self) -> int:
-        """G, the ranks of all hosts."""
+        """Number of ranks of all hosts together (G)."""
         return self.hosts * self.ranks
 
 
@@ -280,28 +285,28 @@ class Machine:
     network: NetworkRates = field(default_factory=NetworkRates)
     cluster: Cluster = field(default_factory=Cluster)
     busy_share: float = 1.0
-    """Share of the cores that the threads of a step occupy; work ahead of training uses the others."""
+    """Share of the cores that the threads of a step occupy. Staging of coming batches uses the other cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRates:
-    """Rates and memory of a GPU, per second."""
+    """Rates of a GPU, per second, and the size of its memory in bytes."""
 
     float32_flops: float
     bf16_flops: float
     up_bytes: float
-    """From pinned host memory."""
+    """Bytes per second from pinned host memory to the GPU."""
     down_bytes: float
     row_bytes: float
-    """Rows of the device's memory, read at random."""
+    """Bytes per second when random rows of the GPU's memory are read."""
     memory_bytes: float
     origin: str
-    """Source of the figures, in words."""
+    """Source of the figures, as text for reports."""
     device: str = ""
-    """torch's name of the device, on which table work can be timed; empty for a data sheet."""
+    """torch's name of the GPU, so that table work can be timed on it; empty if the rates are from a data sheet."""
 
     def network(self, *, bf16: bool) -> NetworkRates:
-        """Return the rates of a network on this device. Launches are left out."""
+        """Return the rates of a network on this device. The time to launch kernels is not included."""
         return NetworkRates(
             flops_per_second=self.bf16_flops if bf16 else self.float32_flops,
             up_bytes_per_second=self.up_bytes,
@@ -309,7 +314,7 @@ class DeviceRates:
         )
 
     def tier(self, engine: EngineCosts) -> HbmTier:
-        """Return the device's memory, whose table work has the costs `engine`."""
+        """Return the device's memory as a tier in which table work has the costs `engine`."""
         return HbmTier(
             sequential_bytes_per_second=self.row_bytes, row_bytes_per_second=self.row_bytes,
             bytes=round(self.memory_bytes), up_bytes_per_second=self.up_bytes,
@@ -329,14 +334,14 @@ CARDS = {
 """Card -> peak float32 operations and 16-bit operations per second, PCIe bytes per second in each direction, memory
 bytes per second, and memory size in bytes."""
 _REACHED_FLOPS, _REACHED_LINK, _REACHED_MEMORY = 0.4, 0.8, 0.5
-"""Assumed shares of the peaks; reports name them."""
+"""Shares of the peak rates that are assumed to be reached; `DeviceRates.origin` reports them."""
 _LAUNCHES = WorkCosts(step=5e-4, lookup=5e-9)
-"""Assumed costs of table work on a card: a group of tables is some 25 launches of kernels. 426,000 lookups took the
+"""Assumed costs of table work on a card. A group of tables needs about 25 kernel launches; 426,000 lookups took the
 host of an H200 2.1 ms (benchmark `gpu_checks`)."""
 
 
 def card_rates(name: str) -> DeviceRates:
-    """Return the rates of a card of `CARDS`: assumed shares of its data sheet."""
+    """Return the rates of a card in `CARDS`, estimated as fixed shares of the peaks in its data sheet."""
     float32, bf16, link, memory, size = CARDS[name.lower()]
     return DeviceRates(
         float32_flops=_REACHED_FLOPS * float32, bf16_flops=_REACHED_FLOPS * bf16, up_bytes=_REACHED_LINK * link,
@@ -349,23 +354,25 @@ def card_rates(name: str) -> DeviceRates:
 def measure_tiers(
     memory: MemoryConfig, *, rates: DeviceRates | None = None, again: bool = False, cache: Path | None = None
 ) -> Tiers:
-    """Return the rates of the tiers that `memory` names, from the cache or measured now.
+    """Return the rates of the tiers that `memory` names: cached ones if there are any, else measured now.
 
-    A measurement takes a few seconds a tier, and 256 MiB of DRAM or of the path. Free bytes are always current.
+    A measurement takes a few seconds per tier and needs 256 MiB of DRAM or of space in the path. The numbers of free
+    bytes are never cached.
 
     Parameters
     ----------
     rates : DeviceRates
-        Rates of the GPU if rows are trained in its memory. Table work is timed on the device, or assumed for a card.
+        Rates of the GPU, if rows are trained in its memory. Table work is timed on it if `rates.device` is set,
+        otherwise its costs are assumed.
     again : bool
-        Ignore cached measurements.
+        Whether to measure again and replace cached measurements.
     cache : Path
-        File of measurements; the user's own by default.
+        File of cached measurements; by default `cache_file`.
 
     Raises
     ------
     StorageError
-        When a path cannot be written.
+        If a path cannot be written.
     """
     store = _Cache(cache or cache_file(), again)
     threads = use_torch_threads()
@@ -392,12 +399,12 @@ def _engine_costs(measured: dict[str, Any]) -> EngineCosts:
 
 
 def cache_file() -> Path:
-    """Return the path of the cached measurements."""
+    """Return the path of the user's file of cached measurements."""
     return cache_directory() / "tiers.json"
 
 
 class _Cache:
-    """Cached measurements by key, each with its time."""
+    """File of cached measurements. Each has a key and the time of the measurement."""
 
     def __init__(self, path: Path, again: bool) -> None:
         self._path, self._again = path, again
@@ -414,7 +421,7 @@ class _Cache:
         return measured
 
     def _read(self) -> dict[str, Any]:
-        # A missing or damaged cache is measured again.
+        # If the cache is missing or damaged, everything is measured again.
         with contextlib.suppress(DatasetError):
             content = read_json(self._path)
             if isinstance(content, dict):
@@ -423,7 +430,7 @@ class _Cache:
 
 
 def _key(kind: str, path: str) -> str:
-    """Return the key of the file system that a directory is on: all of its directories share a measurement."""
+    """Return a cache key for the file system of a directory. All directories of a file system share a measurement."""
     make_directory(Path(path))
     mount = Path(path).resolve()
     while not mount.is_mount():
@@ -441,7 +448,10 @@ def _physical_bytes() -> int:
 
 
 def _rate(work: Callable[[], object], amount: int, seconds: float = _SECONDS) -> float:
-    """Return `amount`, the work of one call, over the shortest call, which other processes disturb least."""
+    """Call `work` repeatedly for `seconds`, and return `amount` per second of the shortest call.
+
+    Other processes disturb the shortest call least. `amount` is the work of one call, for example its bytes.
+    """
     work()
     shortest, began = float("inf"), time.perf_counter()
     while time.perf_counter() - began < seconds:
@@ -452,7 +462,7 @@ def _rate(work: Callable[[], object], amount: int, seconds: float = _SECONDS) ->
 
 
 def _row_rate(values: NDArray[np.float32]) -> float:
-    """Measure the bytes a second of random rows."""
+    """Measure the bytes per second when random rows of `values` are read."""
     rows = np.random.default_rng(0).integers(0, len(values) // _ROW_FLOATS, 1 << 18, dtype=np.uint64)
     return _rate(lambda: sum_rows(values, rows, width=_ROW_FLOATS), rows.size * _ROW_FLOATS * values.itemsize)
 
@@ -481,7 +491,7 @@ def _measure_block(path: Path) -> dict[str, Any]:
 def _measure_mapped(path: Path) -> dict[str, Any]:
     with _scratch(path) as (file, written):
         values = np.memmap(file, dtype=np.float32, mode="r")
-        sum_parts(values)  # Maps every page: rows of a mapped table are touched again and again.
+        sum_parts(values)  # Makes every page resident, as pages of a mapped table are after some time.
         by_row = _row_rate(values)
         del values
     return {"write_bytes_per_second": written, "row_bytes_per_second": by_row}
@@ -489,14 +499,15 @@ def _measure_mapped(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _scratch(path: Path) -> Iterator[tuple[Path, float]]:
-    """Write a file of random bytes in `path`; yield it and the bytes a second at which it was written.
+    """Write a file of random bytes in `path`, and yield the file and the bytes per second of writing it.
 
-    The file is removed afterwards, or by the next measurement there if this process is killed: it is locked until then.
+    The file is removed afterwards. If this process is killed, the next measurement in `path` removes the file; the lock
+    on a file shows that its process is still running.
     """
     make_directory(path)
     remove_leftovers_of(path / "tiers")
     file = temporary_name(path / "tiers")
-    # Not zeros: a file system or a device that compresses would appear too fast.
+    # Random bytes, because zeros would make a file system or device that compresses appear too fast.
     block = np.random.default_rng(1).bytes(_WRITE_BYTES)
     try:
         with create_locked(file) as out:
@@ -513,7 +524,7 @@ def _scratch(path: Path) -> Iterator[tuple[Path, float]]:
 
 
 def _read_rate(file: Path) -> tuple[float, bool]:
-    """Measure random reads a second with `PARALLEL_READS` threads, and whether they were direct."""
+    """Return the random reads per second with `PARALLEL_READS` threads, and whether the reads were direct."""
     descriptor, direct = _open_direct(file)
     if hasattr(os, "posix_fadvise"):  # drop the file's pages from the page cache
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -543,7 +554,7 @@ def _open_direct(file: Path) -> tuple[int, bool]:
     flags = os.O_RDONLY | getattr(os, "O_DIRECT", 0)
     with contextlib.suppress(OSError):
         descriptor = os.open(file, flags)
-        # Some file systems open a file directly and refuse the first read.
+        # Some file systems accept O_DIRECT when they open a file, but then refuse the first read.
         with contextlib.suppress(OSError):
             buffer = mmap.mmap(-1, READ_BYTES)
             if os.preadv(descriptor, [buffer], 0) == READ_BYTES:
@@ -553,7 +564,7 @@ def _open_direct(file: Path) -> tuple[int, bool]:
 
 
 def measure_engine(tiers: Tiers, device: str = "cpu") -> dict[str, Any]:
-    """Measure the fields of `EngineCosts` with rows on a device, in a few seconds on tables of 96 MiB."""
+    """Measure the fields of `EngineCosts` with rows on `device`. This takes a few seconds and tables of 96 MiB."""
     lines: dict[str, list[tuple[float, ...]]] = {"compute": [], "staging": []}
     for tables, width, batch, skew in SHAPES:
         for name, line in _lines(tables, width, batch, skew, tiers, device):
@@ -564,7 +575,11 @@ def measure_engine(tiers: Tiers, device: str = "cpu") -> dict[str, Any]:
 def _lines(
     tables: int, width: int, batch: int, skew: float, tiers: Tiers, device: str
 ) -> Iterator[tuple[str, tuple[float, ...]]]:  # fmt: skip
-    """Yield, for both kinds of work, seconds of bytes, groups, tables, lookups, rows, and seconds of a step."""
+    """Yield one equation of the fit for each kind of work: its name (``compute`` or ``staging``) and the numbers.
+
+    The numbers are predicted seconds of memory traffic; groups, tables, lookups and rows of a step; and the measured
+    seconds of a step.
+    """
     optimizer = RowOptimizerConfig()
     shape, names = RowShape.of(width, optimizer), tuple(f"t{number}" for number in range(tables))
     rows = max(_TABLE_BYTES // (tables * shape.slot_bytes), 1)
@@ -575,7 +590,7 @@ def _lines(
     draws, lookups = np.random.default_rng(0), tables * batch
 
     def draw(count: int) -> NDArray[np.int64]:
-        """Draw the ids of `count` batches, a row each."""
+        """Draw the ids of `count` batches, one batch per row of the result."""
         ids: NDArray[np.int64] = (rows * draws.random((count, lookups)) ** skew).astype(np.int64)
         return ids
 
@@ -621,10 +636,10 @@ def _lines(
 
 
 def cold_seconds(work: Callable[[], object], rounds: int, seconds: float = 0.0) -> float:
-    """Return the median seconds of `work` over at least `rounds` calls and `seconds`, after a first call.
+    """Return the median seconds per call of `work`, over at least `rounds` calls and `seconds`, after a first call.
 
-    Other memory is swept in between: in training, a network runs between two look-ups and look-ups between two passes
-    of a network, so neither has its rows and code in the caches.
+    Between calls other memory is touched, which empties the processor's caches. In training, lookups and the network
+    alternate, so neither finds its own rows and code in those caches.
     """
     between = np.zeros(_SWEPT_BYTES, np.uint8)
     work()
@@ -638,11 +653,11 @@ def cold_seconds(work: Callable[[], object], rounds: int, seconds: float = 0.0) 
 
 
 def _fitted(lines: NDArray[np.float64]) -> dict[str, float]:
-    """Fit nonnegative costs to the seconds of `lines`, by relative error.
+    """Return the fields of `WorkCosts`, nonnegative, with the least squared relative errors on `lines`.
 
-    One more line says that bytes take what the bandwidth predicts: noise must not make them free.
+    One more equation asks for a `bytes_factor` of 1, because noise could otherwise make it 0.
     """
-    from scipy.optimize import nnls  # imported here: cached measurements need not wait for it
+    from scipy.optimize import nnls  # imported here because cached measurements do not need it
 
     counts, seconds = lines[:, :-1] / lines[:, -1:], np.ones(len(lines))
     counts = np.vstack([counts, np.eye(1, counts.shape[1])])

@@ -1,7 +1,7 @@
-"""Choose one candidate for each table at least total cost, within the budget of every memory.
+"""Choose one candidate for each table so that the total cost is smallest and no memory exceeds its budget.
 
-A multiple-choice knapsack with fixed charges, solved as a mixed-integer program by HiGHS (Huangfu and Hall,
-"Parallelizing the dual revised simplex method", 2018) through SciPy.
+This is a multiple-choice knapsack problem with fixed charges. SciPy's HiGHS (Huangfu and Hall, "Parallelizing the dual
+revised simplex method", 2018) solves it as a mixed-integer program.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ Sizes = NDArray[np.int64]
 GAP = 1e-4
 """Relative distance from the optimum at which the solver may stop."""
 _SECONDS = 30.0
-# A budget that is exceeded by as much as HiGHS allows is lowered and solved for again, by more each time.
+# HiGHS may exceed a budget by its tolerance. Then the budget is lowered, each time by more, and solved for again.
 _REPAIRS = 8
 _GROWTH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """Groups of candidates with a shared cost, which is paid once if any of them is chosen."""
+    """Groups of candidates that share a cost and bytes, which count once if any candidate of the group is chosen."""
 
     member: Sequence[NDArray[np.int64]]
-    """For each table ``[candidates]`` the group of each, or -1."""
+    """For each table, the group of each candidate or -1, ``[candidates]``."""
     sizes: Sizes
-    """``[groups, memories]`` bytes."""
+    """Bytes of each group in each memory, ``[groups, memories]``."""
     costs: Floats
-    """``[groups]``."""
+    """Cost of each group, ``[groups]``."""
 
     @classmethod
     def none(cls, costs: Sequence[Floats], memories: int) -> Groups:
@@ -48,33 +48,35 @@ class Groups:
         return cls(member=member, sizes=np.zeros((0, memories), dtype=np.int64), costs=np.zeros(0))
 
     def used(self, chosen: Sequence[int]) -> list[int]:
-        """Return the groups of the chosen candidates."""
+        """Return the sorted groups of the chosen candidates."""
         return sorted({int(table[choice]) for table, choice in zip(self.member, chosen, strict=True)} - {-1})
 
 
 def solve(
     costs: Sequence[Floats], sizes: Sequence[Sizes], budgets: Sequence[int | None], groups: Groups | None = None
 ) -> list[int] | None:
-    """Return the choice of least total cost.
+    """Return the candidate of each table with which the total cost is smallest.
 
     Parameters
     ----------
     costs : sequence of ndarray
-        For each table ``[candidates]``.
+        For each table, the cost of each candidate, ``[candidates]``.
     sizes : sequence of ndarray
-        For each table ``[candidates, memories]`` int64 bytes.
+        For each table, the int64 bytes of each candidate, ``[candidates, memories]``.
     budgets : sequence of int or None
-        Bytes of each memory; None for no limit.
+        Available bytes of each memory; None for no limit.
     groups : Groups
-        Costs that candidates share.
+        Costs and bytes that candidates share.
 
     Returns
     -------
     list of int or None
-        The candidate of each table, whose total cost is within `GAP` of the optimum; None when nothing fits.
+        Index of the chosen candidate of each table. Their total cost is within `GAP` of the optimum. None if no choice
+        fits.
     """
     groups = groups or Groups.none(costs, len(budgets))
-    # Subtract what every choice takes: HiGHS checks constraints relative to their bound, so small numbers are exact.
+    # Subtract the bytes that every choice needs. HiGHS checks constraints relative to their bound, so with a smaller
+    # bound the check is more exact.
     least = np.sum([size.min(axis=0) for size in sizes], axis=0)
     remaining = [None if budget is None else int(budget - used) for budget, used in zip(budgets, least, strict=True)]
     if any(bound is not None and bound < 0 for bound in remaining):
@@ -100,14 +102,14 @@ def solve(
 def _solve(
     costs: Sequence[Floats], sizes: Sequence[Sizes], bounds: Sequence[int | None], groups: Groups
 ) -> list[int] | None:
-    """Solve once. Variables: a binary for each candidate, table after table, then one for each group."""
+    """Solve the integer program once. It has a binary variable per candidate, table by table, then one per group."""
     ends = np.cumsum([0, *(len(cost) for cost in costs)])
     flat = np.concatenate([*costs, groups.costs])
     scale = max(float(sum(cost.min() for cost in costs)), float(flat.max()) * 1e-6, 1e-300)
     constraints = [_one_each(ends, len(flat)), *_paid(ends, len(flat), groups)]
     for size, bound in zip(np.concatenate([*sizes, groups.sizes]).T, bounds, strict=True):
         if bound is not None and size.max() > 0:
-            # With a bound of 0 no candidate may use any; otherwise sizes are shares of the bound.
+            # With a bound of 0, no candidate that needs this memory may be chosen. Otherwise sizes are shares of it.
             row = size / bound if bound else (size > 0).astype(float)
             constraints.append(LinearConstraint(np.minimum(row, 2.0), -np.inf, 1 if bound else 0))
     with quiet():
@@ -147,7 +149,7 @@ def _one_each(ends: NDArray[np.int64], variables: int) -> LinearConstraint:
 
 
 def _paid(ends: NDArray[np.int64], variables: int, groups: Groups) -> list[LinearConstraint]:
-    """Constrain each table and group: the table's candidates in the group require the group."""
+    """Return constraints by which a chosen candidate also requires that its group is paid for."""
     member = np.concatenate(groups.member)
     candidate = np.flatnonzero(member >= 0)
     if not len(candidate):

@@ -1,31 +1,34 @@
-"""How long a training step takes: the work of a step and the rates of a machine in, seconds of each part out.
+"""Predict the seconds of each part of a training step from the work of the step and the rates of a machine.
 
-`table_seconds` predicts the work on one table wherever its rows are; the planner compares placements by it.
-`step_time` adds the dense network, transfers to a device, the exchange between ranks and the reduction of gradients.
-Every prediction of a step comes from these two: `stratarec plan`, `--device`, `--hosts`, reports and benchmarks.
+`table_seconds` predicts the work on one table in any placement; the planner uses it to compare placements. `step_time`
+adds the dense network, transfers to a device, the exchange between ranks and the reduction of gradients. Every
+prediction of a step uses these two functions: `stratarec plan`, `--device`, `--hosts`, reports and benchmarks.
 
-**Tables.** Bytes over a measured bandwidth, reads over a measured rate, and the engine's own costs, which are most of
-the time where batches are small (`machine.WorkCosts`). Float32 rows of level 0 are pooled and updated alike wherever a
-table's home is. With level 0 in the memory of a GPU, rows are pooled and updated at its rate, missing rows and their
-victims cross the bus, and the host's cores work on nothing but the directory and the records.
+**Tables.** The time is the sum of bytes over a measured bandwidth, reads over a measured rate, and the engine's own
+costs (`machine.WorkCosts`), which dominate if batches are small. Float32 rows in level 0 are pooled and updated in the
+same way, whatever the table's home is. With level 0 in GPU memory, rows are pooled and updated at the GPU's rate,
+missing rows and the rows that they replace cross the bus, and the host handles only the cache's directory and the
+records.
 
-**Exchange.** An alpha-beta model of T hosts of L ranks, G = T L. Bytes that a rank receives from others in one
-direction, of B samples and F pooled features of width D at b bytes a row (gradients travel back by as many, ids come
-first; where distinct rows travel, F is the number of rows a sample)::
+**Exchange.** T hosts with L ranks each, G = T L ranks in total; a batch of B samples per rank, F pooled features of
+width D, b bytes per row. Each rank receives, in one direction::
 
-    flat          B F b (G - L) / G  from other hosts    B F b (L - 1) / G  from its own
-    SPTT          B F b (T - 1) / T  from other hosts    B F b (L - 1) / L  from its own
-    with towers   of the first, 1 / c of it
+                  from other hosts          from its own host
+    flat          B F b (G - L) / G         B F b (L - 1) / G
+    SPTT          B F b (T - 1) / T         B F b (L - 1) / L
+    with towers   B F b (T - 1) / (T c)     B F b (L - 1) / L
 
-(G - L) / G is (T - 1) / T: SPTT alone moves as many bytes between hosts, among T - 1 peers instead of G - 1; the module
-of a tower divides them by its compression c. Ranks of a host share its link to others. A collective takes latency,
-which grows by its peers, and bytes over a rate. The network's gradients are reduced over all ranks, those of a tower's
-module over the ranks of its host.
+The same number of bytes returns as gradients, and ids are sent before. If distinct rows are sent, F is their number per
+sample. As (G - L) / G equals (T - 1) / T, SPTT alone moves the same number of bytes between hosts, but among T - 1
+peers instead of G - 1; the module of a tower divides these bytes by its compression c. The ranks of a host share its
+link to other hosts. A collective takes a latency, which grows with the number of peers, plus its bytes over a rate
+(an alpha-beta model). Gradients of the network are reduced over all ranks, gradients of a tower's module over the ranks
+of its host.
 
-**Overlap.** With lookahead a block device works at the same time as the processors, and rows are fetched on the cores
+**Overlap.** With lookahead, a block device works at the same time as the processors, and rows are fetched on the cores
 that training leaves free. Everything else is sequential.
 
-Assumed: every rank and link is like the others and loads are even; a network that carries all links at once.
+**Assumptions.** All ranks and all links are equal, loads are even, and the network carries all links at once.
 """
 
 from __future__ import annotations
@@ -42,16 +45,16 @@ from stratarec.kernels.codec.kinds import KINDS
 from stratarec.planning.bytes import Home, RowShape, block_bytes, record_bytes
 from stratarec.planning.machine import Cluster, Machine, Tiers, check_positive
 
-# Bytes that a log writes for each byte of a row, rewriting of segments included.
+# Bytes that a log writes per byte of a row, including the rewriting of segments.
 _LOG_WRITES = 2.0
-_ID_BYTES = 4  # of tables of less than 2^31 rows
+_ID_BYTES = 4  # for tables with less than 2^31 rows
 
 PENALTY = {name: kind.penalty for name, kind in KINDS.items()}
 """Cost of a lower precision under ``precision: auto``, as a share of the table's compute seconds.
 
-With 0.5 for int8, a table goes to a slower tier in float32 rather than into DRAM in int8 when that costs it less than
-half its compute time; with 50 for int4 that codec is left for what nothing else can hold. The figures are a
-judgement, not a measurement: int8 under a cache trains to the accuracy of float32 (arXiv 2010.11305), int4 does not
+With 0.5 for int8, a table is stored as float32 in a slower tier instead of as int8 in DRAM, if the slower tier adds
+less than half the table's compute time. With 50 for int4, that codec is used only if nothing else fits. The figures are
+a judgement, not a measurement: int8 under a cache trains to the accuracy of float32 (arXiv 2010.11305), int4 not
 always."""
 
 Nonnegative = Annotated[float, pydantic.Field(ge=0, lt=1 << 62)]
@@ -62,11 +65,11 @@ class TableSeconds:
     """Predicted seconds of the table work of one step."""
 
     compute: Nonnegative = 0.0
-    """Pooling, gradients by row and the update, in level 0."""
+    """Seconds of pooling, computing gradients per row and updating rows, in level 0."""
     staging: Nonnegative = 0.0
-    """Tags, and rows that move between level 0 and their home: memory traffic, encoding, decoding."""
+    """Seconds of comparing tags, and of moving, encoding and decoding rows between level 0 and their home."""
     device: Nonnegative = 0.0
-    """Reads and writes of the block device, or row traffic of mapped memory."""
+    """Seconds of reads and writes on the block device, or of row traffic in mapped memory."""
 
     def __add__(self, other: TableSeconds) -> TableSeconds:
         return TableSeconds(
@@ -76,36 +79,36 @@ class TableSeconds:
         )
 
     def share(self, ranks: int) -> TableSeconds:
-        """Return the seconds of one of `ranks` ranks that share the tables evenly."""
+        """Return the seconds of one rank if `ranks` ranks share the tables evenly."""
         return TableSeconds(
             compute=self.compute / ranks, staging=self.staging / ranks, device=self.device / ranks
         )  # fmt: skip
 
     @property
     def total(self) -> float:
-        """Seconds one after the other, as without lookahead."""
+        """Sum of all parts: the time without lookahead, when the parts run one after another."""
         return self.compute + self.staging + self.device
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableWork:
-    """Work of one batch on one table: rows looked up and updated, rows fetched and written back."""
+    """Work of one batch on one table: number of rows to look up, update, fetch and write back."""
 
     shape: RowShape
     lookups: float
-    """Ids of the batch."""
+    """Number of ids in the batch."""
     distinct: float
-    """Distinct rows of the batch."""
+    """Number of distinct rows in the batch."""
     home: Home = "level0"
     codec: CodecConfig = field(default_factory=CodecConfig)
     ways: int = 0
-    """Slots of a set of the cache."""
+    """Slots per set of the cache."""
     misses: float = 0.0
-    """Distinct rows that level 0 does not hold; as many are written back for them."""
+    """Number of distinct rows that are not in level 0. As many rows are written back to make room."""
 
 
 def table_seconds(work: TableWork, tiers: Tiers) -> TableSeconds:
-    """Predict the seconds of one table in a step, without `EngineCosts`' share of each group of tables."""
+    """Predict the seconds of work on one table per step, without the costs per group of tables (`WorkCosts.step`)."""
     shape = work.shape
     moved = tiers.level0.lookup_seconds(shape, work.lookups, work.distinct)
     compute = tiers.costs.compute.seconds(moved, work.lookups, work.distinct)
@@ -114,7 +117,7 @@ def table_seconds(work: TableWork, tiers: Tiers) -> TableSeconds:
     record = record_bytes(work.codec, shape)
     moved = tiers.staging_seconds(shape, record, work.ways, work.distinct, work.misses)
     staging = tiers.costs.staging.seconds(moved, work.lookups, work.misses)
-    if tiers.hbm is None:  # a GPU encodes and decodes as fast as it reads
+    if tiers.hbm is None:  # on a GPU, encoding and decoding are as fast as reading
         kind = KINDS[work.codec.kind]
         coding = 1 / kind.encode_rate + 1 / kind.decode_rate
         staging += work.misses * 4 * shape.width * coding / tiers.threads
@@ -133,27 +136,27 @@ class StepWork:
     """Work of one rank in one step. By default there is no network, no exchange and no transfer."""
 
     batch: int
-    """Samples of a rank."""
+    """Number of samples per rank."""
     features: int = 0
-    """Pooled rows of a sample."""
+    """Number of pooled vectors per sample."""
     width: int = 0
-    """D, floats of a row."""
+    """Floats per row (D)."""
     lookups: float = 0.0
-    """Ids of a sample, all features together."""
+    """Number of ids per sample, of all features together."""
     flops: float = 0.0
-    """Floating-point operations of the network for a sample, forward and backward, without modules of towers."""
+    """Floating-point operations of the network per sample, forward and backward, without the modules of towers."""
     parameters: int = 0
-    """Parameters of the network, without modules of towers."""
+    """Number of parameters of the network, without the modules of towers."""
     tower_flops: float = 0.0
-    """Operations of the modules of all towers for a sample, forward and backward."""
+    """Floating-point operations of the modules of all towers per sample, forward and backward."""
     tower_parameters: int = 0
-    """Parameters of the modules of all towers."""
+    """Number of parameters of the modules of all towers."""
     gradient_bytes: Literal[2, 4] = 4
-    """Bytes of a parameter's gradient on the wire."""
+    """Bytes per dense parameter when gradients are sent."""
     flat_rows: float = 0.0
-    """Rows a sample that the flat exchange sends, where distinct rows travel; 0: one a feature."""
+    """Rows per sample that the flat exchange sends if it sends distinct rows; 0 if it sends one row per feature."""
     up_bytes: float = 0.0
-    """Bytes from the host to the device of the network."""
+    """Bytes that move from the host to the device of the network."""
     down_bytes: float = 0.0
 
     def __post_init__(self) -> None:
@@ -162,12 +165,12 @@ class StepWork:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeModel:
-    """How pooled rows and their gradients travel."""
+    """Way in which ranks exchange pooled rows and their gradients."""
 
     kind: Literal["flat", "sptt"] = "flat"
     wire: WireKind = "fp32"
     compression: float = 1.0
-    """Columns of a tower's vectors over those of its module's output; 1 without modules."""
+    """Width of a tower's vectors together, divided by the width of its module's output; 1 without modules."""
 
     def __post_init__(self) -> None:
         if not self.compression >= 1:
@@ -180,12 +183,12 @@ class ExchangeModel:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeBytes:
-    """Bytes that a rank sends in one step; it receives as many."""
+    """Bytes that a rank sends in one step, inside its host and to other hosts. It receives the same number."""
 
     inside: float
     between: float
     inside_peers: tuple[int, ...]
-    """Number of other ranks in each collective."""
+    """Number of other ranks in each collective inside a host."""
     between_peers: tuple[int, ...]
 
 
@@ -194,40 +197,40 @@ class StepTime:
     """Predicted seconds of the parts of one step of a rank."""
 
     samples: int
-    """Samples of a rank."""
+    """Number of samples per rank."""
     tables: TableSeconds
     network: float = 0.0
-    """Forward, backward and update of the dense network, and packing for the exchange."""
+    """Seconds of the dense network's forward and backward pass and update, and of packing for the exchange."""
     up: float = 0.0
-    """Transfer to the device of the network."""
+    """Seconds of transfers from the host to the device of the network."""
     down: float = 0.0
     reduction: float = 0.0
-    """Reduction of the gradients of dense parameters."""
+    """Seconds of reducing the gradients of dense parameters over ranks."""
     inside: float = 0.0
-    """Exchange inside a host."""
+    """Seconds of the exchange inside a host."""
     between: float = 0.0
-    """Exchange between hosts."""
+    """Seconds of the exchange between hosts."""
     lookahead: int = 0
-    """Batches staged ahead."""
+    """Number of batches that are staged ahead."""
     busy_share: float = 1.0
-    """Share of the cores that the threads of a step occupy; 0 for a step of a GPU."""
+    """Share of the cores that the threads of a step occupy; 0 if the step runs on a GPU."""
 
     @property
     def dense(self) -> float:
-        """Seconds of everything but the tables."""
+        """Seconds of all parts except table work."""
         return self.network + self.up + self.down + self.reduction + self.inside + self.between
 
     @property
     def compute(self) -> float:
-        """Seconds of looking up, updating and the network."""
+        """Seconds of looking up and updating rows, and of the network."""
         return self.tables.compute + self.network
 
     @property
     def total(self) -> float:
         """Seconds of the step.
 
-        Training is sequential. With lookahead staging takes the cores that training leaves free, and the block device
-        works at the same time as both.
+        The parts of training are sequential. With lookahead, staging uses the cores that training leaves free, and the
+        block device works at the same time as both.
         """
         chain = self.tables.compute + self.dense
         if not self.lookahead:
@@ -254,13 +257,14 @@ def step_time(
     Parameters
     ----------
     work : StepWork
-        With the figures of its towers' modules where `exchange` compresses.
+        Work of the rank. If `exchange` compresses, it includes the modules of towers.
     tables : TableSeconds
-        Table work of the rank. By default its lookups are distinct rows of level 0 without optimizer state.
+        Seconds of the rank's table work. By default they are predicted as if every lookup had its own row in level 0,
+        without optimizer state.
     exchange : ExchangeModel
-        Flat in float32 by default.
+        Way to exchange rows; flat and in float32 by default.
     lookahead : int
-        Batches staged ahead.
+        Number of batches that are staged ahead.
     """
     exchange, rates, cluster = exchange or ExchangeModel(), machine.network, machine.cluster
     if tables is None:
@@ -288,12 +292,12 @@ def step_time(
 
 
 def exchange_bytes(cluster: Cluster, work: StepWork, exchange: ExchangeModel) -> ExchangeBytes:
-    """Return the bytes of one step's exchange; the formulas are at the top of this module."""
+    """Return the bytes that a rank exchanges in one step. The module docstring has the formulas."""
     hosts, ranks, all_ranks = cluster.hosts, cluster.ranks, cluster.all_ranks
     ids = work.batch * work.lookups * _ID_BYTES
     rows = 2.0 * work.batch * sent_rows(work, exchange) * Wire(exchange.wire, 0, 0).row_bytes(work.width)
     away = (hosts - 1) / hosts
-    # Ids go to their owners among all ranks, whatever rows do.
+    # Ids are always sent to their owners among all ranks, however rows are exchanged.
     inside, between = ids * (ranks - 1) / all_ranks, ids * away
     if exchange.kind == "flat":
         peers = (all_ranks - 1,) * 3  # ids, rows, gradients
@@ -312,29 +316,30 @@ def exchange_bytes(cluster: Cluster, work: StepWork, exchange: ExchangeModel) ->
 
 
 def sent_rows(work: StepWork, exchange: ExchangeModel) -> float:
-    """Return the rows of a sample that owners send, before any compression."""
+    """Return the number of rows per sample that owners send, before any compression."""
     return work.flat_rows or work.features if exchange.kind == "flat" else work.features
 
 
 def packed_bytes(work: StepWork, exchange: ExchangeModel) -> float:
-    """Return the float32 bytes that a rank packs in a step: rows and their gradients, with SPTT also tower outputs."""
+    """Return the float32 bytes that a rank packs per step: rows and gradients, and with SPTT also tower outputs."""
     passes = 1.0 if exchange.kind == "flat" else 1.0 + 1.0 / exchange.compression
     return 2.0 * work.batch * sent_rows(work, exchange) * work.width * 4 * passes
 
 
 def trained_parameters(cluster: Cluster, work: StepWork) -> float:
-    """Return the dense parameters that a rank adds and updates: the network's, and those of its host's tower."""
+    """Return the number of dense parameters that a rank updates, in the network and in the tower of its host."""
     return work.parameters + work.tower_parameters / cluster.hosts
 
 
 def reduction_seconds(cluster: Cluster, work: StepWork) -> float:
-    """Return the seconds in which dense gradients are reduced.
+    """Return the seconds of reducing dense gradients over ranks.
 
-    Each rank adds a piece of every rank's gradients and sends the sum to all; or the ranks of a host do so first.
+    Each rank adds one piece of the gradients of all ranks, and sends the sum of that piece to all ranks. With
+    `Cluster.adds_by_host`, the ranks of each host do this first, then the hosts.
     """
     ranks, all_ranks = cluster.ranks, cluster.all_ranks
     shared = 2 * work.parameters * work.gradient_bytes
-    # A host has the module of one tower, and adds its gradients by itself.
+    # A host has the module of one tower, so only its own ranks reduce that module's gradients.
     tower = 2 * work.tower_parameters / cluster.hosts * work.gradient_bytes
     inside = shared * (ranks - 1) / (ranks if cluster.adds_by_host else all_ranks) + tower * (ranks - 1) / ranks
     between = shared * (cluster.hosts - 1) / cluster.hosts * (1 if cluster.adds_by_host else ranks)

@@ -1,11 +1,12 @@
-"""Choose which sparse features share a tower (Disaggregated Multi-Tower, arXiv 2403.00877, its partitioner).
+"""Choose which sparse features share a tower, as the partitioner of Disaggregated Multi-Tower (arXiv 2403.00877).
 
-Features that interact strongly share a tower. Interactions become distances, distances become points, and points become
-clusters of bounded size: k-means whose assignment step is an integer program. Bounds on features, bytes and lookups
-hold at once; lookups are spread as evenly as the tightest feasible bound in a series. Features that share a table, or
-are a history of one another, form one item and cannot be separated.
+Features that interact strongly share a tower. Interactions are converted to distances, distances to points, and points
+to clusters of bounded size, by k-means with an integer program as its assignment step. The bounds on features, bytes
+and lookups hold at the same time. To spread lookups evenly, their bound is first tight and is then raised step by step
+until a partition exists. Features that share a table, or of which one is a history of another, form one *item*, which
+is not divided.
 
-Shapes: n items or points, K clusters, R resources of which every cluster has least and most, d dimensions.
+Shapes: n items or points, K clusters, R resources with bounds in every cluster, d dimensions.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ Floats: TypeAlias = NDArray[np.float64]
 Labels: TypeAlias = NDArray[np.int64]
 
 _STEPS, _RATE = 500, 0.05
-# Dimensions of the points. Two or three have no room for clusters that are all equally far from each other: planted
-# blocks were missed in six cases of eight, with eight dimensions in one of four.
+# Dimensions of the points. In two or three dimensions, clusters cannot all be equally far from each other: blocks of
+# interacting features in made-up data were missed in six cases of eight; with eight dimensions, in one case of four.
 _DIMENSIONS = 8
 _SECONDS = 10
-# Relative gap at which an assignment is good enough: later steps improve it anyway.
+# The solver stops at this relative distance from the optimum: later steps improve the assignment anyway.
 _GAP = 1e-4
 _ROUNDS = 30
 _STARTS = 6
@@ -44,7 +45,10 @@ _MOST_IMPROVED = 100
 
 
 def embed(distances: Floats, seed: int) -> Floats:
-    """Return points ``[F, d]`` whose distances approximate `distances`: least squares, by gradient descent (Adam)."""
+    """Return points ``[F, d]`` that are about as far from each other as `distances` says.
+
+    The squared errors are minimized by gradient descent (Adam).
+    """
     target = torch.from_numpy(distances)
     points = torch.randn(
         len(distances), _DIMENSIONS, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
@@ -53,7 +57,7 @@ def embed(distances: Floats, seed: int) -> Floats:
     optimizer = torch.optim.Adam([points], lr=_RATE)
     for _ in range(_STEPS):
         optimizer.zero_grad()
-        # The square root has no gradient at 0, the value of the diagonal.
+        # The diagonal is 0, where the square root has no finite gradient.
         actual = ((points[:, None] - points[None]).square().sum(2) + 1e-12).sqrt()
         (actual - target).square().sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -62,14 +66,14 @@ def embed(distances: Floats, seed: int) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Resources that items use, and bounds of each cluster.
+    """Resources that each item uses, and how much of each resource a cluster must and may use.
 
     Parameters
     ----------
     weights : ndarray
-        ``[n, R]``.
+        ``[n, R]`` resources that each item uses.
     least, most : ndarray
-        ``[R]``; infinities for no bound.
+        ``[R]`` bounds of every cluster; infinite if there is no bound.
     """
 
     weights: Floats
@@ -77,15 +81,15 @@ class Limits:
     most: Floats
 
     def hold(self, labels: Labels, clusters: int) -> bool:
-        """Whether every cluster keeps within the bounds."""
+        """Return whether every cluster is within the bounds."""
         used = np.stack([np.bincount(labels, column, clusters) for column in self.weights.T], axis=1)
         return bool((used <= self.most * (1 + 1e-9)).all() and (used >= self.least * (1 - 1e-9)).all())
 
 
 def assign(costs: Floats, limits: Limits) -> Labels | None:
-    """Return the cluster of each item at the least cost ``[n, K]`` within `limits`.
+    """Assign each item to a cluster within `limits` so that the sum of `costs` ``[n, K]`` is smallest.
 
-    None if there is none, or HiGHS finds none in ten seconds.
+    Returns None if no assignment exists, or if HiGHS does not find one in ten seconds.
     """
     items, clusters = costs.shape
     variables = np.arange(items * clusters).reshape(items, clusters)
@@ -93,7 +97,7 @@ def assign(costs: Floats, limits: Limits) -> Labels | None:
     one_each = csr_array((ones, (np.repeat(np.arange(items), clusters), variables.ravel())))
     constraints = [LinearConstraint(one_each, 1, 1)]
     for weight, least, most in zip(limits.weights.T, limits.least, limits.most, strict=True):
-        # Bytes are up to 10^15: as shares, their coefficients are of one size with the others.
+        # Bytes are up to 10^15. As shares of the largest item, they have coefficients as large as other resources.
         scale = max(float(weight.max()), 1e-300)
         usage = csr_array(
             (np.repeat(weight / scale, clusters), (np.tile(np.arange(clusters), items), variables.ravel()))
@@ -112,9 +116,10 @@ def assign(costs: Floats, limits: Limits) -> Labels | None:
 
 
 def balanced_clusters(points: Floats, sizes: Floats, clusters: int, limits: Limits, seed: int) -> Labels | None:
-    """Return clusters ``[n]`` of points ``[n, d]`` with a small sum of squared distances to their means.
+    """Return a cluster for each point, ``[n]``, so that points are close to the means of their clusters.
 
-    The best of several local optima within `limits`; None if these cannot be met.
+    The result is the best of several local optima within `limits`; None if these cannot be met. Points are ``[n, d]``,
+    and squared distances are added.
 
     Parameters
     ----------
@@ -136,13 +141,13 @@ def balanced_clusters(points: Floats, sizes: Floats, clusters: int, limits: Limi
 
 
 def spread(points: Floats, sizes: Floats, labels: Labels, clusters: int) -> float:
-    """Return the sum of squared distances to the means of clusters, weighted by `sizes`."""
+    """Return the sum of squared distances from points to the means of their clusters, weighted by `sizes`."""
     centers = _centers(points, sizes, labels, clusters)
     return float((sizes * np.square(points - centers[labels]).sum(1)).sum())
 
 
 def _from(centers: Floats, points: Floats, sizes: Floats, limits: Limits) -> Labels | None:
-    """Run Lloyd's steps from `centers` until no item moves."""
+    """Repeat the two steps of k-means (Lloyd), starting from `centers`, until no item changes its cluster."""
     labels: Labels | None = None
     for _ in range(_ROUNDS):
         assigned = assign(sizes[:, None] * _squares(points, centers), limits)
@@ -153,7 +158,7 @@ def _from(centers: Floats, points: Floats, sizes: Floats, limits: Limits) -> Lab
 
 
 def _improved(labels: Labels, points: Floats, sizes: Floats, clusters: int, limits: Limits) -> Labels:
-    """Move single items and swap pairs, as long as that makes the clusters tighter."""
+    """Move single items and swap pairs of items, as long as this reduces the distances to the means."""
     labels, cost = labels.copy(), spread(points, sizes, labels, clusters)
     for _ in range(_ROUNDS):
         before = cost
@@ -168,7 +173,7 @@ def _improved(labels: Labels, points: Floats, sizes: Floats, clusters: int, limi
 
 
 def _neighbours(labels: Labels, item: int, clusters: int) -> list[Labels]:
-    """Return the labels with the item in each other cluster, and swapped with each later item."""
+    """Return all labels in which `item` is in another cluster, or has swapped clusters with a later item."""
     neighbours = []
     for cluster in range(clusters):
         if cluster != labels[item]:
@@ -184,7 +189,10 @@ def _neighbours(labels: Labels, item: int, clusters: int) -> list[Labels]:
 
 
 def _first_centers(points: Floats, sizes: Floats, clusters: int, draws: np.random.Generator) -> Floats:
-    """Draw centers by k-means++ (Arthur and Vassilvitskii 2007): each by its squared distance to those before."""
+    """Draw centers among the points by k-means++ (Arthur and Vassilvitskii 2007).
+
+    The probability of a point is proportional to its squared distance from the nearest center drawn before.
+    """
     chosen = [int(draws.integers(len(points)))]
     while len(chosen) < clusters:
         nearest = sizes * _squares(points, points[chosen]).min(1)
@@ -200,7 +208,7 @@ def _centers(points: Floats, sizes: Floats, labels: Labels, clusters: int) -> Fl
 
 
 def _squares(points: Floats, centers: Floats) -> Floats:
-    """Return ``[n, K]`` squared distances."""
+    """Return the squared distances ``[n, K]`` from points to centers."""
     squares: Floats = np.square(points[:, None] - centers[None]).sum(2)
     return squares
 
@@ -212,13 +220,13 @@ class Item:
     features: tuple[str, ...]
     tables: tuple[str, ...]
     bytes: int
-    """float32 rows and their optimizer state."""
+    """Bytes of float32 rows and their optimizer state."""
     lookups: float
-    """Ids of a batch."""
+    """Number of ids per batch."""
 
 
 def tied_items(schema: Schema, tables: Sequence[TableSpec]) -> list[Item]:
-    """Return the items of a schema, in its order; `tables` has the spec of every vocabulary."""
+    """Return the items of a schema, in the order of the schema. `tables` has the spec of every vocabulary."""
     specs, vocabulary = {spec.name: spec for spec in tables}, {each.name: each.vocabulary for each in schema.sparse}
     items = []
     for features in tied(schema):
@@ -229,7 +237,7 @@ def tied_items(schema: Schema, tables: Sequence[TableSpec]) -> list[Item]:
     return items
 
 
-# Factor from one bound on lookups to the next looser one, until there is a partition.
+# Factor by which the bound on lookups is raised until a partition exists.
 _WIDER = 1.25
 
 
@@ -239,11 +247,11 @@ class TowerBounds:
 
     towers: int
     ratio: float = 1.5
-    """Features of a tower: at most this many times the mean, and at least the mean divided by it."""
+    """Allowed ratio between a tower's number of features and the mean number, in both directions."""
     dram: int | None = None
-    """Bytes for tables in each process, as `MemoryConfig.dram`; None for no limit."""
+    """Bytes for tables in each process, as in `MemoryConfig.dram`; None for no limit."""
     ranks: int = 1
-    """Processes on the host of a tower."""
+    """Number of processes on the host of a tower."""
 
     def __post_init__(self) -> None:
         if self.towers < 2:
@@ -257,13 +265,15 @@ class TowerBounds:
         return None if self.dram is None else self.dram * self.ranks
 
     def features(self, count: int) -> tuple[int, int]:
-        """Return the fewest and the most features of a tower, of `count` in total."""
+        """Return how many features a tower must have and may have at most, if there are `count` features in total."""
         mean = count / self.towers
         return max(int(mean / self.ratio), 1), -int(-mean * self.ratio // 1)
 
 
 def check_bounds(items: Sequence[Item], bounds: TowerBounds) -> None:
-    """Refuse bounds that obviously no partition can meet, and name the feature or table in the way."""
+    """Raise `ConfigError` if it is obvious that no partition can meet the bounds. The message names the feature or
+    table that prevents it.
+    """
     count = sum(len(item.features) for item in items)
     if count < bounds.towers:
         raise ConfigError(f"{bounds.towers} towers of {count} sparse features: expected at most as many towers")
@@ -305,7 +315,10 @@ def _check_bytes(items: Sequence[Item], bounds: TowerBounds) -> None:
 
 
 def tightest(items: Sequence[Item], bounds: TowerBounds, labels: Callable[[Limits], Labels | None]) -> Labels:
-    """Return `labels` within the bounds, with lookups spread over towers as evenly as they allow."""
+    """Return the result of `labels` for the tightest bound on lookups per tower with which there is one.
+
+    The bound is raised step by step. `labels` returns a tower for each item within given limits, or None.
+    """
     heaviest = max(item.lookups for item in items)
     total = sum(item.lookups for item in items)
     most = _WIDER * max(heaviest, total / bounds.towers)
@@ -332,7 +345,7 @@ def _limits(items: Sequence[Item], bounds: TowerBounds, lookups: float) -> Limit
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTower:
-    """Features of a tower, with their bytes and lookups."""
+    """Features of a planned tower, with the bytes of their tables and their lookups per batch."""
 
     features: tuple[str, ...]
     bytes: int
@@ -341,23 +354,23 @@ class PlannedTower:
 
 @dataclass(frozen=True, kw_only=True)
 class TowerPlan:
-    """Towers in the order of their first features in the schema, and the interaction of all features."""
+    """Planned towers, in the order of their first features in the schema, and the interaction of all features."""
 
     towers: tuple[PlannedTower, ...]
     features: tuple[str, ...]
     """Features in the order of `interaction`."""
     interaction: tuple[tuple[float, ...], ...]
-    """``[F, F]``, 0 to 1."""
+    """Matrix ``[F, F]`` of values from 0 to 1."""
     batch_size: int
 
     @property
     def plan(self) -> tuple[tuple[str, ...], ...]:
-        """Lists of features, as in `model.towers.plan` of a recipe."""
+        """Features of each tower, in the form of `model.towers.plan` in a recipe."""
         return tuple(tower.features for tower in self.towers)
 
     @property
     def inside_and_between(self) -> tuple[float, float]:
-        """Mean interaction of pairs in the same tower, and of other pairs; NaN without pairs."""
+        """Mean interaction of feature pairs in the same tower, and of pairs in different towers; NaN without pairs."""
         tower = {name: number for number, item in enumerate(self.towers) for name in item.features}
         labels = np.array([tower[name] for name in self.features])
         same, matrix = labels[:, None] == labels[None], np.array(self.interaction)
@@ -384,12 +397,12 @@ def partition(
     items : sequence of Item
         Items from `tied_items`.
     matrix : ndarray
-        ``[F, F]`` interactions from 0 to 1 of the features, in the order of the items.
+        ``[F, F]`` interactions of features, from 0 to 1, in the order of the items.
 
     Raises
     ------
     ConfigError
-        When the bounds cannot be met; names the reason.
+        If the bounds cannot be met. The message names the reason.
     """
     check_bounds(items, bounds)
     sizes = np.array([len(item.features) for item in items], dtype=float)
@@ -417,7 +430,7 @@ def partition(
 
 
 def _of_items(matrix: Floats, sizes: NDArray[np.int64]) -> Floats:
-    """Return the mean interaction of each two items over the pairs of their features, ``[items, items]``."""
+    """Return the interaction of every two items, ``[items, items]``: the mean over pairs of their features."""
     member = np.repeat(np.eye(len(sizes)), sizes, axis=1)
     means: Floats = (member @ matrix @ member.T) / np.outer(sizes, sizes)
     np.fill_diagonal(means, 0)
