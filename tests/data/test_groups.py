@@ -95,15 +95,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
         return prepare(config(root, "grouped", schema())), prepare(config(root, "plain", schema(), groups="none"))
 
 
-def rows_of(dataset: Dataset, split: str) -> Counter[str]:
-    tables = [
-        dataset.read_row_group(split, number, group)
-        for number, shard in enumerate(dataset.shards(split))
-        for group in range(len(shard.row_groups))
-    ]
-    return Counter(str(row) for table in tables for row in table.to_pylist())
-
-
 def samples_of(batches: list[Batch], keys: list[str]) -> Counter[str]:
     found: Counter[str] = Counter()
     for batch in batches:
@@ -119,17 +110,6 @@ def samples_of(batches: list[Batch], keys: list[str]) -> Counter[str]:
 
 def names(dataset: Dataset) -> list[str]:
     return [feature.name for feature in dataset.schema.sparse]
-
-
-def test_a_data_set_with_groups_has_the_samples_of_one_without(pair: tuple[Dataset, Dataset]) -> None:
-    grouped, plain = pair
-    assert set(grouped.groups) == {"found_1"}
-    assert grouped.groups["found_1"] == ("os", "city", "tags", "age")
-    assert not plain.deduplicated
-    for split in plain.splits:
-        assert rows_of(grouped, split) == rows_of(plain, split)
-    largest = max(size for shard in grouped.shards("train") for size in shard.row_groups)
-    assert largest <= 40
 
 
 def test_no_distinct_value_is_stored_twice_in_a_row_group(pair: tuple[Dataset, Dataset]) -> None:

@@ -316,18 +316,6 @@ def test_times_that_are_dates_in_another_unit_alone_are_refused(
         read(path, schema, "skip")
 
 
-def test_unsigned_ids_stay_what_they_are(tmp_path: Path) -> None:
-    path, ids = tmp_path / "log.parquet", [2**63, 2**64 - 1, 1, 2**63]
-    lists = pa.array([[value, None] for value in ids], pa.list_(pa.uint64()))
-    write(path, {"y": pa.array([0, 1, 0, 1]), "c": pa.array(ids, pa.uint64()), "m": lists})
-    found = read(path, Schema(label="y", sparse=(SparseFeature(name="c"), SparseFeature(name="m", kind="multi"))))
-    assert found["c"].to_list() == ids
-    assert found["m"].to_list() == [[value] for value in ids]
-    write(tmp_path / "zigned.parquet", {"y": pa.array([0]), "c": pa.array([-1]), "m": lists[:1]})
-    with refuses(DataError, "'c' int64 uint64 log.parquet"):
-        read(tmp_path / "*.parquet", Schema(label="y", sparse=(SparseFeature(name="c"),)))
-
-
 def test_files_must_agree_on_what_is_text(tmp_path: Path) -> None:
     schema = Schema(label="y", sparse=(SparseFeature(name="c"),))
     write(tmp_path / "a.parquet", {"y": pa.array([0, 1]), "c": pa.array([1, 2], pa.int16())})

@@ -17,7 +17,6 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding import engine as engine_module
 from stratarec.embedding.codecs import CodecConfig
-from stratarec.embedding.tables.cache import MAX_ROWS
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
 from stratarec.errors import CheckpointError, ConfigError, StorageError, TrainingError
@@ -325,22 +324,6 @@ def test_a_table_with_more_rows_than_tags_is_refused_before_anything_is_built(tm
     with refuses(ConfigError, "'t' 2,147,483,647 2,147,483,646"):
         TieredEmbeddingBagCollection([table], tiers=tiers)
     assert not (tmp_path / "log").exists()
-
-
-@pytest.mark.slow
-def test_the_last_row_that_a_tag_can_name_is_trained(tmp_path: Path) -> None:
-    rows = MAX_ROWS
-    table = EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=1, feature_names=("f",))
-    module = TieredEmbeddingBagCollection(
-        [table],
-        optimizer=RowOptimizerConfig(kind="sgd", learning_rate=1.0),
-        tiers=TierConfig(tables={"t": TableTier(cache_rows=64)}, ways=4),
-    )
-    before = module.rows("t", rows - 300, rows)["weight"].clone()
-    for first in range(rows - 300, rows, 20):
-        ids = torch.arange(first, first + 20)
-        module(KeyedJagged(keys=("f",), values=ids, offsets=None, batch_size=20)).pooled.sum().backward()
-    assert torch.equal(module.rows("t", rows - 300, rows)["weight"], before - 1)
 
 
 # What a checkpoint holds

@@ -23,7 +23,6 @@ from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.io.atomic import is_leftover, temporary_name
-from stratarec.training.build import new_plan
 from stratarec.training.continual import rebase
 from stratarec.training.export import write_delta
 from stratarec.training.run import periods
@@ -246,40 +245,6 @@ def with_many_places(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         places = [f"p{place}" for place in (1500 * draws.random(900) ** 2).astype(int)]
         pl.read_parquet(path).with_columns(place=pl.Series(places)).write_parquet(path)
     monkeypatch.setattr(test_continual, "write_log", lambda root, day: root / f"day-{day}.parquet")
-
-
-def test_rows_of_others_keep_their_bits_where_rows_are_encoded_under_a_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The counts that are left ask for a smaller cache, in which rows of the earlier one do not have their slots."""
-    with_many_places(tmp_path, monkeypatch)
-    memory = {"precision": "int8", "lookahead": 16, "cache": {"fraction": 0.05, "ways": 8}}
-    run = begun(tmp_path, memory=memory, vocabulary={"min_count": 1, "overrides": {}}, train={"batch_size": 8})
-
-    def tables() -> dict[str, torch.Tensor]:
-        with open_run(run) as trained:
-            embeddings = trained.model.embeddings
-            group = embeddings.engine.tables_of("place")
-            assert isinstance(group, CachedTables)
-            assert len(group.rows_in_slots("place", 0, 600))
-            replanned = new_plan(trained.recipe, trained.dataset)
-            assert replanned is not None
-            sizes.append(replanned["place"].cache_rows)
-            return {
-                each.name: embeddings.rows(each.name, 0, each.num_embeddings)["weight"] for each in embeddings.tables
-            }
-
-    sizes: list[int] = []
-    before = tables()
-    places = last(run).carried_counts("place").sort("count")["value"][-40:]
-    ids = last(run).vocabulary("place").encode(places)
-    pl.DataFrame({"place": places}).write_csv(tmp_path / "file.csv")
-    assert main(["forget", "-q", str(run), str(tmp_path / "file.csv")]) == 0
-    after = tables()
-    assert sizes[0] != sizes[1]
-    assert not after["place"][ids].any()
-    after["place"][ids] = before["place"][ids]
-    assert all(torch.equal(after[name], weights) for name, weights in before.items())
 
 
 ROWS: dict[str, Any] = {"kind": "rowwise_adam", "rows": "all", "weight_decay": 0.1}

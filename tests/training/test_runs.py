@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import forked
-import numpy as np
-import polars as pl
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from errors import refuses
 from recipes import assert_same_model, interrupt, last, tiny, train
-from stratarec import Scorer
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.sources.synthetic import SyntheticSource
 from stratarec.errors import CheckpointError, Interrupted
 from stratarec.recipe import Recipe
 from stratarec.training.trainer import Trainer
@@ -79,34 +73,6 @@ def test_ctrl_c_writes_a_checkpoint_to_resume_from(home: Path, tmp_path: Path) -
     train(made, resume=True)
     run(home, tmp_path / "b")
     assert_same_model(last(tmp_path / "a"), last(tmp_path / "b"))
-
-
-def test_the_command_line_does_the_whole_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = tiny(tmp_path, report=True)
-    content["model"]["history"] = {"pooling": "mean"}
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(content))
-    assert main(["prepare", "-q", str(tmp_path / "r.yaml")]) == 0
-    assert main(["train", "-q", str(tmp_path / "r.yaml"), "train.max_steps=20", "train.eval_every=10"]) == 0
-    trained = capsys.readouterr().out
-    assert main(["evaluate", "-q", str(tmp_path / "run")]) == 0
-    evaluated = capsys.readouterr().out
-    auc = next(line for line in evaluated.splitlines() if "AUC" in line)
-    assert auc in trained.splitlines()
-    assert main(["predict", "-q", str(tmp_path / "run"), "-o", str(tmp_path / "scores.parquet")]) == 0
-    assert main(["export", "-q", str(tmp_path / "run"), "-o", str(tmp_path / "out")]) == 0
-    scores = pq.read_table(tmp_path / "scores.parquet")["score"].to_numpy()
-    source = SyntheticSource(Recipe.load(tmp_path / "r.yaml").data.source)  # type: ignore[arg-type]
-    frame = pl.concat([chunk.frame for chunk in source.chunks(tmp_path)])
-    rows = pq.read_table(tmp_path / "scores.parquet")["row"].to_numpy() - 1
-    np.testing.assert_allclose(Scorer.open(tmp_path / "out").score(frame[rows]), scores, atol=1e-6)
-    html = (tmp_path / "run" / "report.html").read_text()
-    assert html.count("<svg") == 5
-    assert "train valid test" in " ".join(re.findall(r"<tr[^>]*>\s*<td[^>]*>(\w+)</td>", html))
-    assert "<h2>Importance</h2>" in html
-    assert re.search(rf"AUC[^<]*</dt><dd>{float(auc.split()[-1]):.5f}<", html)
-    assert "http://" not in html.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
-        "http://creativecommons.org", ""
-    )
 
 
 def test_a_damaged_data_set_is_refused_before_training(

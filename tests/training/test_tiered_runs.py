@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -114,34 +111,6 @@ def test_reading_a_run_creates_and_removes_nothing_in_the_directories_of_the_run
     next(broken.glob("*/slots/rows-*.safetensors")).write_bytes(b"damaged")
     assert main(["evaluate", "-q", str(tmp_path / "a")]) != 0
     assert sorted(rows.rglob("*")) == before
-    assert not list(scratch.iterdir())
-
-
-@pytest.mark.slow
-def test_what_a_killed_reader_left_behind_is_removed_by_the_next(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, scratch = tmp_path / "rows", tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    made = recipe(home, tmp_path / "a", {**INT8, "block": {"path": str(rows), "budget": "64MiB"}}, max_steps=10)
-    train(made, plan=in_log(made, "int8"))
-    script = (
-        "import os, signal, sys\n"
-        "from stratarec.training.run.open_run import open_run\n"
-        "trained = open_run(sys.argv[1])\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    environment = {**os.environ, "TMPDIR": str(scratch)}
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "a")], check=False, env=environment)
-    left = set(scratch.iterdir())
-    assert left, "the reader was not killed while it read"
-    with open_run(tmp_path / "a"):
-        now = set(scratch.iterdir())
-        assert len(now) == 1
-        assert not now & left
-        with open_run(tmp_path / "a"):
-            assert now < set(scratch.iterdir()), "a reader that lives must keep its files"
     assert not list(scratch.iterdir())
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -23,7 +21,7 @@ from recipes import KILLS, prepared, tiny
 from stratarec.cli.tune.space import Space
 from stratarec.cli.tune.study import Trial
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.errors import ConfigError, DatasetError, Interrupted, StorageError
+from stratarec.errors import ConfigError, DatasetError, StorageError
 from stratarec.io.owned_directory import claim, directory_lock
 from stratarec.io.sealed import write_sealed
 from stratarec.progress import SilentProgress
@@ -115,42 +113,6 @@ def test_the_same_call_resumes_and_then_has_nothing_to_do(home: Path, whole: tup
     tuned(home, tmp_path / "copy", 5)
     assert history(tmp_path / "copy")[:4] == before
     assert len(history(tmp_path / "copy")) == 5
-
-
-def at_evaluation(number: int, trial: str, what: Callable[[], None]) -> Any:
-    """`Trial.train` that does something when a trial has so many evaluations."""
-    real = Trial.train
-
-    def train(self: Trial, dataset: Dataset, watch: Callable[[int, float], None]) -> float:
-        def watched(step: int, value: float) -> None:
-            watch(step, value)
-            if (self.run.name, step) == (trial, number):
-                what()
-
-        return real(self, dataset, watched)
-
-    return train
-
-
-def test_a_study_that_was_stopped_is_the_one_that_was_not(
-    home: Path, whole: tuple[Path, Best], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, best = whole
-    with monkeypatch.context() as patch:
-        patch.setattr(Trial, "train", at_evaluation(1, "trial-0001", lambda: os.kill(os.getpid(), signal.SIGINT)))
-        with pytest.raises(Interrupted, match=str(tmp_path)):
-            tuned(home, tmp_path, 4)
-    assert len(history(tmp_path)) == 1
-    # Killed outright: the trial is as its last checkpoint has it.
-    with monkeypatch.context() as patch:
-        patch.setattr(Trial, "train", at_evaluation(3, "trial-0001", lambda: (_ for _ in ()).throw(SystemExit)))  # type: ignore[arg-type]
-        with pytest.raises(SystemExit):
-            tuned(home, tmp_path, 4)
-    found = tuned(home, tmp_path, 4)
-    assert history(tmp_path) == history(folder)
-    assert (found.values, found.value) == (best.values, best.value)
-    # What was stopped went on in its own run.
-    assert sorted(path.name for path in tmp_path.glob("trial-*"))[:2] == ["trial-0000", "trial-0001"]
 
 
 @pytest.mark.slow
