@@ -22,6 +22,13 @@ def test_dropout_keeps_the_mean_and_its_gradient_has_its_mask(kind: torch.dtype)
     assert torch.equal(layer.eval()(inputs), inputs)
 
 
+@pytest.mark.parametrize("rate", [0.3, [0.3, 0.5]])
+def test_dropout_that_was_built_on_the_meta_device_works_on_the_host(rate: float | list[float]) -> None:
+    with torch.device("meta"):
+        layer = Dropout(rate)
+    assert layer(torch.ones(2, 8)).shape == (2, 8)
+
+
 def test_masks_are_a_function_of_their_key_and_layer() -> None:
     layers, inputs = [Dropout(0.5), Dropout(0.5)], torch.ones(64)
 

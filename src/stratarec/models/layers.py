@@ -167,7 +167,8 @@ class Dropout(nn.Module):
     def __init__(self, rate: float | Sequence[float]) -> None:
         super().__init__()
         self.shared = not isinstance(rate, int | float)
-        rates = torch.as_tensor(rate, dtype=torch.float64)
+        # Used on the host, also by a model that was built on the meta device to time its network.
+        rates = torch.as_tensor(rate, dtype=torch.float64, device="cpu")
         self.dropped = (rates * _STEPS).round().clamp_max(_STEPS - 1)
         self.generator = torch.Generator()
 
