@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import yaml
 from sklearn.metrics import roc_auc_score
 
-from errors import missing
+from errors import missing, refuses
 from recipes import log_config, tiny
 from stratarec.cli import main
 from stratarec.cli.checks.artifacts import check
@@ -21,10 +22,16 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.splits import SplitConfig
+from stratarec.errors import DatasetError
 from stratarec.progress import SilentProgress
 from stratarec.training.baseline.baselines import (
+    Baselines,
+    Method,
+    MethodFigures,
     compare_with_baselines,
     read_baselines,
+    read_scores,
+    write_baselines,
 )
 from stratarec.training.baseline.fit_methods import (
     _FOLDS,
@@ -34,10 +41,12 @@ from stratarec.training.baseline.fit_methods import (
     Settings,
     _one_hot,
     _Shares,
+    blocks,
     fit_methods,
     read,
     regression,
 )
+from stratarec.training.evaluate import ScoredSamples
 
 needs_lightgbm = pytest.mark.skipif(
     importlib.util.find_spec("lightgbm") is None, reason="lightgbm is not installed: pip install 'stratarec[baseline]'"
@@ -160,7 +169,7 @@ def test_a_baseline_is_reported_by_train_evaluate_reports_and_check(
 ) -> None:
     recipe, run = str(home / "r.yaml"), str(home / "run")
     assert main(["train", recipe, "-q"]) == 0
-    assert "baselines: none fitted yet; run `stratarec baseline`" in capsys.readouterr().out
+    assert not missing("baselines `stratarec baseline`", " ".join(capsys.readouterr().out.split()))
     assert main(["baseline", recipe, "-q", "train.threads=1"]) == 0
     said = capsys.readouterr().out
     dataset = Dataset.open(home / "data")
@@ -174,8 +183,9 @@ def test_a_baseline_is_reported_by_train_evaluate_reports_and_check(
     assert main(["evaluate", run, "-q"]) == 0
     evaluated = capsys.readouterr().out
     assert main(["train", recipe, "-q", "--overwrite"]) == 0
-    for text in (said, evaluated, capsys.readouterr().out):
-        assert not missing(f"LightGBM AUC {trees.auc:.4f}", text)
+    for printed in (said, evaluated, capsys.readouterr().out):
+        text = " ".join(printed.split())
+        assert not missing(f"LightGBM: AUC {trees.auc:.4f}", text)
         assert not missing(f"AUC {line.auc:.4f}", text)
         assert not missing("LightGBM", text)
         assert "stratarec tune" in text
@@ -205,8 +215,77 @@ def test_weights_count_and_what_does_not_fit_is_sampled(tmp_path: Path, monkeypa
 
 
 @pytest.fixture
-def dataset(home: Path, tmp_path: Path) -> Dataset:
-    """A data set of one's own, without a baseline."""
+def dataset(tmp_path: Path) -> Dataset:
+    """A data set without a baseline."""
     log().write_parquet(tmp_path / "log.parquet")
     schema = Schema(label="click", sparse=(SparseFeature(name="item"),))
     return prepare(log_config(tmp_path, schema, split=SplitConfig(valid=0.2, test=0.2)))
+
+
+def scored(dataset: Dataset, split: str, slope: float, noise: float, seed: int = 0) -> ScoredSamples:
+    """Samples of a split, scored by `slope` times a logit that knows the label within `noise`."""
+    label = np.concatenate([part.label for part in blocks(dataset, split, SilentProgress())])
+    logit = slope * (label + np.random.default_rng(seed).normal(-0.6, noise, len(label)))
+    return ScoredSamples(label, logit.astype(np.float32), np.zeros(0, np.int64), np.zeros(0, np.float32))
+
+
+def write(dataset: Dataset, parts: list[ScoredSamples]) -> Baselines:
+    """Write a baseline with these scores of both splits."""
+    splits = {
+        split: MethodFigures(positives=int(part.label.sum()), samples=len(part.label), auc=0.7, log_loss=0.5)
+        for split, part in zip(("valid", "test"), parts, strict=True)
+    }
+    method = Method(name="LightGBM", seconds=1.0, splits=splits)  # type: ignore[arg-type]
+    logits = np.concatenate([part.logit for part in parts])[None]
+    return write_baselines(dataset, dataset.samples("train"), (method,), logits)
+
+
+def signs(dataset: Dataset, model: ScoredSamples) -> list[str]:
+    """How the comparison calls the model in AUC and in log loss."""
+    return re.findall("better|worse|equal", compare_with_baselines(dataset, "test", model)[0])
+
+
+def test_models_are_compared_by_both_metrics_on_the_same_samples(dataset: Dataset) -> None:
+    valid, other = (scored(dataset, split, 1.5, 1.0) for split in ("valid", "test"))
+    write(dataset, [valid, other])
+    assert signs(dataset, other) == ["equal", "equal"]
+    assert signs(dataset, scored(dataset, "test", 1.5, 0.7)) == ["better", "better"]
+    assert signs(dataset, scored(dataset, "test", 1.5, 1.6)) == ["worse", "worse"]
+    # The order of the samples is better, but scores are far too extreme.
+    assert signs(dataset, scored(dataset, "test", 12.0, 0.9)) == ["better", "worse"]
+    # Another draw of the noise: as good, within the chance of so few samples.
+    assert signs(dataset, scored(dataset, "test", 1.5, 1.0, seed=1)) == ["equal", "equal"]
+    (line, advice) = compare_with_baselines(dataset, "test", scored(dataset, "test", 1.5, 1.6))
+    assert "stratarec tune" in advice
+    value, half = (float(text) for text in re.findall(r"AUC ([+-]\d\.\d+) \+- (\d\.\d+)", line)[0])
+    mine, theirs = (roc_auc_score(part.label, part.logit) for part in (scored(dataset, "test", 1.5, 1.6), other))
+    assert value == pytest.approx(mine - theirs, abs=1e-4)
+    assert half == pytest.approx(1.96 * bootstrap_error(scored(dataset, "test", 1.5, 1.6), other), rel=0.15)
+
+
+def bootstrap_error(one: ScoredSamples, other: ScoredSamples) -> float:
+    """Standard error of the difference of AUC, over draws of the samples."""
+    draws, differences = np.random.default_rng(0), []
+    for _ in range(300):
+        rows = draws.integers(0, len(one.label), len(one.label))
+        differences.append(np.subtract(*(roc_auc_score(part.label[rows], part.logit[rows]) for part in (one, other))))
+    return float(np.std(differences))
+
+
+def test_damaged_scores_of_baselines_are_refused(dataset: Dataset) -> None:
+    parts = [scored(dataset, split, 1.5, 1.0) for split in ("valid", "test")]
+    baselines = write(dataset, parts)
+    path = Path(dataset.path) / "baseline.npy"
+    assert read_scores(dataset, baselines)["test"][0] == pytest.approx(parts[1].logit)
+    check(Path(dataset.path))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with refuses(DatasetError, "baseline.npy"):
+        read_scores(dataset, baselines)
+    (line,) = compare_with_baselines(dataset, "test", parts[1])
+    assert "baseline.npy" in line
+    # A file with the right hash but another shape.
+    baselines = write(dataset, [parts[0], parts[0]])
+    with refuses(DatasetError, "baseline.npy"):
+        read_scores(dataset, baselines)

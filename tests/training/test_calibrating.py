@@ -19,6 +19,7 @@ from stratarec.models.calibration import Calibration, LogitMap
 from stratarec.models.metrics import evaluate_logits
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
+from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.evaluate import IDENTITY, ScoredSamples, corrected_by, evaluate_split, fit
 from stratarec.training.export.export import export
 from stratarec.training.predict import predict
@@ -40,7 +41,7 @@ def overconfident(samples: int, seed: int = 0) -> ScoredSamples:
 
 def test_platt_is_logistic_regression_on_the_logit() -> None:
     found = overconfident(20_000)
-    (mine,) = fit("platt", found)
+    (mine,) = fit(("platt",), found)
     peer = LogisticRegression(C=1e12, tol=1e-10).fit(found.logit[:, None].astype(float), found.label)
     assert mine.slopes == pytest.approx([peer.coef_[0, 0]] * 2, rel=2e-3)
     assert mine.values == pytest.approx([peer.intercept_[0]], rel=2e-3)
@@ -49,7 +50,7 @@ def test_platt_is_logistic_regression_on_the_logit() -> None:
 
 def test_isotonic_has_the_rates_of_isotonic_regression() -> None:
     found = overconfident(20_000)
-    (mine,) = fit("isotonic", found)
+    (mine,) = fit(("isotonic",), found)
     cells = np.floor(found.logit.astype(float) * 256)
     peer = IsotonicRegression().fit_transform(cells, found.label)
     rates = 1 / (1 + np.exp(-np.array(mine.values)))
@@ -60,7 +61,7 @@ def test_isotonic_has_the_rates_of_isotonic_regression() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_correction_leaves_other_samples_calibrated_and_in_their_order(kind: Any) -> None:
-    maps = fit(kind, overconfident(100_000))
+    maps = fit((kind,), overconfident(100_000))
     other = overconfident(50_000, seed=1)
     before, after = (evaluate_logits(each.label, each.logit) for each in (other, corrected_by(maps, other)))
     assert before["calibration_error"] > 8 * before["calibration_noise"]
@@ -78,11 +79,11 @@ def test_a_weight_is_so_many_samples_and_each_label_has_its_own_correction(kind:
         logit=np.stack([found.logit, other.logit], 1),
         weight=weight.astype(np.float32),
     )
-    maps = fit(kind, both)
+    maps = fit((kind,), both)
     chosen = weight == 1
     expected = (
-        fit(kind, found._replace(label=np.repeat(found.label, weight), logit=np.repeat(found.logit, weight)))[0],
-        fit(kind, other._replace(label=other.label[chosen], logit=other.logit[chosen]))[0],
+        fit((kind,), found._replace(label=np.repeat(found.label, weight), logit=np.repeat(found.logit, weight)))[0],
+        fit((kind,), other._replace(label=other.label[chosen], logit=other.logit[chosen]))[0],
     )
     for mine, whole in zip(maps, expected, strict=True):
         inside = torch.linspace(-4, 2, 50)
@@ -97,11 +98,49 @@ def test_odd_validation_splits_give_finite_maps_that_rise(kind: Any) -> None:
     for label in (logit > 0, logit < 0, np.arange(200) % 2, np.arange(200) == 7):
         found = ScoredSamples(label.astype(np.float32), logit, np.zeros(0, np.int64), EMPTY)
         for scores in (logit, np.zeros_like(logit), logit * 1e4):
-            (mine,) = fit(kind, found._replace(logit=scores))
+            (mine,) = fit((kind,), found._replace(logit=scores)) or (IDENTITY,)
             corrected = Calibration([mine])(torch.tensor([-1e30, -5, 0, 5, 1e30]))
             assert (corrected.diff() >= 0).all()
             assert corrected[1:4].isfinite().all()
-    assert fit(kind, found._replace(label=np.zeros(200, np.float32))) == (IDENTITY,)
+    assert fit((kind,), found._replace(label=np.zeros(200, np.float32))) == ()
+
+
+AUTO = TrainConfig(calibration="auto").fitted
+
+
+def test_auto_uses_the_simplest_map_that_is_better_by_more_than_chance() -> None:
+    (line,) = fit(AUTO, overconfident(20_000))
+    assert line == fit(("platt",), overconfident(20_000))[0]
+    assert fit(AUTO, overconfident(500)) == fit(("platt",), overconfident(500))
+    # Scores that are right: a map can only fit chance.
+    draws = (overconfident(2000, seed) for seed in range(20))
+    right = [fit(AUTO, found._replace(logit=found.logit / 2 - np.float32(0.3))) for found in draws]
+    assert sum(not maps for maps in right) >= 15
+    # No line corrects scores that saturate on both sides.
+    found = overconfident(40_000)
+    bent = found._replace(logit=(found.logit / 2 - 0.3) ** 3)
+    (curve,) = fit(AUTO, bent)
+    assert len(curve.knots) > 10
+    assert len(fit(AUTO, bent.of(np.arange(5_000)))[0].knots) == 1
+
+
+def test_auto_makes_scores_without_information_as_good_as_a_constant() -> None:
+    found, other = overconfident(1_000), overconfident(50_000, seed=1)
+    noise = np.random.default_rng(2).normal(0, 2, 51_000).astype(np.float32)
+    maps = fit(AUTO, found._replace(logit=noise[:1_000]))
+    after = corrected_by(maps, other._replace(logit=noise[1_000:]))
+    assert evaluate_logits(other.label, noise[1_000:])["normalized_entropy"] > 1.3
+    assert evaluate_logits(after.label, after.logit)["normalized_entropy"] < 1.01
+
+
+def test_the_current_map_stays_unless_the_samples_are_against_it() -> None:
+    found = overconfident(5_000)
+    current = (LogitMap(knots=(0.0,), values=(-0.3,), slopes=(0.5, 0.5)),)
+    assert fit(AUTO, found, current) == current
+    assert fit(AUTO, found._replace(label=np.zeros(5_000, np.float32)), current) == current
+    wrong = (LogitMap(knots=(0.0,), values=(0.0,), slopes=(1.5, 1.5)),)
+    assert fit(AUTO, found, wrong) == fit(("platt",), found)
+    assert TrainConfig(calibration="auto", class_weight="balanced").fitted[0] == "shift"
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +173,7 @@ def test_it_is_fitted_on_validation_and_reported_before_and_after(run: tuple[Rec
             )[1]
             for split in ("valid", "test")
         }
-    assert maps == fit(recipe.train.calibration, splits["valid"])
+    assert maps == fit(recipe.train.fitted, splits["valid"])
     for split, found in splits.items():
         before, after = (evaluate_logits(each.label, each.logit) for each in (found, corrected_by(maps, found)))
         assert result["uncalibrated"][split]["log_loss"] == pytest.approx(before["log_loss"], rel=1e-6)

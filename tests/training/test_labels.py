@@ -47,7 +47,8 @@ def write_log(root: Path) -> pl.DataFrame:
 
 
 def content(root: Path, **changes: Any) -> dict[str, Any]:
-    found = tiny(root, epochs=1, max_steps=8, report=True, loss_weights={"like": 0.5}, early_stopping={"patience": 5})
+    found = tiny(root, epochs=1, max_steps=8, report=True, loss_weights={"like": 0.5},
+        early_stopping={"patience": 5}, calibration="none")  # fmt: skip
     schema = {
         "labels": ["click", "like", {"column": "stars", "at_least": 4}],
         "user": "who",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 
-from stratarec.models.metrics import RankedGroups, auc, estimates, evaluate_logits
+from stratarec.models.metrics import RankedGroups, Samples, estimates, evaluate_logits
 
 SCORES = st.lists(st.tuples(st.integers(0, 1), st.integers(-5, 5), st.integers(0, 3)), min_size=1, max_size=60)
 
@@ -24,7 +24,7 @@ def test_auc_counts_pairs_with_ties_as_half(rows: list[tuple[int, int, int]]) ->
     positive, negative = score[label == 1], score[label == 0]
     pairs = [(p > n) + 0.5 * (p == n) for p in positive for n in negative]
     expected = np.mean(pairs) if pairs else math.nan
-    np.testing.assert_allclose(auc(label.astype(float), score.astype(float)), expected, rtol=1e-12)
+    np.testing.assert_allclose(Samples(label, score).auc, expected, rtol=1e-12)
 
 
 @settings(deadline=None, max_examples=50)
@@ -129,6 +129,20 @@ def test_metrics_agree_with_scikit_learn() -> None:
         found["log_loss"] / log_loss(label, np.full(5000, base)), rel=1e-6
     )
     assert found["calibration"] == pytest.approx(probability.mean() / base, rel=1e-9)
+
+
+def test_standard_errors_are_those_of_the_bootstrap() -> None:
+    draws = np.random.default_rng(0)
+    logit = draws.normal(size=1500)
+    label = (draws.random(1500) < 1 / (1 + np.exp(-logit))).astype(np.float64)
+    weight = draws.integers(0, 3, 1500).astype(np.float64)
+    found, values = evaluate_logits(label, logit, weight=weight), []
+    for _ in range(400):
+        rows = draws.integers(0, 1500, 1500)
+        drawn = evaluate_logits(label[rows], logit[rows], weight=weight[rows])
+        values.append([drawn["auc"], drawn["normalized_entropy"]])
+    errors = np.std(values, axis=0)
+    assert [found["auc_error"], found["entropy_error"]] == pytest.approx(errors, rel=0.12)
 
 
 @pytest.mark.parametrize("label", [[], [1.0, 1.0], [0.0]])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -19,6 +20,7 @@ SPLITS = ("train", "valid", "test")
 RUN_HELP = "directory of a finished run, as written by `train`"
 # A longer message is cut after this number of characters.
 _MAX_MESSAGE = 200
+_FINDING_WIDTH = 63
 
 
 class Subcommand(NamedTuple):
@@ -155,6 +157,12 @@ def print_lines(*lines: str) -> None:
     """Print lines, with control characters of names, paths and values escaped."""
     for line in lines:
         print(visible(line))
+
+
+def print_findings(head: str, sentences: Sequence[str]) -> None:
+    """Print sentences wrapped next to their head."""
+    wrapped = [line for sentence in sentences for line in textwrap.wrap(sentence, _FINDING_WIDTH)]
+    print_lines(*(f"{'' if number else head:17}{line}" for number, line in enumerate(wrapped)))
 
 
 def print_json(content: object) -> None:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from stratarec.cli.arguments import Subcommand, add_json, add_recipe, print_json, print_lines, progress_of
+from stratarec.cli.arguments import (
+    Subcommand,
+    add_json,
+    add_recipe,
+    print_findings,
+    print_json,
+    print_lines,
+    progress_of,
+)
 
 if TYPE_CHECKING:
     from stratarec.data.dataset.dataset import Dataset
+    from stratarec.progress import Progress
     from stratarec.recipe import Recipe
+    from stratarec.training.evaluate import ScoredSamples
 
 
 def _compare_options(command: argparse.ArgumentParser) -> None:
@@ -44,6 +54,7 @@ def baseline(args: argparse.Namespace) -> None:
     """Fit logistic regression and LightGBM on the prepared data of a recipe."""
     from stratarec.data.dataset.compatibility import check_prepared
     from stratarec.data.dataset.dataset import Dataset
+    from stratarec.models.metrics import Samples
     from stratarec.recipe import Recipe
     from stratarec.training.baseline.baselines import compare_with_baselines
     from stratarec.training.baseline.fit_methods import check_installed, fit_methods
@@ -55,23 +66,33 @@ def baseline(args: argparse.Namespace) -> None:
         progress.say(warning)
     fit_methods(dataset, progress, seed=recipe.train.seed, threads=recipe.train.threads)
     split = "test" if dataset.samples("test") else "valid"
-    metrics = _test_metrics(recipe, dataset) if split == "test" else None
-    if metrics is not None:
-        print_lines(f"{recipe.run}: test AUC {metrics['auc']:.4f}, log loss {metrics['log_loss']:.4f}")
-    print_lines(*compare_with_baselines(dataset, split, metrics), *dataset.suspicions)
+    scored = _scored(recipe, dataset, split, progress)
+    if scored is not None:
+        samples = Samples(scored.label, scored.logit, weight=scored.weight if len(scored.weight) else None)
+        print_lines(f"{recipe.run}: {split} AUC {samples.auc:.4f}, log loss {samples.log_loss:.4f}")
+    print_findings("baselines", compare_with_baselines(dataset, split, scored))
+    print_lines(*dataset.suspicions)
     print_lines(f"wrote {dataset.path / 'baseline.json'}; `train` and `evaluate` compare models with it")
 
 
-def _test_metrics(recipe: Recipe, dataset: Dataset) -> dict[str, Any] | None:
-    """Return the test metrics of the recipe's run on the same data, or None if there are none."""
+def _scored(recipe: Recipe, dataset: Dataset, split: str, progress: Progress) -> ScoredSamples | None:
+    """Return a split scored by the recipe's run, or None without a finished run on the same data."""
     from stratarec.training import checkpoint
+    from stratarec.training.evaluate import score_split
+    from stratarec.training.run import periods
+    from stratarec.training.run.open_run import open_run
     from stratarec.training.run.run_directory import read_result
 
     result = read_result(recipe.run)
-    if result is None or result.test is None or result.test["auc"] is None:
+    if result is None or periods.latest(recipe.run):
         return None
     tested = checkpoint.read_state(recipe.run / "checkpoints" / result.checkpoint)["identity"]["dataset"]
-    return dict(result.test) if tested == dataset.fingerprint else None
+    if tested != dataset.fingerprint:
+        return None
+    with open_run(recipe.run, dataset.path) as trained:
+        return score_split(
+            trained.model, trained.dataset, split, precision=trained.recipe.train.precision, progress=progress
+        )
 
 
 COMPARE = Subcommand(

@@ -17,6 +17,7 @@ from stratarec.cli.arguments import (
     add_json,
     data_or_logs,
     output_of,
+    print_findings,
     print_json,
     print_lines,
     progress_of,
@@ -148,7 +149,7 @@ def _evaluate_splits(
         results[split] = {**metrics, "rank_by": _ranks_as_json(ranked)}
         if not args.json:
             print_lines(*lines(split, metrics), *bins(split, metrics))
-            print_lines(*compare_with_baselines(dataset, split, metrics))
+            print_findings("baselines", compare_with_baselines(dataset, split, scored))
             for name, one in ranked.items():
                 print_lines(*ranks(split, name, one))
     return results

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 from pathlib import Path
 from typing import Any
 
-from stratarec.cli.arguments import Subcommand, add_json, add_recipe, print_json, print_lines, progress_of
+from stratarec.cli.arguments import (
+    Subcommand,
+    add_json,
+    add_recipe,
+    print_findings,
+    print_json,
+    print_lines,
+    progress_of,
+)
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -32,8 +39,7 @@ def train(args: argparse.Namespace) -> None:
     from stratarec.distributed.mesh import joined, restarted
     from stratarec.planning.plan import Plan
     from stratarec.recipe import Recipe, leaves, read_content
-    from stratarec.reporting.metric_texts import tested, verdict
-    from stratarec.training.baseline.baselines import compare_with_baselines
+    from stratarec.reporting.metric_texts import verdict
     from stratarec.training.checkpoint import SETTLED
     from stratarec.training.run.run_directory import RECIPE, read_recipe
     from stratarec.training.trainer import Trainer
@@ -58,15 +64,13 @@ def train(args: argparse.Namespace) -> None:
         )
     if not mesh.is_first:
         return
-    sentences = dataset.suspicions + verdict(trainer.state.evaluations, result, trainer.config.early_stopping.metric)
+    sentences = dataset.suspicions + verdict(trainer.state.evaluations, result, trainer.recipe.to_dict()["train"])
     if args.json:
         print_json({"run": str(trainer.run), **result, "verdict": list(sentences)})
         return
     _print_result(trainer.run, result)
-    wrapped = [line for sentence in sentences for line in textwrap.wrap(sentence, 63)]
-    print_lines(*(f"{'' if number else 'verdict':17}{line}" for number, line in enumerate(wrapped)))
-    split, metrics = tested(trainer.state.evaluations, result)
-    print_lines(*compare_with_baselines(dataset, split, metrics))
+    print_findings("verdict", sentences)
+    print_findings("baselines", result["baselines"])
 
 
 def _print_result(run: Path, result: dict[str, Any]) -> None:

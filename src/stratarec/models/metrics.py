@@ -187,6 +187,16 @@ def estimates(figures: Figures, seed: int = 0) -> dict[str, Estimate]:
     return estimated
 
 
+def mean_and_error(values: Doubles, weight: Doubles) -> tuple[float, float]:
+    """Return the weighted mean of independent values and its standard error, which is NaN for a single value."""
+    used = int((weight > 0).sum())
+    if not used:
+        return math.nan, math.nan
+    center = float(np.average(values, weights=weight))
+    spread = float(((weight * (values - center)) ** 2).sum()) * used / (used - 1) if used > 1 else math.nan
+    return center, math.sqrt(spread) / float(weight.sum())
+
+
 def _log_ways(of: NDArray[Any], chosen: NDArray[Any]) -> Doubles:
     """Return the logarithm of the binomial coefficient `of` over `chosen`."""
     from scipy.special import gammaln  # importing it takes a tenth of a second
@@ -208,8 +218,8 @@ _CELLS_PER_LOGIT, _HIGHEST = 256, 16
 _CELLS = 2 * _HIGHEST * _CELLS_PER_LOGIT
 # Number of samples that are added at a time, which limits memory.
 _AT_ONCE = 1 << 18
-# Quantile of the normal distribution for intervals of 95 %.
-_Z = 1.959964
+Z95 = 1.959964
+"""Quantile of the normal distribution for intervals of 95 %."""
 
 
 class Bin(NamedTuple):
@@ -299,8 +309,8 @@ def _bin(sums: NDArray[np.float64], total: float) -> Bin:
     samples, mass, positive, probability, squares, _ = map(float, sums)
     rate = min(positive / mass, 1.0)
     worth = mass * mass / squares
-    center = (rate + _Z**2 / (2 * worth)) / (1 + _Z**2 / worth)
-    half = _Z / (1 + _Z**2 / worth) * math.sqrt(rate * (1 - rate) / worth + (_Z / (2 * worth)) ** 2)
+    center = (rate + Z95**2 / (2 * worth)) / (1 + Z95**2 / worth)
+    half = Z95 / (1 + Z95**2 / worth) * math.sqrt(rate * (1 - rate) / worth + (Z95 / (2 * worth)) ** 2)
     return Bin(
         samples=int(samples),
         share=mass / float(total),
@@ -338,9 +348,40 @@ class Samples:
         return float((self.scale * self.truth).sum()) / self.total
 
     @cached_property
+    def losses(self) -> Doubles:
+        """``[N]`` negative log-likelihood of each sample, in nats."""
+        return np.logaddexp(0, self.score) - self.truth * self.score
+
+    @cached_property
     def log_loss(self) -> float:
-        """Mean negative log-likelihood, in nats."""
-        return float((self.scale * (np.logaddexp(0, self.score) - self.truth * self.score)).sum()) / self.total
+        """Mean negative log-likelihood."""
+        return float((self.scale * self.losses).sum()) / self.total
+
+    @cached_property
+    def placements(self) -> Doubles:
+        """``[N]`` share of the samples of the other class that a sample is on the right side of, ties counting half.
+
+        Its mean over the positives is the AUC, and so is that over the negatives; NaN for one class.
+        """
+        tie = np.unique(self.score, return_inverse=True)[1]
+        positive, negative = (np.bincount(tie, self.scale * part) for part in (self.truth, 1 - self.truth))
+        below = _ratio(negative.cumsum() - negative / 2, negative.sum())
+        above = 1 - _ratio(positive.cumsum() - positive / 2, positive.sum())
+        return np.where(self.truth > 0, below[tie], above[tie])
+
+    @cached_property
+    def auc(self) -> float:
+        """Area under the ROC curve by pairs (Mann and Whitney), ties counting half; NaN for one class."""
+        positive = self.truth > 0
+        return mean_and_error(self.placements[positive], self.scale[positive])[0]
+
+    def auc_error(self, placements: Doubles) -> float:
+        """Return the standard error of an AUC, or of the difference of two, from the `placements` of one or of both.
+
+        Placements of the two classes are independent, so their variances add up (DeLong et al. 1988).
+        """
+        classes = (self.truth > 0, self.truth <= 0)
+        return math.hypot(*(mean_and_error(placements[chosen], self.scale[chosen])[1] for chosen in classes))
 
     @cached_property
     def ranked(self) -> RankedGroups | None:
@@ -363,7 +404,7 @@ class Metric:
     Parameters
     ----------
     label : str
-        Name in reports.
+        Name in reports; empty for metrics that they do not list.
     measure : callable
         Returns the value, or NaN if the metric is not defined for the samples.
     better : str or None
@@ -376,6 +417,8 @@ class Metric:
         Whether the metric needs samples with users.
     compared : bool
         Whether ``compare`` shows the metric.
+    error : str
+        Metric that is its standard error. Reports show both together.
     """
 
     label: str
@@ -385,6 +428,7 @@ class Metric:
     of_both_classes: bool = False
     of_users: bool = False
     compared: bool = True
+    error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,16 +498,20 @@ def normalized_entropy(samples: Samples) -> float:
     return samples.log_loss / float(-(rate * np.log(rate) + (1 - rate) * np.log1p(-rate)))
 
 
+def entropy_error(samples: Samples) -> float:
+    """Return the standard error of the normalized entropy, from the difference of both losses of each sample."""
+    rate = samples.rate
+    if not 0 < rate < 1:
+        return float("nan")
+    constant: Doubles = np.where(samples.truth > 0, -np.log(rate), -np.log1p(-rate))
+    error = mean_and_error(samples.losses - constant, samples.scale)[1]
+    return error / float(np.average(constant, weights=samples.scale))
+
+
 def calibration(samples: Samples) -> float:
     """Return the mean prediction divided by the click rate; 1 means that predictions are right on average."""
     predicted = samples.scale / (1 + np.exp(-np.clip(samples.score, -80, 80)))
     return float(predicted.sum()) / samples.total / samples.rate if samples.rate > 0 else float("nan")
-
-
-def auc(label: Floats, score: Floats, weight: Floats | None = None) -> float:
-    """Return the area under the ROC curve (Mann and Whitney; ties count half); NaN if all labels are equal."""
-    group = np.zeros(len(label), dtype=np.int64)
-    return float(RankedGroups(label, score, group, weight).areas[0][0]) if len(label) else float("nan")
 
 
 def _within_users(label: str, measure: Callable[[RankedGroups], tuple[Doubles, Doubles] | Doubles]) -> Metric:
@@ -482,13 +530,18 @@ def _within_users(label: str, measure: Callable[[RankedGroups], tuple[Doubles, D
 METRICS = {
     "auc": Metric(
         label="AUC",
-        measure=lambda samples: auc(samples.truth, samples.score, samples.weight),
+        measure=lambda samples: samples.auc,
         better="higher",
         headline=True,
         of_both_classes=True,
+        error="auc_error",
     ),
+    "auc_error": Metric(label="", measure=lambda samples: samples.auc_error(samples.placements), compared=False),
     "log_loss": Metric(label="log loss", measure=lambda samples: samples.log_loss, better="lower", headline=True),
-    "normalized_entropy": Metric(label="normalized entropy", measure=normalized_entropy, compared=False),
+    "normalized_entropy": Metric(
+        label="normalized entropy", measure=normalized_entropy, compared=False, error="entropy_error"
+    ),
+    "entropy_error": Metric(label="", measure=entropy_error, compared=False),
     "calibration": Metric(label="calibration", measure=calibration),
     # Weighted by the users' samples (Zhu et al. 2017), the others equally by users.
     "grouped_auc": _within_users("grouped AUC", lambda ranked: ranked.areas),

@@ -22,6 +22,7 @@ _MOST_TRACED = 10_000
 
 
 CurveKind = Literal["tensorboard", "wandb", "mlflow"]
+CalibrationKind = Literal["none", "shift", "platt", "isotonic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,9 +208,11 @@ class TrainConfig:
     training split equal total weight, for every label. Scores are corrected to the true rate: the logarithm of the
     weight is subtracted from the logit, and the remaining shift is fitted on the validation split, unless
     `calibration` is set."""
-    calibration: Literal["none", "platt", "isotonic"] = "none"
+    calibration: Literal["auto", "none", "platt", "isotonic"] = "auto"
     """Correction of probabilities, fitted on the validation split at the end of the run: ``platt`` is a linear function
-    of the logit, ``isotonic`` any non-decreasing function. The final test, predictions and exports use it."""
+    of the logit, ``isotonic`` any non-decreasing function. ``auto`` uses them only where they lower the validation log
+    loss by more than chance, ``isotonic`` with at least 10,000 samples. The final test, predictions and exports use
+    it."""
     deduplicate: bool = True
     """Look up and compute each distinct value of a deduplication group once per batch, if a batch has enough repeated
     ids to make that faster. If false, repeated values are expanded when batches are read."""
@@ -286,9 +289,15 @@ class TrainConfig:
         return replace(self, dense=dense, embedding=rows, class_weight=weight)
 
     @property
-    def fitted(self) -> Literal["none", "shift", "platt", "isotonic"]:
-        """Kind of calibration fitted on the validation split at the end: with class weights at least a shift."""
-        return "shift" if self.calibration == "none" and self.class_weight else self.calibration
+    def fitted(self) -> tuple[CalibrationKind, ...]:
+        """Kinds of calibration to try on the validation split, from the simplest; with class weights at least a shift.
+
+        A later kind is used only where it is better by more than chance.
+        """
+        if self.calibration in ("platt", "isotonic"):
+            return (self.calibration,)
+        simplest: CalibrationKind = "shift" if self.class_weight else "none"
+        return (simplest,) if self.calibration == "none" else (simplest, "platt", "isotonic")
 
     def loss_factors(self, labels: Sequence[str]) -> tuple[float, ...]:
         """Factor on the loss of each label; `ConfigError` if a label does not exist or all factors are 0."""

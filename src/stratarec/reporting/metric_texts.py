@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from stratarec.io.names import step_of, visible
-from stratarec.models.metrics import METRICS, Ranked, goodness
+from stratarec.models.metrics import METRICS, Z95, Ranked, goodness
 
 INTERVAL = "95 %"
 """Head of a column of `interval`."""
@@ -23,9 +24,9 @@ def show(value: float | None, digits: int) -> str:
 
 
 def shown(evaluations: Iterable[Figures]) -> tuple[str, ...]:
-    """Return the names of the metrics to show: all, except metrics of users if no evaluation has them."""
+    """Return the names of the metrics to show: all with a label, except metrics of users if no evaluation has them."""
     defined = {name for figures in evaluations for name, value in figures.items() if value is not None}
-    return tuple(name for name, metric in METRICS.items() if name in defined or not metric.of_users)
+    return tuple(name for name, metric in METRICS.items() if metric.label and (name in defined or not metric.of_users))
 
 
 def by_label(split: str, figures: Mapping[str, Any]) -> list[tuple[str, Figures]]:
@@ -62,10 +63,13 @@ def bins(split: str, figures: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _lines(split: str, figures: Figures) -> Sequence[str]:
-    output = [f"{split}: {figures['samples']:,} samples"]
-    output += [f"  {METRICS[name].label:20} {show(figures.get(name), 6)}" for name in shown([figures])]
+    output = [f"{split}: {figures['samples']:,} samples, {figures['positives']:,} positive; +- is {INTERVAL}"]
+    for name in shown([figures]):
+        error = figures.get(METRICS[name].error)
+        half = "" if error is None else f" +- {Z95 * error:.6f}"
+        output.append(f"  {METRICS[name].label:20} {show(figures.get(name), 6)}{half}")
     if figures["auc"] is None:
-        output.append(f"  ({figures['positives']:,} of them positive: what compares both classes is not defined)")
+        output.append("  (a single class: metrics that compare both classes are not defined)")
     return output
 
 
@@ -107,17 +111,18 @@ def sliced(name: str, slices: Sequence[tuple[str, Figures]], most: int = 20) -> 
     return output
 
 
-# Shares of a metric by which the last evaluation must be better for a run to be called improving.
-_LEAST_GAIN = 5e-4
-# Log loss over that of the base rate beyond which hardly anything was learned.
-_LEARNED = 0.995
+# Share of a metric that further training must promise for a run to be called improving, and the evaluations that the
+# promise is extrapolated to.
+_LEAST_GAIN, _FURTHER = 2e-3, 2
+# Fewest samples of the rarer class that tell much about a model, and fewest that can choose between checkpoints.
+_FEW, _TOO_FEW = 100, 20
 # Tolerated distance of the calibration from 1: absolute, and in standard errors of the rate of positives.
 _TOLERANCE, _SURPRISE = 0.05, 3.0
 # Tolerated mean error of predictions: as a share of the rate of positives, and as a multiple of the error by chance.
 _LOCAL_TOLERANCE, _TIMES_CHANCE = 0.1, 2.0
 
 
-def verdict(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any], metric: str) -> list[str]:
+def verdict(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any], train: Mapping[str, Any]) -> list[str]:
     """Return the main findings about a finished run, the most severe first. Each is a part of a sentence.
 
     Parameters
@@ -126,27 +131,68 @@ def verdict(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any],
         Evaluations of the validation split during training.
     result : mapping
         Content of ``result.json``.
-    metric : str
-        Metric that chose the tested checkpoint.
+    train : mapping
+        The ``train`` section of the recipe.
     """
-    split, figures = tested(evaluations, result)
-    split = "validation" if split == "valid" else split
-    advice = "; train.calibration=platt corrects that" if evaluations and "uncalibrated" not in result else ""
+    split, figures = _tested(evaluations, result)
+    # A map that validation chose may still be wrong for a test of other days.
+    advice = "; train.calibration=auto may correct that" if evaluations and train["calibration"] == "none" else ""
     output = []
     for name, part in by_label(split, figures) if figures else ():
         head = "" if name == split else f"{name.removeprefix(split).lstrip(', ')}: "
-        output += [f"{head}{line}" for line in _fitness(part, advice)]
-    return [*output, *_progress(evaluations, step_of(result["checkpoint"]), result["steps"], metric)]
+        output += [f"{head}{line}" for line in _fitness(part, split, advice)]
+    return [
+        *output, *_calibrated(result), *_choice(evaluations, result),
+        *_progress(evaluations, step_of(result["checkpoint"]), result["steps"], train),
+    ]  # fmt: skip
 
 
-def tested(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> tuple[str, Figures | None]:
+def _tested(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> tuple[str, Figures | None]:
     """Return the name and metrics of the test split, or of the validation split if there is no test split."""
     if result.get("test") is not None:
         return "test", result["test"]
-    return "valid", next((part for part in evaluations if part["step"] == step_of(result["checkpoint"])), None)
+    validation = next((part for part in evaluations if part["step"] == step_of(result["checkpoint"])), None)
+    return "validation", result.get("valid", validation)
 
 
-def _progress(evaluations: Sequence[Mapping[str, Any]], chosen: int, steps: int, metric: str) -> Iterator[str]:
+def _calibrated(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the calibration of each label changes."""
+    pairs = [
+        (by_label("validation" if split == "valid" else split, before), by_label(split, result[split]))
+        for split, before in sorted(result.get("uncalibrated", {}).items(), reverse=True)
+    ]
+    for place, curve in enumerate(result.get("calibration", ())):
+        slope = curve["slopes"][0]
+        kind = "a shift" if slope == 1 else f"Platt scaling (slope {slope:.2f})"
+        kind = kind if len(curve["knots"]) == 1 else "isotonic regression"
+        changes = " and ".join(
+            f"{before[place][0]} {before[place][1]['log_loss']:.4f} to {after[place][1]['log_loss']:.4f}"
+            for before, after in pairs
+        )
+        yield f"scores are calibrated by {kind}, fitted on validation; log loss: {changes}"
+
+
+def _choice(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a warning if the validation split cannot choose between checkpoints."""
+    entry = next((part for part in evaluations if part["step"] == step_of(result["checkpoint"])), None)
+    if entry is None:
+        return
+    rarer = _rarer(entry)
+    if rarer < _TOO_FEW:
+        yield (
+            f"validation has {entry['samples']:,} samples, {rarer:,} of the rarer class: too few to choose the step to "
+            "test; enlarge data.split.valid"
+        )
+
+
+def _rarer(figures: Figures) -> int:
+    return int(min(figures["positives"], figures["samples"] - figures["positives"]))
+
+
+def _progress(
+    evaluations: Sequence[Mapping[str, Any]], chosen: int, steps: int, train: Mapping[str, Any]
+) -> Iterator[str]:
+    metric = train["early_stopping"]["metric"]
     points = [(entry["step"], entry[metric]) for entry in evaluations if entry[metric] is not None]
     if len(points) < 2:
         return
@@ -157,24 +203,47 @@ def _progress(evaluations: Sequence[Mapping[str, Any]], chosen: int, steps: int,
             f"the model from step {chosen:,} was tested and saved"
         )
         return
-    before = max((part for _, part in points[:-1]), key=lambda part: goodness(metric, part))
-    if goodness(metric, last) - goodness(metric, before) > _LEAST_GAIN * abs(before):
-        yield f"still improving at the end, step {steps:,}: {label} {last:.4f} after {before:.4f}"
+    values = [goodness(metric, part) for _, part in points]
+    end = f"at the end, step {steps:,}: {label} {last:.4f} after {points[-2][1]:.4f}"
+    falling = any(
+        train[part]["schedule"]["kind"] != "constant" and not train[part]["schedule"]["final_factor"]
+        for part in ("dense", "embedding")
+    )
+    if _promise(values) > _LEAST_GAIN * abs(last) and not falling and train["epochs"] > 1:
+        yield f"still improving {end}"
+    elif falling:
+        yield f"best {end}; the learning rate fell to 0, so only a run with more epochs shows whether they help"
+    elif train["epochs"] == 1:
+        yield f"best {end}; samples were seen once, and only a run with more epochs shows whether they help"
     else:
-        yield f"no longer improving at the end, step {steps:,}: {label} {last:.4f} after {before:.4f}"
+        yield f"no longer improving {end}"
 
 
-def _fitness(figures: Figures, advice: str) -> Iterator[str]:
+def _promise(values: Sequence[float]) -> float:
+    """Return the gain of further evaluations if gains go on to shrink as the last ones did."""
+    gains = [max(after - before, 0.0) for before, after in pairwise(values[-3:])]
+    ratio = min(gains[-1] / gains[-2], 1.0) if len(gains) > 1 and gains[-2] else float(len(gains) == 1)
+    return gains[-1] * sum(ratio**step for step in range(1, _FURTHER + 1))
+
+
+def _fitness(figures: Figures, split: str, advice: str) -> Iterator[str]:
     loss, entropy, ratio = (figures[name] for name in ("log_loss", "normalized_entropy", "calibration"))
+    rarer = _rarer(figures)
+    if rarer < _FEW:
+        yield f"{split} has only {rarer:,} samples of the rarer class: all its figures are uncertain"
     if entropy is None or ratio is None or not figures["positives"]:
         return
     rate = figures["positives"] / figures["samples"]
-    error, noise = figures["calibration_error"], figures["calibration_noise"]
-    if entropy >= 1:
-        yield f"worse than the base rate: log loss {loss:.4f}; always predicting the base rate has {loss / entropy:.4f}"
+    constant = f"log loss {loss:.4f}, {loss / entropy:.4f} by always predicting the base rate"
+    half = Z95 * (figures.get("entropy_error") or 0.0)
+    bounds = f"(95 %: {1 - entropy - half:.1%} to {1 - entropy + half:.1%})"
+    if entropy - half > 1:
+        yield f"worse than the base rate: {constant}; predict {rate:.4g} instead, and look at features and splits"
+    elif entropy + half >= 1:
+        yield f"not better than the base rate by more than chance: {constant}; predicting {rate:.4g} is as good"
     else:
-        hardly = "" if entropy < _LEARNED else "hardly "
-        yield f"{hardly}better than the base rate: its log loss is {1 - entropy:.1%} lower"
+        yield f"better than the base rate: its log loss is {1 - entropy:.1%} lower {bounds}"
+    error, noise = figures["calibration_error"], figures["calibration_noise"]
     if abs(ratio - 1) > max(_TOLERANCE, _SURPRISE * math.sqrt((1 - rate) / figures["positives"])):
         yield f"miscalibrated: scores predict {ratio:.2f} times as many positives as there are{advice}"
     elif error > max(_LOCAL_TOLERANCE * rate, _TIMES_CHANCE * noise):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,6 @@ def write_report(
     result: Mapping[str, Any],
     plan: Mapping[str, Any] | None = None,
     importance: Mapping[str, Any] | str = "",
-    baselines: Sequence[str] = (),
 ) -> None:
     """Write the report of a finished run.
 
@@ -60,8 +59,6 @@ def write_report(
         Plan of the tables, from `Plan.to_dict`.
     importance : mapping or str
         Importance of features, from `stratarec explain --json`, or the reason why there is none.
-    baselines : sequence of str
-        Results of other methods on the same data.
     """
     recipe, chosen = recipes
     splits, metric = _splits(position, result), recipe["train"]["early_stopping"]["metric"]
@@ -82,8 +79,8 @@ def write_report(
         lead=f"{recipe['model']['kind']}, {result['steps']:,} steps on {dataset.name}",
         verdict=[
             *dataset.suspicions,
-            *verdict(position["evaluations"], result, metric),
-            *baselines,
+            *verdict(position["evaluations"], result, recipe["train"]),
+            *(f"baseline {sentence}" for sentence in result["baselines"]),
             *([] if time is None else time.verdict(cached, result.get("sharing", ""), level0)),
         ],
         cards=_cards(result.get("test"), result),

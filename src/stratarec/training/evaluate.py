@@ -1,6 +1,8 @@
 """Score whole splits, compute metrics, rank within groups, and fit the calibration of probabilities.
 
-``train.calibration`` fits a map of a model's logits on the validation split:
+``train.calibration`` fits a map of a model's logits on the validation split. ``auto`` prefers a simpler kind unless
+another has a lower log loss on samples that it was not fitted to, by more than a standard error of the difference;
+isotonic regression needs many samples.
 
 *shift*: a number added to all logits, so that on average they predict the observed rate of positives. It corrects class
 weights, whose effect on a model that fits its weighted samples is a shift by the logarithm of the weight. The shift is
@@ -26,7 +28,7 @@ one period says nothing about the rate of the next day.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -42,8 +44,9 @@ from stratarec.errors import ConfigError, DatasetError, TrainingError
 from stratarec.models import CTRModel
 from stratarec.models.base import autocast
 from stratarec.models.calibration import LEAST_GAP, Calibration, LogitMap
-from stratarec.models.metrics import Metrics, Ranked, RankedGroups, estimates, evaluate_labels
+from stratarec.models.metrics import Metrics, Ranked, RankedGroups, estimates, evaluate_labels, mean_and_error
 from stratarec.progress import Progress
+from stratarec.recipe.train_section import CalibrationKind
 
 _BATCH = 8192
 
@@ -272,7 +275,6 @@ def value_groups(values: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.bool_
     return values.rank("dense").fill_null(0).to_numpy().astype(np.int64), values.is_not_null().to_numpy()
 
 
-Kind = Literal["shift", "platt", "isotonic"]
 Doubles = NDArray[np.float64]
 
 IDENTITY = LogitMap(knots=(0.0,), values=(0.0,), slopes=(1.0, 1.0))
@@ -281,27 +283,76 @@ _MOST_STEPS, _LEAST_SLOPE = 100, 1e-3
 _DOUBT = 100.0
 # Isotonic regression groups samples into cells of logits, which bounds the number of knots.
 _CELLS_PER_LOGIT = 256
+# Parts of the samples that maps are compared on, each scored by the map of the others; samples from which isotonic
+# regression is compared.
+_PARTS, _MANY = 5, 10_000
 
 
-def fit(kind: Kind, samples: ScoredSamples) -> tuple[LogitMap, ...]:
-    """Fit the map of each label on samples whose label is known; identity if all of them have one class."""
+def fit(
+    kinds: Sequence[CalibrationKind], samples: ScoredSamples, current: Sequence[LogitMap] = ()
+) -> tuple[LogitMap, ...]:
+    """Fit the map of each label on samples whose label is known; return nothing if no map would change a score.
+
+    Parameters
+    ----------
+    kinds : sequence of str
+        Kinds from the simplest on; see `TrainConfig.fitted`.
+    current : sequence of LogitMap
+        Maps that are kept for ``none``, and where all samples have one class; by default the identity.
+    """
     labels = samples.label.reshape(len(samples.label), -1).T
     logits = samples.logit.reshape(len(samples.logit), -1).T
     weight = samples.weight.astype(np.float64) if len(samples.weight) else np.ones(len(samples.label))
-    return tuple(_fit(kind, *pair, weight) for pair in zip(labels, logits, strict=True))
+    columns = zip(labels, logits, current or (IDENTITY,) * len(labels), strict=True)
+    maps = tuple(_fit(kinds, known, *_known(label, logit, weight)) for label, logit, known in columns)
+    return () if all(curve == IDENTITY for curve in maps) else maps
 
 
 def corrected_by(maps: Sequence[LogitMap], samples: ScoredSamples) -> ScoredSamples:
-    """Return the samples with calibrated logits."""
-    return samples._replace(logit=Calibration(maps)(torch.from_numpy(samples.logit)).cpu().numpy())
+    """Return the samples with calibrated logits; no maps leave them as they are."""
+    return (
+        samples
+        if not maps
+        else samples._replace(logit=Calibration(maps)(torch.from_numpy(samples.logit)).cpu().numpy())
+    )
 
 
-def _fit(kind: Kind, label: NDArray[np.float32], logit: NDArray[np.float32], weight: Doubles) -> LogitMap:
-    has_label = ~np.isnan(label) & (weight > 0)
-    truth, score, scale = (column[has_label].astype(np.float64) for column in (label, logit, weight))
-    if not 0 < truth.sum() < len(truth):
-        return IDENTITY
-    return _FITS[kind](truth, score, scale / scale.mean())
+def _known(label: NDArray[np.float32], logit: NDArray[np.float32], weight: Doubles) -> tuple[Doubles, Doubles, Doubles]:
+    """Return label, logit and weight of the samples that have a label, with a mean weight of 1."""
+    chosen = ~np.isnan(label) & (weight > 0)
+    truth, score, scale = (column[chosen].astype(np.float64) for column in (label, logit, weight))
+    return truth, score, scale / scale.mean() if len(scale) else scale
+
+
+def _fit(
+    kinds: Sequence[CalibrationKind], current: LogitMap, truth: Doubles, score: Doubles, scale: Doubles
+) -> LogitMap:
+    """Return the map of the best kind, which replaces a simpler kind only beyond a standard error."""
+
+    def mapped(kind: CalibrationKind, chosen: slice | NDArray[np.bool_]) -> LogitMap:
+        has_both = 0 < truth[chosen].sum() < len(truth[chosen])
+        return _FITS[kind](truth[chosen], score[chosen], scale[chosen]) if kind != "none" and has_both else current
+
+    def losses(kind: CalibrationKind) -> Doubles:
+        """Return the log loss of each sample by a map of the other parts."""
+        part, output = np.arange(len(truth)) * _PARTS // len(truth), np.empty(len(truth))
+        for number in range(_PARTS):
+            held = part == number
+            logit = (
+                Calibration([mapped(kind, ~held)])(torch.from_numpy(score[held].astype(np.float32))).double().numpy()
+            )
+            output[held] = np.logaddexp(0, logit) - truth[held] * logit
+        return output
+
+    usable = [kind for kind in kinds if kind != "isotonic" or len(kinds) == 1 or len(truth) >= _MANY]
+    best = usable[0]
+    if len(usable) > 1 and 0 < truth.sum() < len(truth):
+        least = losses(best)
+        for kind in usable[1:]:
+            other = losses(kind)
+            gain, error = mean_and_error(least - other, scale)
+            best, least = (kind, other) if gain > error else (best, least)
+    return mapped(best, slice(None))
 
 
 def _shift(truth: Doubles, score: Doubles, scale: Doubles) -> LogitMap:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from stratarec.planning.bytes import MEMORIES, Memory
 from stratarec.planning.plan import Plan, compare_totals
 from stratarec.progress import Progress
 from stratarec.recipe import Recipe
-from stratarec.reporting.metric_texts import show, tested
+from stratarec.reporting.metric_texts import show
 from stratarec.training.baseline.baselines import compare_with_baselines
 from stratarec.training.evaluate import ScoredSamples, corrected_by, fit, measured, score_split
 from stratarec.training.explain.explain import for_report
@@ -48,7 +48,7 @@ class TrainResult(dict[str, Any]):
         rows = [
             (f"{split} {metric.label}", show(metrics[name], 5))
             for name, metric in METRICS.items()
-            if metrics.get(name) is not None
+            if metric.label and metrics.get(name) is not None
         ]
         rows += [
             ("samples", f"{metrics['samples']:,} of the {split} split") if metrics else ("test", "no split to test on"),
@@ -104,8 +104,10 @@ class FinalEvaluation:
             result["ranks"] = self.figures()
             if exchange := exchange_remark(self.recipe, self.mesh):
                 result["exchange"] = exchange
-        outcome, maps = self._outcome(path)
+        outcome, maps, scored = self._outcome(path)
         result |= outcome
+        split = "test" if "test" in scored else "valid"
+        result["baselines"] = compare_with_baselines(self.dataset, split, scored.get(split))
         importance = self._importance(maps) if self.recipe.train.report else ""
         result["peak_rss_bytes"] = peak_rss_bytes()
         if self.sharing:
@@ -121,11 +123,8 @@ class FinalEvaluation:
             from stratarec.reporting.run_page import write_report
 
             plan = None if self.plan is None else self.plan.to_dict()
-            others = compare_with_baselines(self.dataset, *tested(state.evaluations, result))
-            write_report(
-                page, (self.recipe.to_dict(), self.recipe.chosen), self.dataset, asdict(state), result, plan,
-                importance, others,
-            )  # fmt: skip
+            recipes = (self.recipe.to_dict(), self.recipe.chosen)
+            write_report(page, recipes, self.dataset, asdict(state), result, plan, importance)
 
         self.mesh.first(write)
         return result
@@ -139,20 +138,22 @@ class FinalEvaluation:
                     state.may_differ.append((step, f"rank {rank}: {reason}"))
                     say(f"rank {rank}: {reason}: from step {step:,} on another run may differ in its last bits")
 
-    def _outcome(self, path: Path) -> tuple[dict[str, Any], tuple[LogitMap, ...]]:
-        """Return metrics of the test split, and the calibration; with one, also validation and uncalibrated metrics."""
-        kind = self._fitted
-        test = self._evaluated("test", path) if self.dataset.samples("test") else None
-        if kind == "none":
-            return ({} if test is None else {"test": self._figures(test)}), ()
-        valid = self._evaluated("valid", path)
-        maps = fit(kind, valid)
-        samples = {"valid": valid, **({} if test is None else {"test": test})}
-        corrected = {split: corrected_by(maps, scored) for split, scored in samples.items()}
-        metrics = {split: self._figures(scored) for split, scored in corrected.items()}
-        uncalibrated = {split: self._figures(scored) for split, scored in samples.items()}
-        calibration = [logit_map.to_dict() for logit_map in maps]
-        return {**metrics, "uncalibrated": uncalibrated, "calibration": calibration}, maps
+    def _outcome(self, path: Path) -> tuple[dict[str, Any], tuple[LogitMap, ...], dict[str, ScoredSamples]]:
+        """Return metrics of the test split, the calibration, and the scored samples of both splits.
+
+        With a calibration, there are also metrics of validation, and uncalibrated ones.
+        """
+        kinds = self.recipe.train.fitted
+        samples = {"test": self._evaluated("test", path)} if self.dataset.samples("test") else {}
+        if self.dataset.samples("valid") and (kinds != ("none",) or not samples):
+            samples["valid"] = self._evaluated("valid", path)
+        maps = fit(kinds, samples["valid"]) if "valid" in samples else ()
+        plain = {split: self._figures(scored) for split, scored in samples.items()}
+        if not maps:
+            return ({"test": plain["test"]} if "test" in plain else {}), (), samples
+        samples = {split: corrected_by(maps, scored) for split, scored in samples.items()}
+        metrics = {split: self._figures(scored) for split, scored in samples.items()}
+        return {**metrics, "uncalibrated": plain, "calibration": [curve.to_dict() for curve in maps]}, maps, samples
 
     def _importance(self, maps: Sequence[LogitMap]) -> dict[str, Any] | str:
         """Return the importance of features with the calibrated model, or why there is none."""
@@ -169,12 +170,6 @@ class FinalEvaluation:
             return "it was stopped"
         finally:
             network.calibration = None
-
-    @property
-    def _fitted(self) -> Literal["none", "shift", "platt", "isotonic"]:
-        """Kind of calibration; a shift alone is left out without a validation split."""
-        kind = self.recipe.train.fitted
-        return "none" if kind == "shift" and not self.dataset.samples("valid") else kind
 
     def _figures(self, samples: ScoredSamples) -> dict[str, Any]:
         return figures(measured(self.dataset.schema.label_columns, samples))

@@ -397,8 +397,8 @@ class Curves:
         values = {
             f"valid/{label}/{name}" if label else f"valid/{name}": metrics[name]
             for label, metrics in entry.get("labels", {"": entry}).items()
-            for name in METRICS
-            if metrics[name] is not None
+            for name, metric in METRICS.items()
+            if metric.label and metrics[name] is not None
         }
         self._add(entry["step"], values)
 

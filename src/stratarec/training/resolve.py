@@ -134,7 +134,7 @@ def _counted(train: TrainConfig, dataset: Dataset, by: SlateKey) -> str:
 
 
 def _check_calibration(config: TrainConfig, dataset: Dataset) -> None:
-    if config.calibration == "none":
+    if config.calibration in ("auto", "none"):
         return
     for label, count in dataset.label_counts("valid").items():
         if not 0 < count.positives < count.known:
@@ -335,7 +335,6 @@ def choose_defaults(
     if recipe.train.loss.by and 0 < valid.positives < valid.known:
         # A loss of slates trains the order of samples; their scores have no level before they are calibrated.
         values["train.early_stopping.metric"] = "grouped_auc"
-        values["train.calibration"] = "platt"
     if recipe.towers:  # no rank has all weights to average
         values.pop("train.average.decay", None)
     fixed = {} if earlier is None else leaves(earlier.to_dict())

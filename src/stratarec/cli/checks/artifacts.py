@@ -14,7 +14,7 @@ from stratarec.cli.tune.study_record import FILE, STUDY, read_study, run_name
 from stratarec.config.validate import first_difference
 from stratarec.data.column_names import label_names
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.manifest import BASELINE, DATASET, MANIFEST
+from stratarec.data.dataset.manifest import BASELINE, BASELINE_SCORES, DATASET, MANIFEST
 from stratarec.data.schema import UNKNOWN
 from stratarec.embedding.checkpoint import saved_files, saved_rows
 from stratarec.errors import CheckpointError, ConfigError, DatasetError
@@ -28,7 +28,7 @@ from stratarec.serving.export_manifest import DELTA, DELTA_ROWS, DeltaManifest
 from stratarec.serving.export_manifest import MANIFEST as EXPORT
 from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
-from stratarec.training.baseline.baselines import read_baselines
+from stratarec.training.baseline.baselines import read_baselines, read_scores
 from stratarec.training.checkpoint import NETWORK, OPTIMIZER, STATE
 from stratarec.training.run import periods
 from stratarec.training.run.periods import DATA, PERIOD
@@ -113,7 +113,8 @@ def _check_dataset(path: Path, read: set[Path]) -> Iterator[str]:
         yield from _check_content(path, dataset)
         baselines = read_baselines(dataset)
         if baselines is not None:
-            read.add(path / BASELINE)
+            read_scores(dataset, baselines)
+            read |= {path / BASELINE, path / BASELINE_SCORES}
             yield f"baseline: {len(baselines.methods)} methods, of this data set"
 
 

@@ -29,10 +29,10 @@ from stratarec.io.sealed import Count, Hash, Model, content_hash, read_sealed, w
 FORMAT: Literal[11] = 11
 ROW_GROUP = 1 << 16
 MANIFEST = "dataset.json"
-BASELINE = "baseline.json"
-"""File that `stratarec baseline` adds. It does not belong to the data set, so it has no hash in the manifest."""
+BASELINE, BASELINE_SCORES = "baseline.json", "baseline.npy"
+"""Files that `stratarec baseline` adds. They do not belong to the data set, so they have no hash in the manifest."""
 DATASET = DirectoryKind(
-    name="data set", field="data.path", content=(MANIFEST, BASELINE, "vocabulary", "carried", *SPLITS)
+    name="data set", field="data.path", content=(MANIFEST, BASELINE, BASELINE_SCORES, "vocabulary", "carried", *SPLITS)
 )
 ADVICE = "prepare the data again with --overwrite"
 

@@ -1,25 +1,31 @@
 """Metrics of simpler methods on the splits of a data set, and their comparison with a model.
 
-The metrics are in ``baseline.json`` in the directory of the data set, and are deleted when it is prepared again.
+The metrics are in ``baseline.json`` in the directory of the data set, the scores of all samples next to it, and are
+deleted when it is prepared again. Models are compared on the same samples: the loss, and the place among the samples of
+the other class (`Samples.placements`), of a sample by two models vary together, so that their differences have much
+smaller errors than the metrics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import sqrt
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, NamedTuple
 
+import numpy as np
 import pydantic
+from numpy.typing import NDArray
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.manifest import BASELINE
+from stratarec.data.dataset.manifest import BASELINE, BASELINE_SCORES
 from stratarec.errors import DatasetError, StrataError
-from stratarec.io.sealed import Count, Hash, Model, read_sealed, write_sealed
+from stratarec.io.atomic import file_hash, write_atomic
+from stratarec.io.sealed import Count, Hash, Model, read_sealed, regular_file_below, write_sealed
+from stratarec.models.metrics import Z95, Samples, mean_and_error
+from stratarec.training.evaluate import ScoredSamples
 
 FORMAT: Literal[1] = 1
 _ADVICE = "run `stratarec baseline` again, or remove it"
-# Smaller differences of AUC are ignored.
+# Smaller differences of AUC, and of log loss as a share of it, are ignored.
 _MIN_GAIN = 5e-4
 _TRY = {
     "logistic regression": (
@@ -40,14 +46,6 @@ class MethodFigures(Model):
     """None if the split has a single class."""
     log_loss: Annotated[float, pydantic.Field(ge=0)]
 
-    @property
-    def error(self) -> float:
-        """Two standard errors of the AUC (Hanley and McNeil 1982)."""
-        ones, zeros, area = self.positives, self.samples - self.positives, self.auc or 0.0
-        first, second = area / (2 - area), 2 * area**2 / (1 + area)
-        spread = area * (1 - area) + (ones - 1) * (first - area**2) + (zeros - 1) * (second - area**2)
-        return 2 * sqrt(max(spread, 0.0) / max(ones * zeros, 1))
-
 
 class Method(Model):
     """Metrics of one method on all splits, and its training time."""
@@ -66,11 +64,27 @@ class Baselines(Model):
     fitted: Count
     """Number of training samples that the methods were fitted to."""
     methods: tuple[Method, ...]
+    scores: Hash
+    """Hash of the file of their scores."""
 
 
-def write_baselines(dataset: Dataset, baselines: Baselines) -> None:
-    """Write ``baseline.json`` into the data set."""
-    write_sealed(Path(dataset.path) / BASELINE, baselines.to_dict())
+def write_baselines(
+    dataset: Dataset, fitted: int, methods: tuple[Method, ...], scores: NDArray[np.float32]
+) -> Baselines:
+    """Write ``baseline.json`` and the scores into the data set.
+
+    Parameters
+    ----------
+    scores : array
+        ``[methods, N]`` logits of the validation samples, then of the test samples, in the order of storage.
+    """
+    path = Path(dataset.path)
+    write_atomic(path / BASELINE_SCORES, lambda file: np.save(file, scores, allow_pickle=False))
+    content = Baselines(
+        dataset=dataset.fingerprint, fitted=fitted, methods=methods, scores=file_hash(path / BASELINE_SCORES)
+    )
+    write_sealed(path / BASELINE, content.to_dict())
+    return content
 
 
 def read_baselines(dataset: Dataset) -> Baselines | None:
@@ -90,52 +104,90 @@ def read_baselines(dataset: Dataset) -> Baselines | None:
     return baselines
 
 
-def compare_with_baselines(dataset: Dataset, split: str, metrics: Mapping[str, Any] | None) -> list[str]:
-    """Return lines that compare the `metrics` of a model on a split with each method, and what to try.
+def read_scores(dataset: Dataset, baselines: Baselines) -> dict[str, NDArray[np.float32]]:
+    """Return split -> ``[methods, N]`` logits of baselines; `DatasetError` if they are damaged."""
+    valid, shape = (
+        dataset.samples("valid"),
+        (len(baselines.methods), dataset.samples("valid") + dataset.samples("test")),
+    )
+    try:
+        path = regular_file_below(Path(dataset.path), BASELINE_SCORES)
+        if file_hash(path) != baselines.scores:
+            raise ValueError(f"{path} was changed after it was written: its hash does not match")
+        scores = np.load(path, allow_pickle=False)
+        if scores.shape != shape or scores.dtype != np.float32:
+            raise ValueError(f"{path} has {scores.dtype} of shape {scores.shape}, expected float32 of shape {shape}")
+    except (OSError, ValueError, EOFError) as error:
+        raise DatasetError(f"{error}; {_ADVICE}") from error
+    return {"valid": scores[:, :valid], "test": scores[:, valid:]}
 
-    The list is empty if methods have no such metrics. A damaged ``baseline.json`` is reported, not raised.
+
+def compare_with_baselines(dataset: Dataset, split: str, scored: ScoredSamples | None) -> list[str]:
+    """Return sentences that compare the scores of a model on a split with each method, and what to try.
+
+    The list is empty if methods have no metrics of the split. Damaged files are reported, not raised.
     """
     if dataset.schema.labels or split == "train":
         return []
     try:
         baselines = read_baselines(dataset)
+        scores = None if baselines is None else read_scores(dataset, baselines)[split]
     except StrataError as error:
-        return [f"baselines: {error}"]
-    if baselines is None:
+        return [str(error)]
+    if baselines is None or scores is None:
         hint = "none fitted yet; run `stratarec baseline` to compare with logistic regression and LightGBM"
-        return [f"baselines: {hint}"] if dataset.samples("valid") else []
-    methods = [(method, method.splits[split]) for method in baselines.methods if split in method.splits]
-    lines = [f"baseline: {_describe(method, scores)}{_verdict(_gain(scores, metrics))}" for method, scores in methods]
+        return [hint] if dataset.samples("valid") else []
+    if not scores.shape[1]:
+        return []
+    sentences, better = [], list[str]()
+    for method, logit in zip(baselines.methods, scores, strict=True):
+        differences = [] if scored is None else _differences(scored, logit)
+        described = " and ".join(difference.description for difference in differences)
+        sentences.append(f"{_describe(method, split)}{described and f'; this model: {described}'}")
+        signs = {difference.sign for difference in differences}
+        better += [method.name] if -1 in signs and 1 not in signs else []
     if baselines.fitted < dataset.samples("train"):
         total = dataset.samples("train")
-        lines.append(f"  fitted to a random sample of {baselines.fitted:,} of {total:,} training samples")
-    best = max(methods, key=lambda method: _gain(method[1], metrics) or 0.0, default=None)
-    gain = None if best is None else _gain(best[1], metrics)
-    if best is not None and gain is not None and gain > _MIN_GAIN:
-        method, scores = best
-        noise = f" (two standard errors of its AUC: {scores.error:.4f})" if gain < scores.error else ""
-        lines.append(f"{method.name} is better than this model by {gain:.4f}{noise}. Try:")
-        lines += [
-            f"  {advice}" for advice in (*_TRY.get(method.name, ()), "stratarec tune, which uses validation only")
-        ]
-    return lines
+        sentences.append(f"they were fitted to a random sample of {baselines.fitted:,} of {total:,} training samples")
+    if better:
+        advice = (*_TRY.get(better[-1], ()), "stratarec tune, which uses validation only")
+        sentences.append(f"better than this model: {' and '.join(better)}. Try {'; or '.join(advice)}")
+    return sentences
 
 
-def _describe(method: Method, scores: MethodFigures) -> str:
-    auc = "-" if scores.auc is None else f"{scores.auc:.4f} +- {scores.error:.4f}"
-    return f"{method.name} AUC {auc}, log loss {scores.log_loss:.4f}, {method.seconds:.1f} s"
+class _Difference(NamedTuple):
+    """Difference of a metric between a model and a method on the same samples."""
+
+    name: str
+    value: float
+    error: float
+    """Half of the 95 % interval."""
+    sign: int
+    """1 if the model is better by more than chance, -1 if it is worse."""
+
+    @property
+    def description(self) -> str:
+        words = ("equal within chance", "better", "worse")
+        return f"{self.name} {self.value:+.4f} +- {self.error:.4f} ({words[self.sign]})"
 
 
-def _verdict(gain: float | None) -> str:
-    if gain is None:
-        return ""
-    return ": better" if gain > _MIN_GAIN else ": worse" if gain < -_MIN_GAIN else ": equal"
+def _differences(scored: ScoredSamples, logit: NDArray[np.float32]) -> list[_Difference]:
+    """Return the differences of AUC, unless there is one class, and of log loss."""
+    weight = scored.weight if len(scored.weight) else None
+    mine, other = (Samples(scored.label, score, weight=weight) for score in (scored.logit, logit))
+    gain, error = mean_and_error(mine.losses - other.losses, mine.scale)
+    figures = [
+        ("AUC", mine.auc - other.auc, mine.auc_error(mine.placements - other.placements), 1, _MIN_GAIN),
+        ("log loss", gain, error, -1, _MIN_GAIN * other.log_loss),
+    ]
+    return [
+        _Difference(name, value, Z95 * error, sign * int(np.sign(value)) * (abs(value) > max(Z95 * error, least)))
+        for name, value, error, sign, least in figures
+        if not np.isnan(value)
+    ]
 
 
-def _gain(scores: MethodFigures, metrics: Mapping[str, Any] | None) -> float | None:
-    """Return how much better a method is than a model: in AUC, or in log loss if one of them has no AUC."""
-    if metrics is None:
-        return None
-    if scores.auc is None or metrics["auc"] is None:
-        return float(metrics["log_loss"]) - scores.log_loss
-    return scores.auc - float(metrics["auc"])
+def _describe(method: Method, split: str) -> str:
+    figures = method.splits[split]  # type: ignore[index]
+    auc = "" if figures.auc is None else f"AUC {figures.auc:.4f}, "
+    return f"{method.name}: {auc}log loss {figures.log_loss:.4f}, {method.seconds:.1f} s"

@@ -26,7 +26,7 @@ from stratarec.data.dataset.manifest import BASELINE
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.atomic import check_output
-from stratarec.models.metrics import Samples, auc
+from stratarec.models.metrics import Samples
 from stratarec.progress import Progress
 from stratarec.training.baseline.baselines import Baselines, Method, MethodFigures, write_baselines
 
@@ -69,21 +69,18 @@ def fit_methods(
             progress.say(f"fitting {name} to {len(train.label):,} of {dataset.samples('train'):,} training samples")
             began = time.perf_counter()
             fitted[name] = fit(train, valid, settings), time.perf_counter() - began
-        result = {split: _tested(dataset, split, fitted, progress) for split in ("valid", "test")}
-        baselines = Baselines(
-            dataset=dataset.fingerprint,
-            fitted=len(train.label),
-            methods=tuple(
-                Method(
-                    name=name,
-                    seconds=round(seconds, 2),
-                    splits={split: item[name] for split, item in result.items() if item},  # type: ignore[misc]
-                )
-                for name, (_, seconds) in fitted.items()
-            ),
+        splits = [split for split in ("valid", "test") if dataset.samples(split)]
+        result = {split: _tested(dataset, split, fitted, progress) for split in splits}
+        methods = tuple(
+            Method(
+                name=name,
+                seconds=round(seconds, 2),
+                splits={split: figures[name] for split, (figures, _) in result.items()},  # type: ignore[misc]
+            )
+            for name, (_, seconds) in fitted.items()
         )
-        write_baselines(dataset, baselines)
-    return baselines
+        scores = np.concatenate([scores for _, scores in result.values()], axis=1)
+        return write_baselines(dataset, len(train.label), methods, scores)
 
 
 def check_installed() -> None:
@@ -120,37 +117,34 @@ def _check(dataset: Dataset) -> None:
 
 def _tested(
     dataset: Dataset, split: str, fitted: dict[str, tuple[Predict, float]], progress: Progress
-) -> dict[str, MethodFigures]:
-    """Return the metrics of each method on all samples of a split; empty for an empty split."""
-    if not dataset.samples(split):
-        return {}
+) -> tuple[dict[str, MethodFigures], NDArray[np.float32]]:
+    """Return the metrics and the ``[methods, N]`` logits of each method on all samples of a split."""
     labels: list[NDArray[np.float32]] = []
     weights: list[NDArray[np.float32]] = []
-    logits: dict[str, list[NDArray[np.float64]]] = {name: [] for name in fitted}
+    logits: dict[str, list[NDArray[np.float32]]] = {name: [] for name in fitted}
     for part in blocks(dataset, split, progress):
         labels.append(part.label)
         weights += [] if part.weight is None else [part.weight]
         for name, (predict, _) in fitted.items():
             logits[name].append(_logits(predict, part))
     label, weight = np.concatenate(labels), np.concatenate(weights) if weights else None
-    return {name: _figures(label, np.concatenate(item), weight) for name, item in logits.items()}
+    scores = np.stack([np.concatenate(item) for item in logits.values()])
+    figures = (_figures(Samples(label, score, weight=weight)) for score in scores)
+    return dict(zip(logits, figures, strict=True)), scores
 
 
-def _logits(predict: Predict, samples: Arrays) -> NDArray[np.float64]:
+def _logits(predict: Predict, samples: Arrays) -> NDArray[np.float32]:
     probability = np.clip(predict(samples), 1e-7, 1 - 1e-7)
-    result: NDArray[np.float64] = np.log(probability) - np.log1p(-probability)
+    result: NDArray[np.float32] = (np.log(probability) - np.log1p(-probability)).astype(np.float32)
     return result
 
 
-def _figures(
-    label: NDArray[np.float32], logit: NDArray[np.float64], weight: NDArray[np.float32] | None
-) -> MethodFigures:
-    area = auc(label, logit, weight)
+def _figures(samples: Samples) -> MethodFigures:
     return MethodFigures(
-        positives=int(label.sum()),
-        samples=len(label),
-        auc=None if np.isnan(area) else area,
-        log_loss=Samples(label, logit, weight=weight).log_loss,
+        positives=int(samples.truth.sum()),
+        samples=len(samples.truth),
+        auc=None if np.isnan(samples.auc) else samples.auc,
+        log_loss=samples.log_loss,
     )
 
 

@@ -180,15 +180,14 @@ class _Step:
 
     def _score(self, trained: TrainedModel, recipe: Recipe) -> _Scores:
         """Score the log with the current model and its calibration."""
-        maps, kind = trained.maps, trained.recipe.train.calibration
+        maps = trained.maps
         trained.model.network.calibration = None
         novelty = Novelty(trained.dataset)
         parts, kinds = zip(*self._samples(trained, recipe, novelty), strict=True)
         raw = ScoredSamples.joined(parts)
-        result = corrected_by(maps, raw) if maps else raw
         return _Scores(
-            scores=_slices(trained.dataset, result, kinds),
-            calibration=() if kind == "none" else fit(kind, raw),
+            scores=_slices(trained.dataset, corrected_by(maps, raw), kinds),
+            calibration=fit(trained.recipe.train.fitted, raw, maps),
             lookups=novelty.lookups,
             holes={name: info.holes for name, info in trained.dataset.vocabularies.items()},
         )

@@ -235,6 +235,8 @@ class Result(Model):
     """Split -> its metrics without the calibration."""
     calibration: tuple[LogitMap, ...] = ()
     """Calibration of each label."""
+    baselines: tuple[str, ...] = ()
+    """Comparison with other methods on the same samples, if there are any."""
     ranks: tuple[RankFigures, ...] = ()
     """Figures of each process, if there were several."""
     exchange: str = ""
