@@ -46,6 +46,8 @@ def test_few_samples_of_a_class_are_no_verdict() -> None:
     assert f"only {few['positives']} samples" in said(few)
     assert "too few to choose" in said(few, [0.5, 0.4])
     assert "too few" not in said(figures(5_000, 1.0), [0.5, 0.4])
+    assert "validation samples cannot" in said(figures(300, 0.05), [0.7, 0.6])
+    assert "validation samples cannot" not in said(figures(5_000, 1.0), [0.7, 0.6])
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,13 @@ def init(args: argparse.Namespace) -> None:
     else:
         from stratarec.cli.init.draft import draft
 
-        path, sample, guesses = draft(tuple(args.log), output, args.label)
-        width = max(len(visible(column.name)) for column in guesses.columns)
-        for column in guesses.columns:
-            _print_column(f"{visible(column.name):{width}}  {column.role:8}  ", visible(column.reason))
+        path, sample, guesses = draft(tuple(args.log), output, args.label, print_lines)
+        rows = [(column.name, str(column.role), column.reason) for column in guesses.columns]
+        if (history := guesses.history) is not None:
+            rows.append((history.name, "history" if history.drafted else "ignored", history.reason))
+        width = max(len(visible(name)) for name, _, _ in rows)
+        for name, role, reason in rows:
+            _print_column(f"{visible(name):{width}}  {role:8}  ", visible(reason))
         if not sample.is_complete:
             print_lines(f"guessed from {sample.frame.height:,} of about {sample.total:,} rows")
     word = shell_word(path)

@@ -339,7 +339,10 @@ def _fit(
         for number in range(_PARTS):
             held = part == number
             logit = (
-                Calibration([mapped(kind, ~held)])(torch.from_numpy(score[held].astype(np.float32))).double().numpy()
+                Calibration([mapped(kind, ~held)])(torch.from_numpy(score[held].astype(np.float32)))
+                .double()
+                .cpu()
+                .numpy()
             )
             output[held] = np.logaddexp(0, logit) - truth[held] * logit
         return output

@@ -48,7 +48,7 @@ def check_validation(config: TrainConfig, dataset: Dataset) -> None:
     _check_calibration(config, dataset)
     samples, first = dataset.samples("valid"), dataset.label_counts("valid")[dataset.schema.label_column]
     for name, asked in (("early_stopping", config.early_stopping), ("plateau", config.plateau)):
-        is_usable = first.known and (not METRICS[asked.metric].of_both_classes or 0 < first.positives < first.known)
+        is_usable = 0 < first.positives < first.known
         if asked.patience and METRICS[asked.metric].of_users and not dataset.schema.session_keys:
             raise ConfigError(
                 f"train.{name}.metric is {asked.metric}, which needs users, but {dataset.path} has "
@@ -168,6 +168,12 @@ def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_step
         )
     if not dataset.samples("valid"):
         yield f"{dataset.path} has no validation split: nothing is evaluated before the final test"
+    for label, count in dataset.label_counts("valid").items():
+        if count.known and not 0 < count.positives < count.known:
+            yield (
+                f"the validation split has {count.known:,} samples of a single class of {label!r}: it cannot choose a "
+                "step or a calibration, and the last step is tested; enlarge data.split.valid"
+            )
     for name, schedule in (("dense", config.dense.schedule), ("embedding", config.embedding.schedule)):
         if schedule.kind != "constant" and not schedule.final_factor and schedule.total_steps < total_steps:
             yield (
@@ -328,7 +334,7 @@ def choose_defaults(
     """
     valid = dataset.label_counts("valid")[dataset.schema.label_column]
     values = defaults_by_size(
-        dataset.samples("train"), validated=valid.known > 0, kind=recipe.model.kind,
+        dataset.samples("train"), validated=0 < valid.positives < valid.known, kind=recipe.model.kind,
         batch_size=recipe.train.batch_size if "train.batch_size" in named else 0,
         columns=len(dataset.schema.dense) + len(dataset.schema.sparse),
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,8 @@ import pydantic
 import yaml
 
 from stratarec.cli.init.guess import Guess, Guesses, Role, guess
+from stratarec.cli.init.history import choose_history, validate_history
+from stratarec.cli.init.label import positives
 from stratarec.cli.init.sample import CODEC_NAMES, LogSample, read_sample
 from stratarec.config.units import format_bytes
 from stratarec.config.validate import first_mistake
@@ -32,8 +34,12 @@ _WIDTHS = (16, 8)
 _ENSEMBLE_ROWS, _ENSEMBLE_VALUES = 2_000_000, 200_000
 
 
-def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple[Path, LogSample, Guesses]:
+def draft(
+    paths: tuple[str, ...], output: Path | None, label: str = "", say: Callable[[str], None] = lambda line: None
+) -> tuple[Path, LogSample, Guesses]:
     """Write a recipe for the log in `paths` to `output`, by default a file in this directory named after the log.
+
+    `say` receives a line before work that takes longer.
 
     Raises
     ------
@@ -45,12 +51,24 @@ def draft(paths: tuple[str, ...], output: Path | None, label: str = "") -> tuple
     name = _name(paths[0] if Path(paths[0]).is_dir() else expand(paths)[0].path)
     path = output or Path(f"{name}.yaml")
     check_absent(path, ".yaml", ".yml")
-    sample = read_sample(paths)
-    guesses = _for_model(guess(sample, label), sample)
-    text = _text(name, path, sample, guesses)
-    _check_data(yaml.safe_load(text)["data"], path)
+    text, sample, guesses = _drafted(paths, name, path, label, say)
     write_text(path, text)
     return path, sample, guesses
+
+
+def _drafted(
+    paths: tuple[str, ...], name: str, path: Path, label: str, say: Callable[[str], None]
+) -> tuple[str, LogSample, Guesses]:
+    sample = read_sample(paths)
+    guesses = _for_model(guess(sample, label), sample)
+    choice = choose_history(guesses, sample, positives(sample.frame, guesses.label))
+    text = _text(name, path, sample, replace(guesses, history=choice))
+    content = yaml.safe_load(text)
+    _check_data(content["data"], path)
+    if choice is not None:
+        choice = validate_history(choice, sample, content, say)
+    guesses = replace(guesses, history=choice)
+    return _text(name, path, sample, guesses), sample, guesses
 
 
 def _check_data(content: dict[str, Any], path: Path) -> None:
@@ -66,8 +84,7 @@ def _check_data(content: dict[str, Any], path: Path) -> None:
 
 def content_of(paths: tuple[str, ...], label: str = "") -> dict[str, Any]:
     """Return the recipe that `draft` would write for a log, as plain data."""
-    sample = read_sample(paths)
-    text = _text(_name(paths[0]), Path("drafted.yaml"), sample, _for_model(guess(sample, label), sample))
+    text, _, _ = _drafted(paths, _name(paths[0]), Path("drafted.yaml"), label, lambda line: None)
     content: dict[str, Any] = yaml.safe_load(text)
     return content
 
@@ -162,10 +179,12 @@ def _schema(guesses: Guesses) -> Iterator[str]:
         yield from (f"        - {{name: {_yaml(column.name)}}}  # {column.reason}" for column in dense)
     sparse = list(_sparse(guesses))
     yield from ["      sparse:", *sparse] if sparse else []
-    ignored = [column for column in guesses.of("ignored") if column.leak is None]
+    ignored = [(column.name, column.reason) for column in guesses.of("ignored") if column.leak is None]
+    if guesses.history is not None and not guesses.history.drafted:
+        ignored.append((guesses.history.name, f"a history of the user; {guesses.history.reason}"))
     if ignored:
         yield "      # Ignored:"
-        yield from (f"      #   {_yaml(column.name)}: {column.reason}" for column in ignored)
+        yield from (f"      #   {_yaml(name)}: {reason}" for name, reason in ignored)
     leaks = [column for column in guesses.columns if column.leak is not None]
     if leaks:
         yield "      # Ignored because they seem to reveal the label; to use one, add its braces to the list it names:"
@@ -179,16 +198,14 @@ def _sparse(guesses: Guesses) -> Iterator[str]:
     features = [*guesses.of("sparse"), *guesses.of("list")]
     for column in features:
         yield f"        - {{{_feature(column)}}}  # {column.reason}"
-    item, user = guesses.item, guesses.of("user")
-    if item is not None and user and guesses.of("time"):
-        name = f"{item.name}_history"
-        if name not in {column.name for column in guesses.columns}:
-            yield (
-                f"        - {{name: {_yaml(name)}, kind: history, of: {_yaml(item.name)}, max_length: 50}}"
-                "  # earlier choices of the user"
-            )
+    choice = guesses.history
+    if choice is not None and choice.drafted:
+        yield (
+            f"        - {{name: {_yaml(choice.name)}, kind: history, of: {_yaml(choice.of)}, max_length: 50}}"
+            f"  # {choice.reason}"
+        )
     # A split by time tests users seen in training; a split by fraction tests new users, whose ids say nothing.
-    for column in user if guesses.split_seconds else ():
+    for column in guesses.of("user") if guesses.split_seconds else ():
         yield f"        - {{name: {_yaml(column.name)}}}  # learns the taste of each user"
 
 

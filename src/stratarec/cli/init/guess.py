@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -68,6 +68,20 @@ class Guess:
     """Feature that the column would be if it did not seem to reveal the label."""
 
 
+class HistoryChoice(NamedTuple):
+    """Whether a drafted recipe has a history of each user, and why."""
+
+    of: str
+    """Feature whose earlier values the history has."""
+    drafted: bool
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """Name of the history."""
+        return f"{self.of}_history"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
     """Guessed roles of all columns of a log."""
@@ -80,16 +94,12 @@ class Guesses:
     """Length of the test split by time, and of the validation split before it; 0 for a random split."""
     unlabelled: int = 0
     """Number of sampled rows without a label."""
+    history: HistoryChoice | None = None
+    """Whether the recipe has a history of each user; None if the log has no users, times or items."""
 
     def of(self, role: Role) -> tuple[Guess, ...]:
         """Return the columns with a role, in the order of the log."""
         return tuple(guess for guess in self.columns if guess.role == role)
-
-    @property
-    def item(self) -> Guess | None:
-        """Feature whose earlier values may reveal what a user likes."""
-        items = [guess for guess in self.of("sparse") if tokens(guess.name) & ITEMS]
-        return max(items, key=lambda guess: guess.values, default=None)
 
 
 def guess(sample: LogSample, label: str = "") -> Guesses:

@@ -126,5 +126,6 @@ def rate_factor(evaluations: Sequence[Evaluation], config: PlateauConfig) -> flo
 
 
 def _goodness(entry: Evaluation, config: EarlyStoppingConfig | PlateauConfig) -> float:
-    value = entry[config.metric]
+    # With samples of a single class, the most extreme scores have the lowest log loss.
+    value = None if entry.get("normalized_entropy", 0.0) is None else entry[config.metric]
     return math.nan if value is None else goodness(config.metric, float(value))
