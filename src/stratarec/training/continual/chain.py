@@ -1,6 +1,6 @@
-"""TrainingState of a run among its periods, and the commit of one more period.
+"""A locked run with its periods: where the next period starts from, its commit, and removal of the last period.
 
-A period is written next to the run and renamed into it when it is whole.
+A period is written next to the run and renamed into it when it is complete.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stratarec.training.steps.state import TrainingState, rate_factor
 
 
 class Chain:
-    """A run that this process has locked, and its periods."""
+    """A run that this process has locked, with its periods."""
 
     def __init__(self, run: Path, leftovers: list[Path]) -> None:
         self.run = run
@@ -33,7 +33,7 @@ class Chain:
     @classmethod
     @contextmanager
     def locked(cls, run: Path) -> Iterator[Chain]:
-        """Lock a run, and remove what killed processes left in it and next to it."""
+        """Lock a run, and remove files that killed processes left in it and next to it."""
         recover_run(run)
         require_run(run)
         with directory_lock(run):
@@ -42,7 +42,7 @@ class Chain:
             yield cls(run, leftovers)
 
     def before(self, trained: TrainedModel) -> tuple[Before, Path]:
-        """Return what the next period starts from, and the file whose hash identifies it."""
+        """Return the state from which the next period starts, and the parent file: its hash identifies that state."""
         found = periods.paths(self.run)
         state = checkpoint.read_state(trained.checkpoint)
         if found:
@@ -62,14 +62,14 @@ class Chain:
         return before, parent
 
     def ended(self) -> Path:
-        """Return the checkpoint that the run ended with."""
+        """Return the checkpoint at the end of the run; `CheckpointError` if the run has not ended."""
         result = read_result(self.run)
         if result is None:
             raise CheckpointError(f"{self.run} has not ended: finish it first, with `stratarec train --resume`")
         return self.run / "checkpoints" / result.checkpoint
 
     def commit(self, work: Path, final: Path) -> None:
-        """Rename `work`, which holds a whole period, to `final`; `StorageError` if that fails."""
+        """Rename `work`, which contains a complete period, to `final`; `StorageError` if that fails."""
         try:
             make_directory(final.parent)
             sync_tree(work)
@@ -82,25 +82,25 @@ class Chain:
 
 
 def revert(run: Path) -> Period:
-    """Remove the last period of a run, which is then as the period before left it, and return the removed period.
+    """Remove the last period of a run, and return that period. The run is then as it was before the period.
 
     Raises
     ------
     CheckpointError
-        If there is no period, the period forgets values, or the data of the period before is no longer there.
+        If the run has no period, if the last period forgets values, or if the data of the period before was removed.
     StorageError
         If another process writes in the run, or reads its last period.
     """
     with Chain.locked(run) as chain:
         every = periods.paths(run)
         if not every:
-            raise CheckpointError(f"{run} has no period to take back")
+            raise CheckpointError(f"{run} has no period to remove")
         last = periods.read(every[-1])
         if last.kind == "forget":
-            raise CheckpointError(f"period {last.number} of {run} forgets values, which no command brings back")
+            raise CheckpointError(f"period {last.number} of {run} forgets values; no command can restore them")
         earlier = every[-2] / periods.DATA if len(every) > 1 else chain.ended() / checkpoint.STATE
         if not earlier.exists():
-            raise CheckpointError(f"{earlier} was removed, so period {last.number} of {run} cannot be taken back")
+            raise CheckpointError(f"period {last.number} of {run} cannot be removed, because {earlier} does not exist")
         if len(every) > 1:
             periods.check(every[-2])
         with directory_lock(every[-1] / periods.DATA):

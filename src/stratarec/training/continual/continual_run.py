@@ -1,16 +1,16 @@
 """`stratarec continue`: continue a finished run with new files, one period per file, in order.
 
-For each file, all of these steps are done or none, while the run is locked:
+The run is locked. Each file goes through these steps; either all of them take effect, or none:
 
-1. *score* the file with the current model, and measure the scores;
-2. *count* its values, including those without a row, and *admit* values that are frequent enough in all periods
-   together: existing rows keep their numbers, new rows follow (`data.vocabulary.base`);
-3. *train* one pass: rows, network, optimizer state, averages and histories continue from the last period. Learning
-   rates decay in each period as they did in the run, without warm-up;
-4. *commit*: data set, checkpoint and scores are renamed into the run as one directory (`training.run.periods`).
+1. *Score*: the current model scores the file, and the scores are measured.
+2. *Count and admit*: values are counted, including values without a row. A value gets a row when it is frequent enough
+   in all periods together. Existing rows keep their numbers; new rows come after them (`data.vocabulary.base`).
+3. *Train* one pass. Rows, network, optimizer state, averages and histories continue from the last period. Learning
+   rates decay in each period as they did in the run, without warm-up.
+4. *Commit*: data set, checkpoint and scores are renamed into the run as one directory (`training.run.periods`).
 
-A period depends only on the committed state and its file, so a killed process repeats the period. All samples of the
-file are used for training: there is no validation or test split.
+A period depends only on the committed state and its file, so after an interruption the same command repeats the period.
+All samples of the file are used for training: there is no validation or test split.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ from stratarec.training.torch_setup import device_of
 def continue_run(
     run: Path, files: Sequence[str], progress: Progress, device: str | None = None
 ) -> Iterator[tuple[Period, bool]]:  # fmt: skip
-    """Add a period for each of `files`, in order, trained on `device` or by default on the device of the run.
+    """Add a period for each of `files`, in order, and train it on `device` (by default, the device of the run).
 
-    Yields each period after its commit, and whether it is new: a file that is already a period, as after an
-    interruption, is skipped.
+    Yields each period after its commit, and whether it is new. A file that already is a period (because an earlier
+    command was interrupted, for example) is skipped.
 
     Raises
     ------
     CheckpointError
         If `run` is not a finished run, or is damaged.
     ConfigError
-        If its samples are not rows of a log.
+        If samples of the run are not rows of a log.
     DataError
-        If a file cannot come next: the run was trained on it, it begins before the last period ended, it has rows far
-        later than all others, or other columns. The run is then unchanged since the last period.
+        If a file cannot be the next period: the run was trained on it, it begins before the last period ended, it has
+        other columns, or a few of its rows are far later than all others. The run keeps the periods before that file.
     StorageError
-        If another process writes in the run, or it cannot be written.
+        If another process writes in the run, or the run cannot be written.
     """
     with Chain.locked(run) as chain:
         for file in files:
@@ -84,13 +84,13 @@ def continue_run(
 
 @dataclass(frozen=True, kw_only=True)
 class _Scores:
-    """Scores of a log by the model before the period."""
+    """Results of scoring a log with the model before the period."""
 
     scores: dict[str, Any]
     calibration: tuple[Any, ...]
     lookups: dict[str, Any]
     holes: dict[str, int]
-    """Vocabulary -> number of values that had lost their row before."""
+    """Vocabulary -> number of values that had lost their row before this period."""
 
 
 class _Step:
@@ -102,12 +102,12 @@ class _Step:
         self._log = self._hash()
 
     def earlier(self) -> Period | None:
-        """Return the period that was made of the same file, if there is one."""
+        """Return the committed period of the same file, or None if there is none."""
         return next((item for item in map(periods.read, periods.paths(self._run)) if item.log == self._log), None)
 
     def run(self) -> Period:
         """Score, train and commit the period."""
-        with suppress(DatasetError):  # the data set of the run may have been deleted
+        with suppress(DatasetError):  # the user may have deleted the data set of the run
             if self._log in str(DatasetManifest.read(Path(read_recipe(self._run).data.path)).about.origin.source):
                 raise DataError(f"{self._file} is not new: {self._run} was trained on it")
         with periods.working_directory(self._run) as work:
@@ -116,7 +116,7 @@ class _Step:
                 recipe = period_recipe(trained.recipe, self._file, work / periods.DATA, trained.dataset)
                 dataset = self._prepare(recipe, trained.dataset)
                 scored = self._score(trained, recipe)
-            # The scoring model is closed first, so that only one copy of the tables is in memory.
+            # The model that scored is closed before training, so that only one copy of the tables is in memory.
             recipe, plan, position = train_period(
                 recipe, dataset, before, work / "checkpoints", self._progress, self._device
             )
@@ -149,12 +149,12 @@ class _Step:
         return result
 
     def _hash(self) -> str:
-        """Return the hash of the file, which must be one local file."""
+        """Return the hash of the period's file; `DataError` unless it is exactly one local file."""
         recipe = read_recipe(self._run)
         source = of_file(recipe.data.source, self._file)
         opened = open_source(source, on_bad_row=recipe.data.on_bad_row, split=recipe.data.split)
         if len(opened.files) != 1:
-            raise DataError(f"{self._file} names {len(opened.files)} files, expected one: a period is a file")
+            raise DataError(f"{self._file} names {len(opened.files)} files, expected one: a period has one file")
         hashes = hash_logs(opened.files)
         if not hashes:
             raise DataError(
@@ -169,7 +169,7 @@ class _Step:
         return [period.scores["all"]["auc"] for period in result if period.kind == "log"]
 
     def _prepare(self, recipe: Recipe, before: Dataset) -> Dataset:
-        """Prepare the log as a training split that continues the data set before."""
+        """Prepare the log as a training split that continues the data set `before`."""
         try:
             dataset = prepare(recipe.data, name=before.name, progress=self._progress)
         except DataError as error:
@@ -179,7 +179,7 @@ class _Step:
         return dataset
 
     def _score(self, trained: TrainedModel, recipe: Recipe) -> _Scores:
-        """Score the log with the current model and its calibration."""
+        """Score the log with the current model and its calibration, and measure the scores."""
         maps = trained.maps
         trained.model.network.calibration = None
         novelty = Novelty(trained.dataset)
@@ -205,7 +205,7 @@ class _Step:
 
 
 def _slices(dataset: Dataset, result: ScoredSamples, kinds: Sequence[NDArray[np.int8]]) -> dict[str, Any]:
-    """Return metrics of all samples, and of the samples of each kind."""
+    """Return the metrics of all samples, and of the samples of each kind in `KINDS`."""
     labels, kind = dataset.schema.label_columns, kinds_of(np.concatenate(kinds))
     chosen = {name: np.flatnonzero(kind == place) for place, name in enumerate(KINDS)}
     scores = {"all": figures(measured(labels, result))}
@@ -228,7 +228,10 @@ def _admitted(scored: _Scores, dataset: Dataset) -> dict[str, dict[str, int]]:
 def score_clicks(
     trained: TrainedModel, config: PrepareConfig, novelty: Novelty, progress: Progress
 ) -> Iterator[tuple[ScoredSamples, NDArray[np.int8]]]:
-    """Score the samples that `prepare` derives from a log of clicks; yield them with the kinds of their values."""
+    """Score the samples that `prepare` derives from a log of clicks.
+
+    Yields chunks of scored samples with the kinds of their values (`Novelty.of`).
+    """
     before, schema = trained.dataset.clicks(), trained.dataset.schema
     assert isinstance(config.source, ClicksConfig)
     assert before is not None

@@ -1,7 +1,7 @@
-"""`stratarec forget`: remove values from vocabularies, counts and user events, and set their rows to zero.
+"""`stratarec forget`: remove values from vocabularies, counts, user events and clicks, and set their rows to zero.
 
-No id refers to such a row any more; all other rows keep their numbers and bits. Earlier periods are deleted at once.
-The data set of the run, logs and exports are left for the user to delete.
+No value has the id of such a row any more. All other rows keep their numbers and bits. Data and checkpoints of earlier
+periods are deleted at once. The data set of the run, logs and exports are not deleted; the user must do that.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class Forgotten:
 
     period: Period
     known: dict[str, int]
-    """Column -> number of its values that were known."""
+    """Column -> number of values in the file that the run knew."""
     unknown: dict[str, pl.Series]
-    """Column -> its values that were not."""
+    """Column -> values in the file that the run did not know."""
     remaining: list[Path]
-    """Parts of earlier periods that remain because another process reads them."""
+    """Parts of earlier periods that could not be deleted because another process reads them."""
 
 
 def forget(run: Path, file: str) -> Forgotten:
-    """Forget the values in `file`.
+    """Remove the values in `file` from a run, by a new period.
 
     Raises
     ------
     DataError
-        If the file has other columns, or values of another type, or the run knows none of its values.
+        If the file has columns that the run does not have, values of another type, or no value that the run knows.
     CheckpointError, StorageError
-        As `continue_run`.
+        As in `continue_run`.
     """
     known: dict[str, int] = {}
     unknown: dict[str, pl.Series] = {}
@@ -74,7 +74,7 @@ def forget(run: Path, file: str) -> Forgotten:
         loaded = checkpoint.load(trained.checkpoint)
         state = {name: loaded.state[name] for name in ("step", "training")}
         save_checkpoint(trained, trained.model, dataset, state, work)
-        # Rows in slots keep their bits only in a cache of the same size.
+        # The same plan, because rows in slots keep their bits only in a cache of the same size.
         return trained.plan
 
     period, remaining = commit_change(run, "forget", change)
@@ -82,9 +82,10 @@ def forget(run: Path, file: str) -> Forgotten:
 
 
 def _read_values(file: str, schema: Schema, carried: CarriedTables) -> dict[str, pl.Series]:
-    """Return the distinct values of each column, read as `prepare` reads them from a log, in the type that is stored.
+    """Return the distinct values of each column of a file, in the type in which the run stores them.
 
-    A column has the name of a vocabulary, of a feature that uses one, or of the users' column.
+    Values are read as `prepare` reads them from a log. A column has the name of a vocabulary, of a feature that uses a
+    vocabulary, or of the users' column.
     """
     path = Path(file)
     try:
@@ -125,7 +126,9 @@ def _read_values(file: str, schema: Schema, carried: CarriedTables) -> dict[str,
 
 
 def _stored_values(column: str, vocabulary: str, carried: CarriedTables, schema: Schema) -> Iterator[pl.Series]:
-    """Yield every value of a column that a run stores: with and without a row in the table, in events, in clicks."""
+    """Yield all values of a column that a run stores: values with a row, values without one, values in events and in
+    clicks.
+    """
     if vocabulary in carried.counts:
         yield carried.vocabularies[vocabulary].values
         yield carried.counts[vocabulary]["value"]
@@ -144,9 +147,9 @@ def _stored_values(column: str, vocabulary: str, carried: CarriedTables, schema:
 def _without(
     carried: CarriedTables, named: Mapping[str, pl.Series], schema: Schema
 ) -> tuple[CarriedTables, dict[str, Ids], dict[str, pl.Series]]:
-    """Remove values from everything that is carried on.
+    """Remove values from all tables that one data set carries over to the next.
 
-    Returns what remains, the rows of each table that belong to no value now, and the unknown values of each column.
+    Returns the remaining tables, the ids of the removed values by vocabulary, and the unknown values by column.
     """
     vocabularies, counts, events = dict(carried.vocabularies), dict(carried.counts), carried.events
     clicks = carried.clicks
@@ -172,7 +175,11 @@ def _without(
 
 
 def _clicks_without(clicks: ClickMemory, name: str, values: pl.Series, schema: Schema) -> ClickMemory:
-    """Without the clicks of users or of items; where values are contexts, clicks are without these."""
+    """Return the clicks without values of the column `name`.
+
+    If the values are users or items, their clicks are removed. If they are contexts, the clicks stay, with null as the
+    context.
+    """
     if name not in clicks.recent.columns:
         return clicks
     targets, item = _cast(values, clicks.recent[name].dtype), name == schema.sparse[0].name
@@ -198,7 +205,7 @@ def _events_without(
 def _remove_values(
     vocabulary: Vocabulary, counted: pl.DataFrame, values: pl.Series
 ) -> tuple[Vocabulary, pl.DataFrame, Ids]:
-    """Return a vocabulary and its counts without `values`, and the ids that these had."""
+    """Return a vocabulary and its counts without `values`, and the ids that the values had."""
     targets = _cast(values, vocabulary.values.dtype).implode()
     places = np.flatnonzero(vocabulary.values.is_in(targets).fill_null(False).to_numpy())
     theirs = counted["value"].is_in(targets)
@@ -206,7 +213,8 @@ def _remove_values(
     rare = counted.filter(theirs & ~counted["value"].is_in(removed_values.implode()))
     counts = vocabulary.counts.copy()
     np.subtract.at(counts, buckets_of(rare["value"], vocabulary.tail_buckets), rare["count"].to_numpy())
-    np.maximum(counts, 0, out=counts)  # what a limit on memory forgot was taken from nowhere
+    # Counts that a limit on memory dropped are not in `counts`, so the difference may be negative.
+    np.maximum(counts, 0, out=counts)
     ids = places + vocabulary.tail_buckets
     counts[ids] = 0
     without = vocabulary.values_without(ids)

@@ -1,7 +1,7 @@
-"""Checks and measurements of the log of a period: times, new values, drift.
+"""Checks and measurements of the log of a period: its times, new values, and drift.
 
-Times must follow the period before, without outliers at the end: a single wrong year would be committed as the end of
-the period, and no later file could follow it.
+All times must be later than the period before, and the latest ones must not be outliers. Otherwise a single wrong year
+would become the end of the period, and no later file could follow.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from stratarec.data.splits import time_text
 from stratarec.errors import DataError
 from stratarec.training.run import periods
 
-# Rows are outliers if they are at most this share of a log (or one row), and the gap before them is longer than a day
-# and than so many times the span of all rows before it.
+# The latest rows are outliers if there are few of them (at most this share of the log, or one row), and if the gap
+# before them is longer than a day and longer than _SPANS times the span of all earlier rows.
 _SHARE, _SPANS, _DAY = 0.01, 10, 86_400
-# With fewer rows, the spacing of times is not known.
+# A log with fewer rows is not checked for outliers, because the usual distance between its times is not known.
 _ROWS = 20
 
 
 def check_times(run: Path, file: str, dataset: Dataset, before: Dataset) -> None:
-    """Refuse a log that begins before the last period ended, or whose last times are outliers.
+    """Check that a log begins after the last period ended, and that its latest times are not outliers.
 
     Parameters
     ----------
     dataset : Dataset
-        The log, prepared with `before` as its base.
+        Data set that was prepared from the log, with `before` as its base.
 
     Raises
     ------
     DataError
-        Names the file, the row if samples are rows of a file, and the time.
+        If a check fails. The message names the file, the row (if samples are rows of a file) and the time.
     """
     last, span = before.manifest.carried.times, dataset.manifest.carried.times
     unit, column = dataset.schema.time_unit, dataset.schema.time
@@ -49,12 +49,12 @@ def check_times(run: Path, file: str, dataset: Dataset, before: Dataset) -> None
         return
     times, rows = _times(dataset)
     if last is not None and span[0] < last[1]:
-        more = f"; if that end is wrong, `stratarec revert {run}` takes the period back" if periods.latest(run) else ""
+        more = f"; if that end is wrong, `stratarec revert {run}` removes the period" if periods.latest(run) else ""
         raise DataError(
             f"{_place(file, times, rows, span[0])}: column {column!r} is {time_text(span[0], unit)}, and the last "
-            f"period ended at {time_text(last[1], unit)}: give files in the order of their times, and none twice{more}"
+            f"period ended at {time_text(last[1], unit)}: give files in the order of their times, each only once{more}"
         )
-    # Clicks at the end are not samples before the next period.
+    # The last clicks of a log become samples only in the next period, so the end of the log is added as a time.
     ordered = np.sort(np.append(times, span[1]) if span[1] > times.max(initial=span[0]) else times)
     if len(ordered) < _ROWS:
         return
@@ -70,7 +70,9 @@ def check_times(run: Path, file: str, dataset: Dataset, before: Dataset) -> None
 
 
 def _times(dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return ``[N]`` times of all samples, and the rows of the file that they are, if they are rows of one."""
+    """Return the times of all samples, ``[N]``, and their row numbers in the file (None if samples are not rows of a
+    file).
+    """
     kept, times, rows = dataset.about.rows.kept, [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with dataset.reader("train") as reader:
         for shard, whole in enumerate(dataset.shards("train")):
@@ -88,11 +90,14 @@ def _place(file: str, times: NDArray[np.int64], rows: NDArray[np.int64] | None, 
 
 
 KINDS = ("known", "tail", "new")
-"""Kinds of values: with a row, counted but without a row, never seen. A sample has the last kind of its values."""
+"""Kinds of values: ``known`` has a row, ``tail`` was counted but has no row, ``new`` never occurred. The kind of a
+sample is the one of its values that comes last in this order."""
 
 
 class Novelty:
-    """Classifies the values of single-valued features as known, rare or new. Lists nearly always have a rare value.
+    """Finds the kind (`KINDS`) of each value of single-valued features.
+
+    Lists are left out, because nearly every list contains a rare value.
 
     Parameters
     ----------
@@ -112,7 +117,7 @@ class Novelty:
         """Vocabulary -> number of lookups of each kind."""
 
     def of(self, frame: pl.DataFrame) -> NDArray[np.int8]:
-        """Return the index in `KINDS` of each value, ``[N, F]``."""
+        """Return the kind of each value, as an index in `KINDS`, ``[N, F]``, and count the kinds in `lookups`."""
         result = np.zeros((len(frame), len(self._features)), dtype=np.int8)
         for place, (feature, name) in enumerate(self._features.items()):
             known, column = self._kinds[name], frame[feature]
@@ -126,9 +131,10 @@ class Novelty:
 
 
 def kinds_of(values: NDArray[np.int8]) -> NDArray[np.int8]:
-    """Return the kinds of samples, ``[N]``, from the kinds of their values ``[N, F]``.
+    """Return the kinds of samples, ``[N]``, from the kinds of their values, ``[N, F]``.
 
-    A feature with the same kind in all samples, such as the day of the week on a first Monday, is ignored.
+    A feature is ignored if its values have the same kind in all samples, such as the day of the week in a log of one
+    day.
     """
     apart = (values != values[:1]).any(axis=0)
     kinds: NDArray[np.int8] = (values[:, apart] if apart.any() else values).max(axis=1, initial=0)
@@ -136,7 +142,7 @@ def kinds_of(values: NDArray[np.int8]) -> NDArray[np.int8]:
 
 
 def _kinds(dataset: Dataset, name: str) -> pl.DataFrame:
-    """Return the columns `value` and `kind` of all values that were seen before."""
+    """Return a frame of all values that occurred before, with the columns `value` and `kind`."""
     parts = [dataset.vocabulary(name).values.drop_nulls(), dataset.carried_counts(name)["value"]]
     every = [
         pl.DataFrame({"value": part, "kind": np.full(len(part), kind, np.int8)}) for kind, part in enumerate(parts)
@@ -145,17 +151,17 @@ def _kinds(dataset: Dataset, name: str) -> pl.DataFrame:
 
 
 _PERIODS = 7
-# Half width of the interval with 95 % of a normal distribution.
+# Half the width of an interval that contains 95 % of a normal distribution, in standard deviations.
 _WITHIN = 1.96
-# Shift of a mean, in standard deviations, that raises an alarm.
+# An alarm is raised if a mean moves by more than this many standard deviations.
 _MOVED = 0.5
 
 
 def dense_drift(dataset: Dataset) -> dict[str, dict[str, float]]:
-    """Measure the drift of each dense feature after its transform, relative to the first log of the run.
+    """Measure how the values of each dense feature, after its transform, differ from the first log of the run.
 
-    Returns the shift of the mean in standard deviations, the ratio of standard deviations, and the share of samples
-    that have a value.
+    Returns for each feature: ``shift``, the change of the mean in standard deviations; ``spread``, the ratio of
+    standard deviations; and ``known``, the share of samples that have a value.
     """
     samples, result = dataset.samples("train"), {}
     for name, first in dataset.about.moments.items():
@@ -169,9 +175,10 @@ def dense_drift(dataset: Dataset) -> dict[str, dict[str, float]]:
 
 
 def auc_drift(scores: Mapping[str, Any], earlier: Sequence[float | None]) -> dict[str, float | None]:
-    """Return the 95 % interval of the AUC, and the mean AUC of the last seven periods before; None if undefined.
+    """Return a 95 % interval of the AUC (``low``, ``high``), and the mean AUC of up to seven earlier periods
+    (``before``); None for undefined numbers.
 
-    The interval is that of Hanley and McNeil (1982), for independent samples.
+    The interval is computed as in Hanley and McNeil (1982), for independent samples.
     """
     area, positives = scores["auc"], scores["positives"]
     negatives, known = scores["samples"] - positives, [each for each in earlier[-_PERIODS:] if each is not None]
@@ -185,7 +192,9 @@ def auc_drift(scores: Mapping[str, Any], earlier: Sequence[float | None]) -> dic
 
 
 def alarms(period: Mapping[str, Any]) -> list[str]:
-    """Return messages if the AUC is significantly below that of the periods before, or a mean has moved."""
+    """Return a message if the AUC is significantly lower than in earlier periods, and one for each feature with a
+    large shift of its mean.
+    """
     auc, result = period["auc"], []
     if auc["before"] is not None and auc["high"] is not None and auc["high"] < auc["before"]:
         area = period["scores"]["all"]["auc"]

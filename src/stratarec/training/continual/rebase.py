@@ -1,8 +1,9 @@
-"""`stratarec rebase`: renumber rows by falling `recent` count, without holes; and the commit shared with `forget`.
+"""`stratarec rebase`: renumber rows by falling `recent` count, without holes. The commit is shared with `forget`.
 
-Rows move with their optimizer state; encoded rows stay encoded. A row that a cache holds as floats above an encoded
-table is rounded, as when it leaves the cache, because its slot belongs to its old number. Before the commit, samples
-with every value once verify that both models, with the same rows rounded, have identical scores.
+Rows move together with their optimizer state, and encoded rows stay encoded. If a row of an encoded table is in the
+cache, as floats, it is rounded as if it left the cache, because its slot belongs to its old number. Before the commit,
+the old model (with the same rows rounded) and the new model score samples that contain every value; all scores must be
+identical.
 """
 
 from __future__ import annotations
@@ -46,21 +47,22 @@ from stratarec.training.run.run_directory import write_plan, write_recipe
 from stratarec.training.steps.state import TrainingState
 
 Ids = NDArray[np.int64]
-# Number of rows that are moved, and of samples that are scored, at a time.
+# Number of rows that are moved at a time, and of samples that are scored at a time.
 _CHUNK = 1 << 14
 
 
 def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
-    """Number rows by recent counts.
+    """Renumber the rows of a run by their recent counts, in a new period.
 
-    Returns the period, the rows of each vocabulary by count before and after, and how many rows were rounded.
+    Returns the period; for each vocabulary of kind ``count``, its number of rows before and after; and the number of
+    rounded rows.
 
     Raises
     ------
     CheckpointError
-        If scores would change, as when encoded rows missed steps. The run is then unchanged.
+        If scores would change, for example because encoded rows have missed steps. The run is then unchanged.
     StorageError
-        As `continue_run`.
+        As in `continue_run`.
     """
     sizes: dict[str, tuple[int, int]] = {}
     rounded: list[int] = []
@@ -102,9 +104,10 @@ def rebase(run: Path) -> tuple[Period, dict[str, tuple[int, int]], int]:
 def commit_change(
     run: Path, kind: Literal["forget", "rebase"], change: Callable[[TrainedModel, Before, Path], Plan | None]
 ) -> tuple[Period, list[Path]]:
-    """Commit a period of the data and checkpoint that `change` writes into a directory, under the plan it returns.
+    """Commit a new period with the data and checkpoint that `change` writes into a directory.
 
-    Returns the period, and what remains of earlier ones because another process reads it.
+    `change` also returns the plan of the period. This function returns the period, and the parts of earlier periods
+    that could not be removed because another process reads them.
     """
     with Chain.locked(run) as chain:
         if kind == "forget" and chain.leftovers:
@@ -147,7 +150,7 @@ def commit_change(
 def save_checkpoint(
     trained: TrainedModel, model: CTRModel, dataset: Dataset, state: Mapping[str, Any], work: Path
 ) -> None:
-    """Write a checkpoint of `model`, with all of its rows and the optimizer state of the checkpoint before."""
+    """Write a checkpoint with all rows of `model` and the network's optimizer state from the previous checkpoint."""
     loaded = checkpoint.load(trained.checkpoint)
     checkpoint.save(
         work / "checkpoints",
@@ -169,8 +172,10 @@ def _take(group: TableGroup, ids: Ids, rows: Ids) -> FloatRows:
 
 
 def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, write: int) -> int:
-    """Give each row of a table that has records the record of the row ``ids[row]`` of `group`; gives how many of these
-    were in slots, and are now rounded in both."""
+    """Copy the rows of a table with records from `group` to `mine`, and return how many rows were rounded.
+
+    Row i of `mine` becomes row ``ids[i]`` of `group`. Rows of an encoded table that were in slots are rounded in both.
+    """
     rounded = 0
     number = np.full(next(table.num_embeddings for table in group.configs if table.name == name), -1, dtype=np.int64)
     number[ids] = np.arange(len(ids))
@@ -179,11 +184,11 @@ def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, write: i
         new, old = number[first:last], np.arange(first, last)
         records, home = group.read_records(name, first, last)
         cached = np.isin(old, group.rows_in_slots(name, first, last))
-        # Hot rows are in slots of their own.
+        # A hot row has no record: it always stays in its slot.
         hot = (new >= 0) & np.isin(new, mine.rows_in_slots(name, 0, len(ids)))
         moved = home & (new >= 0) & ~hot
         mine.write_records(new[moved] + mine.first_row[name], records[moved])
-        # Tail buckets that nothing trained begin as they did: their numbers are what they were.
+        # Rows that were never trained are not copied if they keep their number: their initial values depend on it.
         rest = (new >= 0) & ~moved & (hot | cached | home | (new != old))
         theirs, before = new[rest] + mine.first_row[name], old[rest] + group.first_row[name]
         rows_found, places = group.read_rows(before), np.arange(len(before), dtype=np.int64)
@@ -197,7 +202,7 @@ def _move(group: CachedTables, mine: CachedTables, name: str, ids: Ids, write: i
 
 
 def put_rows(model: CTRModel, name: str, rows: Ids, of: Callable[[Ids], FloatRows | None]) -> None:
-    """Set rows of a table to the rows that `of` returns for them, or to zero if it returns None."""
+    """Overwrite rows of a table with those that `of` returns for their numbers, or with zeros if it returns None."""
     group = _group(model, name)
     for first in range(0, len(rows), _CHUNK):
         chosen = rows[first : first + _CHUNK].astype(np.int64)
@@ -209,19 +214,21 @@ def put_rows(model: CTRModel, name: str, rows: Ids, of: Callable[[Ids], FloatRow
 
 
 def _ranked(vocabulary: Vocabulary, counted: pl.DataFrame) -> tuple[Vocabulary, Ids]:
-    """Return a vocabulary by falling recent count without holes, and the old id of each row, ``[rows]``."""
+    """Return a vocabulary with its values sorted by falling recent count, without holes, and the old id of each row,
+    ``[rows]``.
+    """
     tail = vocabulary.tail_buckets
     known = pl.DataFrame({"value": vocabulary.values, "id": np.arange(tail, vocabulary.rows)}).drop_nulls()
     known = known.join(counted.select("value", "recent"), on="value", how="left", maintain_order="left")
     known = known.sort([pl.col("recent").fill_null(0.0), "value"], descending=[True, False])
     old = np.concatenate([np.arange(tail), known["id"].to_numpy()]).astype(np.int64)
     counts = vocabulary.counts[old]
-    # The order is final: later counts do not change it.
+    # All values count as inherited, so later counts do not change this order.
     return replace(vocabulary, values=known["value"], counts=counts, inherited=len(known)), old
 
 
 def _check_scores(trained: TrainedModel, model: CTRModel, old: Mapping[str, Ids]) -> None:
-    """Refuse a `model` whose scores of samples with every row differ in any bit from those of the model before."""
+    """Raise `CheckpointError` if `model` and the model before give different scores to samples that use all rows."""
     for now, before in _samples(trained, old):
         with torch.no_grad(), autocast(trained.recipe.train.precision, model.device):
             mine, theirs = score(model.eval(), now), score(trained.model.eval(), before)
@@ -234,14 +241,17 @@ def _check_scores(trained: TrainedModel, model: CTRModel, old: Mapping[str, Ids]
 
 
 def _samples(trained: TrainedModel, old: Mapping[str, Ids]) -> Iterator[tuple[Batch, Batch]]:
-    """Yield batches with every row of every table once in each feature, by new ids and by old ids."""
+    """Yield pairs of batches with the same samples, first with new ids and then with old ids.
+
+    In all batches together, each feature uses every row of its table at least once.
+    """
     schema, draws = trained.dataset.schema, np.random.default_rng(0)
     rows = max((len(ids) for ids in old.values()), default=1)
     for first in range(0, rows, _CHUNK):
         size = min(_CHUNK, rows - first)
         dense = torch.from_numpy(draws.normal(size=(size, len(schema.dense))).astype(np.float32))
         chosen = {f.name: (first + np.arange(size)) % len(old[f.vocabulary]) for f in schema.sparse}
-        # Permuted, so that features do not meet only at equal ranks.
+        # Permuted, so that a sample does not only combine rows with the same number.
         chosen = {name: draws.permutation(ids) for name, ids in chosen.items()}
         batches = []
         for new in (True, False):

@@ -1,4 +1,4 @@
-"""Train one pass over a period, from the checkpoint before to a new one."""
+"""Train one pass over the data of a period, from the previous checkpoint to a new one."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from stratarec.training.torch_setup import build_optimizer, largest_fitting_batc
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """State that a period starts from."""
+    """State from which a period starts."""
 
     number: int
-    """Number of the period."""
+    """Number of the new period."""
     checkpoint: Path
     rows: RowOptimizerConfig
-    """Row optimizer with which the rows of the checkpoint apply their missed steps."""
+    """Row optimizer with which missed steps are applied to the rows of the checkpoint."""
     steps: int
-    """Training steps of the run and of all periods so far."""
+    """Number of training steps of the run and of all its periods so far."""
     rate_factor: float
 
 
 def period_recipe(recipe: Recipe, file: str, data: Path, base: Dataset) -> Recipe:
-    """Return the recipe of a period: that of the run, or of the period before, with one log to train on once."""
+    """Return the recipe of a period: the recipe of the run or of the previous period, with one log and one epoch."""
     source = of_file(recipe.data.source, file)
     if isinstance(source, CsvConfig | ParquetConfig):
         source = replace(source, schema=typed_schema(base))
@@ -61,21 +61,21 @@ def period_recipe(recipe: Recipe, file: str, data: Path, base: Dataset) -> Recip
 def train_period(
     recipe: Recipe, dataset: Dataset, before: Before, folder: Path, progress: Progress, device: torch.device
 ) -> tuple[Recipe, Plan | None, TrainingState]:
-    """Train one pass over `dataset` and write the checkpoint of its end into `folder`.
+    """Train one pass over `dataset`, and write the checkpoint at its end into `folder`.
 
     Returns
     -------
     Recipe
-        With the schedules of this pass.
-    Plan
-        Of the tables, None where they have none.
+        Recipe with the schedules of this pass.
+    Plan or None
+        Plan of the tables, if there is one.
     TrainingState
-        At its end.
+        State at the end of the pass.
     """
     recipe = _with_schedules(recipe, run_steps(recipe.train, dataset))
     train, position = recipe.train, TrainingState()
-    # One number of threads for all steps: matrix products may have other bits with another. The tuner only chooses how
-    # threads wait.
+    # All steps use the same number of threads, because it may change the bits of matrix products. The tuner only
+    # chooses how threads wait.
     threads = share_of(train.threads, torch.get_num_threads())
     tuner = ThreadTuner(threads, 1, lambda step, reason: None)
     with torch_settings(threads=threads, seed=train.seed), dataset.locked(), tuner:
@@ -117,7 +117,9 @@ def train_period(
 
 
 def _with_schedules(recipe: Recipe, steps: int) -> Recipe:
-    """Return a recipe whose schedules decay within the period as they did in the run, without warm-up."""
+    """Return the recipe with schedules that decay over the `steps` of a period as they did over the run, without
+    warm-up.
+    """
 
     def for_period(schedule: ScheduleConfig) -> ScheduleConfig:
         total = 0 if schedule.kind == "constant" else steps

@@ -1,10 +1,11 @@
 """Explanations of a model: importance of features, partial dependence, and contributions to one score.
 
-*Contributions*: a feature's part is the logit minus the logit without the feature. Parts of features that interact do
-not add up: the remainder of the difference to the base, where no feature is known, is their interaction.
+*Contributions.* A feature's part is the logit minus the logit without that feature. The base is the logit without any
+feature. If features interact, their parts do not add up to the difference between logit and base; the remainder is
+reported as the interaction.
 
-*Partial dependence* (Friedman 2001): the mean prediction if all samples had one value of a dense feature, at its
-quantiles. A histogram shows where values are rare and the curve is uncertain.
+*Partial dependence* (Friedman 2001). A curve of the mean prediction if all samples had the same value of a dense
+feature, computed at the quantiles of the feature. A histogram shows where values are rare and the curve is uncertain.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from stratarec.training.explain.importance import importance
 from stratarec.training.explain.probe import Column, Probe, columns_of, draw_samples, rows_of
 
 REPEATS, SAMPLES = 5, 4096
-# For the report at the end of a run, which must take only a few seconds.
+# Limits for the report at the end of a run, where explaining must take only a few seconds.
 _FEW_REPEATS, _FEW_SAMPLES, _MOST_SECONDS = 2, 2048, 6.0
 
 Json = dict[str, Any]
@@ -38,7 +39,7 @@ Json = dict[str, Any]
 def explain_columns(
     probe: Probe, names: Sequence[str], *, repeats: int, seed: int, progress: Progress, check: Callable[[], None]
 ) -> Json:
-    """Return the importance of all features, or of those named, as JSON data."""
+    """Return the importance of all features, or only of the features in `names`, as JSON data."""
     result = importance(
         probe, columns_of(probe.dataset.schema, names), repeats=repeats, seed=seed, progress=progress, check=check
     )
@@ -46,13 +47,13 @@ def explain_columns(
 
 
 def with_curves(result: Json, probe: Probe, names: Sequence[str], progress: Progress) -> Json:
-    """Add the partial dependence curves of the dense features to an explanation."""
+    """Return an explanation with the partial dependence curves of dense features added."""
     curves = dependence(probe, columns_of(probe.dataset.schema, names), progress)
     return {**result, "numbers": [_plain(asdict(curve)) for curve in curves]}
 
 
 def explain_row(probe: Probe, names: Sequence[str]) -> Json:
-    """Return the contributions to the score of the probe's only sample as JSON data."""
+    """Return, as JSON data, the contributions of features to the score of the probe's only sample."""
     columns = columns_of(probe.dataset.schema, names)
     labels = probe.batch.label.reshape(-1).tolist()
     parts = _of_labels(contributions(probe, columns))
@@ -63,7 +64,7 @@ def explain_row(probe: Probe, names: Sequence[str]) -> Json:
 
 
 def for_report(model: CTRModel, dataset: Dataset, split: str, precision: str, check: Callable[[], None]) -> Json | str:
-    """Explain a few samples as `explain_columns`, or return why that takes too long."""
+    """Return the result of `explain_columns` for a few samples, or, if it would take too long, a text that says so."""
     columns = columns_of(dataset.schema)
     probe = Probe(model, dataset, draw_samples(dataset, split, _FEW_SAMPLES, 0), precision)
     seconds = min(_seconds(probe, columns[-1]) for _ in range(2)) * len(columns) * _FEW_REPEATS
@@ -74,7 +75,7 @@ def for_report(model: CTRModel, dataset: Dataset, split: str, precision: str, ch
 
 
 def _seconds(probe: Probe, column: Column) -> float:
-    """Return the seconds to permute one column and score the data again."""
+    """Return the seconds that it takes to permute one column and score all samples again."""
     began = time.perf_counter()
     probe.scores(probe.permuted(column, np.arange(probe.batch.size)))
     return time.perf_counter() - began
@@ -93,25 +94,25 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# Number of values of a list that are shown.
+# Number of values that are shown if a feature has a list of them.
 _SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contributions:
-    """Contributions to the logit of one row for one label."""
+    """Contributions of features to the logit of one sample, for one label."""
 
     logit: float
     base: float
     """Logit with all features missing."""
     parts: dict[str, float]
-    """Feature -> its part of the logit, the largest first."""
+    """Feature -> its part of the logit, in order of falling absolute value."""
     together: float
-    """Interaction: the difference to the base minus all parts."""
+    """Interaction: `logit` minus `base` minus the sum of all parts."""
 
 
 def contributions(probe: Probe, columns: Sequence[Column]) -> dict[str, Contributions]:
-    """Return the contributions to the score of the probe's only sample, by label."""
+    """Return the contributions of features to the score of the probe's only sample, for each label."""
     logit, base = probe.scores()[0], probe.scores(probe.without(columns))[0]
     without = np.stack([probe.scores(probe.without([column]))[0] for column in columns])
     result = {}
@@ -150,7 +151,7 @@ def values_of(probe: Probe, columns: Sequence[Column]) -> dict[str, str]:
 
 
 def raw_number(dataset: Dataset, place: int, value: float) -> float:
-    """Return the number in the log that `value` stands for, with the six digits that float32 keeps."""
+    """Undo the transform of a dense feature's value, and return the number in the log, rounded to six digits."""
     feature: DenseFeature = dataset.schema.dense[place]
     if feature.standardize:
         moments = dataset.about.moments[feature.name]
@@ -162,7 +163,7 @@ def raw_number(dataset: Dataset, place: int, value: float) -> float:
 
 _POINTS, _BINS = 21, 20
 MOST_SAMPLES = 1024
-"""Number of samples for a curve."""
+"""Maximum number of samples that are used for a curve."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,19 +172,19 @@ class Curve:
 
     feature: str
     log_scale: bool
-    """Whether the model uses its logarithm."""
+    """Whether the model uses the logarithm of the feature."""
     values: tuple[float, ...]
-    """Distinct quantiles in ascending order, as in the log."""
+    """Distinct quantiles in ascending order, as numbers in the log."""
     predictions: dict[str, tuple[float, ...]]
-    """Label -> mean probability at each value."""
+    """Label -> mean probability at each of `values`."""
     edges: tuple[float, ...]
-    """Edges of a histogram, with equal bins on the scale of the model."""
+    """Edges of the histogram's bins, which have equal widths after the feature's transform."""
     shares: tuple[float, ...]
     """Share of the samples in each bin."""
 
 
 def dependence(probe: Probe, columns: Sequence[Column], progress: Progress) -> tuple[Curve, ...]:
-    """Return the curve of each dense feature among `columns`."""
+    """Return the partial dependence curve of each dense feature among `columns`."""
     numbers = [column for column in columns if column.dense is not None]
     few = rows_of(probe.batch, torch.arange(min(probe.batch.size, MOST_SAMPLES)))
     probe = probe.of(few)
@@ -202,7 +203,7 @@ def _curve(probe: Probe, column: Column) -> Curve:
     dataset, place = probe.dataset, column.dense
     assert place is not None
     known = probe.batch.dense[:, place].cpu().numpy()
-    # Only values that occur, so that whole numbers stay whole.
+    # Method "nearest" returns only values that occur, so quantiles of whole numbers are whole.
     points = np.unique(np.quantile(known, np.linspace(0, 1, _POINTS), method="nearest"))
     means = np.stack([_mean(probe, probe.scores(probe.with_numbers(column, float(point)))) for point in points])
     counts, edges = np.histogram(known.astype(np.float64), bins=_BINS if len(points) > 1 else 1)

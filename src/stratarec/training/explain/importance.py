@@ -1,9 +1,10 @@
-"""Permutation importance (Breiman 2001; Fisher, Rudin and Dominici 2019): the loss of quality if the values of one
-feature are permuted among the samples.
+"""Permutation importance (Breiman 2001; Fisher, Rudin and Dominici 2019): how much worse the metrics become if the
+values of one feature are permuted among the samples.
 
-The loss of each sample is averaged over the repeats. So is its part of the AUC: the share of the other class that it is
-ranked correctly against. The drop is a mean of paired differences, and its interval is that of another draw of samples
-and permutations; for the AUC as in DeLong et al. (1988). Features with the same information share their importance.
+For each sample, the loss is averaged over the repeats, and so is the sample's part of the AUC, which is the share of
+samples of the other class that are ranked correctly relative to this sample. The change of a metric is the mean of the
+differences per sample. Its 95 % interval covers the choice of samples and permutations; for the AUC it is computed as
+in DeLong et al. (1988). Features with the same information share their importance.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ _QUANTILE = 1.959964
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A mean, between `value - margin` and `value + margin` with 95 %; NaN where it is not defined."""
+    """Mean change of a metric. Its 95 % interval is `value - margin` to `value + margin`. NaN if it is undefined."""
 
     value: float
     margin: float
 
     @classmethod
     def of(cls, parts: Sequence[tuple[Doubles, Doubles]]) -> Change:
-        """Return the weighted mean, which is equal for all parts; the variance is summed over the parts."""
+        """Return a change from pairs of values and weights.
+
+        All parts must have the same weighted mean. The variance of the change is the sum of the parts' variances.
+        """
         if not parts or any(weight.sum() <= 0 for _, weight in parts):
             return cls(value=math.nan, margin=math.nan)
         means = [float(np.average(values, weights=weight)) for values, weight in parts]
@@ -54,7 +58,7 @@ class Importance:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelImportance:
-    """Importances for one label, the most important feature first."""
+    """Importance of all features for one label, with the most important feature first."""
 
     samples: int
     auc: float
@@ -63,7 +67,7 @@ class LabelImportance:
 
 
 class _Truth:
-    """Samples that have a label."""
+    """Labels and weights of the samples in which one label is known."""
 
     def __init__(self, label: NDArray[np.float32], weight: NDArray[np.float32] | None) -> None:
         known = ~np.isnan(label) & (True if weight is None else weight > 0)
@@ -77,9 +81,9 @@ class _Truth:
         return losses
 
     def sides(self, logit: Doubles) -> Doubles:
-        """Return the share of the other class that each sample is ranked correctly against, ``[N]``.
+        """Return each sample's part of the AUC, ``[N]``; the mean over either class is the AUC.
 
-        The mean is the AUC.
+        The part of a sample is the share of samples of the other class that are ranked correctly relative to it.
         """
         _, tie = np.unique(logit, return_inverse=True)
         importances = np.zeros(len(logit))
@@ -92,7 +96,7 @@ class _Truth:
         return importances
 
     def split(self, values: Doubles) -> list[tuple[Doubles, Doubles]]:
-        """Return values and weights of each class; empty for a single class."""
+        """Return the values and weights of the samples of each class; an empty list if there is only one class."""
         parts = [(values[self.label == item], self.weight[self.label == item]) for item in (True, False)]
         return parts if all(len(part) for part, _ in parts) else []
 
@@ -106,9 +110,9 @@ def importance(
     progress: Progress,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, LabelImportance]:
-    """Return the importance of each column for each label, by `repeats` permutations; equal for equal seeds.
+    """Return, for each label, the importance of each column, from `repeats` permutations per column.
 
-    `check` is called before each permutation and may raise.
+    Equal seeds give equal results. `check` is called before each permutation and may raise to stop the computation.
     """
     batch, names = probe.batch, probe.dataset.schema.label_columns
     labels = batch.label.cpu().numpy().reshape(batch.size, -1).T
@@ -156,6 +160,6 @@ def _worth(item: Importance) -> tuple[float, str]:
 
 
 def _figures(truths: Sequence[_Truth], logits: NDArray[np.float32]) -> list[tuple[Doubles, Doubles]]:
-    """Return losses and AUC parts of the samples of each label."""
+    """Return, for each label, the losses of the samples and their parts of the AUC."""
     item = [logits[truth.rows, place].astype(np.float64) for place, truth in enumerate(truths)]
     return [(truth.losses(logit), truth.sides(logit)) for truth, logit in zip(truths, item, strict=True)]

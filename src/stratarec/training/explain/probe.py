@@ -1,7 +1,7 @@
-"""Samples that a model scores repeatedly, with changed values of a feature.
+"""Score the same samples repeatedly, each time with changed values of a feature.
 
-A *column* is changed as a whole: a dense feature, a sparse feature, or a history or sequence with its companion
-columns. A column without a known value has no ids, or the mean of a dense feature.
+A *column* is the unit that is changed: a dense feature, a sparse feature, or a history or sequence with its companion
+columns. To remove a column, its ids are removed, or, for a dense feature, its value is replaced by the mean.
 
 Shapes: N samples; T labels.
 """
@@ -31,23 +31,23 @@ from stratarec.training.evaluate import score
 _BATCH = 8192
 # Batch size for reading a single sample.
 _NEAR = 256
-# Number of names or files in a message.
+# Maximum number of names or files that a message lists.
 _NAMED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """Feature or features that are changed together."""
+    """One feature, or several features that are changed together."""
 
     name: str
     dense: int | None = None
-    """Index among the dense features, for a dense feature."""
+    """Index among the dense features, if the column is a dense feature."""
     sparse: tuple[str, ...] = ()
-    """Sparse features, for any other column."""
+    """Names of the sparse features, if the column is not a dense feature."""
 
 
 def columns_of(schema: Schema, names: Sequence[str] = ()) -> tuple[Column, ...]:
-    """Return all columns, or those of `names`; `ConfigError` for an unknown name."""
+    """Return the columns with these names, or all columns without names; `ConfigError` if a name is unknown."""
     companions = {main: tuple(each.name for each in columns) for main, columns in schema.behaviours.items()}
     others = {name for features in companions.values() for name in features[1:]}
     found = [Column(name=feature.name, dense=place) for place, feature in enumerate(schema.dense)]
@@ -72,7 +72,7 @@ def _some(names: Sequence[str] | dict[str, Column]) -> str:
 
 
 class Probe:
-    """Samples that a model scores with changed values.
+    """Samples, and a model that scores them with changed values.
 
     Parameters
     ----------
@@ -80,9 +80,9 @@ class Probe:
     dataset : Dataset
         Training data set of the model, or one with the same features.
     batch : Batch
-        N samples without groups.
+        The N samples, without groups.
     precision : str
-        Precision of the network.
+        Number format in which the network computes.
     """
 
     def __init__(self, model: CTRModel, dataset: Dataset, batch: Batch, precision: str) -> None:
@@ -93,11 +93,11 @@ class Probe:
         self._means = [0.0 if each.standardize else moments[each.name].mean for each in dataset.schema.dense]
 
     def of(self, batch: Batch) -> Probe:
-        """Return a probe of the same model with other samples."""
+        """Return a probe with the same model and other samples."""
         return Probe(self._model, self.dataset, batch, self._precision)
 
     def scores(self, batch: Batch | None = None) -> NDArray[np.float32]:
-        """Return logits ``[N, T]`` of `batch`, by default of the unchanged samples."""
+        """Return the logits ``[N, T]`` of a changed `batch`, or by default of the unchanged samples."""
         batch, training, parts = batch or self.batch, self._model.training, []
         self._model.eval()
         try:
@@ -111,21 +111,21 @@ class Probe:
         return np.concatenate(parts).reshape(batch.size, -1)
 
     def permuted(self, column: Column, order: NDArray[np.int64]) -> Batch:
-        """Return the batch in which sample i has the column of sample ``order[i]``."""
+        """Return the batch in which sample i has the value of sample ``order[i]`` in a column."""
         rows = torch.from_numpy(order)
         if column.dense is not None:
             return self.with_numbers(column, self.batch.dense[rows, column.dense])
         return self._with(self.batch.sparse.select(column.sparse).take(rows))
 
     def with_numbers(self, column: Column, values: torch.Tensor | float) -> Batch:
-        """Return the batch with other values of a dense feature, one per sample or one for all."""
+        """Return the batch with new values of a dense feature: one for each sample, or one for all samples."""
         assert column.dense is not None
         dense = self.batch.dense.clone()
         dense[:, column.dense] = values
         return self.batch.replace(dense=dense)
 
     def without(self, columns: Sequence[Column]) -> Batch:
-        """Return the batch with missing values of some columns."""
+        """Return the batch in which the values of these columns are missing."""
         dense, names = self.batch.dense.clone(), [name for column in columns for name in column.sparse]
         for place in (column.dense for column in columns if column.dense is not None):
             dense[:, place] = self._means[place]
@@ -141,13 +141,13 @@ class Probe:
         return batch.replace(sparse=self._with(nothing).sparse)
 
     def _with(self, features: KeyedJagged) -> Batch:
-        """Return the batch with other bags of some features."""
+        """Return the batch in which these features replace the features of the same names."""
         changed: dict[str, JaggedTensor] = {key: features[key] for key in features.keys}
         return self.batch.replace(sparse=KeyedJagged.from_features({**self._bags, **changed}, self.batch.size))
 
 
 def rows_of(batch: Batch, rows: torch.Tensor) -> Batch:
-    """Return some samples of a batch without groups."""
+    """Return a batch with these samples of a batch without groups."""
     user, weight = (None if each is None else each[rows] for each in (batch.user, batch.weight))
     return replace(
         batch,
@@ -160,19 +160,22 @@ def rows_of(batch: Batch, rows: torch.Tensor) -> Batch:
 
 
 def draw_samples(dataset: Dataset, split: str, samples: int, seed: int) -> Batch:
-    """Draw `samples` samples of a split, without groups, from up to eight row groups; all if it has fewer."""
+    """Draw `samples` samples from up to eight row groups of a split, or all samples if it has fewer.
+
+    The batch has no groups.
+    """
     config = LoaderConfig(batch_size=samples, unit="sample", expand=True, prefetch_batches=1, seed=seed)
     with closing(Loader(dataset, split, config).batches(0)) as batches:  # type: ignore[type-var]
         return next(batches)
 
 
 def row_of_split(dataset: Dataset, split: str, file: str, row: int) -> Batch:
-    """Return the sample of a split that comes from a row of the log, numbered as in the output of `predict`.
+    """Return the sample of a split that comes from one row of the log. Rows have the numbers that `predict` writes.
 
     Raises
     ------
     ConfigError
-        If there is none, or several files have a row of that number and none is named.
+        If no sample comes from that row, or if several files have a row with that number and `file` is empty.
     """
     files = dataset.about.rows.files
     chosen = [place for place, name in enumerate(files) if not file or f"/{name}".endswith(f"/{file}")]

@@ -1,12 +1,12 @@
-"""Export a trained model; `serving.export_manifest` describes the format.
+"""Export a trained model. `serving.export_manifest` describes the format.
 
-An export is data: configuration, weights, encoded tables and vocabularies. On request it also has `program.pt2`, the
-network as `torch.export` writes it. Opening such a file with torch runs code in it, because torch unpickles parts of
-it: open only your own. `stratarec.Scorer` never opens it.
+An export is data: configuration, weights, encoded tables and vocabularies. On request it also contains `program.pt2`,
+the network as `torch.export` writes it. torch unpickles parts of such a file, which can run any code, so open only
+files that you trust. `stratarec.Scorer` never opens them.
 
-Records of tables are copied without their optimizer state. Rows that were in level 0 when training ended stay float32
-next to their record: they are the popular ones, and scores are then those of `predict`. Rows that were never trained
-have no record; their initial values are rounded to nearest.
+Records of tables are copied without their optimizer state. Rows that were in level 0 at the end of training are also
+exported as float32, so that scores equal the scores of `predict`; these are the popular rows. Rows that were never
+trained have no record: their initial values are encoded, rounded to nearest.
 """
 
 from __future__ import annotations
@@ -63,23 +63,25 @@ _PARTS = {MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX, "vocabulary"}
 def export(
     trained: TrainedModel, folder: Path, *, program: bool = False, onnx: bool = False, repeated: bool = False
 ) -> Path:
-    """Write the exported model into the new directory `folder`, and return it.
+    """Export a trained model into the new directory `folder`, and return `folder`.
 
     Parameters
     ----------
     program, onnx : bool
-        Also write ``program.pt2`` or ``network.onnx``.
+        Whether to write also ``program.pt2`` or ``network.onnx``.
     repeated : bool
-        Accept a `folder` that already contains the same export.
+        Whether to accept a `folder` that already contains the same export.
 
     Raises
     ------
     ConfigError
         If ONNX is not installed.
     StorageError
-        If it cannot be written; nothing remains of it then.
-    CheckpointError, DatasetError
-        If a weight is not finite, or a vocabulary of the data set does not match its manifest.
+        If the export cannot be written. No part of it remains then.
+    CheckpointError
+        If a weight is not finite.
+    DatasetError
+        If a vocabulary of the data set does not match its manifest.
     """
     if not repeated:
         check_absent(folder)
@@ -96,7 +98,10 @@ def export(
 
 @contextmanager
 def new_directory(folder: Path, parts: set[str]) -> Iterator[Path]:
-    """Yield a temporary directory that is renamed to `folder` at the end; `parts` are its possible entries."""
+    """Yield a temporary directory, and rename it to `folder` at the end unless it was removed.
+
+    `parts` are the names of all entries that the directory may have.
+    """
     with working_directory(folder, parts) as temporary:
         try:
             yield temporary
@@ -137,14 +142,14 @@ def _write(trained: TrainedModel, folder: Path, *, program: bool, onnx: bool) ->
 
 
 def _last_biases(network: Network) -> list[str]:
-    """Return the name of the last bias of each label."""
+    """Return, for each label, the name of the network's last bias."""
     assert isinstance(network.score, Score)
     names = {id(weight): name for name, weight in network.named_parameters()}
     return [names[id(bias)] for bias in last_biases(network.score.out)]
 
 
 def files_of(folder: Path) -> dict[str, ExportedFile]:
-    """Return size and hash of each file of a directory, by path."""
+    """Return the size and hash of each file in a directory, by its relative path."""
     return {
         path.relative_to(folder).as_posix(): ExportedFile(bytes=path.stat().st_size, hash=file_hash(path))
         for path in sorted(folder.rglob("*"))
@@ -153,7 +158,7 @@ def files_of(folder: Path) -> dict[str, ExportedFile]:
 
 
 def read_me(*, program: bool, onnx: bool) -> str:
-    """Return README.txt, which has everything needed to score without StrataRec, and sections on the optional files."""
+    """Return the text of README.txt: how to score without StrataRec, and sections on the optional files."""
     kinds = (f"       {kind.name:<12} {kind.about}" for kind in KINDS.values() if kind.about)
     codecs = "\n".join(fill(line, 120, subsequent_indent=" " * 20) for line in kinds)
     parts = ["export", *(["program"] if program else []), *(["onnx"] if onnx else [])]
@@ -162,7 +167,7 @@ def read_me(*, program: bool, onnx: bool) -> str:
 
 
 def _describe(trained: TrainedModel) -> dict[str, Any]:
-    """Return the manifest without tables, vocabularies and files."""
+    """Return the fields of the manifest other than tables, vocabularies and files."""
     dataset, recipe, configs = trained.dataset, trained.recipe, trained.model.embeddings.tables
     pooled, sequences = inputs(configs, dataset.schema)
     return {
@@ -180,7 +185,7 @@ def _describe(trained: TrainedModel) -> dict[str, Any]:
 
 
 def _copy_vocabularies(dataset: Dataset, folder: Path) -> dict[str, ExportedVocabulary]:
-    """Copy the vocabularies of the data set, and verify their hashes."""
+    """Copy the vocabularies of the data set, verify their hashes, and return their descriptions."""
     result = {}
     (folder / "vocabulary").mkdir()
     for number, (name, info) in enumerate(dataset.vocabularies.items()):
@@ -202,7 +207,7 @@ _PIECE_BYTES = 8 << 20
 
 
 class TableWriter:
-    """Writer of one table of a trained model, in chunks of rows."""
+    """Reads one table of a trained model in chunks of rows, in the form in which an export stores it."""
 
     def __init__(self, trained: TrainedModel, config: EmbeddingBagConfig) -> None:
         self._collection, self._config = trained.model.embeddings, config
@@ -221,7 +226,7 @@ class TableWriter:
         )
 
     def tensors(self) -> dict[str, Tensor | ChunkedTensor]:
-        """Return the tensors of the table, by the names of `ExportedTable.tensors`."""
+        """Return the tensors that an export stores for the table. `ExportedTable.tensors` determines their names."""
         parts: dict[str, Callable[[], Iterator[Tensor]]] = {self._config.name: self._rows}
         if self._cached:
             parts = {
@@ -270,8 +275,9 @@ class TableWriter:
 
 
 def finite(tensor: Tensor, name: str) -> Tensor:
-    """Return the tensor, or raise `CheckpointError` if it is not finite."""
-    # A finite sum means that all numbers are finite, and takes a twentieth of the time; a sum may overflow.
+    """Return `tensor`; `CheckpointError` if one of its numbers is not finite."""
+    # If the sum is finite, all numbers are, and the sum takes a twentieth of the time of `isfinite`. But the sum of
+    # finite numbers may overflow, so all numbers are checked if it is not finite.
     if not (torch.isfinite(tensor.sum()) or torch.isfinite(tensor).all()):
         raise CheckpointError(f"{name} has a weight that is not finite: export an earlier checkpoint of the run")
     return tensor

@@ -1,10 +1,10 @@
 """Export a network as a `torch.export` program or as ONNX.
 
-(dense ``[B, F]``, pooled ``[B, P * D]``, rows ``[B, L, D]`` and mask ``[B, L]`` of each history) -> probabilities
-``[B]``, or ``[B, T]`` of T labels.
+The exported function has the inputs dense ``[B, F]``, pooled ``[B, P * D]``, and for each history rows ``[B, L, D]``
+and mask ``[B, L]``. It returns probabilities ``[B]``, or ``[B, T]`` with T labels.
 
-torch unpickles parts of a program's file, so opening one runs code of its writer. StrataRec writes programs and never
-opens them. An ONNX file is data.
+torch unpickles parts of a program's file, so opening a program can run any code that its author put there. StrataRec
+writes programs and never opens them. An ONNX file is only data.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class _Probability(nn.Module):
 
 def program_bytes(trained: TrainedModel) -> memoryview:
     """Return the content of ``program.pt2``."""
-    # Written to memory first: torch's own writer aborts the process on a full disk.
+    # Written to memory first, because torch's writer aborts the process if the disk is full.
     content = io.BytesIO()
     torch.export.save(_program(trained), content)
     return content.getbuffer()
 
 
 def check_onnx() -> None:
-    """Refuse ``--onnx`` if its libraries are not installed."""
+    """Raise `ConfigError` if the libraries that ``--onnx`` needs are not installed."""
     try:
         for name in ("onnx", "onnxscript"):
             importlib.import_module(name)
@@ -54,7 +54,7 @@ def check_onnx() -> None:
 def onnx_bytes(trained: TrainedModel) -> bytes:
     """Return the content of ``network.onnx``.
 
-    Inputs are `dense` and `pooled`, and `rows_<n>` and `mask_<n>` of sequence n; the output is `score`.
+    The inputs are named `dense` and `pooled`, and for each sequence n `rows_<n>` and `mask_<n>`. The output is `score`.
     """
     names = ["dense", "pooled"]
     for number in range(sum(map(len, trained.model.network.event_columns))):
@@ -65,7 +65,7 @@ def onnx_bytes(trained: TrainedModel) -> bytes:
         )
         assert program is not None
         content = program.model_proto
-    # Remove paths of this machine and torch's internal names.
+    # These fields contain paths of this machine and internal names of torch.
     for part in (content, content.graph, *content.graph.node, *content.graph.value_info, *content.graph.initializer):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
@@ -74,7 +74,7 @@ def onnx_bytes(trained: TrainedModel) -> bytes:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings of torch's exporter that users cannot act on."""
+    """Silence warnings of torch's exporter, because users cannot do anything about them."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

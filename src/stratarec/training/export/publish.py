@@ -1,11 +1,12 @@
 """Publish a continued run to a directory: a full export, and a delta for each later period.
 
-    00000/         full export of the model of the finished run
-    00001.delta/   what period 1 changed; 00002.delta/ what period 2 did, and so on
-    00007/         full export: more than a quarter of the rows differ, or rows were renumbered
+    00000/         full export of the finished run's model
+    00001.delta/   changes by period 1
+    00002.delta/   changes by period 2, and so on
+    00007/         full export, because more than a quarter of the rows differ, or rows were renumbered
 
-A server opens the last full export and applies the later deltas in order. Each is complete or absent. If a process is
-killed before it publishes a period, the next delta includes it.
+A server opens the last full export and applies the later deltas in order. An export or delta is either complete or
+absent. If a process is killed before it publishes a period, the next delta includes the changes by that period.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _NAME = re.compile(r"(\d{5,})(\.delta)?")
 
 
 def check_publish(run: Path, folder: Path) -> None:
-    """Refuse a folder that `publish` could not use for the next period of a run, before that is trained.
+    """Check, before the next period of a run is trained, that `publish` can use a folder.
 
     Raises
     ------
     ExportError
         If the folder has a later period than the run, or deltas without an export that can be read.
     StorageError
-        If it cannot be written.
+        If the folder cannot be written.
     """
     check_output(folder / ".publishing")
     if not folder.exists():
@@ -60,9 +61,9 @@ def publish(run: Path, folder: Path) -> str:
     Raises
     ------
     ExportError
-        If the folder belongs to another run, by its last period, or has a later period than the run.
+        If the last period in the folder is of another run, or is later than the last period of this run.
     StorageError
-        If it cannot be written; earlier exports remain.
+        If the folder cannot be written. Earlier exports remain.
     """
     make_directory(folder)
     there = _published(folder)
@@ -92,7 +93,7 @@ def publish(run: Path, folder: Path) -> str:
 
 
 def _published(folder: Path) -> list[tuple[int, Path]]:
-    """Return the last full export and the deltas after it, with their periods."""
+    """Return the last full export and the deltas after it, each with the number of its period, in order."""
     exports = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
     exports.sort(key=lambda item: (item[0], item[1].name))
     full = [place for place, (_, path) in enumerate(exports) if path.suffix != ".delta"]

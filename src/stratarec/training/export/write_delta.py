@@ -1,4 +1,7 @@
-"""Write the changes since an earlier export (`serving.export_manifest` has the format). Encoded rows are compared."""
+"""Write a delta: the changes from an earlier export to a later one. Rows are compared in their encoded form.
+
+`serving.export_manifest` describes the format.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +42,16 @@ _PIECE = 1 << 16
 
 
 def write_delta(before: ExportedModel, export: Path, folder: Path) -> float | None:
-    """Write the changes from the model `before` to a later export into `folder`; return the share of changed rows.
+    """Write the changes from the model `before` to a later export into `folder`, and return the share of changed rows.
 
-    If it is more than a quarter, nothing is written, and the result is None.
+    If the share is more than a quarter, nothing is written, and the result is None.
 
     Raises
     ------
     ExportError
-        Where the export is damaged, or cannot be said as changes of the model.
+        If the export is damaged, or if a delta cannot describe its differences from the model `before`.
     StorageError
-        When it cannot be written; nothing of it is left then.
+        If the delta cannot be written. No part of it remains then.
     """
     after = ExportedModel.open(export)
     fault = delta_fault(before.manifest, after.manifest)
@@ -68,7 +71,7 @@ def write_delta(before: ExportedModel, export: Path, folder: Path) -> float | No
         name: _changed(before.arrays[name].reshape(-1, shape[1]), after.arrays[name].reshape(shape))
         for name, shape in shapes.items()
     }
-    # A log of numbers alone has no tables.
+    # A model with only dense features has no tables.
     share = sum(map(len, changed.values())) / max(sum(shape[0] for shape in shapes.values()), 1)
     if share > _MOST:
         return None
@@ -89,7 +92,7 @@ def write_delta(before: ExportedModel, export: Path, folder: Path) -> float | No
 
 
 def _changed(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.int64]:
-    """Rows that differ, by their bits, and those that are new."""
+    """Return the sorted numbers of rows that differ in any bit, and of rows that are new."""
     result = [np.arange(len(before), len(after), dtype=np.int64)]
     for first in range(0, len(before), _PIECE):
         old, new = (item[first : min(first + _PIECE, len(before))].view(np.uint8) for item in (before, after))
@@ -109,7 +112,7 @@ def _tensors(
         result |= {
             key: after.arrays[key].reshape(specs[key].shape) for key in (ROWS + name, FLOATS + name) if key in specs
         }
-    # Copies of what lies in a file that is only read: torch would warn of it.
+    # Copied, because torch warns about arrays of a file that is mapped read-only.
     return {name: torch.from_numpy(np.array(array)) for name, array in result.items()}
 
 

@@ -1,15 +1,15 @@
-"""Periods of `stratarec continue`: each is a directory with everything that was written for it.
+"""Periods of a continued run. Each period is a directory with all files that were written for it.
 
 periods/period-00001/
-    period.json     log, scores, and hashes of the other files; sealed
-    recipe.json     recipe of the run on that log; for `forget` and `rebase` the recipe of the period before
+    period.json     description of the log, scores, and hashes of the other files; sealed
+    recipe.json     recipe of the run for this log; for `forget` and `rebase`, the recipe of the previous period
     plan.json       placement of the tables, if there is one
     data/           prepared log with vocabularies, counts of all values, and the last events of users
-    checkpoints/    one checkpoint, of the end of the period
+    checkpoints/    the checkpoint at the end of the period
 
-A period is written next to the run and renamed into it when it is complete. It contains the hash of its parent: the
-``period.json`` of the period before, or ``state.json`` of the last checkpoint of the run. The last two periods keep
-their data and checkpoint; earlier periods keep only ``period.json``.
+A period is written next to the run and renamed into it when it is complete. It contains the hash of its parent, which
+is the ``period.json`` of the previous period, or ``state.json`` of the run's last checkpoint. Only the last two periods
+keep their data and checkpoint.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Lookups(Model):
 
 
 class DenseDrift(Model):
-    """Result of `continual.period_checks.dense_drift`."""
+    """Drift of one dense feature; `continual.period_checks.dense_drift` computes and describes it."""
 
     shift: float
     spread: Annotated[float, pydantic.Field(gt=0)]
@@ -74,7 +74,7 @@ class DenseDrift(Model):
 
 
 class AucDrift(Model):
-    """Result of `continual.period_checks.auc_drift`."""
+    """Drift of the AUC; `continual.period_checks.auc_drift` computes and describes it."""
 
     low: float | None
     high: float | None
@@ -87,9 +87,10 @@ class Period(Model):
     format: Literal[2] = FORMAT
     number: Annotated[int, pydantic.Field(ge=1, lt=1 << 31)]
     parent: Hash
-    """Hash of the parent's file."""
+    """Hash of the parent (see the module docstring)."""
     kind: Literal["log", "forget", "rebase"]
-    """``log`` if the period trained on a log. ``forget`` and ``rebase`` change tables, without a log and scores."""
+    """``log`` if the period trained on a log. ``forget`` and ``rebase`` only change tables and have no log or scores.
+    """
     file: str
     """Name of the log, without its folder."""
     log: Hash | None
@@ -100,11 +101,11 @@ class Period(Model):
     state: Hash
     """Hash of ``state.json`` in the checkpoint."""
     steps: Count
-    """Training steps of the period."""
+    """Number of training steps in the period."""
     rate_factor: Annotated[float, pydantic.Field(gt=0, le=1)]
-    """Factor of `train.plateau` on learning rates at the end of the run."""
+    """Factor on learning rates that `train.plateau` had reached at the end of the run."""
     scores: dict[str, dict[str, int | float | Bins | dict[str, Figures] | None]]
-    """Metrics of the previous model on ``all`` samples, and on samples with ``known``, ``tail`` and ``new`` values."""
+    """Metrics of the previous model on ``all`` samples, and on samples of each kind: ``known``, ``tail``, ``new``."""
     calibration: tuple[LogitMap, ...]
     """Calibration map of each label, fitted on the samples of this period."""
     lookups: dict[str, Lookups]
@@ -116,7 +117,7 @@ class Period(Model):
 
 
 def paths(run: Path) -> list[Path]:
-    """Return the periods of a run, in order.
+    """Return the directories of the periods of a run, in order.
 
     Raises
     ------
@@ -133,7 +134,7 @@ def paths(run: Path) -> list[Path]:
 
 
 def of_number(run: Path, number: int) -> Path:
-    """Return the path of the period with this number."""
+    """Return the directory of the period with this number."""
     return run / PERIODS / f"period-{number:05d}"
 
 
@@ -164,15 +165,16 @@ def only_checkpoint(path: Path) -> Path:
 
 
 def latest(run: Path) -> Path | None:
-    """Return the last period of a run; None if there is none."""
+    """Return the directory of the last period of a run; None if it has no period."""
     periods = paths(run)
     return periods[-1] if periods else None
 
 
 def prune(run: Path) -> list[Path]:
-    """Remove the data and checkpoints of old periods; if the last period forgets values, of all earlier periods.
+    """Remove the data and checkpoints of all periods except the last two, or, if the last one forgets values, except
+    the last one.
 
-    Return the paths that remain because another process reads them; a later `prune` removes these.
+    Returns the paths that remain because another process reads them. A later call of `prune` removes these.
     """
     every = paths(run)
     count = 1 if every and read(every[-1]).kind == "forget" else _KEPT
@@ -189,8 +191,8 @@ def prune(run: Path) -> list[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a period or its data, so that no partly removed period remains if the process is killed."""
-    # Renamed first: a process that is killed here leaves a name that `remove_leftovers` knows.
+    """Remove a period or its data. If the process is killed, no partly removed period remains."""
+    # Renamed first: if the process is killed, the new name is one that `remove_leftovers` removes.
     leaving = atomic.temporary_name(folder)
     os.rename(folder, leaving)
     atomic.sync(folder.parent)
@@ -199,13 +201,13 @@ def remove(folder: Path) -> None:
 
 @contextmanager
 def working_directory(run: Path) -> Iterator[Path]:
-    """Create a directory next to a run, in which its next period is written; it is removed afterwards."""
+    """Yield a new directory next to a run, in which the next period is written. It is removed afterwards."""
     with atomic.working_directory(_workplace(run), _PARTS) as work:
         yield work
 
 
 def remove_leftovers(run: Path) -> list[Path]:
-    """Remove the files of killed processes in a run and next to it; return the working directories that remain.
+    """Remove files that killed processes left in a run and next to it, and return working directories that remain.
 
     The caller must have locked the run.
     """

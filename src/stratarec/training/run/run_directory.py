@@ -1,15 +1,15 @@
-"""Claim the directory of a run, lock it, replace an earlier run; read and write its files.
+"""Directory of a run: claim and lock it, replace an earlier run in it, and read and write its files.
 
 stratarec.json    marker of a run
-recipe.json       resolved recipe
+recipe.json       recipe with all defaults filled in
 plan.json         placement of the tables, if there is one
-checkpoints/      one directory a checkpoint
+checkpoints/      one directory per checkpoint
 tensorboard/      curves
 result.json       result of the final test; report.html shows it
 trace.json        trace of some steps, if `train.trace` asks for it
 files.json        hashes of report, trace and curves, written at the end of a session
 
-Files are sealed and their fields are checked when they are read, because a run may come from another user.
+The JSON files are sealed, and their fields are checked when they are read, because a run may come from another user.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ RUN = DirectoryKind(
 
 @contextmanager
 def opened(directory: RunDirectory, mesh: Mesh, *, resume: bool, overwrite: bool) -> Iterator[Path | None]:
-    """Open the directory on the first rank for all ranks, which enter and leave together."""
+    """Open the run directory on the first rank, for all ranks. All ranks enter the context together and leave it
+    together.
+    """
     with ExitStack() as stack:
 
         def enter() -> str | None:
@@ -80,12 +82,12 @@ def opened(directory: RunDirectory, mesh: Mesh, *, resume: bool, overwrite: bool
 
 
 def recover_run(path: Path) -> None:
-    """Complete or undo a replacement of the run at `path` that was interrupted."""
+    """Complete or undo an interrupted replacement of the run at `path`."""
     recover_replacement(path, RUN, lambda path: bool(checkpoint.list_checkpoints(path / "checkpoints")))
 
 
 class RunDirectory:
-    """Directory of one run: use `opened` once, and `settle` after the first checkpoint."""
+    """Directory of one run. Use `opened` once, and call `settle` after the first checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,16 +96,17 @@ class RunDirectory:
 
     @contextmanager
     def opened(self, *, resume: bool, overwrite: bool) -> Iterator[Path | None]:
-        """Claim and lock the directory; yield the checkpoint to resume from, None for a new run.
+        """Claim and lock the directory, and yield the checkpoint to resume from, or None for a new run.
 
-        With `overwrite` the earlier run is set aside until this one has a checkpoint, and restored if it never has one.
+        With `overwrite`, an earlier run is moved aside. It is removed when the new run has a checkpoint (`settle`), and
+        restored if the new run ends without one.
 
         Raises
         ------
         CheckpointError
-            When there is a run, and neither `resume` nor `overwrite` is set.
+            If the directory has a run, and neither `resume` nor `overwrite` is set.
         StorageError
-            When the directory is not a run, or another process trains in it.
+            If the directory is not the directory of a run, or another process trains in it.
         """
         if resume and overwrite:
             raise ConfigError("--resume continues a run and --overwrite removes it: pass one of them")
@@ -112,7 +115,7 @@ class RunDirectory:
         with ExitStack() as stack:
             earlier = directory_state(self.path, RUN) == "ours"
             for part in (self.checkpoints, self.path / "tensorboard"):
-                if part.is_symlink():  # it may lead to another run's, which would be pruned as this one's
+                if part.is_symlink():  # it may lead to another run, and pruning would then remove that run's files
                     raise StorageError(f"{part} is a link, expected a directory: name the run's own place in train.run")
             if earlier:
                 stack.enter_context(directory_lock(self.path))
@@ -169,14 +172,14 @@ Amount = Annotated[float, pydantic.Field(ge=0)]
 
 
 class RunRecipe(Model):
-    """``recipe.json``."""
+    """Content of ``recipe.json`` without its seal."""
 
     format: Literal[2] = FORMAT
     recipe: Json
 
 
 class RunPlan(Model):
-    """Content of ``plan.json``: placement of the tables, and the memory section that it was computed for."""
+    """Content of ``plan.json``: placement of the tables, and the recipe's memory section for which it was computed."""
 
     format: Literal[2] = FORMAT
     memory: Json
@@ -184,26 +187,26 @@ class RunPlan(Model):
 
 
 class CacheFigures(Model):
-    """Mean lookups of a batch in a cached table over the later half of a run's last session."""
+    """Lookups in a cached table: means per batch over the later half of a run's last session."""
 
     table: str
     distinct: Amount
-    """Distinct rows of a batch."""
+    """Number of distinct rows per batch."""
     missed: Amount
-    """Distinct rows that were not in the cache."""
+    """Number of distinct rows per batch that were not in the cache."""
 
 
 class RankFigures(Model):
-    """Times and bytes of one of several processes in a run's last session."""
+    """Times and bytes of one rank in a run's last session. Only runs with several ranks have them."""
 
     exposed_seconds: Amount
     """Seconds that training waited for other ranks."""
     hidden_seconds: Amount
-    """Seconds that only the thread of ids waited for other ranks."""
+    """Seconds that the thread which exchanges ids waited for other ranks while training continued."""
     step_seconds: Amount
-    """Seconds of all steps, with the exposed waits before them."""
+    """Seconds of all steps, including `exposed_seconds`."""
     sent_bytes: Count
-    """Bytes sent to other ranks."""
+    """Number of bytes sent to other ranks."""
     table_bytes: Count
     peak_rss_bytes: Count
 
@@ -215,38 +218,38 @@ class Result(Model):
     checkpoint: Annotated[str, pydantic.Field(pattern=f"^{STEP_NAME}$")]
     """Name of the tested checkpoint."""
     steps: Count
-    """Steps of the run at its end."""
+    """Number of steps at the end of the run."""
     samples_per_second: Amount
     table_bytes: Count
     output_bytes: Count
     memory: tuple[dict[str, str | int | float | bool | None], ...]
     """Planned and used bytes of each memory."""
     parts: dict[str, Count]
-    """Bytes by purpose; see `LookupEngine.bytes_by_part`."""
+    """Bytes by purpose, as `LookupEngine.bytes_by_part` returns them."""
     caches: tuple[CacheFigures, ...]
-    """Cached tables."""
+    """Figures of each cached table."""
     network_bytes: Count
     peak_rss_bytes: Count
     test: Test | None = None
-    """Metrics of the test split, if there is one; with several labels also those of each, as ``labels``."""
+    """Metrics of the test split, if there is one. With several labels, ``labels`` has the metrics of each label."""
     valid: Test | None = None
     """Metrics of the validation split, if a calibration was fitted on it."""
     uncalibrated: dict[str, Test] | None = None
-    """Split -> its metrics without the calibration."""
+    """Split -> metrics of the scores without the calibration."""
     calibration: tuple[LogitMap, ...] = ()
     """Calibration of each label."""
     baselines: tuple[str, ...] = ()
     """Comparison with other methods on the same samples, if there are any."""
     ranks: tuple[RankFigures, ...] = ()
-    """Figures of each process, if there were several."""
+    """Figures of each rank, if there were several."""
     exchange: str = ""
-    """Description of the exchange of rows of a model with towers."""
+    """Text that describes how rows were exchanged, for a model with towers."""
     sharing: str = ""
-    """How the run shared its cores with other processes; empty if it did not."""
+    """Text that describes how the run shared its cores with other processes; empty if it did not."""
 
 
 class RunFiles(Model):
-    """Content of ``files.json``: hashes of the files that no other file has hashes of."""
+    """Content of ``files.json``: hashes of the report, the trace and the curves."""
 
     format: Literal[2] = FORMAT
     hashes: dict[Annotated[str, pydantic.Field(pattern=r"^(report\.html|trace\.json|tensorboard/[^/]+)$")], Hash]
@@ -261,7 +264,7 @@ def write_hashes(run: Path) -> None:
 
 
 def check_hashes(run: Path) -> list[Path]:
-    """Check the hashes in ``files.json``; return the checked files, or nothing if it does not exist."""
+    """Check the hashes in ``files.json``, and return the checked files; an empty list if there is no ``files.json``."""
     if not (run / FILES).exists():
         return []
     advice = f"if that was intended, remove {run / FILES}"
@@ -282,7 +285,7 @@ def write_recipe(run: Path, recipe: Recipe) -> None:
 
 
 def read_recipe(run: Path) -> Recipe:
-    """Read the recipe of a run; `DatasetError` or `ConfigError` if it is damaged."""
+    """Read the recipe of a run; `CheckpointError` or `ConfigError` if its file is missing or damaged."""
     content = read_sealed(run / RECIPE, RunRecipe, "name another run, or train it again", CheckpointError)
     return Recipe.from_dict(content.recipe, str(run / RECIPE))
 
@@ -300,21 +303,22 @@ def read_result(run: Path) -> Result | None:
 
 
 def write_plan(run: Path, recipe: Recipe, plan: Plan | None) -> None:
-    """Write the plan of a run, with the settings that it was computed for."""
+    """Write the plan of a run, with the settings for which it was computed. Does nothing if `plan` is None."""
     if plan is not None:
         write_sealed(run / PLAN, {"format": FORMAT, "memory": _asked(recipe), "plan": plan.to_dict()})
 
 
 def _asked(recipe: Recipe) -> Json:
-    """Return the settings that a plan is computed for."""
+    """Return the settings in a recipe that determine its plan."""
     memory: Json = recipe.to_dict()["memory"]
     return memory if recipe.hot.budget is None else {**memory, "hot": recipe.hot.budget}
 
 
 def read_plan(run: Path, recipe: Recipe, dataset: Dataset, level0: Memory | None = None) -> Plan | None:
-    """Read the plan of a run.
+    """Read the plan of a run; None if there is none, or if it cannot be used.
 
-    None if `recipe` asks for another plan, `dataset` has other tables, or rows are to be trained in another memory.
+    It cannot be used if `recipe` has other memory settings, if `dataset` has other tables, or if `level0` names a
+    memory other than the plan's level 0.
     """
     path = run / PLAN
     if not path.exists():

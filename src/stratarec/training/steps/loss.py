@@ -1,29 +1,29 @@
-"""The loss that training minimizes: weighted cross-entropy of samples with one label or several.
+"""The loss that training minimizes: the weighted cross-entropy of samples with one or several labels.
 
     L = sum_t f_t L_t,    L_t = sum_b w_b m_bt c_bt l_bt / sum_b w_b m_bt
 
-over the samples b of a batch in all processes: l is the binary cross-entropy of a label's logit, w the sample's weight
-(1 without weights), m 1 if the label is known and 0 otherwise, f the label's factor, ``train.loss_weights``, and c the
-weight of its class, by ``train.class_weight`` r,
+t is a label, and b a sample of the batch in any process. l is the binary cross-entropy of the label's logit; w the
+sample's weight (1 without weights); m is 1 if the label is known, otherwise 0; f is the label's factor
+(``train.loss_weights``). c is the weight of the sample's class, from r in ``train.class_weight``:
 
-    c = (1 + r) / 2 of a positive sample, (1 + 1 / r) / 2 of a negative one,
+    c = (1 + r) / 2 for a positive sample, (1 + 1 / r) / 2 for a negative sample
 
-which is 1 on average if r balances the classes. The unit of w does not matter, weights of 1 give the same bits as no
-weights, and a label that is not known in a batch adds nothing. If few samples of a batch have a known label, each of
-them has more weight. Class weights are not part of the denominator: otherwise positives would count less in batches
-that have few of them, and the shift that corrects scores afterwards (`models/base.py`) would differ between batches.
+c is 1 on average if r balances the classes. The unit of w does not matter. Weights of 1 give the same bits as no
+weights. A label that no sample of a batch knows adds nothing; if few samples know it, each of them has more weight.
+Class weights are not part of the denominator. Otherwise positive samples would count less in batches with few of them,
+and the shift that corrects scores afterwards (`models/base.py`) would differ between batches.
 
-With one label L may be a loss of slates instead, ``train.loss``: the mean over clicks, with weight w, in slates that
-also have a sample without a click. With scores z, for a click b in slate s
+With one label, L can be a loss of slates instead (``train.loss``). It is the mean over clicks, weighted by w, in slates
+that also have a sample without a click. The loss of a click b in slate s, with scores z, is
 
     softmax   log sum_{j in s} e^z_j - z_b                      McFadden 1974; ListNet, Cao et al. 2007
     pairwise  mean_{j in s, no click} log(1 + e^(z_j - z_b))    RankNet, Burges et al. 2005
 
-Adding a number to all scores of a slate changes nothing: they have no level.
+Adding a number to all scores of a slate does not change this loss, so it does not determine the level of scores.
 
-An ensemble's loss is the mean of its members' losses.
+The loss of an ensemble is the mean of the losses of its members.
 
-Shapes: B samples of a batch, of this process; T labels; S slates; K members.
+Shapes: B samples of this process in a batch; T labels; S slates; K members.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from stratarec.batch.jagged import offsets_of, slice_places
 from stratarec.kernels.runtime.accelerator import on_device
 
 SlateLoss: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Logits ``[B]``, and on the host labels ``[B]`` and slate sizes ``[S]`` -> loss ``[B]`` of each sample if it is a
-click."""
+"""Function from logits ``[B]``, labels ``[B]`` and slate sizes ``[S]`` (both on the host) to losses ``[B]``. Each
+sample gets the loss that it has if it is a click."""
 
 
 def softmax(logits: Tensor, label: Tensor, sizes: Tensor) -> Tensor:
@@ -64,20 +64,20 @@ def pairwise(logits: Tensor, label: Tensor, sizes: Tensor) -> Tensor:
 
 
 SLATE_LOSSES: Mapping[str, SlateLoss] = {"softmax": softmax, "pairwise": pairwise}
-"""Losses of slates by the name in a recipe."""
+"""Losses of slates, by their name in a recipe."""
 
 
 class Objective:
-    """Loss of a batch.
+    """Computes the loss of a batch.
 
     Parameters
     ----------
     factors : sequence of float
-        Factor of each label.
+        Factor f of each label.
     kind : str
-        ``log_loss``, or one of `SLATE_LOSSES`.
+        ``log_loss``, or a name in `SLATE_LOSSES`.
     class_weights : sequence of float
-        r of each label, for the log loss; by default 1.
+        r of each label, used only with the log loss; by default 1.
     """
 
     def __init__(
@@ -87,19 +87,21 @@ class Objective:
         self._class_weights = torch.tensor(class_weights) if any(factor != 1 for factor in class_weights) else None
 
     def mean(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return L, a scalar, of the batch of a single process from logits ``[B]``, ``[B, T]`` or ``[B, K]``."""
+        """Return the scalar L of a batch, for training in a single process. Logits are ``[B]``, ``[B, T]`` or ``[B,
+        K]``.
+        """
         if len(self._factors) > 1 or self._slate_loss or logits.dim() > 1:
             return self.joined(self.sums(logits, batch), self.weights(batch))
         label, weight = on_device(batch.label, logits), self._weighted(batch, logits)
         loss = functional.binary_cross_entropy_with_logits(logits, label, weight=weight)
         if batch.weight is not None:
-            # torch divides by B, so equal weights do not change the gradient's bits. A sum over the sum of weights
-            # would give (p - y) * (1 / B), which differs from (p - y) / B.
+            # torch divides by B, so weights that are all equal do not change any bit of the gradient. Dividing the sum
+            # of losses by the sum of weights would give (p - y) * (1 / B) instead of (p - y) / B.
             loss = loss * (batch.size / _or_infinity(self.weights(batch)[0]))
         return loss * self._factors[0]
 
     def sums(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the numerators of L_t, ``[T]`` sums over the samples of this process."""
+        """Return the numerators of L_t, ``[T]``: sums over the samples of this process."""
         if self._slate_loss:
             assert batch.slates is not None
             members = logits.unbind(1) if logits.dim() > 1 else (logits,)
@@ -120,7 +122,7 @@ class Objective:
         return losses.sum(0)
 
     def _weighted(self, batch: Batch, logits: Tensor) -> Tensor | None:
-        """Return the factors of the losses, ``[B]`` or ``[B, T]``, on the device of the logits; None for 1."""
+        """Return the factors of the losses l, ``[B]`` or ``[B, T]``, on the device of the logits; None if all are 1."""
         weight = batch.weight if len(self._factors) == 1 else _scale(batch)
         if self._class_weights is not None:
             positive, negative = (1 + self._class_weights) / 2, (1 + 1 / self._class_weights) / 2
@@ -129,7 +131,7 @@ class Objective:
         return None if weight is None else on_device(weight, logits)
 
     def weights(self, batch: Batch) -> list[float]:
-        """Return the denominators of L_t for the samples of this process."""
+        """Return the denominator of each L_t, for the samples of this process."""
         if self._slate_loss:
             return [float(_clicks(batch).double().sum())]
         if len(self._factors) > 1:
@@ -137,13 +139,16 @@ class Objective:
         return [float(batch.size) if batch.weight is None else float(batch.weight.double().sum())]
 
     def joined(self, sums: Tensor, weights: Sequence[float]) -> Tensor:
-        """Return L, a scalar, from numerators of this process and denominators of all processes."""
+        """Return the scalar L from the numerators of this process and the denominators over all processes."""
         losses = sums / on_device(torch.tensor([_or_infinity(weight) for weight in weights], dtype=sums.dtype), sums)
         return (losses * on_device(torch.tensor(self._factors, dtype=sums.dtype), sums)).sum()
 
 
 def _clicks(batch: Batch) -> Tensor:
-    """Return the weight ``[B]`` of each click in a slate that also has samples without a click; 0 for other samples."""
+    """Return the weight of each sample that counts in a loss of slates, and 0 for other samples, ``[B]``.
+
+    A sample counts if it is a click and its slate also has a sample without a click.
+    """
     assert batch.slates is not None
     slate = torch.repeat_interleave(batch.slates)
     missed = torch.zeros(len(batch.slates)).index_add(0, slate, 1 - batch.label)
@@ -152,11 +157,11 @@ def _clicks(batch: Batch) -> Tensor:
 
 
 def _scale(batch: Batch) -> Tensor:
-    """Return the weight ``[B, T]`` of each label, 0 if it is not known."""
+    """Return the weight of each label of each sample, ``[B, T]``: 0 if the label is not known."""
     is_known = batch.label.isfinite().float()
     return is_known if batch.weight is None else is_known * batch.weight.unsqueeze(1)
 
 
 def _or_infinity(weight: float) -> float:
-    # The loss of a batch without weight is 0.
+    # So the loss of a batch with a total weight of 0 is 0.
     return weight or float("inf")

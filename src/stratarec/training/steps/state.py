@@ -1,7 +1,7 @@
 """State of a training run: its position, curves and evaluations, and the decisions that follow from evaluations.
 
-Early stopping, the best checkpoint and the factor of learning rates after plateaus are functions of the evaluations,
-which every checkpoint and every rank has. There is no other state.
+Every checkpoint and every rank has the evaluations. Early stopping, the best checkpoint and the factor on learning
+rates after plateaus are computed from them, so these decisions need no state of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SMOOTHING = 0.98
 
 @dataclass
 class TrainingState:
-    """Position, curves and evaluations of a run; every checkpoint contains it."""
+    """Position, curves and evaluations of a run. Every checkpoint contains this state."""
 
     step: int = 0
     epoch: int = 0
@@ -29,42 +29,44 @@ class TrainingState:
     finished: bool = False
     losses: list[tuple[int, float]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    """Step and validation metrics of each evaluation. The evaluation that only the end of the run caused is marked
-    ``closing``: a run that is resumed beyond that end drops it."""
+    """Step and validation metrics of each evaluation. An evaluation that takes place only because the run ends is
+    marked ``closing``; it is removed if the run is later resumed beyond that end."""
     train_seconds: float = 0.0
-    """Seconds of steps in all sessions, without the first step of each, which may compile kernels."""
+    """Seconds of all timed steps in all sessions. A session's first step is not timed: it may compile kernels."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    """Stage -> its part of `train_seconds`, with `wait` for the next batch. The stages of other threads overlap them:
-    `read`, and `bring in`, which fetches rows into level 0."""
+    """Stage -> seconds: parts of `train_seconds`, including `wait` for the next batch, and the stages of other threads,
+    which run at the same time: `read`, and `bring in`, which fetches rows into level 0."""
     paces: list[tuple[int, float, int]] = field(default_factory=list)
-    """Step, `train_seconds`, and samples trained in that time."""
+    """At several steps: the step, `train_seconds` until then, and the number of samples trained in these seconds."""
     trained_samples: int = 0
     untimed_samples: int = 0
-    """Samples of the steps that are not timed. Only this, `train_seconds`, `stage_seconds`, `paces`, `threads` and
-    `may_differ` differ from run to run."""
+    """Number of samples in steps that are not timed. Only this number, `train_seconds`, `stage_seconds`, `paces`,
+    `threads` and `may_differ` may differ between two runs of a recipe."""
     threads: int = 0
-    """Threads at the start of the last session; 0 before the first step."""
+    """Number of threads at the start of the last session; 0 before the first step."""
     may_differ: list[tuple[int, str]] = field(default_factory=list)
-    """Steps from which another run of the recipe may differ in its last bits, each with the reason."""
+    """Steps after which another run of the recipe may differ in its last bits, each with the reason."""
 
     @property
     def speed(self) -> float:
-        """Samples per second; 0 until a step is timed."""
+        """Samples per second in timed steps; 0 until a step is timed."""
         return (self.trained_samples - self.untimed_samples) / max(self.train_seconds, 1e-9)
 
     def count_step(self, loss: float, samples: int) -> None:
-        """Count a step of `samples` samples."""
+        """Add a step with `samples` samples to the counts, and its loss to the smoothed loss."""
         self.smoothed_loss = loss if not self.step else _SMOOTHING * self.smoothed_loss + (1 - _SMOOTHING) * loss
         self.step += 1
         self.trained_samples += samples
 
     @property
     def evaluated(self) -> bool:
-        """Whether the last evaluation was of this step."""
+        """Whether the current step was evaluated."""
         return bool(self.evaluations) and self.evaluations[-1]["step"] == self.step
 
     def record(self, entry: dict[str, Any], config: EarlyStoppingConfig) -> None:
-        """Add an evaluation. Of earlier ones only the best keeps bins and members, so that checkpoints stay small."""
+        """Add an evaluation. To keep checkpoints small, calibration bins and members are removed from all evaluations
+        except this one and the best ones.
+        """
         self.evaluations.append(entry)
         shown = (entry, best(self.evaluations, config), best(self.regular, config))
         self.evaluations = [
@@ -74,29 +76,31 @@ class TrainingState:
 
     @property
     def regular(self) -> list[dict[str, Any]]:
-        """Evaluations without closing ones."""
+        """All evaluations that are not marked ``closing``."""
         return [entry for entry in self.evaluations if not entry.get("closing")]
 
     def needed_steps(self, config: EarlyStoppingConfig) -> set[int]:
-        """Return the steps of the best checkpoint, and of the best one if the run is resumed."""
+        """Return the steps with checkpoints that must be kept: the best one now, and the best one if the run is
+        resumed.
+        """
         chosen = (best(self.evaluations, config), best(self.regular, config))
         return {int(entry["step"]) for entry in chosen if entry is not None}
 
     def resume(self, total_steps: int, config: EarlyStoppingConfig) -> None:
-        """Continue a finished run if its length or its patience now ask for more steps."""
+        """Mark a finished run as unfinished if the recipe's current length and patience ask for more steps."""
         if self.finished and self.step < total_steps and not patience_exhausted(self.regular, config):
             self.finished = False
             self.evaluations = self.regular
 
 
 def best(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> Evaluation | None:
-    """Return the first of the best evaluations; None if the metric is never a number."""
+    """Return the best evaluation, the first one if several are equal; None if the metric is NaN in all of them."""
     comparable = [entry for entry in evaluations if not math.isnan(_goodness(entry, config))]
     return max(comparable, key=lambda entry: _goodness(entry, config), default=None)
 
 
 def patience_exhausted(evaluations: Sequence[Evaluation], config: EarlyStoppingConfig) -> bool:
-    """Whether at least `patience` evaluations followed the best one; never without patience."""
+    """Return whether at least `config.patience` evaluations followed the best one; false if patience is 0."""
     chosen = best(evaluations, config)
     if chosen is None or not config.patience:
         return False
@@ -115,7 +119,7 @@ def _plain(entry: Evaluation) -> dict[str, Any]:
 
 
 def rate_factor(evaluations: Sequence[Evaluation], config: PlateauConfig) -> float:
-    """Return the factor on learning rates after these evaluations, by the rule of torch's `ReduceLROnPlateau`."""
+    """Return the factor on learning rates after these evaluations, as torch's `ReduceLROnPlateau` computes it."""
     factor, highest, worse = 1.0, -math.inf, 0
     for entry in evaluations if config.patience else ():
         goodness = _goodness(entry, config)

@@ -9,11 +9,10 @@
     backward   gradients; rows of tables are updated                  training
     update     gradients of the network are reduced and applied       training
 
-The first four stages run ahead of the last three, up to a barrier (`Cadence`). If the network is on a device, the
-gradients of rows are held until they and the loss have been copied to the host, which is the only wait of a step; then
-rows are updated while the device updates the network. `Stages` has a method for each stage. With several processes, an
-`Exchange` and a `Reduction` are passed in (for one process both are `SingleProcess`), and a subclass overrides the
-rest.
+The first four stages run ahead of the last three, up to a barrier (`Cadence`). If the network is on a device, a step
+waits once: until the loss and the gradients of rows have been copied to the host. Then the host updates the rows while
+the device updates the network. `Stages` has a method for each stage. For several processes, an `Exchange` and a
+`Reduction` are passed in (for one process both are `SingleProcess`), and a subclass overrides the methods that differ.
 """
 
 from __future__ import annotations
@@ -52,20 +51,25 @@ class StepResult(NamedTuple):
 
 
 class Exchange(Protocol):
-    """Sends the ids of a batch to the processes that hold their rows."""
+    """Sends the ids of a batch to the processes that store their rows."""
 
     def features(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
-        """Return the ids that are looked up in this process's tables; raises `Stopped` if `stopped` becomes true."""
+        """Return the ids of all processes that are looked up in this process's tables.
+
+        Raises `Stopped` if `stopped` returns true while this process waits for others.
+        """
 
 
 class Reduction(Protocol):
     """Combines the gradients of several processes."""
 
     def reduce(self, weights: Sequence[nn.Parameter]) -> None:
-        """Replace the gradient of each weight; called between backward and update."""
+        """Replace the gradient of each weight by its combination over all processes. Called between backward and
+        update.
+        """
 
     def norm(self, weights: Sequence[nn.Parameter]) -> Tensor:
-        """Return the norm of the gradients of all weights in all processes."""
+        """Return the norm of the combined gradients of all weights in all processes."""
 
 
 class SingleProcess:
@@ -82,16 +86,16 @@ class SingleProcess:
 
 
 class Stages:
-    """Stages of a training step, one method each.
+    """The stages of a training step, with one method for each.
 
     Parameters
     ----------
     model : CTRModel
     optimizer : torch.optim.Optimizer
-        Optimizer of the network; tables are updated in backward.
+        Optimizer of the network. Tables are updated in `backward`, without this optimizer.
     config : TrainConfig
     schedule : Loader
-        Loader of the batches.
+        Loader of the training batches.
     exchange : Exchange
     reduction : Reduction
     """
@@ -116,31 +120,34 @@ class Stages:
         self._dropouts = dropouts(model.network)
         self._rate_factor, self._transfers = 1.0, model.embeddings.engine.transfers
         self.earlier = 0
-        """Earlier steps that schedules do not count, but random numbers and averages do."""
+        """Number of steps before this run or period. Random numbers and averages count them; schedules do not."""
         self._on_device = model.device.type != "cpu"
         self._holding = _holding(model) if config.clip_rows or self._on_device else None
 
     @property
     def epoch_steps(self) -> int:
-        """Steps in an epoch."""
+        """Number of steps in an epoch."""
         return len(self._schedule)
 
     def read(self, epoch: int, first: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch from number `first` on."""
+        """Yield the batches of an epoch, beginning with number `first`."""
         return self._schedule.batches(epoch, first)
 
     @traced("request")
     def request(self, batch: Batch) -> Request:
-        """Return the ids that a batch looks up."""
+        """Return the request of a batch: the ids that it looks up."""
         return self.model.request(batch)
 
     @traced("exchange")
     def exchange(self, request: Request, stopped: Callable[[], bool]) -> KeyedJagged:
-        """Return the ids that are looked up in this process's tables."""
+        """Return the ids of all processes that are looked up in this process's tables."""
         return self._exchange.features(request, stopped)
 
     def prepare(self, items: Iterator[Item], *, depth: int, barrier: Callable[[int], bool]) -> Prefetcher[Item]:
-        """Exchange the ids of each item and bring their rows into level 0, `depth` items ahead; see `Prefetcher`."""
+        """Return a `Prefetcher` that exchanges the ids of each item and fetches their rows into level 0.
+
+        It works `depth` items ahead of training, but not beyond a barrier.
+        """
         engine = self.model.embeddings.engine
 
         def features(item: Item, stopped: Callable[[], bool]) -> KeyedJagged:
@@ -150,7 +157,7 @@ class Stages:
 
     @property
     def rate_factor(self) -> float:
-        """Factor on all learning rates from the next step on."""
+        """Factor on all learning rates, used from the next step on."""
         return self._rate_factor
 
     @rate_factor.setter
@@ -163,18 +170,18 @@ class Stages:
 
     @traced("forward")
     def forward(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
-        """Return the loss of a batch, a scalar."""
+        """Return the scalar loss of a batch."""
         with autocast(self._config.precision, self.model.device):
             logits = self.model(batch, request, prepared)
         return self.loss(logits, batch)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the loss for the logits of a batch."""
+        """Return the scalar loss of a batch with these logits."""
         return self.objective.mean(logits, batch)
 
     @traced("backward")
     def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of the network, and update the rows unless their gradients are held."""
+        """Compute all gradients, and update the rows unless the engine keeps their gradients for a later update."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
 
@@ -184,12 +191,12 @@ class Stages:
 
     @traced("update")
     def update(self, step: int, norm: Tensor | None = None) -> float:
-        """Do one optimizer step of the network at the learning rate of `step`; return the factor for gradients of rows.
+        """Update the network at the learning rate of `step`, and return the factor by which row gradients are clipped.
 
         Parameters
         ----------
         norm : Tensor
-            Norm of the network's gradients, if it is known.
+            Norm of the network's gradients, if it is already computed.
         """
         dense, groups, weights = self._config.dense, self.optimizer.param_groups, self._weights
         self._reduction.reduce(weights)
@@ -203,28 +210,33 @@ class Stages:
         return scale
 
     def _clip(self, weights: Sequence[nn.Parameter], limit: float, norm: Tensor) -> float:
-        """Scale the network's gradients, of norm `norm`, down to `limit`; return the factor for gradients of rows."""
+        """Scale the network's gradients down so that their norm is at most `limit`, and return the factor for row
+        gradients.
+
+        `norm` is the norm of the network's gradients. If rows are clipped, too, the limit is for the norm of all
+        gradients together.
+        """
         if self._holding is None or not self._config.clip_rows:
             nn.utils.clip_grads_with_norm_(weights, limit, norm)
             return 1.0
         norm = torch.hypot(norm, torch.tensor(self._holding.gradient_norm(), dtype=norm.dtype))
         nn.utils.clip_grads_with_norm_(weights, limit, self._transfers.up(norm))
-        # The formula of torch.
+        # The formula of `clip_grads_with_norm_`.
         return min(limit / (norm.item() + 1e-6), 1.0)
 
     def figures(self) -> list[dict[str, float]]:
-        """Return the `RankFigures` of several processes; empty for one process."""
+        """Return the `RankFigures` of each process, if there are several; otherwise an empty list."""
         return []
 
     def train(
         self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
     ) -> StepResult:
-        """Train one batch: forward, backward and update.
+        """Train one batch: run `forward`, `backward` and `update`.
 
         Raises
         ------
         TrainingError
-            When the loss is not a number; nothing is changed then.
+            If the loss is not finite. Nothing is changed then.
         """
         self.draw(step)
         with timed(self.seconds, "forward"):
@@ -234,7 +246,8 @@ class Stages:
         with timed(self.seconds, "backward"):
             self.backward(loss)
             if self._on_device:
-                # Nothing has changed yet, because gradients of rows are held. One wait covers all copies to the host.
+                # The engine keeps the gradients of rows, so nothing has changed yet. One wait covers all copies to the
+                # host.
                 if self._config.clip_rows:
                     norm = self._transfers.down(self._reduction.norm(self._weights))
                 self._transfers.wait()
@@ -248,7 +261,7 @@ class Stages:
 
 
 def _holding(model: CTRModel) -> Engine:
-    """Let the engine of a model hold the gradients of rows until they are scaled, and return it."""
+    """Make a model's engine keep the gradients of rows until they are scaled and applied, and return the engine."""
     engine = model.embeddings.engine
     if not isinstance(engine, Engine):
         raise ConfigError(
@@ -286,7 +299,7 @@ class Pipeline:
     ----------
     stages : Stages
     ahead : int
-        Number of batches to read and request ahead.
+        Number of batches that are read and requested ahead.
     """
 
     def __init__(self, stages: Stages, ahead: int) -> None:
@@ -297,7 +310,7 @@ class Pipeline:
         self.epoch_steps = stages.epoch_steps
 
     def items(self, epoch: int, first: int = 0) -> Iterator[Item]:
-        """Yield the batches of an epoch and their requests, read ahead on a thread."""
+        """Yield the batches of an epoch with their requests. Another thread reads them ahead."""
         return run_ahead(lambda: self._requested(epoch, first), self._ahead)
 
     def _requested(self, epoch: int, first: int) -> Iterator[Item]:
@@ -312,18 +325,20 @@ class Pipeline:
             yield item
 
     def prepared(self, epoch: int, first: int, barrier: Callable[[int], bool]) -> Prefetcher[Item]:
-        """Exchange and prepare the rest of an epoch: a context manager that iterates over ``(item, prepared)``.
+        """Return a `Prefetcher` for the rest of an epoch: a context manager that yields pairs ``(item, prepared)``.
 
         Parameters
         ----------
         barrier : callable
-            Whether the i-th item must be trained before later ones are prepared.
+            Returns whether the i-th item must be trained before later items are prepared.
         """
         return self.stages.prepare(self.items(epoch, first), depth=self.depth, barrier=barrier)
 
 
 def loader_config(config: TrainConfig, slate: SlateKey | None) -> LoaderConfig:
-    """Return the loader options for training; batches keep slates with key `slate` whole."""
+    """Return the loader options for training. If `slate` is given, a slate with that key is never divided between
+    batches.
+    """
     return LoaderConfig(
         batch_size=config.batch_size,
         seed=config.seed,
@@ -335,16 +350,17 @@ def loader_config(config: TrainConfig, slate: SlateKey | None) -> LoaderConfig:
     )
 
 
-# The average of the first steps forgets the initial weights as fast as an average of few values may.
+# In the first steps the decay is smaller, step / (step + _START), so that the initial weights are forgotten quickly.
 _START = 10
 
 
 class WeightAverage:
-    """Exponential moving average of a network's weights: steps train the weights, everything else uses the average.
+    """Exponential moving average of a network's weights.
 
-    The noisier the steps, the more an average helps: Polyak and Juditsky 1992; Izmailov et al. 2018, arXiv 1803.05407.
-    Statistics of batch normalization are averaged, too; rows of tables are not. In a checkpoint the network's file
-    holds the average, so that readers of a run need not know about it.
+    Steps train the weights, and everything else (evaluation, prediction, export) uses the average. The noisier the
+    steps, the more an average helps (Polyak and Juditsky 1992; Izmailov et al. 2018, arXiv 1803.05407). Statistics of
+    batch normalization are averaged, too; rows of tables are not. In a checkpoint, the network's file contains the
+    average, so readers of a run need not know about it.
 
     Parameters
     ----------
@@ -355,7 +371,7 @@ class WeightAverage:
     def __init__(self, network: nn.Module, config: AverageConfig) -> None:
         self._network, self._decay = network, config.decay
         self.hidden: dict[str, Tensor] = {}
-        """The average, or while the network has the average its weights; empty before the first step."""
+        """The average; while the network itself has the average, the weights. Empty before the first step."""
 
     @property
     def enabled(self) -> bool:
@@ -364,11 +380,11 @@ class WeightAverage:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """The tensors that the network has now."""
+        """Tensors that the network has now, by name."""
         return {name: tensor.detach() for name, tensor in self._network.state_dict().items()}
 
     def update(self, step: int) -> None:
-        """Include the weights after a step: average += (1 - decay) (weights - average)."""
+        """Add the weights after a step to the average: average += (1 - decay) (weights - average)."""
         if not self._decay:
             return
         weights = self.weights
@@ -379,7 +395,7 @@ class WeightAverage:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Give the network the average inside the context."""
+        """Make the network use the average inside the context."""
         self.swap()
         try:
             yield
@@ -387,12 +403,13 @@ class WeightAverage:
             self.swap()
 
     def swap(self) -> None:
-        """Exchange the weights of the network and the average; does nothing before the first step."""
+        """Exchange the network's weights with the average. Does nothing before the first step."""
         for name, tensor in self._network.state_dict(keep_vars=True).items() if self.hidden else ():
             tensor.data, self.hidden[name] = self.hidden[name], tensor.data
 
     def restore(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of a checkpoint, whose average the network now has."""
-        # Copied: tensors of a file may lie at any address, and the results of matrix products depend on alignment.
+        """Restore from a checkpoint: `weights` are its weights, and the network must already have its average."""
+        # Copied, because tensors of a file may have any address, and the results of matrix products depend on
+        # alignment.
         self.hidden = {name: weight.clone().to(self.weights[name].device) for name, weight in weights.items()}
         self.swap()

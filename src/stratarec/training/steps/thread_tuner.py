@@ -1,14 +1,14 @@
-"""Choose the number of threads of a run, and how they wait, on a machine that other processes use.
+"""Choose how many threads a run uses, and how they wait for work, on a machine that other processes also use.
 
-The rule: measure how long the threads of this process wait for a core. If they wait much, other processes use the
-cores, and the run takes one step down this ladder; if they wait little for long enough, it takes a step up:
+The tuner measures how long threads that are ready to run wait for a core. If they wait much, other processes use the
+cores, and the run moves one level down this list. If they have waited little for long enough, it moves one level up:
 
     all threads, busy-waiting                   the fastest on a machine without other processes
-    all threads, sleeping while they wait       leaves idle cores to other processes; no bit changes
-    half of them, a quarter ... one             for cores that other processes use all the time
+    all threads, sleeping while they wait       leaves idle cores to other processes; results keep the same bits
+    half of the threads, a quarter ... one      for cores that other processes use all the time
 
-Kernels give the same bits with any number of threads, matrix products of torch may not. So the tuner reports the first
-step with another number of threads. If `train.threads` is set, nothing changes.
+Kernels give the same bits with any number of threads, but matrix products of torch may not. So the tuner reports the
+first step with a different number of threads. If `train.threads` is set, the tuner changes nothing.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from stratarec.kernels.runtime.cores import cores, most_threads, quota
 from stratarec.kernels.runtime.helpers import AVAILABLE
 from stratarec.kernels.runtime.waiting import sleep_while_waiting
 
-# Seconds between two measurements, and the shortest and longest time before a step up.
+# Seconds between two measurements, and the shortest and longest time before a move up.
 _INTERVAL, _SHORTEST, _LONGEST = 0.5, 2.0, 60.0
-# Waiting share of the threads' time above which a step down follows, and below which a step up may follow. Measured
-# with DCN V2, batches of 256, on two cores, for two threads that spin, two that sleep, and one: alone 0.10, 0.11, 0.07;
-# next to one busy process 0.38, 0.35, 0.16; next to four 0.69, 0.67, 0.62.
+# Share of the threads' time spent waiting for a core, above which the run moves down, and below which it may move up.
+# Measured with DCN V2 and batches of 256 on two cores. Shares for two busy-waiting threads, two sleeping threads and
+# one thread: without other processes 0.10, 0.11, 0.07; next to one busy process 0.38, 0.35, 0.16; next to four busy
+# processes 0.69, 0.67, 0.62.
 _HIGH, _LOW = 0.2, 0.13
-# Cores that other processes must take for a step down. Threads also wait for each other, and under a quota, which stops
-# all threads at once and so costs no more than its share.
+# Number of cores that other processes must take before the run moves down. Threads also wait for each other, and they
+# wait if a CPU quota stops all of them at once; fewer threads would not help against either.
 _MISSING = 0.2
 _SHOWN = 3
 _TASKS = Path("/proc/self/task")
 
 
 class ThreadConfig(NamedTuple):
-    """Number of threads, and whether they sleep while they wait."""
+    """Number of threads, and whether they sleep while they wait for work."""
 
     threads: int
     sleep: bool
@@ -55,14 +56,14 @@ class ThreadConfig(NamedTuple):
 
 
 class CoreTime(NamedTuple):
-    """Seconds that threads of this process ran on a core, and that they were ready to run and waited for one."""
+    """Seconds that the threads of this process ran on a core, and seconds that they were ready but waited for one."""
 
     ran: float
     waited: float
 
     @classmethod
     def now(cls) -> CoreTime:
-        """Read the totals of all living threads; zeros if the system does not provide them."""
+        """Return the totals over all living threads; zeros if the system does not provide them."""
         ran = waited = 0
         for path in _TASKS.glob("*/schedstat"):
             try:
@@ -74,25 +75,29 @@ class CoreTime(NamedTuple):
 
 
 def share_of(asked: int, most: int, ranks: int = 1) -> int:
-    """Return the threads of each rank of a machine: `asked`, or for 0 a share of the cores; torch has `most`."""
+    """Return the number of threads for each of `ranks` ranks on this machine.
+
+    It is `asked`, or, if that is 0, a rank's share of the cores. `most` is the number of threads that torch has.
+    """
     return asked or max(1, min(most_threads(most), cores() // ranks))
 
 
 class ThreadTuner:
-    """Threads of one run, in the process and the Python thread that train it.
+    """Chooses the threads of one run. Use it in the process and the Python thread that train the run.
 
     Parameters
     ----------
     asked : int
-        ``train.threads``; 0 for as many as there are cores, and fewer while other processes use the cores.
+        ``train.threads``. With 0, the run uses as many threads as there are cores, and fewer while other processes use
+        the cores.
     ranks : int
-        Processes of the run on this machine, which divide its cores.
+        Number of processes of the run on this machine. They divide its cores.
     report : callable
         Called with the step and a reason when the number of threads changes for the first time.
     use : callable
-        Applies a configuration.
+        Applies a configuration to this process.
     clock, core_time : callable
-        Seconds of wall time, and of the threads of this process.
+        Return the wall time in seconds, and the `CoreTime` of this process.
     """
 
     def __init__(
@@ -112,7 +117,7 @@ class ThreadTuner:
         self._first, self._reported = self.threads, False
         self._level = 0
         self._changes: list[tuple[int, ThreadConfig]] = []
-        # Seconds until the next step up; they double whenever a step up has to be taken back.
+        # Seconds to wait before a move up. They double whenever a move up has to be undone.
         self._patience = _SHORTEST
         self._measured = self._changed = -1.0
         self._before = CoreTime(0.0, 0.0)
@@ -128,7 +133,7 @@ class ThreadTuner:
 
     @property
     def _ladder(self) -> list[ThreadConfig]:
-        """Configurations from the fastest on free cores to the one that needs the fewest."""
+        """Configurations in order, from the fastest one on idle cores to the one that needs the fewest cores."""
         rungs, threads = [ThreadConfig(self.threads, sleep=False)], self.threads
         while threads > 1:
             rungs.append(ThreadConfig(threads, sleep=True))
@@ -136,7 +141,10 @@ class ThreadTuner:
         return [*rungs, ThreadConfig(1, sleep=False)] if self.threads > 1 else rungs
 
     def after_step(self, step: int) -> None:
-        """Measure every half second, and change the configuration if threads wait for cores; `step` is the next one."""
+        """Measure at most every half second, and change the configuration if threads wait for cores.
+
+        `step` is the number of the next step.
+        """
         now = self._clock()
         if self._asked or not AVAILABLE or now - self._measured < _INTERVAL:
             return
@@ -154,7 +162,9 @@ class ThreadTuner:
             self._decide(0.0 if has_cores else waited / (ran + waited), now, step)
 
     def _decide(self, share: float, now: float, step: int) -> None:
-        """Take a step down the ladder if threads wait much, and up if they have waited little for long enough."""
+        """Move one level down if `share`, the share of time spent waiting, is large. Move one level up if it has been
+        small for long enough.
+        """
         elapsed = now - self._changed
         if share > _HIGH and self._level < len(self._ladder) - 1:
             if self._went_up and elapsed < _SHORTEST:
@@ -180,7 +190,7 @@ class ThreadTuner:
 
     @property
     def remark(self) -> str:
-        """The last changes in one line; empty if there were none."""
+        """Text of one line about the last changes; empty if there were none."""
         if not self._changes:
             return ""
         parts = [f"{config} from step {step:,} on" for step, config in self._changes[-_SHOWN:]]

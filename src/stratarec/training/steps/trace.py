@@ -1,7 +1,7 @@
-"""Trace some steps: when each thread did what, in the format of ui.perfetto.dev and chrome://tracing.
+"""Record what each thread did during some steps, in the format of ui.perfetto.dev and chrome://tracing.
 
-A hook of the training loop records each traced step, and from the first to the last of them `traced` functions report
-their calls. Other steps only pay for the check that nobody listens.
+A hook of the training loop records each traced step. From the first to the last traced step, functions with the
+decorator `traced` report their calls. All other steps only check that no tracer listens, which costs little.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """Work of one thread, in nanoseconds of one clock."""
+    """One piece of work of one thread. Times are nanoseconds of a clock that all threads share."""
 
     name: str
     thread: int
@@ -33,7 +33,7 @@ class Span(NamedTuple):
 
 
 class Tracer:
-    """Records spans of all threads."""
+    """Records the spans of all threads."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -48,7 +48,7 @@ class Tracer:
         self.spans.append(Span(name, thread, begin, time.perf_counter_ns(), step))
 
     def content(self, process: str) -> dict[str, Any]:
-        """Return the trace in Chrome's format, in microseconds since the first span."""
+        """Return the trace in Chrome's format, with times in microseconds since the beginning of the first span."""
         origin = min((span.begin for span in self.spans), default=0)
         events: list[dict[str, Any]] = [_named("process_name", process, 0)]
         events += [_named("thread_name", name, thread) for thread, name in self.threads.items()]
@@ -65,7 +65,7 @@ def _named(what: str, name: str, thread: int) -> dict[str, Any]:
 
 @contextmanager
 def tracing(trainer: Trainer) -> Iterator[None]:
-    """Trace the steps that the recipe names, on the first rank, and write the trace at the end."""
+    """Trace the steps that the recipe names, on the first rank only, and write the trace when the context ends."""
     steps = trainer.config.traced_steps
     if not steps or not trainer.mesh.is_first:
         yield
