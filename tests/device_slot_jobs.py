@@ -156,7 +156,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "the last bag is left out": ("pooling.gpu", "valid = bag < bags", "valid = bag < bags - 1"),
     "another order of additions": ("simd.gpu", "return halve(lanes, K, LANES)", "return tl.sum(x, 1)"),
     "noise of another column": ("codec.gpu", _COLUMN.format("column"), _COLUMN.format("(column + 1)")),
-    "codes are clamped early": ("codec.gpu", "tl.minimum(whole + up, LEVELS)", "tl.minimum(whole + up, LEVELS - 1)"),
+    "codes are clamped early": ("codec.gpu", "tl.minimum(floor + up, LEVELS)", "tl.minimum(floor + up, LEVELS - 1)"),
     "state stays": ("random.gpu", "if ROW_STATE:", "if ROW_STATE and K < 0:"),
     "clocks stand still": ("update.gpu", "valid, 0) + 1, valid)", "valid, 0), valid)"),
 }

@@ -1,4 +1,4 @@
-"""Slots in the memory of a GPU: frequent operations are Triton kernels, all others are torch.
+"""Slots in the memory of a GPU: Triton kernels for frequent operations, torch for others.
 
 All kernels run on the default stream, which every thread shares: an operation that is queued before another one runs
 before it, so nothing waits for a step. Copies from and to the host have streams and pinned buffers of their own
@@ -66,15 +66,15 @@ class Tile(NamedTuple):
         columns = 1 << (width - 1).bit_length()
         return cls(max(floats // columns, min(rows, 1024 // columns), 1), columns, warps)
 
-    def launch(self, kernel: Any, count: int, *given: Any, **constants: Any) -> None:
+    def launch(self, kernel: Any, count: int, *arguments: Any, **constants: Any) -> None:
         """Run a kernel on `count` rows, without contraction of products and sums."""
         grid = (-(-count // self.rows),)
         options = {"num_warps": self.warps, "enable_fp_fusion": False}
-        kernel[grid](*given, K=self.rows, DP=self.columns, **constants, **options)
+        kernel[grid](*arguments, K=self.rows, DP=self.columns, **constants, **options)
 
 
-def _launch_blocks(kernel: Any, count: int, *given: Any, **constants: Any) -> None:
-    kernel[(-(-count // _BLOCK),)](*given, BLOCK=_BLOCK, enable_fp_fusion=False, **constants)
+def _launch_blocks(kernel: Any, count: int, *arguments: Any, **constants: Any) -> None:
+    kernel[(-(-count // _BLOCK),)](*arguments, BLOCK=_BLOCK, enable_fp_fusion=False, **constants)
 
 
 class FeatureLists(NamedTuple):
@@ -247,8 +247,8 @@ class DeviceSlots(SlotMemory):
     # A batch
 
     def stage(self, layout: GroupLayout, bags: BagBatch) -> DeviceBatch:
-        known, features = self._features
-        if known is not layout or features is None:
+        staged_layout, features = self._features
+        if staged_layout is not layout or features is None:
             features = FeatureLists.of(layout, self.transfers)
             self._features = layout, features
         spans = [bags.span(feature) for feature in features.order.tolist()]
@@ -350,12 +350,12 @@ class DeviceSlots(SlotMemory):
 
     def _step_numbers(self, missed: Missed) -> Tensor:
         """Return the numbers of all steps on the device, where those of earlier steps are already."""
-        source, known, numbers = self._paces or (missed.numbers[:0], 0, torch.empty(0))
+        source, copied_steps, numbers = self._paces or (missed.numbers[:0], 0, torch.empty(0))
         if source is not missed.numbers:
-            known, numbers = 0, torch.empty(missed.numbers.shape, device=self._device)
-        if known < missed.steps:
-            numbers[known : missed.steps] = self._up(missed.numbers[known : missed.steps])
-        self._paces = missed.numbers, max(known, missed.steps), numbers
+            copied_steps, numbers = 0, torch.empty(missed.numbers.shape, device=self._device)
+        if copied_steps < missed.steps:
+            numbers[copied_steps : missed.steps] = self._up(missed.numbers[copied_steps : missed.steps])
+        self._paces = missed.numbers, max(copied_steps, missed.steps), numbers
         return numbers
 
     def weight_gradient(self, staged: StagedBatch, pooled: Tensor, out: Tensor) -> None:
@@ -447,8 +447,8 @@ class DeviceSlots(SlotMemory):
     def decode(self, codec: RecordCodec, records: Records, places: Indices, slots: Indices) -> None:
         if len(slots):
             records = records if _is_whole(places, records) else records[places]
-            given = self._up(slots), self._up(records), len(slots)
-            self._tile.launch(codecs.decode, len(slots), self._parts, *given, **self._form(codec))
+            arguments = self._up(slots), self._up(records), len(slots)
+            self._tile.launch(codecs.decode, len(slots), self._parts, *arguments, **self._form(codec))
 
     def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
         at = np.flatnonzero(absent)

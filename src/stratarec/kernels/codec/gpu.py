@@ -112,9 +112,9 @@ def parameters(low, high, LEVELS: tl.constexpr, WIDE: tl.constexpr):
 def code(value, offset, inverse, threshold, LEVELS: tl.constexpr):
     """Return codes of values, rounded up where the rest is more than the threshold."""
     steps = (value - offset) * inverse
-    whole = steps.to(tl.int32)
-    up = tl.where(steps - whole.to(tl.float32) > threshold, 1, 0)
-    return tl.minimum(whole + up, LEVELS).to(tl.uint32)
+    floor = steps.to(tl.int32)
+    up = tl.where(steps - floor.to(tl.float32) > threshold, 1, 0)
+    return tl.minimum(floor + up, LEVELS).to(tl.uint32)
 
 
 @triton.jit
@@ -132,9 +132,9 @@ def put_floats(
             exponent = tl.maximum(word & 0x7F800000, 113 << 23)
             apart = (exponent - (10 << 23)).to(tl.float32, bitcast=True)
             steps = magnitude.to(tl.float32, bitcast=True) * ((264 << 23) - exponent).to(tl.float32, bitcast=True)
-            whole = steps.to(tl.int32).to(tl.float32)
-            up = tl.where(steps - whole > unit(key, column), 1.0, 0.0)
-            half = to_half((whole + up) * apart) | ((word >> 16) & 0x8000)
+            floor = steps.to(tl.int32).to(tl.float32)
+            up = tl.where(steps - floor > unit(key, column), 1.0, 0.0)
+            half = to_half((floor + up) * apart) | ((word >> 16) & 0x8000)
         else:
             half = to_half(value)
         put(records, at, half, mask, 2, WORDS)

@@ -165,15 +165,15 @@ def sum_parts(
     for side in tl.static_range(2):
         number = tail if side else head
         start, stop = tl.load(first + number - 1), tl.load(first + number)
-        wanted = (stop - start > L) & ((start >= begin) if side else (start < begin))
-        if wanted:
+        is_long = (stop - start > L) & ((start >= begin) if side else (start < begin))
+        if is_long:
             low, high = tl.maximum(start, begin), tl.minimum(stop, end)
             sums = tl.full((K, DP), -0.0, tl.float32)
             for i in range(low, high, K):
                 j = i + tl.arange(0, K)
                 sums = sums + gradient_at(pooled, sequences, at, scale, j, j < high, d, inside, BY)
-            whole = halve(tl.trans(sums), DP, K)
-            tl.store(parts + (side * tl.num_programs(0) + p).to(tl.int64) * D + d, whole, inside)
+            row_sum = halve(tl.trans(sums), DP, K)
+            tl.store(parts + (side * tl.num_programs(0) + p).to(tl.int64) * D + d, row_sum, inside)
 
 
 @triton.jit(do_not_specialize=["part_count"])
