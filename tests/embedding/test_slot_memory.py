@@ -84,5 +84,5 @@ def test_rows_of_a_device_that_nobody_wrote_slots_for_are_refused() -> None:
 
 def test_a_device_that_is_not_available_is_refused() -> None:
     table = EmbeddingBagConfig(name="t", num_embeddings=9, embedding_dim=4, feature_names=("x",))
-    with refuses(ConfigError, "device", "gpu:zero"):
+    with refuses(ConfigError, "device gpu:zero"):
         TieredEmbeddingBagCollection([table], device="gpu:zero")
