@@ -34,7 +34,7 @@ def found(call: str) -> Any:
 def test_trainings_have_the_bits_of_slots_in_dram(numbers: tuple[int, ...]) -> None:
     for differing, count in found(f"compare({numbers!r})"):
         assert differing == []
-        assert count > 15
+        assert count >= 15
 
 
 def test_kernels_agree_with_those_of_the_cpu_at_odd_sizes() -> None:
