@@ -254,7 +254,7 @@ OPTIMIZERS = {
     "adam": RowOptimizerConfig(kind="adam", learning_rate=0.01),
 }
 DEVICE_WORK: tuple[dict[str, Any], ...] = (
-    *({**workload, "steps": 6} for workload in WORK),
+    *({**workload, "steps": 4} for workload in WORK),
     {"optimizer": OPTIMIZERS["adagrad"], "depth": 2, "width": 5, "steps": 3, "weighted": True},
     {"optimizer": OPTIMIZERS["rowwise_adam"], "depth": 0, "width": 16, "steps": 3},
     {"optimizer": OPTIMIZERS["rowwise_adagrad"], "depth": 2, "width": 48, "steps": 3, "clipped": True},
