@@ -1,15 +1,15 @@
-"""Checkpoints: one directory a step, complete or absent, with a hash of every file.
+"""Checkpoints of a run. Each is a directory for one step that is complete or absent, with a hash of every file.
 
 step-00001000/
     network.safetensors    weights of the network, or their average
-    optimizer.safetensors  state of the dense optimizer, torch's random state, and the weights that training continues
-                           from where they differ: if there is an average, and for an ensemble's best members
+    optimizer.safetensors  state of the dense optimizer, torch's random state, and the current weights if the model's
+                           files contain others (an average, or the best members of an ensemble)
     tables/                rows of the tables with optimizer state; unchanged files are linked from the last checkpoint
     state.json             training state, identity of model and data, and the hashes of all files
 
-A checkpoint is written under a temporary name, synced and renamed. It names model, optimizers, inputs and data set, and
-resuming with others is refused. Each rank writes its groups of tables with their row numbers in the whole table, so a
-checkpoint can be loaded with other ranks, tiers or codecs.
+A checkpoint is written under a temporary name, synced and renamed. It records the model, optimizers, inputs and data
+set; a run with others cannot resume from it. Each rank writes its groups of tables with the row numbers of the whole
+table, so a checkpoint can be loaded with a different number of ranks, other tiers or other codecs.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ Figures = dict[str, int | float | Bins | None]
 
 
 class MemberScore(Model):
-    """Step, validation log loss and weight of the best version of an ensemble's member."""
+    """Best version of one member of an ensemble: its step, its validation log loss, and its weight in the mean."""
 
     step: Count
     log_loss: float
@@ -86,7 +86,7 @@ Evaluation = dict[str, bool | int | float | Bins | tuple[MemberScore, ...] | dic
 
 
 class VocabularyInput(Model):
-    """Identity of a vocabulary."""
+    """Numbers and hash that identify a vocabulary."""
 
     values: Count
     tail_buckets: Count
@@ -186,9 +186,10 @@ class CheckpointState(Model):
 
 
 WEIGHTS = "weights/"
-"""Prefix of the network's weights in the optimizer's file, if the network's file holds their average."""
+"""Prefix of the network's current weights in the optimizer's file, if the network's file contains their average."""
 MEMBERS = "members/"
-"""Prefix of the current weights of network and tables in the optimizer's file, if their files hold best members."""
+"""Prefix of the current weights of network and tables in the optimizer's file, if their own files contain the best
+members."""
 STATE = "state.json"
 _FILES = (NETWORK, OPTIMIZER)
 _ADVICE = "use another checkpoint"
@@ -203,10 +204,10 @@ def save(
     previous: Path | None,
     mesh: Mesh | None = None,
 ) -> Path:
-    """Write a checkpoint of step ``state["step"]`` into `folder` and return its path.
+    """Write a checkpoint of step ``state["step"]`` into `folder`, and return its path.
 
-    `previous` is the last checkpoint of this model object: files of unchanged rows are linked from it. Every rank of a
-    mesh writes its rows; then the first rank writes the rest and renames the directory.
+    `previous` is the last checkpoint of this model object. Files whose rows have not changed are linked from it. Every
+    rank of a mesh writes its rows; then the first rank writes the other files and renames the directory.
     """
     mesh, final = mesh or Mesh.alone(), step_path(folder, state["step"])
 
@@ -228,7 +229,7 @@ def save(
 
 @contextmanager
 def _new_directory(folder: Path, final: Path) -> Iterator[Path]:
-    # Directories of killed processes hold links that keep old files on disk.
+    # Directories of killed processes contain links that keep old files on the disk.
     for leftover in folder.glob(".step-*.tmp"):
         remove_tree(leftover)
     with working_directory(final, ()) as temporary:
@@ -237,7 +238,7 @@ def _new_directory(folder: Path, final: Path) -> Iterator[Path]:
 
 @contextmanager
 def _storage_errors(final: Path) -> Iterator[None]:
-    """Raise errors of the operating system as `StorageError` of the checkpoint."""
+    """Convert errors of the operating system to a `StorageError` that names the checkpoint."""
     try:
         yield
     except StorageError:
@@ -248,7 +249,7 @@ def _storage_errors(final: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Content of a checkpoint whose hashes match."""
+    """Content of a checkpoint, with hashes that were checked."""
 
     path: Path
     state: dict[str, Any]
@@ -256,13 +257,20 @@ class Checkpoint:
     optimizer: dict[str, Tensor]
 
     def load_into(self, model: CTRModel) -> str:
-        """Load network and tables into `model`; return why bits may differ from here on, or an empty string."""
+        """Load network and tables into `model`.
+
+        Returns a reason if training from here may give other bits than the run that wrote the checkpoint; otherwise an
+        empty string.
+        """
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
         return model.embeddings.load(self.path / "tables", self.state["tables"])
 
     def warm_start(self, model: CTRModel, rows: RowOptimizerConfig) -> None:
-        """Load network and tables into the `model` of a new run; see `LookupEngine.initialize_from`."""
+        """Load network and tables into the `model` of a new run, which continues data or settings of an earlier one.
+
+        `rows` is the row optimizer of the earlier run (`LookupEngine.initialize_from`).
+        """
         check_tensors(self.path / NETWORK, self.network, model.network.state_dict())
         model.network.load_state_dict(self.network)
         model.embeddings.engine.initialize_from(self.path / "tables", self.state["tables"], rows)
@@ -274,7 +282,7 @@ def load(path: Path) -> Checkpoint:
     Raises
     ------
     CheckpointError
-        When it is missing or damaged; names the file.
+        If the checkpoint is missing or damaged. The message names the file.
     """
     state = read_state(path)
     for name in _FILES:
@@ -285,7 +293,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return the content of ``state.json``, checked by `CheckpointState`."""
+    """Return the content of ``state.json`` after checking it with `CheckpointState`."""
     if path.is_symlink():
         raise CheckpointError(f"{path} is a link, expected a checkpoint; {_ADVICE}")
     state = read_sealed(path / STATE, CheckpointState, _ADVICE, CheckpointError)
@@ -295,7 +303,9 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse tensors of the file `path` unless they are finite and have the expected names, shapes and dtypes."""
+    """Raise `CheckpointError` unless the tensors of the file `path` are finite and have the expected names, shapes and
+    dtypes.
+    """
     for name in sorted({*tensors, *expected}):
         what, want = ("none" if name not in group else _shape(group[name]) for group in (tensors, expected))
         if what != want:
@@ -309,7 +319,7 @@ def _shape(tensor: Tensor) -> str:
 
 
 def step_path(folder: Path, step: int) -> Path:
-    """Return the path of the checkpoint of a step in `folder`."""
+    """Return the path that the checkpoint of a step has in `folder`."""
     return folder / step_name(step)
 
 
@@ -324,7 +334,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock a checkpoint against pruning while it is read; `CheckpointError` if it does not exist."""
+    """Lock a checkpoint inside the context, so that it is not removed; `CheckpointError` if it does not exist."""
     try:
         file = open_regular(path / STATE)
     except OSError as error:
@@ -336,7 +346,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def recover(folder: Path) -> None:
-    """Restore checkpoints that were being replaced when the process ended."""
+    """Complete or undo replacements of checkpoints that were interrupted because the process ended."""
     for old in folder.glob(".step-*.old"):
         final = folder / old.name[1 : -len(".old")]
         if final.exists():
@@ -346,23 +356,27 @@ def recover(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: int, protected: set[Path]) -> None:
-    """Remove all checkpoints except the last `keep`, those `protected`, and those that are being read."""
+    """Remove checkpoints, except the last `keep`, the `protected` ones, and checkpoints that a process is reading."""
     for path in sorted(set(list_checkpoints(folder)[:-keep]) - protected):
         remove(path)
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint unless somebody reads it."""
+    """Remove a checkpoint, unless a process is reading it."""
     with suppress(OSError), open_regular(path / STATE) as file:
         if try_lock(file):
-            # Renamed first: a partly removed directory would still look like a checkpoint.
+            # Renamed first, because a partly removed directory would still look like a checkpoint.
             leaving = temporary_name(path)
             os.rename(path, leaving)
             remove_tree(leaving)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the state of a dense optimizer as ``<parameter>.<name>`` tensors, and torch's random state."""
+    """Return the state of a dense optimizer and torch's random state as tensors.
+
+    Tensors of the optimizer are named ``<parameter>.<name>``, with the index of the parameter; the other is named
+    ``random``.
+    """
     tensors = {"random": torch.get_rng_state()}
     for place, entries in optimizer.state_dict()["state"].items():
         for name, value in entries.items():
@@ -371,17 +385,22 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def average_tensors(average: WeightAverage) -> dict[str, Tensor]:
-    """Return the weights of a network that currently has its average, named for the file of the optimizer."""
+    """Return the current weights of a network, while the network itself has the average.
+
+    The tensors have the names that they have in the optimizer's file.
+    """
     return {WEIGHTS + name: weight for name, weight in average.hidden.items()}
 
 
 def restore_average(path: Path, average: WeightAverage, tensors: Mapping[str, Tensor]) -> None:
-    """Restore the average from the checkpoint in `path`, whose network, with the average, is already loaded.
+    """Restore the average and the current weights from the checkpoint in `path`.
+
+    The network of that checkpoint must be loaded already; it has the average. `tensors` are from the optimizer's file.
 
     Raises
     ------
     CheckpointError
-        When the weights in `tensors` are not those of the network.
+        If the weights in `tensors` do not fit the network.
     """
     if average.enabled:
         weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
@@ -390,18 +409,24 @@ def restore_average(path: Path, average: WeightAverage, tensors: Mapping[str, Te
 
 
 def member_tensors(members: BestMembers | None) -> dict[str, Tensor]:
-    """Return the current weights while the model has its best members, named for the file of the optimizer."""
+    """Return the current weights of an ensemble, while the model itself has the best members.
+
+    The tensors have the names that they have in the optimizer's file.
+    """
     stored = {} if members is None else members.stored
     return {MEMBERS + name: tensor for name, tensor in stored.items()}
 
 
 def restore_members(path: Path, members: BestMembers | None, tensors: Mapping[str, Tensor]) -> None:
-    """Restore the current weights of the checkpoint in `path`, whose best members the model has.
+    """Restore the best members and the current weights of an ensemble from the checkpoint in `path`.
+
+    The model of that checkpoint must be loaded already; it has the best members. `tensors` are from the optimizer's
+    file.
 
     Raises
     ------
     CheckpointError
-        When the weights in `tensors` are not those of the model.
+        If the weights in `tensors` do not fit the model.
     """
     weights = {name.removeprefix(MEMBERS): tensor for name, tensor in tensors.items() if name.startswith(MEMBERS)}
     if members is not None and weights:
@@ -410,17 +435,19 @@ def restore_members(path: Path, members: BestMembers | None, tensors: Mapping[st
 
 
 def restore_random(tensors: Mapping[str, Tensor]) -> None:
-    """Restore torch's random state from tensors that `restore_optimizer` has checked."""
+    """Restore torch's random state from the tensors of `optimizer_tensors`, which `restore_optimizer` has checked."""
     torch.set_rng_state(tensors["random"])
 
 
 def restore_optimizer(path: Path, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load the tensors of `optimizer_tensors`, except the random state, from the checkpoint in `path`.
+    """Load `tensors`, the content of the optimizer's file of the checkpoint in `path`, into a dense optimizer.
+
+    The random state is checked but not restored.
 
     Raises
     ------
     CheckpointError
-        When they do not fit this optimizer, which is then unchanged.
+        If the tensors do not fit this optimizer. The optimizer is then unchanged.
     """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
@@ -443,7 +470,7 @@ def restore_optimizer(path: Path, optimizer: torch.optim.Optimizer, tensors: Map
 
 
 def _check_random(state: Tensor) -> None:
-    """Check what torch does not: the remaining random numbers must be inside their table."""
+    """Check that the remaining random numbers of a state are inside their table, which torch does not check."""
     words = state.cpu().numpy()
     remaining, place = int(words[8:12].view(np.int32)[0]), int(words[16:24].view(np.uint64)[0])
     # With one number left, the first draw fills a new table of 624 numbers.
@@ -452,20 +479,20 @@ def _check_random(state: Tensor) -> None:
 
 
 def _check_moment(key: str, value: Tensor, weight: Tensor) -> None:
-    """Refuse state that has neither the shape of its weight nor, as a step count, no dimensions."""
+    """Raise `ValueError` unless a state tensor has the shape of its weight, or no dimensions as a step count has."""
     fits = value.shape in (weight.shape, torch.Size([])) and value.dtype == torch.float32
     if not fits or not torch.isfinite(value).all():
         raise ValueError(f"{key} is {_shape(value)} for a weight of {_shape(weight)}, or not finite")
 
 
 SETTLED = "settled"
-"""Note in the rendezvous store of a run that has written a checkpoint. When torchrun restarts the processes, they
-resume from that checkpoint and do not overwrite the run again."""
+"""Note that a run leaves in the rendezvous store when it has written a checkpoint. If torchrun restarts the processes,
+they see the note, resume from that checkpoint, and do not overwrite the run again."""
 
 
 @dataclass(kw_only=True)
 class CheckpointManager:
-    """Writes, restores and removes the checkpoints of one run; every rank has a manager."""
+    """Writes, restores and removes the checkpoints of one run. Every rank has a manager."""
 
     folder: Path
     """Directory of the checkpoints."""
@@ -475,19 +502,19 @@ class CheckpointManager:
     average: WeightAverage
     """Average of the network's weights."""
     members: BestMembers | None
-    """Best members of an ensemble."""
+    """Best members, if the model is an ensemble."""
     config: TrainConfig
     identity: dict[str, Any]
-    """Model and data that every checkpoint belongs to; see `build.identity`."""
+    """Identity of the run's model and data, as `build.identity` returns it."""
     mesh: Mesh
     saved: Callable[[], None]
-    """Called on the first rank after each checkpoint."""
+    """Function that the first rank calls after each checkpoint."""
     tested: str = ""
-    """Name of the checkpoint that an earlier result of this run was tested with: kept until there is a new result."""
+    """Name of the checkpoint in an earlier result of this run. It is kept until there is a new result."""
     _last: Path | None = None
 
     def save(self, state: TrainingState) -> Path:
-        """Write a checkpoint of the current step and remove the checkpoints that are no longer needed."""
+        """Write a checkpoint of the current step, and remove checkpoints that are no longer needed."""
         gather_towers(self.model, self.optimizer, self.mesh)
         with self.average.shown(), self.members.shown() if self.members else nullcontext():
             path = save(
@@ -510,7 +537,11 @@ class CheckpointManager:
         return path
 
     def restore(self, path: Path) -> str:
-        """Restore all but the training state; return why bits may differ from here on, or an empty string."""
+        """Restore everything except the training state from the checkpoint in `path`.
+
+        Returns a reason if training from here may give other bits than the run that wrote the checkpoint; otherwise an
+        empty string.
+        """
         loaded = load(path)
         difference = loaded.load_into(self.model)
         restore_optimizer(path, self.optimizer, loaded.optimizer)
@@ -522,7 +553,10 @@ class CheckpointManager:
         return difference
 
     def load_best(self, step: int, *, current: int) -> Path:
-        """Load the checkpoint of `step` into the model, which was trained up to step `current`; return its path."""
+        """Load the checkpoint of `step` into the model, and return the path of the checkpoint.
+
+        The model must have been trained up to step `current`.
+        """
         path = step_path(self.folder, step)
         if step == current:
             self.average.swap()
@@ -533,7 +567,7 @@ class CheckpointManager:
         return path
 
     def prune(self, state: TrainingState) -> None:
-        """Remove the checkpoints that neither the run nor its result needs."""
+        """Remove the checkpoints that neither the run nor its result needs. Only the first rank does this."""
         if not self.mesh.is_first:
             return
         needed = {step_path(self.folder, step) for step in state.needed_steps(self.config.early_stopping)}

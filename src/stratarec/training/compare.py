@@ -1,4 +1,4 @@
-"""Compare runs: steps, time, metrics, and the fields in which their recipes differ."""
+"""Compare runs by their steps, training time and metrics, and list the fields in which their recipes differ."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _NAMES = ("name", "train.run")
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """Recipe, speed, curves and result of one run."""
+    """Recipe, speed, curves and result of one run, for a comparison."""
 
     name: str
     recipe: dict[str, Any]
-    """Field, such as ``train.batch_size``, -> value."""
+    """Field (such as ``train.batch_size``) -> value."""
     dataset: str
-    """Fingerprint of its data set."""
+    """Fingerprint of the run's data set."""
     steps: int
     seconds: float
     """Seconds of training steps in all sessions of the run."""
     samples_per_second: float
     chosen: int
-    """Step of the checkpoint that the metrics belong to."""
+    """Step of the checkpoint that the metrics are of."""
     validation: dict[str, Any] | None
-    """Validation metrics of that checkpoint; None if it was not validated."""
+    """Validation metrics at step `chosen`; None if that step was not evaluated."""
     result: dict[str, Any] | None
     """Content of ``result.json``; None until the run has ended."""
     losses: tuple[tuple[int, float], ...]
@@ -50,7 +50,7 @@ class RunSummary:
         Raises
         ------
         CheckpointError
-            If it is not a run, is damaged, or has no checkpoint yet.
+            If `path` is not a run, or the run is damaged or has no checkpoint yet.
         """
         require_run(path)
         recipe, result = read_recipe(path), read_result(path)
@@ -86,7 +86,7 @@ class RunComparison:
 
     @classmethod
     def read(cls, paths: Sequence[str]) -> RunComparison:
-        """Read the runs in these directories, which must all be different."""
+        """Read the runs in these directories; `ConfigError` if a directory is named twice."""
         places = [Path(path) for path in paths]
         resolved = [place.resolve() for place in places]
         for number, place in enumerate(resolved):
@@ -98,19 +98,19 @@ class RunComparison:
 
     @property
     def other_data(self) -> tuple[bool, ...]:
-        """Whether each run has another data set than the first run, so that their metrics are not comparable."""
+        """For each run, whether its data set differs from the first run's, so that metrics cannot be compared."""
         return tuple(run.dataset != self.runs[0].dataset for run in self.runs)
 
     @property
     def differences(self) -> dict[str, tuple[Any, ...]]:
-        """Field -> its value in each run, for fields that differ; ``None`` if the recipe of a run lacks the field."""
+        """Field -> value in each run, for fields that differ. The value is None if a run's recipe has no such field."""
         names = dict.fromkeys(name for run in self.runs for name in run.recipe)
         by_field = {name: tuple(run.recipe.get(name) for run in self.runs) for name in names}
         return {name: values for name, values in by_field.items() if len({json.dumps(value) for value in values}) > 1}
 
     @property
     def courses(self) -> dict[str, dict[str, Sequence[tuple[float, float]]]]:
-        """Curve -> run -> steps and values."""
+        """Title of a curve -> name of a run -> points of (step, value)."""
         curves: dict[str, dict[str, Sequence[tuple[float, float]]]] = {
             "Training loss, smoothed": {run.name: run.losses for run in self.runs}
         }
@@ -122,7 +122,7 @@ class RunComparison:
         return curves
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data."""
+        """Return plain JSON data."""
         runs = [
             {
                 "run": run.name,

@@ -1,8 +1,8 @@
-"""Train one run with several processes: each has a share of the tables and of every batch, and all decide together.
+"""Train one run with several processes. Each has a share of the tables and of every batch, and all decide together.
 
-All sums are computed here, in float32 and in the order of ranks, whatever the wire format: gloo's reductions add in
-another order, and DDP's buckets change after a resume. Losses are divided by the samples, or weights, of all ranks. A
-rank whose share of a batch is empty still takes part in every exchange.
+StrataRec adds gradients itself, in float32 and in the order of ranks, whatever the wire format: gloo's reductions add
+in another order, and DDP's buckets change after a resume. Losses are divided by the number (or weight) of the samples
+of all ranks. A rank takes part in every exchange, even if its share of a batch is empty.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from stratarec.training.torch_setup import peak_rss_bytes
 
 
 class WaitTimer:
-    """Measures how long the training thread waits for other ranks; each step is a ``with`` block on that thread.
+    """Measures how long a rank waits for other ranks. Each step is a ``with`` block on the training thread.
 
-    A wait is *exposed* if the training thread waits: inside a step for rows, gradients and decisions, between two steps
-    for the ids of the next batch. It is *hidden* if only the thread that exchanges ids waits.
+    A wait is *exposed* if the training thread waits: inside a step for rows, gradients and decisions, or between two
+    steps for the ids of the next batch. A wait is *hidden* if only the thread that exchanges ids waits.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class WaitTimer:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self.exposed_seconds = self.step_seconds = 0.0
-        """Seconds of exposed waits; seconds of all steps, with the exposed waits before them."""
+        """Seconds of exposed waits, and seconds of all steps including the exposed waits before them."""
         self._background = 0.0
         self._began = self._ended = time.perf_counter()
         self._start = self._ids = self._of_ids
@@ -61,7 +61,7 @@ class WaitTimer:
 
     @property
     def hidden_seconds(self) -> float:
-        """Seconds that the thread of ids waited while training did not."""
+        """Seconds that the thread which exchanges ids waited for other ranks while the training thread did not."""
         return max(self._of_ids - self._start - self._background, 0.0)
 
     def __enter__(self) -> None:
@@ -82,7 +82,7 @@ class WaitTimer:
 
 
 class RankStages(Stages):
-    """Stages of a step on one rank of a mesh; loss and gradients are those of the batches of all ranks."""
+    """Stages of a step on one rank of a mesh. Loss and gradients include the samples of all ranks."""
 
     def __init__(self, mesh: Mesh, *stages: Any, **others: Any) -> None:
         super().__init__(*stages, **others)
@@ -95,13 +95,13 @@ class RankStages(Stages):
         return super().forward(batch, request, prepared)
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the ``[T]`` weighted sums of the losses of this rank's samples, by label."""
+        """Return, for each label, the weighted sum of the losses of this rank's samples, ``[T]``."""
         return self.objective.sums(logits, batch)
 
     def train(
         self, step: int, batch: Batch, request: Request | None = None, prepared: Handle | None = None
     ) -> StepResult:
-        """Train as `Stages.train` does; loss and samples are totals of all ranks."""
+        """Train one batch as `Stages.train` does. The returned loss and sample count are of all ranks together."""
         with self.waits:
             self.draw(step, self.mesh.place)
             with timed(self.seconds, "forward"):
@@ -140,15 +140,15 @@ class RankStages(Stages):
 
 
 class GradientReducer:
-    """`Reduction` over several processes: sums gradients in the order of samples, and agrees on when to stop.
+    """Adds the gradients of several processes, in the order of samples, and makes the processes agree when to stop.
 
     Parameters
     ----------
     mesh : Mesh
     network : Network
-        Towers of it are reduced inside their hosts where the mesh is by towers.
+        The network. If the mesh has a host for each tower, a tower's gradients are added only on the ranks of its host.
     wire : str
-        Format of gradients between ranks.
+        Number format in which ranks send gradients.
     """
 
     def __init__(self, mesh: Mesh, network: Network, wire: DenseWireKind = "fp32") -> None:
@@ -181,6 +181,8 @@ class GradientReducer:
         return [weight for weight in weights if id(weight) not in self._of_towers]
 
     def agree(self, observation: Observation) -> Observation:
-        """Use the clock of rank 0; stop if any rank was asked to stop."""
+        """Return an observation that is equal on all ranks: with rank 0's age of the checkpoint, and a stop if any
+        rank was asked to stop.
+        """
         figures = self._mesh.rows.gather_floats([observation.checkpoint_age_seconds, observation.stop])
         return Observation(checkpoint_age_seconds=figures[0][0], stop=any(stop for _, stop in figures))

@@ -1,17 +1,17 @@
 """Predict the time of a recipe's training step: on this machine, with a GPU, or on a cluster.
 
-All predictions come from `planning.step_model`. This module describes the work of a recipe (`step_work`) and measures
-the rates of this machine (`measure_machine`): the network is trained for some steps on random numbers at the size of
-the recipe.
+All predictions use `planning.step_model`. This module describes the work of a recipe (`step_work`) and measures the
+rates of this machine (`measure_machine`). For that, the network is trained for some steps on random numbers.
 
-- `forecast_step`: one process on the CPU. The loader reads batches meanwhile: what a sample costs at one batch size is
-  not what it costs at another, and threads of the network wait for one that the loader holds up.
-- `device_steps`: the network, and also the rows, on a GPU, by what `stratarec doctor --gpu` measured or a data sheet.
-  Launches of the network are left out; small batches and networks wait for them.
-- `predict_exchanges`: every exchange on a cluster, and every compression of towers, one tower a host. Overlap,
-  stragglers and caches are left out, and so is what towers cost in quality. Benchmark `simulator` compares the model
-  with measured steps.
-- `count_hosts`: the fewest hosts that hold the tables.
+- `forecast_step` predicts a step of one process on the CPU. The network is timed at the recipe's batch size, because
+  the time per sample depends on it, and while the loader reads batches, because the loader slows the network down.
+- `device_steps` predicts a step with the network, or also the rows, on a GPU. Rates are from `stratarec doctor --gpu`
+  or a data sheet. The time to launch the network's kernels is left out, although it dominates for small batches and
+  networks.
+- `predict_exchanges` predicts a step on a cluster with every exchange of rows, and with towers (one per host) at every
+  compression. Overlap, stragglers, caches and the effect of towers on quality are left out. Benchmark `simulator`
+  compares these predictions with measured steps.
+- `count_hosts` returns the smallest number of hosts that can store the tables at a required throughput.
 """
 
 from __future__ import annotations
@@ -67,14 +67,15 @@ from stratarec.training.torch_setup import build_optimizer, measured_rates, torc
 PREDICTED_WIRES: tuple[WireKind, ...] = ("fp32", "bf16", "int8")
 RATIOS = (2.0, 4.0, 8.0, 16.0)
 ASSUMED = Collective(alpha=5e-5, alpha_peer=5e-6)
-"""Latency of TCP between processes, where there are no ranks to measure it."""
+"""Latency of TCP between processes, assumed if there are no ranks with which to measure it."""
 _ROUNDS, _SECONDS = 5, 1.0
 
 
 def step_work(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None = None, ranks: int = 1) -> StepWork:
-    """Describe the work of one of `ranks` ranks in a step.
+    """Return the work of a training step on one of `ranks` ranks.
 
-    Operations are estimates: six a weight and sample, and the products of all pairs, which towers make fewer of.
+    The number of operations is an estimate: six per weight and sample, and the products of all pairs of features. With
+    towers, the true number of products is smaller.
     """
     batch, model = recipe.train.batch_size, replace(recipe.model, towers=towers)
     tables = build_tables(model, dataset.schema, dataset.table_rows())
@@ -92,12 +93,13 @@ def step_work(recipe: Recipe, dataset: Dataset, towers: TowersConfig | None = No
 
 
 def bare_network(model: ModelConfig, dataset: Dataset) -> nn.Module:
-    """Build the network without memory.
+    """Build the network on torch's meta device, without memory for its weights.
 
     Raises
     ------
     ConfigError
-        When the model's towers name other features than the data set has, or a tower has less than a column.
+        If the features of the model's towers are not the features of the data set, or if the compression leaves a
+        tower without an output column.
     """
     tables = build_tables(model, dataset.schema, dataset.table_rows())
     with torch.device("meta"):
@@ -109,14 +111,16 @@ def _weights(module: nn.Module) -> int:
 
 
 def measure_machine(recipe: Recipe, dataset: Dataset, cluster: Cluster | None = None) -> Machine:
-    """Return the rates of this machine in `cluster`: the recipe's network is timed, the memories are cached.
+    """Return the rates of this machine, as a rank of `cluster`.
 
-    Two batches, one four times the other, separate what grows with a batch from what does not.
+    The recipe's network is timed now; rates of memories come from a cache, if they were measured before. The network is
+    timed with two batch sizes, of which one is four times the other. This separates the time that grows with the batch
+    from the time that does not.
     """
     use_torch_threads()
     batch = max(min(recipe.train.batch_size, 2048), 4)
     large, small = (network_seconds(recipe, dataset, size) for size in (batch, batch // 4))
-    # Where noise is more than the difference, all of it grows.
+    # If noise makes the larger batch appear no slower, all of the time is assumed to grow with the batch.
     growing = 4 / 3 * (large - small) if large > small else large
     network = NetworkRates(
         flops_per_second=step_work(recipe, dataset).flops * batch / growing, fixed_seconds=max(large - growing, 0.0)
@@ -127,9 +131,9 @@ def measure_machine(recipe: Recipe, dataset: Dataset, cluster: Cluster | None = 
 def network_seconds(
     recipe: Recipe, dataset: Dataset, batch: int, *, batches: Iterator[object] | None = None
 ) -> float:  # fmt: skip
-    """Return the seconds of a step of the network without its embedding layer, forward and backward.
+    """Return the seconds of a step of the network, forward and backward, without the embedding layer.
 
-    With `batches` each step also takes one of these, which it may wait for, and updates the weights.
+    With `batches`, each step also waits for the next of these batches, and updates the weights.
     """
     model = replace(recipe.model, towers=None)
     with torch.random.fork_rng(devices=[]):
@@ -171,14 +175,17 @@ def forecast_step(recipe: Recipe, dataset: Dataset, plan: Plan) -> StepTime:
 
 
 def _endless(loader: Loader) -> Generator[Batch, None, None]:
-    """Yield the batches of one epoch after the other."""
+    """Yield the batches of all epochs, without end."""
     for epoch in count():
         with closing(loader.epoch(epoch)) as batches:  # type: ignore[type-var]
             yield from batches
 
 
 def _without_first_reads(plan: Plan, dataset: Dataset, steps: int) -> TableSeconds:
-    """Return the table seconds of a step in a run of `steps`: no log has a row that is fetched for the first time."""
+    """Return the mean seconds of table work per step in a run of `steps` steps.
+
+    A row that was never written is not in the log, so fetching it for the first time costs no read of the device.
+    """
     saved = 0.0
     for placed in plan.tables:
         if placed.tier == "log" and placed.misses:
@@ -189,12 +196,12 @@ def _without_first_reads(plan: Plan, dataset: Dataset, steps: int) -> TableSecon
 
 
 def device_rates(name: str) -> DeviceRates:
-    """Return the rates of a card by its data sheet, or of a device of this machine as it was measured.
+    """Return the rates of a GPU: estimated from a card's data sheet, or measured if `name` is a device of this machine.
 
     Raises
     ------
     ConfigError
-        When it is neither.
+        If `name` is neither a known card nor a device of this machine that was measured.
     """
     cards = f"a card of {', '.join(CARDS)}"
     if name.lower() in CARDS:
@@ -213,20 +220,20 @@ def device_rates(name: str) -> DeviceRates:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceForecast:
-    """Predicted steps with the network and the rows in each place, and the plan of rows in GPU memory."""
+    """Predicted steps for each placement of network and rows, and the plan with rows in GPU memory."""
 
     steps: list[dict[str, Any]]
-    """Parts of each option, in seconds."""
+    """For each placement, the seconds of each part of a step."""
     lines: list[str]
-    """Remarks."""
+    """Remarks about the prediction, one line each."""
     plan: Plan | None
-    """Plan of rows in GPU memory; None if `memory.hbm` is 0."""
+    """Plan with rows in GPU memory; None if `memory.hbm` is 0."""
     age_seconds: float
     """Age of the oldest measurement."""
 
 
 def device_steps(recipe: Recipe, dataset: Dataset, rates: DeviceRates) -> DeviceForecast:
-    """Predict a step for each place of the network and the rows."""
+    """Predict a step with network and rows on the CPU, with the network on the GPU, and with both on the GPU."""
     batch, memory = recipe.train.batch_size, replace(recipe.memory, hbm=None)
     recipe_on_host = replace(recipe, memory=memory)
     host = measure_machine(recipe_on_host, dataset)
@@ -239,7 +246,8 @@ def device_steps(recipe: Recipe, dataset: Dataset, rates: DeviceRates) -> Device
     vectors, dense = 4 * sum(spec.outputs for spec in specs), 4 * batch * len(dataset.schema.dense)
     ids = 4 * sum(spec.lookups for spec in specs)
     network = rates.network(bf16=recipe.train.precision == "bf16")
-    # What a step takes whatever its batch is left out of the CPU's, too: launches of a device are not known.
+    # The time per step that does not depend on the batch is left out for both devices: for the GPU, the time to launch
+    # kernels is not known.
     on_cpu = replace(host, network=replace(host.network, fixed_seconds=0.0))
     times = {
         ("CPU", "host memory"): step_time(work, on_cpu, tables=plan.seconds, lookahead=plan.lookahead),
@@ -293,16 +301,16 @@ def _times(slow: StepTime, fast: StepTime) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One exchange between ranks, and its predicted step."""
+    """One way to exchange rows between ranks, and the predicted step with it."""
 
     exchange: ExchangeModel
     towers: int
-    """Number of towers; 0 where the model has none."""
+    """Number of towers; 0 if the model has none."""
     step: StepTime
 
     @property
     def name(self) -> str:
-        """Exchange, wire and towers in words, and the time of a step."""
+        """Text with the exchange, wire format, towers and predicted time of a step."""
         towers = f", {self.towers} towers of ratio {self.exchange.compression:g}" if self.towers else ""
         return f"{self.exchange.kind} {self.exchange.wire}{towers}: {format_milliseconds(self.step.total)}"
 
@@ -317,12 +325,14 @@ class Prediction:
 
 
 def predict_exchanges(recipe: Recipe, dataset: Dataset, machine: Machine) -> list[Prediction]:
-    """Predict a step with every exchange on the machine's cluster; all ranks share `train.batch_size`.
+    """Predict a step with every way to exchange rows on the machine's cluster.
+
+    A batch of `train.batch_size` samples is divided among all ranks.
 
     Raises
     ------
     ConfigError
-        When the batch has fewer samples than there are ranks.
+        If the batch has fewer samples than there are ranks.
     """
     ranks, hosts = machine.cluster.all_ranks, machine.cluster.hosts
     if recipe.train.batch_size < ranks:
@@ -333,7 +343,7 @@ def predict_exchanges(recipe: Recipe, dataset: Dataset, machine: Machine) -> lis
     kinds: tuple[Literal["flat", "sptt"], ...] = ("flat", "sptt")
     exchanges = [(work, ExchangeModel(kind=kind, wire=wire)) for kind in kinds for wire in PREDICTED_WIRES]
     for towers in _host_towers(dataset, hosts):
-        with suppress(ConfigError):  # a tower may be too small for the ratio
+        with suppress(ConfigError):  # a tower may have too few columns for this compression
             work = step_work(recipe, dataset, towers, ranks)
             ratio = towers.compression
             exchanges += [
@@ -349,7 +359,10 @@ def predict_exchanges(recipe: Recipe, dataset: Dataset, machine: Machine) -> lis
 
 
 def _host_towers(dataset: Dataset, hosts: int) -> Iterator[TowersConfig]:
-    """Yield towers of one host each at every ratio, with features dealt round robin: only their sizes matter here."""
+    """Yield, for every compression, a configuration with one tower per host.
+
+    Features are assigned to towers in rotation, because only the sizes of towers matter for the prediction.
+    """
     items = tied(dataset.schema)
     if hosts < 2 or len(items) < hosts:
         return
@@ -359,7 +372,7 @@ def _host_towers(dataset: Dataset, hosts: int) -> Iterator[TowersConfig]:
 
 
 def fastest(predictions: Sequence[Prediction]) -> dict[str, Prediction]:
-    """Return the shortest step of each kind of change to the training."""
+    """Return the prediction with the shortest step among those that change training in the same way."""
     kinds = {
         "same results": [option for option in predictions if not option.towers and option.exchange.wire == "fp32"],
         "rounded rows": [option for option in predictions if not option.towers],
@@ -370,19 +383,19 @@ def fastest(predictions: Sequence[Prediction]) -> dict[str, Prediction]:
 
 
 def verdict(predictions: Sequence[Prediction]) -> str:
-    """Say in one line whether towers would make a step shorter; empty where there can be none."""
+    """Return one line that says whether towers make a step shorter; empty if no towers were predicted."""
     best = fastest(predictions)
     if (towers := best.get("towers, float32 rows")) is None:
         return ""
     flat, ratio = best["same results"], best["same results"].step.total / towers.step.total
     if ratio > 1:
         name = f"{towers.towers} towers of ratio {towers.exchange.compression:g}"
-        return f"towers would pay: a step {ratio:.2f} times as fast by {name}; they change the model, so train both"
-    return f"towers would not pay: a step by the best of them takes {1 / ratio:.2f} times that of {flat.exchange.kind}"
+        return f"towers would pay: a step with {name} is {ratio:.2f} times as fast; the model changes, so train both"
+    return f"towers would not pay: with the best, a step takes {1 / ratio:.2f} times that of {flat.exchange.kind}"
 
 
 def assumptions(recipe: Recipe, dataset: Dataset, machine: Machine, *, measured: bool) -> list[str]:
-    """Return the assumptions behind `predict_exchanges`, a line option."""
+    """Return the assumptions behind `predict_exchanges`, one line each."""
     cluster, network, apart = machine.cluster, machine.network, len(tied(dataset.schema))
     batch, latency = max(recipe.train.batch_size // cluster.all_ranks, 1), cluster.between
     origin = "measured here" if measured else "not measured: start it by torchrun with 3 ranks or more"
@@ -410,8 +423,9 @@ def cluster_machine(
     Parameters
     ----------
     between, inside : float
-        Bytes a second of a host to the others, and of a rank to the others of its host. By default, ranks of a host
-        exchange through memory that they share: bytes are written, copied and read.
+        Bytes per second from a host to the other hosts, and from a rank to the other ranks of its host. By default,
+        `inside` is computed from the bandwidth of DRAM: the ranks of a host exchange through shared memory, where all
+        bytes are written, copied and read.
     """
     machine = measure_machine(recipe, dataset)
     dram = machine.tiers.dram
@@ -419,7 +433,7 @@ def cluster_machine(
         hosts=hosts, ranks=ranks, inside=latency, between=latency, between_bytes_per_second=between,
         inside_bytes_per_second=inside or dram.sequential_bytes_per_second / (4 * ranks),
     )  # fmt: skip
-    # Every lookup is a distinct row of memory: caches and the engine's own costs are left out.
+    # Every lookup is assumed to read its own row from memory; caches and the engine's own costs are left out.
     tiers = Tiers(dram=DramTier(row_bytes_per_second=dram.row_bytes_per_second))
     return replace(machine, tiers=tiers, cluster=cluster)
 
@@ -427,12 +441,15 @@ def cluster_machine(
 def count_hosts(
     recipe: Recipe, dataset: Dataset, *, between: float, latency: Collective, rate: float
 ) -> list[HostCount]:  # fmt: skip
-    """Return the fewest hosts of one process each with DRAM alone, and with all memories of the recipe."""
+    """Return the smallest number of hosts with only DRAM, and with all memories of the recipe if it has others.
+
+    Each host runs one process.
+    """
     cluster = Cluster(inside=latency, between=latency, between_bytes_per_second=between)
     machine = measure_machine(recipe, dataset, cluster)
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     specs = describe_tables(tables, dataset, recipe.train.embedding, batch_size=recipe.train.batch_size)
-    # A smaller batch repeats fewer rows, so a row a feature travels.
+    # With more hosts, the batch of each host is smaller and repeats fewer rows, so one row per feature is sent.
     work = replace(step_work(recipe, dataset), flat_rows=0.0)
     alone = replace(recipe.memory, block=None, mapped=None)
     return [

@@ -1,12 +1,13 @@
-"""GPU memory for rows: whether a recipe has rows there, and how many bytes they may take.
+"""GPU memory for rows: whether rows of a recipe are trained in GPU memory, and how many bytes they may use.
 
-What is free on the GPU is divided between rows, the network and a batch. `step_bytes` estimates the last two:
+The free memory of the GPU is divided between rows, the network and a batch. `step_bytes` estimates the bytes of network
+and batch as the sum of
 
-- 20 bytes a parameter: weight, gradient, two moments and an average
-- activations that the backward pass keeps, counted in a batch of a few samples and scaled to a whole one, twice: the
-  gradients of activations and temporary tensors come on top
+- 20 bytes per parameter: weight, gradient, two moments and an average
+- twice the activations that the backward pass keeps, because their gradients and temporary tensors also need memory;
+  activations are counted in a batch of a few samples and scaled to a full batch
 - pooled rows, rows of histories and their gradients
-- a reserve for torch's libraries and for fragments of its allocator
+- a reserve for torch's libraries and for fragmentation of its allocator
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ _RESERVE = 768 << 20
 
 
 def on_gpu(recipe: Recipe, device: torch.device) -> bool:
-    """Whether rows are trained in the memory of `device`."""
+    """Return whether rows are trained in the memory of `device`, a GPU."""
     return device.type != "cpu" and device.type in MEMORIES and recipe.memory.hbm != 0
 
 
 def check_rows_device(recipe: Recipe, device: torch.device, plan: Plan | None = None) -> None:
-    """Refuse a budget of GPU memory, or a given `plan` that uses GPU memory, without a GPU to train on."""
+    """Raise `ConfigError` if `memory.hbm` or a given `plan` asks for rows in GPU memory, but rows are not trained
+    there.
+    """
     if on_gpu(recipe, device):
         return
     if recipe.memory.hbm:
@@ -61,7 +64,9 @@ def check_rows_device(recipe: Recipe, device: torch.device, plan: Plan | None = 
 
 
 def rows_memory(recipe: Recipe, dataset: Dataset, rates: DeviceRates) -> MemoryConfig:
-    """Return the memory section with the bytes of GPU memory for rows: `memory.hbm`, or all that is left for them.
+    """Return the memory section with `hbm` set to the bytes of GPU memory for rows.
+
+    These are the bytes in `memory.hbm`, or, without it, all memory that the network and a batch leave free.
 
     Raises
     ------
@@ -90,9 +95,9 @@ def rows_memory(recipe: Recipe, dataset: Dataset, rates: DeviceRates) -> MemoryC
 
 
 def step_bytes(recipe: Recipe, dataset: Dataset) -> int:
-    """Return the bytes of GPU memory that the network and a batch need; the top of the module explains them."""
+    """Return the estimated bytes of GPU memory that the network and a batch need (see the module docstring)."""
     train, schema = recipe.train, dataset.schema
-    # Tables of one row: only the network and the shapes of a batch matter.
+    # Tables have one row each, because only the network and the shapes of a batch matter here.
     rows = dict.fromkeys(dataset.table_rows(), 1)
     model = build_model(recipe.model, schema, rows)
     config = replace(loader_config(train, None), batch_size=min(train.batch_size, _COUNTED_SAMPLES), parallel_readers=1)

@@ -1,4 +1,4 @@
-"""Write the scores of a split, or of raw logs, each with the row of the log that it belongs to."""
+"""Write the scores of a split or of raw logs to a file, each with the row of the log to which the score belongs."""
 
 from __future__ import annotations
 
@@ -29,26 +29,31 @@ WRITERS: Mapping[str, Callable[..., Any]] = {
     ".csv": pa_csv.CSVWriter,
     ".parquet": partial(pq.ParquetWriter, compression="zstd"),
 }
-"""Suffix of a file -> writer of its tables."""
+"""Suffix of an output file -> writer that appends tables to such a file."""
 
 
 class Top(NamedTuple):
-    """Write only the `most` best rows of each group, by the first label."""
+    """Request to write only the `most` rows with the best scores (of the first label) in each group."""
 
     most: int
     by: str
-    """``user`` or ``session``; for raw logs, a column."""
+    """What rows are grouped by: ``user`` or ``session``; for raw logs, the name of a column."""
 
 
 def predict(trained: TrainedModel, split: str, output: Path, progress: Progress, top: Top | None = None) -> int:
-    """Write label, score (a probability) and place in the log of each sample, in the format of the suffix of `output`.
+    """Write a file with the label and score (a probability) of each sample of a split, and its place in the log.
 
-    Columns are ``file`` (where samples are rows of files), ``row`` (the line of a text file, where a header is line 1,
-    or the row of a Parquet file, counted from 1; else the place in the order of the source), ``label`` and ``score``,
-    in the order of storage: by shard and user, not that of the log. A data set that was prepared with
-    ``data.keep_rows: false`` only has the last two. Several labels have columns ``label_<name>``, null if the label is
-    not known, and ``score_<name>``. With `top` rows are sorted within groups and have a ``rank``. The first rank of a
-    mesh writes.
+    The suffix of `output` determines the format. The columns are:
+
+    - ``file``, if samples are rows of files
+    - ``row``, counted from 1: the line of a text file (a header is line 1), the row of a Parquet file, or the place in
+      the order of any other source
+    - ``label`` and ``score``; with several labels, ``label_<name>`` (null if the label is not known) and
+      ``score_<name>``
+
+    Without the rows of the log (``data.keep_rows: false``), there are only labels and scores. Rows are in the order in
+    which the data set stores them (by shard and user), not in the order of the log. With `top`, rows are sorted within
+    groups and have a ``rank``. Only the first rank of a mesh writes.
 
     Returns
     -------
@@ -92,21 +97,22 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress,
         if best is not None:
             yield best.result()
 
-    if not trained.mesh.is_first:  # this rank only scores its share
+    if not trained.mesh.is_first:  # the first rank writes; this rank only scores its share
         return sum(map(len, tables()))
     return _write(output, tables(), schema if top is None else schema.append(pa.field(RANK, pa.int64())))
 
 
 def predict_logs(logs: RawLogs, output: Path, progress: Progress, top: Top | None = None, *, safe: bool = False) -> int:
-    """Write the score of each row of raw logs, in their order, in the format of the suffix of `output`.
+    """Write a file with the score of each row of raw logs, in the order of the rows.
 
-    Columns are ``file`` and ``row``, the columns that `logs` passes through, ``label`` if the logs have one, and
-    ``score``, as in `predict`. `logs` must pass through the column that `top` groups by.
+    The suffix of `output` determines the format. The columns are ``file`` and ``row``, the columns that `logs` passes
+    through, ``label`` if the logs have labels, and ``score``, as in `predict`. `logs` must pass through the column by
+    which `top` groups.
 
     Parameters
     ----------
     safe : bool
-        Prefix text that a spreadsheet would run as a formula with ``'``.
+        Whether to prefix text with ``'`` if a spreadsheet would run it as a formula.
 
     Returns
     -------
@@ -145,7 +151,7 @@ def predict_logs(logs: RawLogs, output: Path, progress: Progress, top: Top | Non
 
 
 def _write(output: Path, tables: Iterator[pa.Table], schema: pa.Schema | None = None) -> int:
-    """Write tables with `schema`, by default that of the first table; return the number of rows."""
+    """Write tables with `schema` (by default, the schema of the first table), and return the number of rows."""
     rows = 0
 
     def write(file: BinaryIO) -> None:
@@ -165,7 +171,7 @@ def _write(output: Path, tables: Iterator[pa.Table], schema: pa.Schema | None = 
 
 
 class PredictionColumns:
-    """Label and score columns of a predictions file.
+    """Names and values of the label and score columns in a file of predictions.
 
     Parameters
     ----------
@@ -180,12 +186,12 @@ class PredictionColumns:
         )  # fmt: skip
 
     def label(self, label: NDArray[np.float32]) -> dict[str, pa.Array]:
-        """Return the columns of labels ``[N]`` or ``[N, T]``."""
+        """Return the label columns, by name, from labels ``[N]`` or ``[N, T]``."""
         columns = label.reshape(-1, len(self.labels)).T
         return {name: pa.array(column, from_pandas=True) for name, column in zip(self.labels, columns, strict=True)}
 
     def score(self, logits: NDArray[np.float32]) -> dict[str, pa.Array]:
-        """Return the columns of probabilities for logits ``[N]`` or ``[N, T]``."""
+        """Return the score columns (probabilities), by name, from logits ``[N]`` or ``[N, T]``."""
         columns = probabilities(logits).reshape(-1, len(self.scores)).T
         return {name: pa.array(np.ascontiguousarray(column)) for name, column in zip(self.scores, columns, strict=True)}
 
@@ -202,7 +208,7 @@ _NEGATIVE = r"^-(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?$"
 
 
 def _quoted(table: pa.Table) -> pa.Table:
-    """Quote texts and column names that a spreadsheet would run as formulas."""
+    """Prefix texts and column names with ``'`` if a spreadsheet would run them as formulas."""
     frame = pl.DataFrame(table)
     for name, kind in frame.schema.items():
         if kind in (pl.String, pl.Categorical, pl.Enum):
@@ -213,7 +219,7 @@ def _quoted(table: pa.Table) -> pa.Table:
 
 
 class _Keys:
-    """Columns for the place of samples in the log, in order."""
+    """Columns with the file and row of the samples of a split, taken in the order of the samples."""
 
     def __init__(self, dataset: Dataset, split: str) -> None:
         rows = dataset.about.rows
@@ -229,7 +235,7 @@ class _Keys:
         return [*([("file", pa.string())] if len(self._files) else []), ("row", pa.int64())]
 
     def take(self, size: int) -> list[pa.Array]:
-        """Return the columns of the next `size` samples."""
+        """Return the columns for the next `size` samples."""
         if not self._kept:
             return []
         while len(self._ahead) < size:
@@ -240,30 +246,35 @@ class _Keys:
 
 
 RANK = "rank"
-# Rows to buffer before rows that are not among the best of their group are dropped.
+# Number of rows that are buffered before those that are not among the best of their group are removed.
 _BUFFERED = 1 << 18
 
 
 class TopRows:
-    """Keeps the `most` best rows of each group; of equal rows the first. Needs memory for twice these rows.
+    """Collects the `most` rows with the best scores in each group, in memory for about twice as many rows.
+
+    Among rows with equal scores, the first ones are kept.
 
     Parameters
     ----------
     most : int
-        Rows to keep in each group.
+        Number of rows to keep in each group.
     """
 
     def __init__(self, most: int) -> None:
         self._most, self._buffered, self._kept = most, 0, 0
-        # The columns of a row are one struct, so that none has the name of one of ours.
+        # The columns of a row are packed into one struct, so that their names cannot equal names that are used here.
         self._parts: list[pl.DataFrame] = []
         self.seen = 0
         """Number of rows added."""
         self.ungrouped = 0
-        """Number of rows without a group, which are left out."""
+        """Number of added rows that have no group. They are left out of the result."""
 
     def add(self, rows: pa.Table, group: pl.Series, score: NDArray[np.float32]) -> None:
-        """Add rows: the group of each, null for none, and the score to order them by; of several scores the first."""
+        """Add rows, with the group of each row (null if it has none) and its score ``[N]`` or ``[N, T]``.
+
+        Rows are ordered by the first score.
+        """
         part = pl.DataFrame(
             {
                 "row": pl.DataFrame(rows).to_struct(),
@@ -284,12 +295,15 @@ class TopRows:
     def _drop_others(self) -> None:
         rows = pl.concat(self._parts, how="vertical_relaxed").with_columns(pl.col("first").min().over("group"))
         ordered = rows.sort("score", "place", descending=[True, False])
-        # Not group_by().head(), which moves the column of the group to the front.
+        # `group_by().head()` would move the column of the group to the front.
         self._parts = [ordered.filter(pl.int_range(pl.len()).over("group") < self._most)]
         self._buffered = self._kept = len(self._parts[0])
 
     def result(self) -> pa.Table:
-        """Return the rows kept, and their `RANK` from 1: group after group as they first came, the best row first."""
+        """Return the best rows, with a column `RANK` that counts from 1 in each group.
+
+        Groups are in the order in which their first rows were added. In a group, the best row is first.
+        """
         self._drop_others()
         ranked = self._parts[0].with_columns(pl.int_range(1, pl.len() + 1).over("group").alias("rank"))
         ranked = ranked.sort("first", "rank")

@@ -1,9 +1,9 @@
-"""Read raw logs by the source of a run, and score or evaluate their rows.
+"""Read raw logs with the source settings of a run, and score or evaluate their rows.
 
-A history is read from its column if the file has one. Otherwise it consists of the last values of the user's earlier
-positive rows, in the logs of ``--history`` and in the log itself if it has labels; these rows are held in memory.
-Without either, users start with empty histories. Sources whose samples are not rows of a log (clicks, synthetic) are
-refused.
+A history is read from its column if the file has one. Otherwise it is computed from the last values of the user's
+earlier positive rows, which are kept in memory. These rows come from the logs of ``--history`` or from the events that
+the run stores, and from the log itself if it has labels. Without any of them, users start with empty histories. A
+source is refused if its samples are not rows of a log (clicks, synthetic).
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from stratarec.training.evaluate import ScoredSamples, measured, rank_within, sc
 from stratarec.training.run.open_run import TrainedModel
 
 _BATCH = 8192
-# Files to name in a message.
+# Maximum number of files that a message lists.
 _NAMED = 5
-# Histories keep their last values, other lists their first.
+# Maximum length of a history that is read as a list: all its values. A shorter list would keep its first values, but a
+# history must keep its last ones.
 _WHOLE = 1 << 62
 _Source = CsvSource | ParquetSource
 
@@ -52,22 +53,22 @@ class ScoredRows:
 
     file: str
     rows: NDArray[np.int64]
-    """Row numbers in the file from 1; line numbers of text files."""
+    """Row numbers in the file, counted from 1; for text files, line numbers."""
     columns: pl.DataFrame
     """Columns that are passed through unchanged."""
     label: NDArray[np.float32] | None
-    """``[N]``, or ``[N, T]`` of several labels; NaN if a label is not known."""
+    """Labels ``[N]``, or ``[N, T]`` if there are several; NaN if a label is not known."""
     weight: NDArray[np.float32] | None
     """Sample weights, if the log is evaluated and the schema names a weight."""
     logits: NDArray[np.float32]
     user: NDArray[np.int64] | None
     """Hash of the user of each row; None if the log has no users."""
     novelty: NDArray[np.int8] | None
-    """Result of the callable `novelty` of `RawLogs`."""
+    """Result of the function `novelty` that was passed to `RawLogs`."""
 
     @property
     def samples(self) -> ScoredSamples:
-        """Rows as samples for metrics; the log must have labels."""
+        """The rows as samples for metrics. The log must have labels."""
         assert self.label is not None
         user = np.empty(0, dtype=np.int64) if self.user is None else self.user
         weight = np.empty(0, dtype=np.float32) if self.weight is None else self.weight
@@ -75,22 +76,22 @@ class ScoredRows:
 
 
 class RawLogs:
-    """Raw logs, read by the source of a run.
+    """Raw logs that are read with the source settings of a run.
 
     Parameters
     ----------
     files : sequence of str
-        Files, globs or URLs.
+        Paths, globs or URLs of the logs.
     keep : sequence of str
-        Columns to pass through.
+        Columns that are passed through unchanged.
     earlier : sequence of str
-        Labelled logs whose positive rows belong to the histories of the rows of `files`.
+        Logs with labels. Their positive rows become part of the histories of rows in `files`.
     labelled : bool
-        Refuse a log without labels.
+        Whether the logs must have labels and, if the schema names a weight, weights.
     events : DataFrame, optional
-        Events of users before the log, if `earlier` is empty; by default the events that the run stores.
+        Events of users before the log, used if `earlier` is empty; by default the events that the run stores.
     novelty : callable, optional
-        Called with each frame of rows; see `ScoredRows.novelty`.
+        Called with each frame of rows. The result is stored in `ScoredRows.novelty`.
 
     Raises
     ------
@@ -110,7 +111,7 @@ class RawLogs:
         novelty: Callable[[pl.DataFrame], NDArray[np.int8]] | None = None,
     ) -> None:
         self._trained, self._config = trained, trained.recipe.data
-        # Types of the data set, because files of another format may have others.
+        # Values have the types of the data set, because files of another format may have other types.
         self._schema = typed_schema(trained.dataset)
         first = self._open(files, View(schema=self._schema))
         names, path = first.column_names(), first.files[0]
@@ -123,7 +124,7 @@ class RawLogs:
             check_present(names, name, path)
         self._earlier, self._novelty = tuple(earlier), novelty
         self._carried = None if earlier else trained.events if events is None else events
-        # Weights only matter for evaluation.
+        # Weights are needed only for metrics.
         self._weight = self._schema.weight if labelled else ""
         self._given = self._given_histories(names, path)
         self._made = bool(self._schema.histories) and not self._given and self._has_events
@@ -141,7 +142,7 @@ class RawLogs:
         return open_view(self._config.source, self._config.on_bad_row, files, view)
 
     def _given_histories(self, names: Sequence[str], path: str) -> bool:
-        """Whether the log has a column for each history."""
+        """Return whether the log has a column for each history; `DataError` if it has columns for only some."""
         histories = [feature.name for feature in self._schema.histories]
         present = [name for name in histories if name in names]
         if present and len(present) < len(histories):
@@ -153,11 +154,14 @@ class RawLogs:
 
     @property
     def _empty(self) -> list[str]:
-        """Names of histories that are empty, because nothing is known about them."""
+        """Names of the histories that are empty for all rows, because there are neither columns nor events for them."""
         return [] if self._given or self._made else [feature.name for feature in self._schema.histories]
 
     def _read_schema(self) -> Schema:
-        """Return the schema to read: keys only if histories are computed, history columns as lists."""
+        """Return the schema with which the log is read.
+
+        Users and times are read only if histories are computed from events. History columns are read as lists.
+        """
         schema = replace(self._schema, session="", weight=self._weight)
         if self._made:
             return schema
@@ -169,7 +173,7 @@ class RawLogs:
         return replace(schema, sparse=lists, user="", time="")
 
     def scored(self, progress: Progress) -> Iterator[ScoredRows]:
-        """Yield all rows in parts."""
+        """Yield all rows of the logs with their logits, in parts."""
         events = self._events() if self._made else None
         if self._empty:
             progress.say(
@@ -194,7 +198,9 @@ class RawLogs:
             yield from source.chunks(workspace)
 
     def _events(self) -> Events:
-        """Read the events of the earlier logs, and of the log itself if it has labels."""
+        """Return the events for histories: stored ones or those of the earlier logs, and those of the log itself if it
+        has labels.
+        """
         schema = self._schema
         needed = {feature.of for feature in schema.histories}
         sparse = tuple(f for f in schema.sparse if f.name in needed or f.kind == "history")
@@ -205,7 +211,10 @@ class RawLogs:
         return Events(frames if self._carried is None else chain(self._before(), frames), schema)
 
     def _before(self) -> Iterator[pl.DataFrame]:
-        """Return the stored events before the first row of the log, which may be an old log."""
+        """Yield the stored events that are earlier than all rows of the log.
+
+        The log may be older than some of the stored events.
+        """
         assert self._carried is not None
         schema = self._schema
         times = replace(schema, dense=(), sparse=(), session="", weight="", user="", label=schema.label, labels=())
@@ -216,8 +225,10 @@ class RawLogs:
             yield self._carried.filter(self._carried[schema.time] < first).with_columns(label)
 
     def sample(self, file: str, row: int) -> Batch:
-        """Return one row of one of the files as a batch; `DataError` if the row does not exist. `file` may be empty if
-        there is only one; a label that is not known is NaN."""
+        """Return one row of one file as a batch; `DataError` if the row does not exist.
+
+        `file` may be empty if there is only one file. A label that is not known is NaN.
+        """
         files = enumerate(self._source.files)
         chosen = [place for place, name in files if not file or f"/{name}".endswith(f"/{file}")]
         if len(chosen) != 1:
@@ -274,7 +285,7 @@ class RawLogs:
 
 
 def logits_of(trained: TrainedModel, dense: torch.Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
-    """Return logits ``[N]``, or ``[N, T]`` of several labels, for features that `make_encoder` encoded."""
+    """Return logits ``[N]``, or ``[N, T]`` with several labels, of features that were encoded by `make_encoder`."""
     model, parts, labels = trained.model.eval(), [], len(trained.dataset.schema.label_columns)
     with torch.no_grad(), autocast(trained.recipe.train.precision, model.device):
         for first in range(0, len(dense), _BATCH):
@@ -285,7 +296,7 @@ def logits_of(trained: TrainedModel, dense: torch.Tensor, sparse: KeyedJagged) -
 
 
 def typed_schema(dataset: Dataset) -> Schema:
-    """Return the schema of a data set with the type that the values of each feature have in it."""
+    """Return the schema of a data set, in which each sparse feature has the type of its stored values."""
     types: dict[str, ValueType] = {"Int64": "integer", "String": "text", "UInt64": "auto"}
     infos = dataset.vocabularies
     return replace(
@@ -295,14 +306,14 @@ def typed_schema(dataset: Dataset) -> Schema:
 
 
 def make_encoder(dataset: Dataset) -> FeatureEncoder:
-    """Return the encoder of raw columns by the vocabularies and moments of a data set."""
+    """Return an encoder that encodes raw columns with the vocabularies and moments of a data set."""
     moments = {name: stored.moments for name, stored in dataset.about.moments.items()}
     vocabularies = {name: dataset.vocabulary(name) for name in dataset.vocabularies}
     return FeatureEncoder(dataset.schema, moments, vocabularies)
 
 
 def of_file(config: SourceConfig, file: str) -> SourceConfig:
-    """Return the source of one more file of a run; `ConfigError` if its samples do not come from logs."""
+    """Return the source settings of a run with `file` as the only file; `ConfigError` if it does not read logs."""
     if isinstance(config, ClicksConfig):
         return replace(config, paths=(file,), last_window="wait")
     if isinstance(config, RowsConfig):
@@ -313,7 +324,7 @@ def of_file(config: SourceConfig, file: str) -> SourceConfig:
 
 
 def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], view: View) -> _Source:
-    """Open other logs by the source of a recipe; `DataError` if its samples are not rows of a log."""
+    """Open other logs with the source settings of a recipe; `DataError` if its samples are not rows of a log."""
     if isinstance(config, RowsConfig):
         return open_rows(replace(config, paths=tuple(files)), on_bad_row, view)
     raise DataError(
@@ -324,20 +335,23 @@ def open_view(config: SourceConfig, on_bad_row: OnBadRow, files: Sequence[str], 
 
 @dataclass(frozen=True, kw_only=True)
 class LogMetrics:
-    """Result of `evaluate_logs`: metrics of each label."""
+    """Result of `evaluate_logs`. Each inner dictionary has the metrics of each label, by its name."""
 
     overall: dict[str, Metrics]
     slices: dict[str, list[tuple[str, dict[str, Metrics]]]]
-    """Column -> metrics of each of its values, most frequent first."""
+    """Column -> metrics of the rows with each value of the column, most frequent value first."""
     ranked: dict[str, dict[str, Ranked]]
-    """Column -> ranking metrics of rows within each of its values."""
+    """Column -> ranking metrics, for which rows with the same value of the column are ranked."""
 
 
 def evaluate_logs(
     logs: RawLogs, progress: Progress, by: Sequence[str] = (), rank_by: Sequence[str] = (), at: Sequence[int] = ()
 ) -> LogMetrics:
-    """Compute metrics of all rows, and by columns that `logs` passes through. Labels, logits and those columns of every
-    row are held in memory."""
+    """Compute the metrics of all rows, the metrics for each value of columns `by`, and ranking metrics within each
+    value of columns `rank_by`.
+
+    `logs` must pass these columns through. They are kept in memory for all rows, as are labels and logits.
+    """
     parts = list(logs.scored(progress))
     samples = ScoredSamples.joined(part.samples for part in parts)
     slices, ranked = {}, {}

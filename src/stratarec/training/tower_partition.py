@@ -1,7 +1,7 @@
 """Partition the features of a recipe into towers by their interactions in a trained model.
 
-The model is that of a run, or a probe: the recipe's model without towers, trained for some steps and discarded.
-Interactions are measured on the validation split, which the model was not trained on.
+The model is taken from a run, or it is a *probe*: the recipe's model without towers, which is trained for some steps,
+measured and discarded. Interactions are measured on the validation split, because the model was not trained on it.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 @dataclass(frozen=True, kw_only=True)
 class TowerRequest:
-    """Number of towers and how to measure interactions."""
+    """Number of towers, and settings for measuring interactions."""
 
     towers: int
     run: str = ""
     """Directory of the run whose model is measured; empty for a probe."""
     steps: int | None = None
-    """Steps of a probe; None for 200, but at most the steps of a run by the recipe: a model that has memorized its
-    samples says little about its features."""
+    """Number of steps of a probe. None means 200, or the steps of the recipe if these are fewer, because a model that
+    has memorized its samples says little about its features."""
     balance: float = 1.5
-    """Largest ratio of tower costs, as in `TowerBounds.ratio`."""
+    """Allowed ratio between a tower's number of features and the mean, as in `TowerBounds.ratio`."""
     ranks: int = 1
-    """Processes that share the tables; the budgets of the recipe apply to each."""
+    """Number of processes that share the tables. The budgets of the recipe apply to each process."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and not 1 <= self.steps <= 1_000_000:
             raise ConfigError(f"--steps is {self.steps}, expected 1 to 1000000")
 
     def on(self, recipe: Recipe, dataset: Dataset) -> TowerRequest:
-        """Return a copy with the number of steps of a probe of this recipe."""
+        """Return a copy in which `steps` is set for a probe of this recipe."""
         if self.steps is not None:
             return self
         return replace(self, steps=min(200, run_steps(recipe.train, dataset)))
 
     @property
     def source(self) -> str:
-        """Description of the measurement, after `on`."""
+        """Text that describes how interactions are measured. `steps` must be set (`on`)."""
         asked = self.run or f"a probe of {self.steps} steps"
         return f"interaction: how much changing one feature alters the effect of the other on the logit, in {asked}"
 
@@ -66,14 +66,14 @@ class TowerRequest:
 def make_towers(
     recipe: Recipe, dataset: Dataset, request: TowerRequest, progress: Progress | None = None
 ) -> TowerPlan:  # fmt: skip
-    """Partition the features of a recipe into towers; a deterministic function of recipe, data and request.
+    """Partition the features of a recipe into towers. Equal recipes, data and requests give equal towers.
 
     Raises
     ------
     ConfigError
-        When the bounds cannot be met, or the run has towers.
+        If the bounds cannot be met, or the run was trained with towers.
     CheckpointError, DatasetError
-        When the run does not exist or has other data.
+        If the run does not exist, or was trained on other data.
     """
     progress, request = progress or SilentProgress(), request.on(recipe, dataset)
     items, bounds = items_of(recipe, dataset), bounds_of(recipe, request)
@@ -90,24 +90,24 @@ def make_towers(
 
 
 def items_of(recipe: Recipe, dataset: Dataset) -> list[Item]:
-    """Return the items to partition: features, tied together where they share a table."""
+    """Return the items to partition. Features that cannot be in different towers form one item (`tied_items`)."""
     tables = build_tables(recipe.model, dataset.schema, dataset.table_rows())
     train = recipe.train
     return tied_items(dataset.schema, describe_tables(tables, dataset, train.embedding, batch_size=train.batch_size))
 
 
 def bounds_of(recipe: Recipe, request: TowerRequest) -> TowerBounds:
-    """Return the limits of each tower."""
+    """Return the limits of each tower, from a recipe and a request."""
     ranks = max(request.ranks // request.towers, 1) if request.towers > 0 else 1
     return TowerBounds(towers=request.towers, ratio=request.balance, dram=recipe.memory.dram, ranks=ranks)
 
 
-# Size and largest number of batches to measure interactions on.
+# Size and maximum number of the batches on which interactions are measured.
 _SAMPLES, _BATCHES = 1024, 8
 
 
 def samples(recipe: Recipe, dataset: Dataset) -> list[Batch]:
-    """Return batches of the validation split, or of the training split if there is none, without shared ids."""
+    """Return batches without groups from the validation split, or from the training split if there is no other."""
     config = LoaderConfig(batch_size=_SAMPLES, seed=recipe.train.seed, shuffle_row_groups=1, expand=True)
     split = "valid" if "valid" in dataset.splits and dataset.samples("valid") else "train"
     batches = Loader(dataset, split, config).batches(0)
@@ -118,7 +118,7 @@ def samples(recipe: Recipe, dataset: Dataset) -> list[Batch]:
 
 @contextmanager
 def interaction_model(recipe: Recipe, dataset: Dataset, run: str, steps: int, progress: Progress) -> Iterator[CTRModel]:
-    """Open the model of a run, or train a probe."""
+    """Yield the model of a run, or, if `run` is empty, a probe that is trained for `steps` steps."""
     if run:
         with open_run(run, dataset.path, same_samples=False) as trained:
             if trained.recipe.model.towers is not None:
@@ -135,7 +135,7 @@ def interaction_model(recipe: Recipe, dataset: Dataset, run: str, steps: int, pr
 
 
 def _probe(recipe: Recipe, dataset: Dataset, model: CTRModel, steps: int, progress: Progress) -> None:
-    """Train a model for `steps` steps."""
+    """Train `model`, a probe, for `steps` steps."""
     train = recipe.train
     config = LoaderConfig(
         batch_size=train.batch_size, seed=train.seed, shuffle_row_groups=train.shuffle_row_groups, unit=train.shuffle
