@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import stratarec
+from recipes import prepared, tiny
+from stratarec.recipe import Recipe
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -87,6 +89,13 @@ def test_drafting_a_recipe_does_not_load_torch(tmp_path: Path) -> None:
     """Loading torch takes longer than all of `init`."""
     (tmp_path / "log.csv").write_text("user,item,click\n" + "1,a,0\n2,b,1\n3,a,1\n" * 40)
     code = "import sys; from stratarec.cli import main; print(main(['init', 'log.csv']), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "0 False"
+
+
+def test_checking_a_data_set_does_not_load_torch(tmp_path: Path) -> None:
+    prepared(Recipe.from_dict(tiny(tmp_path)).data)
+    code = "import sys; from stratarec.cli import main; print(main(['check', 'data']), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "0 False"
 

@@ -14,9 +14,16 @@ def _options(command: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Verify everything that StrataRec wrote."""
-    from stratarec.cli.checks.artifacts import check as run
+    from stratarec.cli.checks import dataset
 
-    for line in run(Path(args.path)):
+    path = Path(args.path)
+    if dataset.is_dataset(path):
+        lines = dataset.check(path)
+    else:
+        from stratarec.cli.checks import artifacts
+
+        lines = artifacts.check(path)
+    for line in lines:
         print_lines(line)
     print_lines(f"{args.path} is complete and undamaged")
 

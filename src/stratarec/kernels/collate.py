@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
-from torch import Tensor
 
 from stratarec.kernels.simd.prefetch import prefetch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _NO_ROWS, _NO_PLACES = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
 
@@ -237,14 +239,14 @@ def join_bags(parts: Sequence[FeatureBags], size: int) -> tuple[NDArray[Any], ND
 
 def outside(places: NDArray[Any] | Tensor, limit: int) -> int:
     """Return the first index i for which ``places[i]`` is outside [0, limit), or -1."""
-    if not isinstance(places, Tensor):
+    if isinstance(places, np.ndarray):
         return int(_outside(places, limit))
     return outside(places.numpy(), limit) if places.is_cpu else reference_outside(places, limit)
 
 
 def outside_windows(start: NDArray[Any] | Tensor, length: NDArray[Any] | Tensor, limit: int) -> int:
     """Return the first u for which the window ``start[u]:start[u] + length[u]`` is not within [0, limit], or -1."""
-    if not isinstance(start, Tensor) or not isinstance(length, Tensor):
+    if isinstance(start, np.ndarray) or isinstance(length, np.ndarray):
         return int(_outside_windows(start, length, limit))
     if start.is_cpu:
         return outside_windows(start.numpy(), length.numpy(), limit)

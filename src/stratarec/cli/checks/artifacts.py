@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import polars as pl
-from numpy.typing import NDArray
 
+from stratarec.cli.checks.dataset import check_dataset, is_dataset, unknown_files
 from stratarec.cli.tune.study_record import FILE, STUDY, read_study, run_name
 from stratarec.config.validate import first_difference
-from stratarec.data.column_names import label_names
-from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.manifest import BASELINE, BASELINE_SCORES, DATASET, MANIFEST
-from stratarec.data.schema import UNKNOWN
+from stratarec.data.dataset.manifest import MANIFEST
 from stratarec.embedding.checkpoint import saved_files, saved_rows
-from stratarec.errors import CheckpointError, ConfigError, DatasetError
+from stratarec.errors import CheckpointError, ConfigError
 from stratarec.io.atomic import file_hash
 from stratarec.io.owned_directory import MARKER, check_marker, kind_of
 from stratarec.io.sealed import read_sealed
@@ -28,7 +23,6 @@ from stratarec.serving.export_manifest import DELTA, DELTA_ROWS, DeltaManifest
 from stratarec.serving.export_manifest import MANIFEST as EXPORT
 from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
-from stratarec.training.baseline.baselines import read_baselines, read_scores
 from stratarec.training.checkpoint import NETWORK, OPTIMIZER, STATE
 from stratarec.training.run import periods
 from stratarec.training.run.periods import DATA, PERIOD
@@ -44,9 +38,6 @@ from stratarec.training.run.run_directory import (
     read_result,
 )
 
-# Number of unknown files whose names are printed.
-_SHOWN_FILES = 5
-
 
 def check(path: Path) -> Iterator[str]:
     """Verify a data set, run, export, delta, plan or study; yield one line for each part that is valid.
@@ -61,8 +52,8 @@ def check(path: Path) -> Iterator[str]:
         If `path` is none of these.
     """
     read: set[Path] = set()
-    if kind_of(path) == DATASET.name or (path / MANIFEST).exists():
-        yield from _check_dataset(path, read)
+    if is_dataset(path):
+        yield from check_dataset(path, read)
     elif kind_of(path) == RUN.name or (path / RECIPE).exists():
         yield from _check_run(path, read)
     elif kind_of(path / STUDY.name) == STUDY.name:
@@ -76,16 +67,7 @@ def check(path: Path) -> Iterator[str]:
         yield "plan: every field is valid"
     else:
         raise ConfigError(f"{path} is not a data set, run, export, delta, plan or study of StrataRec")
-    unknown = [str(file.relative_to(path)) for file in _files(path) if file not in read]
-    if unknown:
-        more = f" and {len(unknown) - _SHOWN_FILES:,} more" if len(unknown) > _SHOWN_FILES else ""
-        yield f"unknown files, not read: {', '.join(unknown[:_SHOWN_FILES])}{more}"
-
-
-def _files(path: Path) -> list[Path]:
-    """Return all files and links below a directory."""
-    paths = (Path(folder, name) for folder, folders, names in os.walk(path) for name in (*folders, *names))
-    return sorted(each for each in paths if each.is_symlink() or not each.is_dir())
+    yield from unknown_files(path, read)
 
 
 def _check_export(path: Path, read: set[Path]) -> Iterator[str]:
@@ -102,68 +84,6 @@ def _check_delta(path: Path, read: set[Path]) -> Iterator[str]:
     map_tensors(path, DELTA_ROWS, manifest.files[DELTA_ROWS], manifest.tensors())
     read |= {path / DELTA, *(path / name for name in manifest.files)}
     yield f"delta: {sum(manifest.changed.values()):,} rows, every hash matches; its base export is not read"
-
-
-def _check_dataset(path: Path, read: set[Path]) -> Iterator[str]:
-    dataset = Dataset.open(path, verify="full")
-    check_marker(path, DATASET)
-    read |= {path / MARKER, path / MANIFEST, *(path / file.path for file in dataset.manifest.files())}
-    with dataset.locked():
-        yield f"files: {len(dataset.manifest.files())} have the hashes in {MANIFEST}"
-        yield from _check_content(path, dataset)
-        baselines = read_baselines(dataset)
-        if baselines is not None:
-            read_scores(dataset, baselines)
-            read |= {path / BASELINE, path / BASELINE_SCORES}
-            yield f"baseline: {len(baselines.methods)} methods, of this data set"
-
-
-def _check_content(path: Path, dataset: Dataset) -> Iterator[str]:
-    for name, info in dataset.vocabularies.items():
-        counted = dataset.carried_counts(name)["value"] if info.kind == "count" else pl.Series([])
-        rare = (~counted.is_in(dataset.vocabulary(name).values.implode())).sum() if len(counted) else 0
-        more = f", and {rare:,} without a row" if rare else ""
-        more += f"; {info.holes:,} rows of removed values" if info.holes else ""
-        yield f"vocabulary {name}: {info.values - info.holes:,} distinct values{more}"
-    events = dataset.events()
-    if events is not None:
-        yield f"events: the last {len(events):,} of users"
-    clicks = dataset.clicks()
-    if clicks is not None:
-        yield f"clicks: {len(clicks.recent):,} for later look-back, {len(clicks.waiting):,} not yet samples"
-    for split in dataset.splits:
-        totals = np.zeros((len(dataset.schema.label_columns), 2), dtype=np.int64)
-        for number in range(len(dataset.shards(split))):
-            totals += _check_shard(dataset, split, number)
-        for (label, count), (known, positives) in zip(
-            dataset.label_counts(split).items(), totals.tolist(), strict=True
-        ):
-            if (known, positives) != (count.known, count.positives):
-                of = f" of {count.known} with {label!r}" if dataset.schema.labels else ""
-                have = f"{positives} of {known}" if dataset.schema.labels else str(positives)
-                raise DatasetError(
-                    f"{path / MANIFEST} names {count.positives} positive samples{of} in {split}, its files have "
-                    f"{have}; prepare the data again"
-                )
-        yield f"{split}: {dataset.samples(split):,} samples, every value within its range"
-
-
-def _check_shard(dataset: Dataset, split: str, number: int) -> NDArray[np.int64]:
-    """Read a whole shard; return the labelled and the positive samples of each label, ``[labels, 2]``."""
-    names = label_names(len(dataset.schema.label_columns))
-    totals = np.zeros((len(names), 2), dtype=np.int64)
-    rows, shard = [], dataset.shards(split)[number]
-    with dataset.reader(split) as reader:
-        for group in range(len(shard.row_groups)):
-            samples = reader.read(number, group).samples
-            for index, name in enumerate(names):
-                label = samples[name].to_numpy()
-                totals[index] += (np.count_nonzero(label != UNKNOWN), np.count_nonzero(label == 1))
-            if dataset.about.rows.kept:
-                rows.append(reader.row_numbers(number, group))
-    if rows and len(np.unique(np.concatenate(rows))) != shard.samples:
-        raise DatasetError(f"{dataset.path / shard.path} has duplicate rows of the log; prepare the data again")
-    return totals
 
 
 def _check_study(path: Path, read: set[Path]) -> Iterator[str]:
@@ -230,7 +150,7 @@ def _check_periods(run: Path, read: set[Path]) -> Iterator[str]:
             rows = _check_checkpoint(folder, recipe, read)
             yield f"period {number}, {folder.name}: {rows:,} rows, every hash and checksum matches"
         if (path / DATA / MANIFEST).exists():
-            yield from (f"period {number}, {line}" for line in _check_dataset(path / DATA, read))
+            yield from (f"period {number}, {line}" for line in check_dataset(path / DATA, read))
 
 
 def _check_checkpoint(path: Path, recipe: Recipe, read: set[Path]) -> int:

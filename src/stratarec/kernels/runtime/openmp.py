@@ -14,9 +14,8 @@ import sys
 import threading
 import time
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-
-import torch
 
 from stratarec.kernels.runtime.outline import thread_ids
 
@@ -34,7 +33,10 @@ _forked = False
 @cache
 def launcher() -> int:
     """Return the address of the function ``GOMP_parallel`` that torch uses, or 0 if its OpenMP runtime has none."""
-    for library in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
+    spec = find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    for library in sorted((Path(spec.origin).parent / "lib").glob("libtorch_cpu.*")):
         try:
             function = ctypes.CDLL(str(library)).GOMP_parallel
         except (OSError, AttributeError):
@@ -49,8 +51,8 @@ def awake(threads: int) -> int:
     Every Python thread has a separate set of OpenMP threads. They compute nothing while the calling thread is in this
     function, so threads that use processor time must be spinning.
     """
-    # If the state of the threads cannot be known, helper threads are the safer choice.
-    if not _WATCHED or _forked or not launcher():
+    # If the state of the threads cannot be known, helper threads are the safer choice. Unloaded, torch has no threads.
+    if not _WATCHED or _forked or "torch" not in sys.modules or not launcher():
         return 0
     if getattr(_WORKER, "threads", 0) != threads:
         # torch ends these threads and starts others when their number changes.
