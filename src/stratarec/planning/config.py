@@ -1,6 +1,7 @@
 """The ``memory:`` section of a recipe: budgets, precision and cache.
 
-Without this section every table is float32 in DRAM, or in GPU memory as far as it fits if `train.device` is ``cuda``.
+Without this section every table is float32 in DRAM. If `train.device` is ``cuda``, as much of the tables as fits is in
+GPU memory.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MOST_AHEAD = 64
 
 
 def _size(name: str) -> Callable[[Any], Any]:
-    """Return the validator of a size field: text becomes bytes, null stays."""
+    """Return the validator of a size field. It converts text to a number of bytes and leaves null unchanged."""
     return partial(_parse, name=name)
 
 
@@ -44,18 +45,18 @@ def _parse(value: Any, *, name: str) -> Any:
 
 
 def _set_size(config: object, field_name: str, name: str) -> None:
-    """Accept text for a size also when the dataclass is created in Python."""
+    """Convert a size that was given as text, also if the dataclass was created in Python and not from a recipe."""
     object.__setattr__(config, field_name, _parse(getattr(config, field_name), name=name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """Block device with an append-only log for rows that neither DRAM nor `mapped` holds."""
+    """Block device on which an append-only log stores the rows that are neither in DRAM nor in `mapped`."""
 
     path: str
-    """Directory on the device; created when missing."""
+    """Directory on the device. It is created if it does not exist."""
     budget: Annotated[int | None, BeforeValidator(_size("memory.block.budget"))] = None
-    """Bytes that the log of each process may take; null for no limit."""
+    """Maximum bytes of the log of each process; null for no limit."""
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -65,12 +66,12 @@ class BlockConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MappedConfig:
-    """Byte-addressable memory behind a file system: DAX, CXL or tmpfs. Rows are an array in a mapped file."""
+    """Byte-addressable memory with a file system: DAX, CXL or tmpfs. Rows are an array in a mapped file."""
 
     path: str
-    """Directory in the file system; created when missing."""
+    """Directory in the file system. It is created if it does not exist."""
     budget: Annotated[int | None, BeforeValidator(_size("memory.mapped.budget"))] = None
-    """Bytes that the file of each process may take; null for no limit."""
+    """Maximum bytes of the file of each process; null for no limit."""
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -80,16 +81,16 @@ class MappedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """Set-associative float32 cache over rows whose home is elsewhere."""
+    """Set-associative float32 cache over rows that have their home in another memory or as encoded records."""
 
     policy: CachePolicy = "lru"
-    """Row of a set that is evicted: ``lru`` the one unused for longest, ``lfu`` the least used, ``rank`` the one of
-    the largest id, which is the least frequent one if `prepare` assigned ids by counts and without a base."""
+    """Choice of the row that a full set evicts: ``lru`` the longest unused one, ``lfu`` the least used one, ``rank``
+    the one with the largest id, which is the least frequent one if `prepare` ranked ids by count, without a base."""
     fraction: float | None = None
-    """Cache rows over a table's rows; raised if a table's pinned rows need more. With null the planner chooses
-    within the budget, or 0.05 without a budget."""
+    """Cache rows divided by a table's rows. It is raised if the pinned rows of a table need more. With null, the
+    planner chooses a size within the budget, or 0.05 if there is no budget."""
     ways: int = 32
-    """Slots of a set."""
+    """Number of slots per set."""
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -103,34 +104,34 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
-    """Memories for rows with their budgets, precision and cache."""
+    """Memories that store rows, with their budgets, and the precision and cache of rows."""
 
     hbm: Annotated[int | None, BeforeValidator(_size("memory.hbm"))] = None
     """Bytes of GPU memory for rows, optimizer state and the workspace of an update. Needs `train.device` ``cuda``; rows
     are then trained in GPU memory: whole tables, or caches over rows in the memories below. null for all that is free
     on the GPU but what the network and a batch need; 0 keeps rows out of GPU memory."""
     dram: Annotated[int | None, BeforeValidator(_size("memory.dram"))] = None
-    """Bytes of DRAM of each process for tables, optimizer state, caches, their metadata and the workspace of an update;
-    null for no limit. The network, the loader and activations need more on top."""
+    """Bytes of DRAM per process for tables, optimizer state, caches with their metadata, and the workspace of an
+    update; null for no limit. The network, the loader and activations need additional memory."""
     block: BlockConfig | None = None
     """A block device, such as an SSD."""
     mapped: MappedConfig | None = None
-    """Byte-addressable memory behind a path."""
+    """Byte-addressable memory that is mapped through a path."""
     precision: Precision | Mapping[str, Precision] = "auto"
-    """Precision of rows at rest: one for all tables, or table -> precision with ``default`` for the others. ``auto``
-    lowers it only as far as the budgets require. Any other value applies wherever a cache smaller than the table is
-    sufficient. A table whose rows are all pinned in the cache is float32 in DRAM: its rows would never be read from
-    home."""
+    """Precision of rows in their home: one for all tables, or table -> precision with ``default`` for the other tables.
+    ``auto`` lowers the precision only as far as the budgets require. Any other value is used for tables for which a
+    cache smaller than the table is sufficient. A table is float32 in level 0 if all its rows would be pinned in the
+    cache, because no row would be read from its home."""
     rounding: Literal["nearest", "stochastic"] = "stochastic"
-    """Rounding of a row that is written home."""
+    """Rounding of a row that is encoded and written to its home."""
     parameters: Literal["fp16", "fp32"] = "fp16"
     """Precision of the scale and offset of int8 and int4 rows."""
     state: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the optimizer state of rows at rest."""
+    """Precision of the optimizer state of rows in their home."""
     cache: CacheConfig = field(default_factory=CacheConfig)
-    """Float32 cache over rows at rest."""
+    """Float32 cache over rows in their home."""
     lookahead: int = 1
-    """Batches that are staged ahead of the one that trains; 0 stages each batch when it is needed."""
+    """Number of batches that are staged ahead of training. With 0, each batch is staged when it is needed."""
 
     def __post_init__(self) -> None:
         _set_size(self, "hbm", "memory.hbm")
@@ -146,7 +147,7 @@ class MemoryConfig:
             raise ConfigError(f"memory.block.path and memory.mapped.path are both {self.block.path!r}; name two")
 
     def times(self, ranks: int) -> MemoryConfig:
-        """Return the budgets of `ranks` processes together."""
+        """Return this section with the budgets of `ranks` processes together."""
 
         def all_of(budget: int | None) -> int | None:
             return None if budget is None else budget * ranks
@@ -157,16 +158,16 @@ class MemoryConfig:
 
     @property
     def level0(self) -> Memory:
-        """Memory in which rows are trained; ``hbm`` only once `hbm` is a number."""
+        """Memory in which rows are trained. It is ``hbm`` only if `hbm` is set to a number above 0."""
         return "hbm" if self.hbm else "dram"
 
     @property
     def level0_budget(self) -> int | None:
-        """Budget of `level0`."""
+        """Budget of the memory `level0`."""
         return self.hbm or self.dram
 
     def with_level0_budget(self, budget: int | None) -> MemoryConfig:
-        """Return this section with another budget of `level0`."""
+        """Return this section with another budget for the memory `level0`."""
         return replace(self, hbm=budget) if self.hbm else replace(self, dram=budget)
 
     @property
@@ -182,7 +183,7 @@ class MemoryConfig:
         return self.precision.get(table, self.precision.get("default", "auto"))
 
     def check_tables(self, tables: Iterable[str]) -> None:
-        """Refuse a precision for a table that does not exist."""
+        """Raise `ConfigError` if there is a precision for a table that does not exist."""
         names = list(tables)
         for name in () if isinstance(self.precision, str) else self.precision:
             if name != "default" and name not in names:

@@ -1,16 +1,17 @@
-"""Place tables: measured tiers, budgets and access counts in, a `Plan` out. No file is written.
+"""Compute a `Plan` from measured tiers, budgets and access counts. No file is written.
 
-After MTrainS (arXiv 2305.01515), which places tables over a machine's memories by the capacity and the bandwidth that
-each of them needs; precision and cache size are chosen in the same step.
+As in MTrainS (arXiv 2305.01515), tables are placed over a machine's memories by the capacity and bandwidth that they
+need. Here, precision and cache size are chosen in the same step.
 
-A program of a few thousand binaries picks one candidate a table under the byte budgets: one to four seconds for 26
-tables. When nothing fits, the same program with bytes as the cost gives the smallest sufficient budget. A table that
-needs a cache as large as itself, for the rows of the batches in flight, is entirely in level 0 at any precision.
+An integer program with a few thousand binary variables chooses one candidate per table within the byte budgets; it
+takes one to four seconds for 26 tables. If nothing fits, the same program with bytes as the cost gives the smallest
+sufficient budget. A table is entirely in level 0, whatever its precision, if the rows of the batches in flight need a
+cache as large as the table.
 
-**Hot rows** of tables under a cache are part of the plan, which a run saves, so a resumed run has the same ones. They
-have separate slots in the same memory; the rest of its budget is planned for the remaining lookups, so that caches pin
-and hold less. A hot batch then has nothing to look up in a directory and nothing to move. Tables that are
-entirely in level 0 gain nothing from hot rows.
+**Hot rows** of tables under a cache are part of the plan. A run saves the plan, so a resumed run has the same hot rows.
+They have separate slots in level 0. The rest of the budget is planned for the remaining lookups, for which smaller
+caches are sufficient. A hot batch needs no search in a cache's directory and moves no rows. Hot rows are of no use for
+tables that are entirely in level 0.
 """
 
 from __future__ import annotations
@@ -58,27 +59,28 @@ def place(
     tables: Sequence[TableSpec], memory: MemoryConfig, tiers: Tiers, *, batch_size: int, ranks: int = 1,
     choices: Sequence[Sequence[Candidate]] | None = None,
 ) -> Plan:  # fmt: skip
-    """Return the placement of least predicted time, with penalties of lower precision, that the budgets allow.
+    """Return the plan with the smallest cost (predicted time and penalties for lower precision) within the budgets.
 
     Parameters
     ----------
     tables : sequence of TableSpec
-        Tables, with the lookups of a batch.
+        Tables to place, with the lookups of a batch.
     memory : MemoryConfig
         Budgets of each process, precision and cache.
     tiers : Tiers
-        Measured rates; the memories that `memory` names must be in it.
+        Measured rates. They must include the memories that `memory` names.
     batch_size : int
-        Recorded in the plan; lookups are in `tables`.
+        Samples per batch. It is only recorded in the plan, because `tables` already contain the lookups of a batch.
     ranks : int
-        Processes that share the tables, each with its own logs and workspace.
+        Number of processes that share the tables. Each has its own logs and workspace.
     choices : sequence of sequences of Candidate
-        The `candidates` of each table, if computed already; they do not depend on budgets.
+        Result of `candidates` for each table, if it was computed already. It does not depend on budgets.
 
     Raises
     ------
     ConfigError
-        When no placement fits, with the smallest sufficient budget of a process; for a precision of an unknown table.
+        If no placement fits; the message has the smallest sufficient budget of a process. Also if `memory` has a
+        precision for a table that does not exist.
     """
     memory.check_tables(table.name for table in tables)
     budgets = _budgets(memory.times(ranks), tiers)
@@ -104,14 +106,20 @@ def place(
 
 
 def _fixed(placements: Sequence[TablePlacement], tiers: Tiers) -> TableSeconds:
-    """Return the seconds of a step for all groups of tables of one width, home and codec."""
+    """Return the costs per step of all groups of tables (`WorkCosts.step`).
+
+    Tables with the same width, home and codec are one group.
+    """
     groups = {(option.tier, option.width, option.codec) for option in placements}
     cached = sum(tier != "level0" for tier, *_ in groups)
     return TableSeconds(compute=tiers.costs.compute.step * len(groups), staging=tiers.costs.staging.step * cached)
 
 
 def _budgets(memory: MemoryConfig, tiers: Tiers) -> dict[Memory, int | None]:
-    """Return the budget of each memory, of all processes together; a path without a budget has its free bytes."""
+    """Return the budget of each memory, for all processes together.
+
+    If a path has no budget, it is the number of bytes that are free there.
+    """
     budgets: dict[Memory, int | None] = {"hbm": memory.hbm} if memory.hbm else {}
     budgets["dram"] = memory.dram
     for name, config, tier in (("mapped", memory.mapped, tiers.mapped), ("block", memory.block, tiers.block)):
@@ -126,7 +134,9 @@ def _budgets(memory: MemoryConfig, tiers: Tiers) -> dict[Memory, int | None]:
 def _least(
     choices: Sequence[Sequence[Candidate]], limits: Sequence[int | None], memory: Memory | None, ranks: int
 ) -> list[Candidate] | None:
-    """Return the choice of least cost, or of fewest bytes in `memory`."""
+    """Return one candidate per table within `limits`: with the smallest total cost, or, if `memory` is given, with the
+    fewest bytes in that memory. None if nothing fits.
+    """
     sizes = [np.array([option.sizes for option in options], dtype=np.int64) for options in choices]
     logs = list(
         dict.fromkeys(option.placement.log for options in choices for option in options if option.placement.log)
@@ -137,7 +147,7 @@ def _least(
     else:
         place = MEMORIES.index(memory)
         costs, fees = [size[:, place].astype(np.float64) for size in sizes], shared[place]
-    # SciPy's solvers are imported here: most commands place no table and need not wait for them.
+    # Imported here because SciPy's solvers load slowly, and most commands do not place tables.
     from stratarec.planning.solve import Groups, solve
 
     numbers: dict[Log | None, int] = {None: -1, **{log: number for number, log in enumerate(logs)}}
@@ -151,7 +161,7 @@ def _least(
 
 
 def _used(chosen: Sequence[Candidate], memory: Memory, ranks: int) -> int:
-    """Return the bytes of tables and of the logs that they share."""
+    """Return the bytes in one memory of the chosen candidates and of the logs that they share."""
     logs = ranks * len({option.placement.log for option in chosen} - {None})
     return sum(in_memory(option.placement.bytes, memory) for option in chosen) + logs * in_memory(SHARED_BYTES, memory)
 
@@ -160,7 +170,9 @@ def _explain(
     tables: Sequence[TableSpec], choices: Sequence[Sequence[Candidate]], limits: Sequence[int | None],
     memory: MemoryConfig, workspace: int, ranks: int,
 ) -> str:  # fmt: skip
-    """Name each budget that is too small, its smallest sufficient value, and the largest consumer."""
+    """Return an error message with each budget that is too small, its smallest sufficient value, and the largest
+    consumer.
+    """
     fixes, worst = [], ""
     of_each = f" for each of {ranks} processes" if ranks > 1 else ""
     for place, name in enumerate(MEMORIES):
@@ -183,7 +195,7 @@ def _explain(
 
 
 def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int, ranks: int) -> str:
-    """Name the largest consumer of a memory: a table with its log, or the workspace of the update in each process."""
+    """Return a text about the largest consumer of a memory: a table with its log, or the workspace of the update."""
     name, most = MEMORY_NAMES[memory], max(chosen, key=lambda option: _used([option], memory, ranks))
     placed, needed = most.placement, _used([most], memory, ranks)
     if ranks * workspace > needed:
@@ -236,7 +248,7 @@ def _notes(tables: Sequence[TableSpec], chosen: Sequence[Candidate], memory: Mem
 
 
 def _doubts(memory: MemoryConfig, tiers: Tiers, ranks: int) -> list[str]:
-    """Name the budgets that are larger than this machine has free, and a path without direct reads."""
+    """Return remarks on budgets that are larger than the memory of this machine, and on a path without direct reads."""
     there: list[tuple[Memory, int | None, int]] = [("dram", memory.dram, tiers.dram.bytes)]
     if tiers.hbm is not None:
         there.append(("hbm", memory.hbm, tiers.hbm.bytes))
@@ -273,26 +285,26 @@ def make_plan(
     Parameters
     ----------
     tables : sequence of EmbeddingBagConfig
-        Each has the name of its vocabulary.
+        Tables of the model. Each has the name of its vocabulary.
     dataset : Dataset
-        Source of the access counts.
+        Data set from which the access counts are read.
     optimizer : RowOptimizerConfig
-        Determines the state of a row.
+        Optimizer of the rows, which determines the size of a row's state.
     memory : MemoryConfig
         Budgets of each process, precision and cache.
     batch_size : int
-        Samples a step.
+        Samples per step.
     tiers : Tiers
-        Measured rates; from `measure_tiers` by default.
+        Measured rates; by default from `measure_tiers`.
     ranks : int
-        Processes that share the tables.
+        Number of processes that share the tables.
     hot : mapping of str to int
-        Table -> number of its first rows that are hot: no cache is asked for them.
+        Table -> number of hot rows, which are its first rows. The cache is not used for them.
 
     Raises
     ------
     ConfigError
-        When nothing fits; names the budget and its smallest sufficient value.
+        If nothing fits. The message names the budget and its smallest sufficient value.
     """
     memory.check_tables(table.name for table in tables)
     described = describe_tables(tables, dataset, optimizer, batch_size=batch_size, hot=hot)
@@ -310,15 +322,15 @@ def make_hot_plan(
     tiers: Tiers | None = None,
     ranks: int = 1,
 ) -> Plan:
-    """Plan the tables with hot rows: `hot` reserves part of level 0 for them.
+    """Plan the tables of a model on this machine, with hot rows if `hot.budget` reserves part of level 0 for them.
 
-    Which tables are entirely in level 0 decides which rows are worth budget, and vice versa: tables are planned
-    without hot rows first, then with them, until no table leaves level 0.
+    Only tables under a cache get hot rows, but the bytes of hot rows change which tables are under a cache. So tables
+    are planned first without hot rows and then with them, repeatedly, until no further table leaves level 0.
 
     Raises
     ------
     ConfigError
-        When all tables are entirely in level 0, so that no row is hot.
+        If all tables are entirely in level 0, so that no row can be hot.
     """
     plan = make_plan(tables, dataset, optimizer, memory, batch_size=batch_size, tiers=tiers, ranks=ranks)
     if ranks > 1 or hot.budget is None:
@@ -350,7 +362,10 @@ def _row_bytes(table: EmbeddingBagConfig, optimizer: RowOptimizerConfig) -> int:
 
 
 def hot_rows(plan: Plan, dataset: Dataset) -> tuple[list[RowRange], Counts]:
-    """Return the tables of a data set, and how many first rows of each are hot or in level 0 for good."""
+    """Return the tables of a data set, and for each the number of first rows that never leave level 0.
+
+    These are the hot rows, or all rows of a table that is entirely in level 0.
+    """
     parts = parts_of(dataset, dict.fromkeys(dataset.vocabularies, 1))
     placed = [plan[part.table] for part in parts]
     rows = [option.rows if option.tier == "level0" else option.hot_rows for option in placed]

@@ -1,7 +1,7 @@
-"""Plan of all tables: home, codec, cache and predictions of each; comparison with the memory that a run used.
+"""Plan of all tables (home, codec, cache and predictions of each), and its comparison with the memory that a run used.
 
-Parts that are upper bounds (a log's dead space and buffers, staging, workspace) may be unused. Any other part that is
-off by more than 5 % is a defect of the plan.
+Some predicted parts are upper bounds, which a run need not reach: a log's dead space and buffers, staging, workspace.
+The plan has a defect if any other part differs from the used bytes by more than 5 %.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from stratarec.planning.step_model import Nonnegative, StepTime, TableSeconds
 FORMAT = 1
 _Rows = Annotated[int, pydantic.Field(ge=0, lt=1 << 48)]
 _ADVICE = "plan again"
-# As many as parts of a table may be, which checkpoints say.
+# Checkpoints allow at most this many parts of a table.
 _MOST_RANKS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """A store on the block device: tables of one width and one codec share it."""
+    """A store on the block device. Tables with the same width and codec share it."""
 
     width: int
     codec: CodecConfig
@@ -52,39 +52,39 @@ class Log:
 
 @dataclass(frozen=True, kw_only=True)
 class TablePlacement:
-    """Home, codec and cache of one table, with predictions."""
+    """Home, codec and cache of one table, and predictions about it."""
 
     table: str
     rows: _Rows
     width: Count
     tier: Home
-    """Home of the rows; ``level0`` is float32 in DRAM or GPU memory without a cache."""
+    """Home of the rows; ``level0`` means float32 in DRAM or GPU memory, without a cache."""
     codec: CodecConfig
-    """Format at home."""
+    """Format of the rows in their home."""
     cache_rows: _Rows
-    """Slots in level 0, overflow included; all rows for ``level0``."""
+    """Number of slots in level 0, including the overflow; the number of rows for ``level0``."""
     ways: Count
-    """Slots of a set; 0 for ``level0``."""
+    """Slots per set; 0 for ``level0``."""
     bytes: Mapping[Memory, Mapping[str, Count]]
-    """``memory -> part -> bytes``, as `planning.bytes` says."""
+    """``memory -> part -> bytes``; `planning.bytes` describes the parts."""
     lookups: Nonnegative
-    """Ids of a batch."""
+    """Predicted ids per batch."""
     distinct: Nonnegative
-    """Distinct rows of a batch."""
+    """Predicted distinct rows per batch."""
     pinned: Count
-    """Rows that the batches in flight may pin at once, with margin."""
+    """Rows that the batches in flight may pin at once, with a margin."""
     misses: Nonnegative
-    """Distinct rows of a batch that are not in level 0 when it is staged, and are read from home."""
+    """Predicted distinct rows per batch that are not in level 0 when it is staged, and are read from their home."""
     seconds: TableSeconds
     hot_rows: _Rows = 0
-    """Number of first rows that have their own slots, in addition to the cache's."""
+    """Number of hot rows, which are the first rows of the table. They have slots in addition to the cache's slots."""
 
     def __post_init__(self) -> None:
         cached = self.tier != "level0"
         for name, least in (("rows", 1), ("width", 1), ("cache_rows", 1), ("ways", int(cached))):
             if getattr(self, name) < least:
                 raise ConfigError(f"table {self.table!r}: {name} is {getattr(self, name)}, expected at least {least}")
-        # One set and one overflow set are the minimum; beyond that a cache larger than its table is useless.
+        # A cache has at least one set and one overflow set. Apart from that, it need not be larger than its table.
         most = 2 * max(self.rows, self.ways)
         if self.cache_rows > most:
             raise ConfigError(
@@ -101,7 +101,7 @@ class TablePlacement:
 
     @property
     def log(self) -> Log | None:
-        """The log that it shares with other tables, if it is at home in one."""
+        """Log in which the table is stored together with others of its width and codec; None for another home."""
         return Log(width=self.width, codec=self.codec) if self.tier == "log" else None
 
     @property
@@ -111,18 +111,18 @@ class TablePlacement:
 
     @property
     def all_slots(self) -> int:
-        """Slots of the cache and of hot rows."""
+        """Number of slots of the cache and of hot rows together."""
         return self.cache_rows + self.hot_rows
 
     @property
     def hit_rate(self) -> float:
-        """Share of a batch's distinct rows that level 0 holds already."""
+        """Predicted share of a batch's distinct rows that are in level 0 already."""
         return 1 - self.misses / self.distinct if self.distinct else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Placement of all tables."""
+    """Placement of all tables of a model, with predictions."""
 
     tables: tuple[TablePlacement, ...]
     budgets: Mapping[Memory, Count | None]
@@ -131,15 +131,15 @@ class Plan:
     lookahead: int
     policy: CachePolicy
     workspace_bytes: Count
-    """Scratch memory of the update of each process, in `level0`."""
+    """Bytes of scratch memory for the update in each process, in `level0`."""
     output_bytes: Count
-    """Activations of the embedding layer and their gradient, in `level0`; not part of any budget."""
+    """Bytes of the embedding layer's activations and their gradients, in `level0`. No budget includes them."""
     fixed: TableSeconds = field(default_factory=TableSeconds)
-    """Seconds of a step whatever its batch: a share for each group of tables that are looked up together."""
+    """Seconds per step that do not depend on the batch: a cost for each group of tables that are looked up together."""
     ranks: Count = 1
-    """Processes that share the tables; budgets and bytes are totals of all processes."""
+    """Number of processes that share the tables. Budgets and bytes of tables are totals of all processes."""
     notes: tuple[str, ...] = ()
-    """Remarks for the user, in sentences."""
+    """Remarks for the user, as sentences."""
     format: int = FORMAT
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -157,7 +157,7 @@ class Plan:
             raise ConfigError(f"a table is placed twice in {', '.join(names)}")
 
     def __getitem__(self, table: str) -> TablePlacement:
-        """Return the placement of `table`."""
+        """Return the placement of `table`; `ConfigError` if the plan does not have it."""
         for placement in self.tables:
             if placement.table == table:
                 return placement
@@ -172,18 +172,18 @@ class Plan:
 
     @property
     def bytes(self) -> Parts:
-        """Bytes of all tables, of the logs and of the workspace of the update in each process."""
+        """Bytes of all tables, logs and workspaces, for all processes together."""
         logs = {placement.log for placement in self.tables} - {None}
         shared: list[Parts] = [*[SHARED_BYTES] * len(logs), {self.level0: {"workspace": self.workspace_bytes}}]
         return add_parts([*(placement.bytes for placement in self.tables), *shared * self.ranks])
 
     def used(self, memory: Memory) -> int:
-        """Bytes in one memory."""
+        """Return the planned bytes in one memory, for all processes together."""
         return in_memory(self.bytes, memory)
 
     @property
     def float32_bytes(self) -> int:
-        """Bytes of the tables if every row were in level 0."""
+        """Bytes that the tables would need if every row were in level 0, in float32."""
         parts = [placement.bytes[self.level0] for placement in self.tables]
         return sum(
             placement.rows * (part["slot weights"] + part.get("slot state", 0)) // placement.all_slots
@@ -192,12 +192,12 @@ class Plan:
 
     @property
     def seconds(self) -> TableSeconds:
-        """Predicted seconds of a step, all tables together."""
+        """Predicted seconds of table work per step, for all tables together."""
         return sum((placement.seconds for placement in self.tables), self.fixed)
 
     @property
     def step_seconds(self) -> float:
-        """Predicted seconds of the embedding part of a step."""
+        """Predicted seconds of the embedding layer per step, with work that overlaps counted once."""
         cores = float(self.level0 == "dram")
         return StepTime(
             samples=self.batch_size, tables=self.seconds, lookahead=self.lookahead, busy_share=cores
@@ -205,14 +205,14 @@ class Plan:
 
     @property
     def hit_rate(self) -> float:
-        """Share of a batch's distinct rows of tables under a cache that level 0 holds already."""
+        """Predicted share of a batch's distinct rows that are in level 0 already, over all tables under a cache."""
         cached = [placed for placed in self.tables if placed.tier != "level0"]
         distinct = sum(placed.distinct for placed in cached)
         return 1 - sum(placed.misses for placed in cached) / distinct if distinct else 1.0
 
     @property
     def summary(self) -> str:
-        """One line: bytes of the tables as planned, and as float32."""
+        """Text of one line with the bytes of the tables as planned and as float32, and the predicted hit rate."""
         cached = [placed for placed in self.tables if placed.tier != "level0"]
         used = ", ".join(
             f"{format_bytes(self.used(memory))} of {MEMORY_NAMES[memory]}" for memory in MEMORIES if self.used(memory)
@@ -232,7 +232,7 @@ class Plan:
         return as_html("Plan", [("summary", self.summary), *homes])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON data, with totals for readers."""
+        """Return plain JSON data, with totals under ``predicted`` for people who read it."""
         content: dict[str, Any] = pydantic.TypeAdapter(Plan).dump_python(self, mode="json")
         content["predicted"] = {
             "bytes": {memory: self.used(memory) for memory in self.budgets},
@@ -246,7 +246,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], origin: str = "plan") -> Plan:
-        """Read a plan that `to_dict` wrote."""
+        """Create a plan from data that `to_dict` returned; `DatasetError`, which names `origin`, if it is invalid."""
         if content.get("format") != FORMAT:
             raise DatasetError(f"{origin}: format {content.get('format')!r}, expected {FORMAT}; plan again")
         bare = {key: value for key, value in content.items() if key != "predicted"}
@@ -263,21 +263,22 @@ class Plan:
     @classmethod
     def load(cls, path: Path) -> Plan:
         """Read a plan from the file that `save` wrote."""
-        # A user may name a plan by a link of their own.
+        # Symbolic links are allowed here, because the user names the file.
         return cls.from_dict(
             read_unvalidated(path.resolve() if path.is_symlink() else path, FORMAT, _ADVICE), str(path)
         )
 
 
 def tier_config(plan: Plan, memory: MemoryConfig, name: str, device: str = "cpu") -> TierConfig:
-    """Return the tiers of `plan`; stores with files get a directory `name` under the paths of `memory`.
+    """Return the tier settings of the engine for a plan.
 
-    Rows are trained on `device` if the plan has them in GPU memory, and otherwise in DRAM.
+    Stores with files get a directory `name` under the paths of `memory`. Rows are trained on `device` if the plan has
+    them in GPU memory, otherwise in DRAM.
 
     Raises
     ------
     ConfigError
-        When the plan needs a path that `memory` does not name.
+        If the plan needs a path that `memory` does not name.
     """
     tables = {
         placed.table: TableTier(
@@ -298,7 +299,7 @@ def tier_config(plan: Plan, memory: MemoryConfig, name: str, device: str = "cpu"
             raise ConfigError(
                 f"the plan places table {table!r} in a {home} home: set {name_of_path}, a directory for it"
             )
-    # A plan has one number of ways; a table whole in level 0 has none.
+    # All cached tables of a plan have the same number of ways; tables entirely in level 0 have none.
     ways = max((placed.ways for placed in plan.tables if placed.tier != "level0"), default=memory.cache.ways)
     return TierConfig(
         device=device if plan.level0 == "hbm" else "cpu",
@@ -313,37 +314,37 @@ def tier_config(plan: Plan, memory: MemoryConfig, name: str, device: str = "cpu"
 
 
 TOLERANCE = 0.05
-"""Relative difference of used and predicted bytes beyond which a part is a defect of the plan."""
+"""The plan has a defect if used and predicted bytes differ by more than this share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Planned and used bytes of one part or memory."""
+    """Comparison of planned and used bytes, for one part or for a whole memory."""
 
     memory: Memory
     part: str
     predicted: int
-    """Bytes."""
+    """Planned bytes."""
     used: int
-    """Bytes."""
+    """Used bytes."""
     reserve: int = 0
-    """Predicted bytes that are upper bounds: leaving them unused is not a defect."""
+    """Bytes of `predicted` that are upper bounds. Not using them is no defect."""
 
     @property
     def off(self) -> float:
-        """Used over predicted, minus one; infinite where nothing was predicted."""
+        """Relative difference of used and predicted bytes; infinite if bytes were used but none predicted."""
         if not self.predicted:
             return float("inf") if self.used else 0.0
         return self.used / self.predicted - 1
 
     @property
     def defect(self) -> bool:
-        """Whether the plan is wrong by more than `TOLERANCE`."""
+        """Whether used and predicted bytes differ by more than `TOLERANCE`, apart from unused reserves."""
         return self.off > TOLERANCE or self.used < (1 - TOLERANCE) * (self.predicted - self.reserve)
 
 
 def compare_totals(plan: Plan, measured: Mapping[Memory, int]) -> list[Comparison]:
-    """Compare the total of each memory that the plan may use; `measured` is ``memory -> bytes``."""
+    """Compare planned and used bytes of each memory that the plan may use. `measured` maps memories to used bytes."""
     parts = plan.bytes
     return [
         Comparison(

@@ -1,9 +1,9 @@
-"""Popularity of a table's rows in a few thousand bins, and the misses of a cache that follow from it.
+"""Popularity of a table's rows, in a few thousand bins, and the cache misses that it predicts.
 
 `expected_misses` predicts the misses per batch after the cache has filled. A batch of n lookups uses a row of
 popularity p with probability q = 1 - (1 - p)^n. Lookups are assumed to be independent draws, because counts contain
-neither sessions nor drift. Compared with simulated caches on Zipf traces, misses are within 3 %; sets of 32 ways miss
-up to 5 % more."""
+neither sessions nor drift. Predicted misses are within 3 % of those of simulated caches on Zipf traces; caches with
+sets of 32 ways have up to 5 % more misses."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ from stratarec.errors import ConfigError
 
 Floats = NDArray[np.float64]
 
-# Each count below this has its own bin; above, bins are 1 % wide.
+# Each count below this has its own bin. Larger counts are in bins that are 1 % wide.
 _EXACT_COUNTS = 128
 _WIDTH = 0.01
 _CHUNK_ROWS = 1 << 22
-# Runs of equal bins that are kept in order of id. Frequency-ranked ids need about 1,700 and one for each tail bucket.
+# Maximum number of runs of rows in one bin that are kept in the order of ids. If ids are ranked by frequency, about
+# 1,700 runs are needed, and one for each tail bucket.
 _MOST_RUNS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Popularity:
-    """The rows of a table in bins of about equal popularity.
+    """Rows of a table, grouped into bins of about equal popularity.
 
     Lookups are assumed to be independent draws, because counts contain no other information.
     """
 
     rows: Floats
-    """``[bins]`` number of rows in each bin."""
+    """Number of rows in each bin, ``[bins]``."""
     share: Floats
-    """``[bins]`` probability that a lookup is of one given row in the bin."""
+    """Probability that a lookup is of one particular row in the bin, ``[bins]``."""
     by_id: bool
     """Whether bins are in the order of ids; if false, they are in descending order of `share`."""
 
     @classmethod
     def uniform(cls, rows: int) -> Popularity:
-        """Return the popularity of rows that are all equally popular, for which caches are least useful."""
+        """Return the popularity of rows that are all equally popular. A cache is least useful for such rows."""
         return cls(rows=np.array([float(rows)]), share=np.array([1.0 / rows]), by_id=True)
 
     @classmethod
@@ -52,8 +53,8 @@ class Popularity:
         Parameters
         ----------
         counts : ndarray
-            ``[rows]`` int64, in the order of ids. If all are zero, all rows are equally popular. They are read in
-            chunks, so the array may be a memory map.
+            ``[rows]`` int64 counts, in the order of ids. If all are zero, all rows are taken as equally popular. Counts
+            are read in chunks, so the array may be a memory map.
 
         Raises
         ------
@@ -70,12 +71,12 @@ class Popularity:
         return cls(rows=rows, share=lookups / rows / total, by_id=by_id)
 
     def times(self, factor: float) -> Popularity:
-        """Return the popularity if only the share `factor` of all lookups is of these rows."""
+        """Return the popularity of these rows if only the share `factor` of all lookups uses them."""
         return replace(self, share=self.share * factor)
 
     @classmethod
     def zipf(cls, rows: int, exponent: float) -> Popularity:
-        """Return the popularity of rows whose lookups are proportional to ``(r + 1) ** -exponent``, without counts."""
+        """Return the popularity of rows if row r has a share of lookups proportional to ``(r + 1) ** -exponent``."""
         heads = np.arange(1.0, min(rows, _EXACT_COUNTS) + 1)
         edges = np.geomspace(len(heads) + 0.5, rows + 0.5, 2000) if rows > len(heads) else np.zeros(1)
         size = np.diff(edges)
@@ -95,28 +96,28 @@ class Popularity:
         return float(self.rows[self.share > 0].sum())
 
     def touched(self, lookups: float) -> Floats:
-        """Return ``[bins]`` probabilities that a row of the bin is among `lookups` draws: 1 - (1 - p)^lookups."""
+        """Return, for each bin, the probability that `lookups` draws include a given row: 1 - (1 - p)^lookups."""
         chance: Floats = -np.expm1(self._log_missed * lookups)
         return chance
 
     def rate(self, lookups: float) -> Floats:
-        """Return ``[bins]`` lambda of a row, defined by ``touched(lookups) == 1 - exp(-lambda)``."""
+        """Return the rate lambda of a row in each bin. It is defined by ``touched(lookups) == 1 - exp(-lambda)``."""
         rate: Floats = -self._log_missed * lookups
         return rate
 
     def distinct(self, lookups: float) -> float:
-        """Return the expected distinct rows among `lookups` draws."""
+        """Return the expected number of distinct rows among `lookups` draws."""
         return float(self.rows @ self.touched(lookups))
 
     @property
     def _log_missed(self) -> Floats:
-        # A table of one row has p = 1; the bound keeps 0 lookups of it at 0 rows.
+        # In a table of one row p is 1, so the logarithm would be infinite, and 0 lookups would not give 0 rows.
         logs: Floats = np.log1p(-np.minimum(self.share, 1 - 1e-15))
         return logs
 
 
 class _Runs:
-    """Runs of consecutive rows whose counts are in the same bin; a histogram if there are too many runs."""
+    """Collects runs of consecutive rows with counts in the same bin, or only a histogram if there are too many runs."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[NDArray[np.int64], Floats, Floats]] = []
@@ -137,7 +138,7 @@ class _Runs:
         self._runs += len(starts)
 
     def result(self) -> tuple[Floats, Floats, bool]:
-        """Return the numbers of rows and lookups of each bin, and whether bins are in the order of ids."""
+        """Return the number of rows and the number of lookups of each bin, and whether bins are in the order of ids."""
         bins, rows, lookups = (np.concatenate(column) for column in zip(*self._parts, strict=True))
         if not self._ordered:
             bins, rows, lookups = _histogram(bins, rows, lookups)
@@ -146,7 +147,7 @@ class _Runs:
 
 
 def _bins(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bin of each count; larger counts never have a smaller bin."""
+    """Return the bin of each count. The bin of a larger count is never smaller."""
     large = np.maximum(counts, _EXACT_COUNTS) / _EXACT_COUNTS
     wide = _EXACT_COUNTS + (np.log(large) / np.log1p(_WIDTH)).astype(np.int64)
     bins: NDArray[np.int64] = np.where(counts < _EXACT_COUNTS, counts, wide)
@@ -154,7 +155,7 @@ def _bins(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _histogram(bins: NDArray[np.int64], rows: Floats, lookups: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Add the runs of each bin; return bins in ascending order."""
+    """Add the rows and lookups of runs in the same bin, and return bins, rows and lookups by ascending bin."""
     distinct, place = np.unique(bins, return_inverse=True)
     return distinct, np.bincount(place, rows).astype(np.float64), np.bincount(place, lookups).astype(np.float64)
 
@@ -165,19 +166,19 @@ _STEPS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class CacheDemand:
-    """Cache size, policy and lookups of a batch."""
+    """Size and policy of a cache, and the lookups of a batch."""
 
     lookups: float
-    """Ids of a batch."""
+    """Number of ids per batch."""
     slots: float
     """Number of slots, without the overflow area."""
     policy: CachePolicy
-    """Policy of eviction. ``lru`` is predicted by Che's approximation. With ``rank`` the rows with the smallest ids
-    stay, except for slots that other rows of the batches in flight need; this is exact, apart from the division of
-    slots into sets. ``lfu`` is predicted like ``rank`` with rows in descending order of popularity, to which its
-    counters converge."""
+    """Eviction policy. ``lru`` is predicted by Che's approximation. With ``rank``, rows with the smallest ids stay in
+    all slots that other rows of the batches in flight do not need; this prediction is exact, apart from the division
+    of slots into sets. ``lfu`` is predicted like ``rank`` with rows by falling popularity, because its counters
+    converge to that order."""
     lookahead: int
-    """Number of batches staged ahead. The rows of the last lookahead + 1 batches are not evicted."""
+    """Number of batches that are staged ahead. The rows of the last lookahead + 1 batches are not evicted."""
 
 
 def expected_misses(popularity: Popularity, demand: CacheDemand) -> float:
@@ -196,7 +197,7 @@ def expected_misses(popularity: Popularity, demand: CacheDemand) -> float:
 
 
 def _in_order(popularity: Popularity, policy: CachePolicy) -> Popularity:
-    """Sort the bins in the order in which the policy keeps rows."""
+    """Return the popularity with bins in the order in which the policy prefers to keep rows."""
     if policy == "rank" and not popularity.by_id:
         raise ConfigError("memory.cache.policy is rank, but the ids are not ranked by frequency; use lru or lfu")
     if policy != "lfu":
@@ -206,20 +207,21 @@ def _in_order(popularity: Popularity, policy: CachePolicy) -> Popularity:
 
 
 def _idle(popularity: Popularity, demand: CacheDemand) -> Floats:
-    """Return ``[bins]`` lambda T, where T is the number of batches without use after which a row is evicted."""
+    """Return lambda T for each bin. T is the number of batches without use after which a row is evicted."""
     if demand.policy != "lru":
         return popularity.rate(demand.lookups * (demand.lookahead + 1))
-    # Che, Tung and Wang, "Hierarchical Web caching systems", IEEE JSAC 20(7), 2002, equation (3): the characteristic
-    # time T is the one in which as many distinct rows are touched as there are slots.
+    # Che, Tung and Wang, "Hierarchical Web caching systems", IEEE JSAC 20(7), 2002, equation (3): in the characteristic
+    # time T, the number of distinct rows that are touched equals the number of slots.
     return popularity.rate(
         demand.lookups * _rises_to(lambda batches: popularity.distinct(demand.lookups * batches), demand.slots)
     )
 
 
 def _passing(popularity: Popularity, demand: CacheDemand) -> Floats:
-    """Return the ``[bins]`` share of rows without a permanent slot: with policy ``rank``, those after the first R.
+    """Return the share of rows in each bin that have no permanent slot, ``[bins]``.
 
-    R is the number of slots that remain if the other rows of lookahead + 1 batches have slots too.
+    With ``lru`` these are all rows. With the other policies these are all rows except the first R. R is the number of
+    slots that remain free if the other rows of lookahead + 1 batches have slots, too.
     """
     if demand.policy == "lru":
         return np.ones_like(popularity.rows)
@@ -238,7 +240,7 @@ def _passing(popularity: Popularity, demand: CacheDemand) -> Floats:
 
 
 def _rises_to(rising: Callable[[float], float], target: float) -> float:
-    """Return the time at which an increasing function reaches `target`; a very long time if it never does."""
+    """Return the argument at which an increasing function reaches `target`; a very large number if it never does."""
     low, high = 0.0, 1.0
     while rising(high) < target:
         low, high = high, high * 4
