@@ -1,28 +1,29 @@
 """Score whole splits, compute metrics, rank within groups, and fit the calibration of probabilities.
 
-``train.calibration`` fits a map of a model's logits on the validation split. ``auto`` prefers a simpler kind unless
-another has a lower log loss on samples that it was not fitted to, by more than a standard error of the difference;
-isotonic regression needs many samples.
+``train.calibration`` chooses the kind of a map that corrects a model's logits; the map is fitted on the validation
+split. ``auto`` uses a more complex kind only if its log loss on samples to which it was not fitted is lower by more
+than one standard error of the difference, and isotonic regression only with many samples. The kinds are
 
-*shift*: a number added to all logits, so that on average they predict the observed rate of positives. It corrects class
-weights, whose effect on a model that fits its weighted samples is a shift by the logarithm of the weight. The shift is
-regularized towards 0 with the weight of 100 positives, because the rate of a small split is mostly chance.
+*shift*: One number is added to all logits, so that they predict the observed rate of positives on average. It corrects
+class weights, which shift the logits of a well fitted model by the logarithm of the weight. The shift is regularized
+towards 0 with the weight of 100 positives, because the rate in a small split is mostly chance.
 
-*platt*: a line a x + b by logistic regression on the logit x (Platt 1999) with smoothed labels
+*platt*: The logit x becomes a x + b, with a and b from a logistic regression (Platt 1999) on smoothed labels. With P
+positives and N negatives, the labels are
 
-    t = (P + 1) / (P + 2) of positives and 1 / (N + 2) of negatives, with P positives and N negatives,
+    t = (P + 1) / (P + 2) for positives, 1 / (N + 2) for negatives
 
-so that the fit is finite when the logit separates the classes; by Newton's method with halved steps (Lin, Lin, Weng
-2007).
+Smoothing keeps the fit finite if the logit separates the classes. It is computed by Newton's method with halved steps
+(Lin, Lin, Weng 2007).
 
-*isotonic*: centred isotonic regression (Oron and Flournoy 2017): the rate of each block that isotonic regression joins,
-at the mean logit of its samples, with lines between, here lines of logits. Unlike the steps of plain isotonic
-regression they keep the order of samples, and so the AUC. Beyond the outermost knots logits are only shifted, because
-no sample was seen there.
+*isotonic*: Centred isotonic regression (Oron and Flournoy 2017). Isotonic regression joins samples to blocks; each
+block gives one knot with the mean logit of its samples and the logit of their rate. The map is a line between two
+knots. Plain isotonic regression has steps instead, which make scores equal; lines keep the order of samples and so the
+AUC. Beyond the outermost knots, logits are only shifted, because there were no samples.
 
-The map is not part of the training state: it is fitted once the checkpoint to test is chosen, ``result.json`` holds it
-with the name of that checkpoint, and `open_run` gives it to the network. Prior shift is not corrected: a map fitted on
-one period says nothing about the rate of the next day.
+The map is not part of the training state. It is fitted when the checkpoint to test has been chosen. ``result.json``
+stores it with the name of that checkpoint, and `open_run` adds it to the network. A change of the rate of positives
+after the fit is not corrected: a map that was fitted on one period says nothing about the next day's rate.
 """
 
 from __future__ import annotations
@@ -55,21 +56,21 @@ class ScoredSamples(NamedTuple):
     """Labels, logits, users and weights of scored samples."""
 
     label: NDArray[np.float32]
-    """``[N]``, or ``[N, T]`` of several labels; NaN if a label is not known."""
+    """Labels ``[N]``, or ``[N, T]`` if there are several; NaN if a label is not known."""
     logit: NDArray[np.float32]
-    """``[N]`` or ``[N, T]``."""
+    """Logits ``[N]`` or ``[N, T]``."""
     user: NDArray[np.int64]
-    """``[N]``, or empty if samples have no user."""
+    """Users ``[N]``; empty if samples have no user."""
     weight: NDArray[np.float32]
-    """``[N]``, or empty if samples have no weight."""
+    """Weights ``[N]``; empty if samples have no weight."""
 
     @classmethod
     def joined(cls, parts: Iterable[ScoredSamples]) -> ScoredSamples:
-        """Concatenate parts."""
+        """Concatenate parts of scored samples."""
         return cls(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def of(self, rows: NDArray[np.int64]) -> ScoredSamples:
-        """Select rows."""
+        """Return the samples with these indices."""
         return ScoredSamples._make(column[rows] if len(column) else column for column in self)
 
 
@@ -84,10 +85,11 @@ def logits(
     mesh: Mesh | None = None,
     portions: int = 1,
 ) -> Iterator[list[ScoredSamples]]:
-    """Yield for each batch the samples scored by each rank; `check` is called before a batch and may raise.
+    """Score a split, and yield for each batch a list with the scored samples of each rank.
 
-    Batches have the order of storage, and ranks within a batch the order of their samples. With several portions this
-    holds within each portion, and a rank reads only the portions that it scores.
+    `check` is called before each batch and may raise to stop. Batches are in the order in which the data set stores
+    samples, and within a batch, so are the ranks' parts. With several portions, this order holds only within each
+    portion, and a rank reads only the portions that it scores.
     """
     mesh = mesh or Mesh.alone()
     share = BatchShare(rank=mesh.place, ranks=mesh.ranks)
@@ -98,7 +100,7 @@ def logits(
     try:
         for batch in loader.epoch(0):
             check()
-            # Left before the yield: these torch settings belong to the thread, and the caller must not see them.
+            # These torch settings apply to the thread, so they must be restored before the yield returns to the caller.
             with torch.no_grad(), autocast(precision, model.device):
                 mine = _scored(model, batch)
             by_rank = [ScoredSamples(*columns) for columns in zip(*(_of_all(mesh, part) for part in mine), strict=True)]
@@ -119,25 +121,25 @@ def score_split(
     check: Callable[[], None] = lambda: None,
     mesh: Mesh | None = None,
 ) -> ScoredSamples:
-    """Score all samples of a split; every rank gets all of them, see `logits`."""
+    """Score all samples of a split, and return them in the order in which the data set stores them, on every rank."""
     parts = logits(
         model, dataset, split, precision=precision, progress=progress, check=check, mesh=mesh,
         portions=1 if mesh is None else mesh.ranks,
     )  # fmt: skip
-    # Parts of a rank are contiguous in storage, so sums have the same order as in one process.
+    # The parts that a rank scores are contiguous in the split, so the order is the same as in one process.
     return ScoredSamples.joined(ScoredSamples.joined(of_rank) for of_rank in zip(*parts, strict=True))
 
 
 def evaluate_split(
     model: CTRModel, dataset: Dataset, split: str, **options: Any
 ) -> tuple[dict[str, Metrics], ScoredSamples]:
-    """Return the metrics of each label on a split, and its scored samples; `options` are those of `score_split`."""
+    """Return the metrics of each label on a split, and the scored samples. `score_split` describes the `options`."""
     samples = score_split(model, dataset, split, **options)
     return measured(dataset.schema.label_columns, samples), samples
 
 
 def measured(names: Sequence[str], samples: ScoredSamples) -> dict[str, Metrics]:
-    """Compute the metrics of each label."""
+    """Return the metrics of each label, by name, for scored samples."""
     return evaluate_labels(
         names,
         samples.label,
@@ -148,7 +150,7 @@ def measured(names: Sequence[str], samples: ScoredSamples) -> dict[str, Metrics]
 
 
 def score(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
-    """Return the logits of a batch; `TrainingError` if one is not a number."""
+    """Return the logits of a batch; `TrainingError` if a logit is NaN, or if the device has too little memory."""
     try:
         logits: NDArray[np.float32] = model(batch).cpu().numpy()
     except torch.OutOfMemoryError as error:
@@ -156,7 +158,7 @@ def score(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
             f"{model.device} has too little memory to score {batch.size:,} samples at a time: leave the network on the "
             "cpu"
         ) from error
-    # Rows are not checked when they are loaded, because most of them are never used.
+    # Scores are checked because rows are not: most rows that are loaded are never used.
     if np.isnan(logits).any():
         raise TrainingError(
             "a score is not a number: rows or weights of the model are not finite, or overflow; run `stratarec check` "
@@ -166,7 +168,7 @@ def score(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
 
 
 def _scored(model: CTRModel, batch: Batch) -> ScoredSamples:
-    # A rank without samples in this batch must still serve its rows to the others.
+    # A rank without samples in this batch must still send its rows to the other ranks.
     scores = score(model, batch) if batch.size else _no_logits(model, batch)
     users = np.empty(0, dtype=np.int64) if batch.user is None else batch.user.cpu().numpy()
     weights = np.empty(0, dtype=np.float32) if batch.weight is None else batch.weight.cpu().numpy()
@@ -174,7 +176,7 @@ def _scored(model: CTRModel, batch: Batch) -> ScoredSamples:
 
 
 def _of_all(mesh: Mesh, mine: NDArray[Any]) -> list[NDArray[Any]]:
-    """Gather an array of each rank, in the order of their samples."""
+    """Return the arrays of all ranks, in the order of the ranks' samples."""
     if mesh.ranks == 1:
         return [mine]
     by_rank = mesh.rows.gather(mine.tobytes())
@@ -187,7 +189,10 @@ def _no_logits(model: CTRModel, batch: Batch) -> NDArray[np.float32]:
 
 
 def chosen_split(dataset: Dataset, split: str | None) -> str:
-    """Return `split`, or by default the test split, or the validation split; `DatasetError` if it is empty."""
+    """Return `split`, or if it is None, the test split, or the validation split if there are no test samples.
+
+    Raises `DatasetError` if the chosen split has no samples.
+    """
     chosen = split or next((name for name in ("test", "valid") if dataset.samples(name)), "test")
     if not dataset.samples(chosen):
         others = ", ".join(name for name in dataset.splits if dataset.samples(name))
@@ -207,16 +212,16 @@ def rank_within(
     at: Sequence[int],
     grouped: NDArray[np.bool_] | None = None,
 ) -> dict[str, Ranked]:
-    """Compute ranking metrics of each label within groups of samples.
+    """Compute the ranking metrics of each label, for samples that are ranked within groups.
 
     Parameters
     ----------
     group : array
         ``[N]`` number of each sample's group.
     at : sequence of int
-        Cutoffs K of NDCG and the other metrics at K.
+        Cutoffs K of NDCG and other metrics at K.
     grouped : array or None
-        ``[N]`` whether a sample has a group; None if all have.
+        ``[N]`` booleans that say whether a sample has a group; None if all samples have one.
     """
     ranked, grouped = {}, np.ones(len(group), dtype=np.bool_) if grouped is None else grouped
     for place, name in enumerate(labels):
@@ -228,7 +233,7 @@ def rank_within(
             weight = samples.weight[chosen] if len(samples.weight) else None
             groups = RankedGroups(label[chosen], score[chosen], group[chosen], weight)
             by_cutoff = [groups.figures(places) for places in at]
-            # Metrics at K first, in the order of the options.
+            # Metrics at K come first, in the order of `at`.
             figures = estimates({name: one[name] for name in _sorted(by_cutoff) for one in by_cutoff if name in one})
         ranked[name] = Ranked(
             groups=len(np.unique(group[chosen])), ungrouped=int((has_label & ~grouped).sum()), figures=figures
@@ -237,17 +242,17 @@ def rank_within(
 
 
 def _sorted(by_cutoff: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return the metric names: NDCG at every cutoff, then recall at every cutoff, and so on."""
+    """Return the names of metrics in order: NDCG at every cutoff, then recall at every cutoff, and so on."""
     return list(dict.fromkeys(name for names in zip(*by_cutoff, strict=True) for name in names))
 
 
 def split_groups(dataset: Dataset, split: str, samples: ScoredSamples, by: str) -> NDArray[np.int64]:
-    """Return the user or the session of each sample of a split, in the order of storage.
+    """Return the number of each sample's user or session, in the order in which the data set stores samples.
 
     Raises
     ------
     ConfigError
-        If `by` is neither, or the data set was prepared without it.
+        If `by` is neither ``user`` nor ``session``, or the data set was prepared without such a column.
     """
     check_group_column(dataset.schema, by)
     if by == "user" or not dataset.schema.user:
@@ -256,7 +261,7 @@ def split_groups(dataset: Dataset, split: str, samples: ScoredSamples, by: str) 
 
 
 def check_group_column(schema: Schema, by: str, option: str = "--rank-by") -> None:
-    """Refuse a key that a prepared data set does not have."""
+    """Raise `ConfigError` if samples of a prepared data set cannot be grouped by `by`."""
     if by not in ("user", "session"):
         raise ConfigError(
             f"{option} {by}: a prepared data set knows user and session of its samples; name one of these, or raw logs"
@@ -266,12 +271,12 @@ def check_group_column(schema: Schema, by: str, option: str = "--rank-by") -> No
 
 
 def column_of(schema: Schema, by: str) -> str:
-    """Return the column of raw logs for ``user``, ``session`` or a column name."""
+    """Return the name of a column in raw logs: the user's or session's column, or `by` if it already is a name."""
     return {"user": schema.user, "session": schema.session}.get(by) or by
 
 
 def value_groups(values: pl.Series) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return a number for each value of a column, and which values are not null."""
+    """Return, for each row, a number that identifies the value of a column, and whether that value is not null."""
     return values.rank("dense").fill_null(0).to_numpy().astype(np.int64), values.is_not_null().to_numpy()
 
 
@@ -279,26 +284,29 @@ Doubles = NDArray[np.float64]
 
 IDENTITY = LogitMap(knots=(0.0,), values=(0.0,), slopes=(1.0, 1.0))
 _MOST_STEPS, _LEAST_SLOPE = 100, 1e-3
-# Prior weight of a shift of 0, in positives.
+# Weight of the regularization of a shift towards 0, as a number of positives.
 _DOUBT = 100.0
-# Isotonic regression groups samples into cells of logits, which bounds the number of knots.
+# Isotonic regression groups samples into cells of similar logits, which limits the number of knots.
 _CELLS_PER_LOGIT = 256
-# Parts of the samples that maps are compared on, each scored by the map of the others; samples from which isotonic
-# regression is compared.
+# To compare kinds, samples are divided into this many parts, and each part is scored by a map that was fitted on the
+# others. Isotonic regression is compared only with at least this many samples.
 _PARTS, _MANY = 5, 10_000
 
 
 def fit(
     kinds: Sequence[CalibrationKind], samples: ScoredSamples, current: Sequence[LogitMap] = ()
 ) -> tuple[LogitMap, ...]:
-    """Fit the map of each label on samples whose label is known; return nothing if no map would change a score.
+    """Fit a map for each label, on the samples in which that label is known.
+
+    Returns an empty tuple if no map changes a score.
 
     Parameters
     ----------
     kinds : sequence of str
-        Kinds from the simplest on; see `TrainConfig.fitted`.
+        Kinds of maps to choose from, the simplest one first (`TrainConfig.fitted`).
     current : sequence of LogitMap
-        Maps that are kept for ``none``, and where all samples have one class; by default the identity.
+        Map of each label that is used for the kind ``none``, and if all samples have one class. By default the
+        identity.
     """
     labels = samples.label.reshape(len(samples.label), -1).T
     logits = samples.logit.reshape(len(samples.logit), -1).T
@@ -309,7 +317,7 @@ def fit(
 
 
 def corrected_by(maps: Sequence[LogitMap], samples: ScoredSamples) -> ScoredSamples:
-    """Return the samples with calibrated logits; no maps leave them as they are."""
+    """Return the samples with logits corrected by `maps`, or unchanged if there are no maps."""
     return (
         samples
         if not maps
@@ -318,7 +326,7 @@ def corrected_by(maps: Sequence[LogitMap], samples: ScoredSamples) -> ScoredSamp
 
 
 def _known(label: NDArray[np.float32], logit: NDArray[np.float32], weight: Doubles) -> tuple[Doubles, Doubles, Doubles]:
-    """Return label, logit and weight of the samples that have a label, with a mean weight of 1."""
+    """Return the label, logit and weight of the samples with a known label. Weights are scaled to a mean of 1."""
     chosen = ~np.isnan(label) & (weight > 0)
     truth, score, scale = (column[chosen].astype(np.float64) for column in (label, logit, weight))
     return truth, score, scale / scale.mean() if len(scale) else scale
@@ -327,14 +335,14 @@ def _known(label: NDArray[np.float32], logit: NDArray[np.float32], weight: Doubl
 def _fit(
     kinds: Sequence[CalibrationKind], current: LogitMap, truth: Doubles, score: Doubles, scale: Doubles
 ) -> LogitMap:
-    """Return the map of the best kind, which replaces a simpler kind only beyond a standard error."""
+    """Return the map of the best kind. A more complex kind is better only if it gains more than a standard error."""
 
     def mapped(kind: CalibrationKind, chosen: slice | NDArray[np.bool_]) -> LogitMap:
         has_both = 0 < truth[chosen].sum() < len(truth[chosen])
         return _FITS[kind](truth[chosen], score[chosen], scale[chosen]) if kind != "none" and has_both else current
 
     def losses(kind: CalibrationKind) -> Doubles:
-        """Return the log loss of each sample by a map of the other parts."""
+        """Return the log loss of each sample, scored by a map that was fitted on the other parts."""
         part, output = np.arange(len(truth)) * _PARTS // len(truth), np.empty(len(truth))
         for number in range(_PARTS):
             held = part == number
@@ -367,16 +375,16 @@ def _platt(truth: Doubles, score: Doubles, scale: Doubles) -> LogitMap:
     positive, negative = float((scale * truth).sum()), float((scale * (1 - truth)).sum())
     target = np.where(truth > 0, (positive + 1) / (positive + 2), 1 / (negative + 2))
     slope, offset = _newton(score, target, scale, free=True)
-    if slope < _LEAST_SLOPE:  # scores without information must not be reversed
+    if slope < _LEAST_SLOPE:  # a negative slope would reverse the order of scores
         slope, offset = _newton(score * _LEAST_SLOPE, target, scale, free=False)
         slope *= _LEAST_SLOPE
     return LogitMap(knots=(0.0,), values=(offset,), slopes=(slope, slope))
 
 
 def _newton(score: Doubles, target: Doubles, scale: Doubles, *, free: bool, doubt: float = 0.0) -> tuple[float, float]:
-    """Return slope and offset of minimal weighted cross-entropy plus `doubt` / 2 times the squared offset.
+    """Return the slope and offset of a line of logits, fitted by Newton's method.
 
-    The slope is 1 unless it is `free`.
+    They minimize the weighted cross-entropy plus `doubt` / 2 times the squared offset. The slope is 1 unless `free`.
     """
     line = np.array([1.0, 0.0])
     columns = np.stack([score if free else np.zeros_like(score), np.ones_like(score)])
@@ -419,7 +427,10 @@ def _isotonic(truth: Doubles, score: Doubles, scale: Doubles) -> LogitMap:
 
 
 def _inside(rate: Doubles, mass: Doubles) -> Doubles:
-    """Move rates of 0 and 1 inside the interval: half a sample more of the class that is missing."""
+    """Replace a first rate of 0 and a last rate of 1, which have no finite logit, by rates between 0 and 1.
+
+    The new rates are computed as if the block had half a sample of the missing class.
+    """
     inside = rate.copy()
     if rate[0] == 0:
         inside[0] = min(0.5 / (mass[0] + 1), rate[1] / 2)

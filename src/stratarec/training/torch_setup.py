@@ -1,8 +1,8 @@
-"""Set up torch: process-wide settings, the optimizer of the network, and the device that the network is on.
+"""Set up torch: settings of the process, the optimizer of the network, and the device of the network.
 
-A device other than the CPU is used only if `stratarec doctor --gpu` verified it on this machine. The result is stored
-in ``$XDG_CACHE_HOME/stratarec/gpu.json`` with machine, GPU, driver, torch version and a hash of StrataRec's code; if
-any of these changes, the device must be verified again.
+A device other than the CPU is used only if `stratarec doctor --gpu` has verified it on this machine. The result is
+stored in ``$XDG_CACHE_HOME/stratarec/gpu.json``, with the machine, GPU, driver, torch version and a hash of StrataRec's
+code. If any of these changes, the device must be verified again.
 """
 
 from __future__ import annotations
@@ -37,21 +37,20 @@ from stratarec.recipe.train_section import DenseOptimizerConfig
 
 @contextmanager
 def torch_settings(*, threads: int = 0, seed: int = 0) -> Iterator[None]:
-    """Use deterministic algorithms, `threads` (0 for no change) and a random seed; restore all settings afterwards.
+    """Use deterministic algorithms, a number of threads and a random seed inside the context.
 
-    Notes
-    -----
-    The settings apply to the process: trainings on several threads of one process need the same settings.
+    With 0 `threads`, their number does not change. All settings are restored afterwards. They apply to the whole
+    process, so two runs that train in one process at the same time need the same settings.
     """
     options: Any = torch.utils.deterministic
     before, fills = torch.get_num_threads(), options.fill_uninitialized_memory
-    # Not `torch.use_deterministic_algorithms`, which also tells torch's compiler and imports it for that.
+    # `torch.use_deterministic_algorithms` would also import torch's compiler, to pass the setting to it.
     strictness = torch.get_deterministic_debug_mode()
     try:
         if threads:
             torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode("error")
-        # Filling every new tensor is not needed: nothing here reads memory that it has not written.
+        # torch need not fill every new tensor, because this package never reads memory that it has not written.
         options.fill_uninitialized_memory = False
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
@@ -113,7 +112,7 @@ def bf16_slowness() -> float:
 
 
 def peak_rss_bytes() -> int:
-    """Return the largest resident memory of this process so far."""
+    """Return the peak of this process's resident memory so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -122,12 +121,13 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def device_of(name: str, ranks: int = 1, field: str = "train.device") -> torch.device:
-    """Return the device of a name.
+    """Return the torch device with this name. `field` is the name of the setting in error messages.
 
     Raises
     ------
     ConfigError
-        If the machine lacks it, it was not verified here, or there are several ranks.
+        If the machine does not have the device, if it was not verified on this machine, or if it is not the CPU and
+        there are several ranks.
     """
     if name == "cpu":
         return CPU
@@ -147,7 +147,7 @@ def device_of(name: str, ranks: int = 1, field: str = "train.device") -> torch.d
 
 
 def about(device: torch.device) -> dict[str, str]:
-    """Return host, device, driver and versions that a verification is valid for."""
+    """Return the host, device, driver and versions for which a verification of the device is valid."""
     named: Any = getattr(torch.get_device_module(device), "get_device_name", None)
     driver = ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -162,12 +162,15 @@ def about(device: torch.device) -> dict[str, str]:
 
 
 def largest_fitting_batch(model: CTRModel, dataset: Dataset, config: LoaderConfig, precision: str) -> int:
-    """Return the largest batch size, by halving, that can be trained in the memory of the device; 0 if none can."""
+    """Return a batch size with which a step fits in the memory of the device, or 0 if there is none.
+
+    It is found by halving the configured batch size until a step fits.
+    """
     size = config.batch_size
     while size > 1:
         size //= 2
         with contextlib.suppress(torch.OutOfMemoryError):
-            # Memory for gradients and two moments of an optimizer.
+            # Occupies as much memory as gradients and the two moments of an optimizer need.
             spare = [torch.empty_like(weight) for weight in model.network.parameters() for _ in range(3)]
             batch = next(Loader(dataset, "train", replace(config, batch_size=size)).batches(0, 0))
             with torch.no_grad():
@@ -182,12 +185,12 @@ def largest_fitting_batch(model: CTRModel, dataset: Dataset, config: LoaderConfi
 
 
 def record_file() -> Path:
-    """Return the path of the file with verifications."""
+    """Return the path of the file in which verifications of devices are stored."""
     return cache_directory() / "gpu.json"
 
 
 def verified(device: torch.device) -> dict[str, float] | None:
-    """Return the figures of a device whose verification is valid; None if there is none."""
+    """Return the figures that were measured when a device was verified; None without a valid verification."""
     mine = about(device)
     return next((entry["figures"] for entry in _entries() if entry["about"] == mine), None)
 
@@ -198,7 +201,7 @@ def measured_rates(device: torch.device) -> DeviceRates:
     Raises
     ------
     ConfigError
-        If there are none.
+        If the device was not measured on this machine.
     """
     figures = verified(device)
     if figures is None or figures.keys() != {field.name for field in fields(DeviceRates)} - {"origin", "device"}:
@@ -210,7 +213,7 @@ def measured_rates(device: torch.device) -> DeviceRates:
 
 
 def record(device: torch.device, figures: Mapping[str, float]) -> None:
-    """Store that a device was verified."""
+    """Store that a device was verified, with the measured figures."""
     mine = about(device)
     others = [entry for entry in _entries() if entry["about"]["device"] != mine["device"]]
     write_json(record_file(), [*others, {"about": mine, "figures": dict(figures)}])
