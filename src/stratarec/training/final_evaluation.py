@@ -1,6 +1,7 @@
-"""Evaluate the test split once at the end of a run, and write result and report.
+"""Evaluate the test split once at the end of a run, and write the result and the report.
 
-The weights tested are the best ones by validation, or the last ones without validation.
+The tested weights are from the checkpoint that is best on the validation split, or from the last one without such a
+split.
 """
 
 from __future__ import annotations
@@ -62,31 +63,33 @@ class TrainResult(dict[str, Any]):
 
 @dataclass(frozen=True, kw_only=True)
 class FinalEvaluation:
-    """Test of a trained model, its result and its report."""
+    """Tests a trained model, and writes the result and the report of the run."""
 
     run: Path
     recipe: Recipe
     dataset: Dataset
     model: CTRModel
-    """Model with the weights to test."""
+    """Model that has the weights to test."""
     plan: Plan | None
     progress: Progress
     check: Callable[[], None]
-    """Called before each batch; raises `Stopped` if the user asked to stop."""
+    """Function that is called before each batch. It raises `Stopped` if the user asked to stop."""
     mesh: Mesh
-    """Processes that test together; the first rank writes."""
+    """Processes that test together. Only the first rank writes files."""
     figures: Callable[[], list[dict[str, float]]]
-    """Returns the `RankFigures` of all ranks."""
+    """Function that returns the `RankFigures` of all ranks."""
     sharing: str
-    """How the run shared its cores with other processes, in one line; empty if it did not."""
+    """Text of one line about how the run shared its cores with other processes; empty if it did not."""
 
     def write(self, state: TrainingState, path: Path) -> dict[str, Any]:
-        """Test, and write result and report; `path` is the checkpoint of the tested weights.
+        """Test the model, write the result and the report, and return the result.
+
+        `path` is the checkpoint that has the tested weights.
 
         Raises
         ------
         Interrupted
-            When the user stops the test; nothing is written then.
+            If the user stops the test. Nothing is written then.
         """
         result: dict[str, Any] = {
             "checkpoint": path.name,
@@ -130,7 +133,7 @@ class FinalEvaluation:
         return result
 
     def _gather_reasons(self, state: TrainingState) -> None:
-        """Collect from all ranks the reasons why another run may differ in its last bits."""
+        """Add to `state` the reasons of all ranks why another run may differ in its last bits."""
         reasons, say = {tuple(entry) for entry in state.may_differ}, self.progress.say
         for rank, text in enumerate(self.mesh.rows.gather(json.dumps(state.may_differ).encode())):
             for step, reason in json.loads(text):
@@ -139,9 +142,9 @@ class FinalEvaluation:
                     say(f"rank {rank}: {reason}: from step {step:,} on another run may differ in its last bits")
 
     def _outcome(self, path: Path) -> tuple[dict[str, Any], tuple[LogitMap, ...], dict[str, ScoredSamples]]:
-        """Return metrics of the test split, the calibration, and the scored samples of both splits.
+        """Return the metrics of the test split, the calibration, and the scored samples of both splits.
 
-        With a calibration, there are also metrics of validation, and uncalibrated ones.
+        With a calibration, the metrics also include those of the validation split, and those without the calibration.
         """
         kinds = self.recipe.train.fitted
         samples = {"test": self._evaluated("test", path)} if self.dataset.samples("test") else {}
@@ -156,7 +159,7 @@ class FinalEvaluation:
         return {**metrics, "uncalibrated": plain, "calibration": [curve.to_dict() for curve in maps]}, maps, samples
 
     def _importance(self, maps: Sequence[LogitMap]) -> dict[str, Any] | str:
-        """Return the importance of features with the calibrated model, or why there is none."""
+        """Return the importance of features for the calibrated model, or a text that says why it was not measured."""
         split = next((name for name in ("test", "valid") if self.dataset.samples(name)), "")
         if not split:
             return "the data set has neither a test nor a validation split"
@@ -191,21 +194,21 @@ class FinalEvaluation:
             ) from error
 
     def _sum(self, number: float) -> float:
-        """Sum over all ranks."""
+        """Return the sum of a number over all ranks."""
         return sum(value for (value,) in self.mesh.rows.gather_floats([number]))
 
     def _used(self) -> dict[Memory, int]:
-        """Return the bytes of this rank in each memory."""
+        """Return the bytes that this rank uses in each memory."""
         by_memory = self.model.embeddings.engine.bytes_by_memory()
         return {name: by_memory.get(name, 0) for name in MEMORIES}
 
     def _parts(self) -> dict[str, int]:
-        """Return the bytes of all ranks by purpose."""
+        """Return the bytes that all ranks together use for each purpose."""
         by_part = self.model.embeddings.engine.bytes_by_part()
         return {name: round(self._sum(by_part.get(name, 0))) for name in PARTS}
 
     def _caches(self) -> list[dict[str, Any]]:
-        """Return distinct and missed rows of a batch for each cached table, over all ranks."""
+        """Return the mean distinct and missed rows per batch of each cached table, added over all ranks."""
         engine = self.model.embeddings.engine
         mine = engine.local if isinstance(engine, SharedEngine) else engine
         by_table = {table.name: np.zeros(2) for table in engine.configs}
@@ -224,7 +227,7 @@ class FinalEvaluation:
         ]
 
     def _memory(self) -> list[dict[str, Any]]:
-        """Return planned and used bytes of each memory; empty without a plan."""
+        """Return planned and used bytes of each memory; an empty list without a plan."""
         if self.plan is None:
             return []
         used = {name: round(self._sum(size)) for name, size in self._used().items()}

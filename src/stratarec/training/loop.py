@@ -44,10 +44,10 @@ from stratarec.training.steps.step import Item, Pipeline, WeightAverage
 from stratarec.training.steps.thread_tuner import ThreadTuner
 
 Hook = Callable[[int], AbstractContextManager[object]]
-"""Called with the number of each step; its context surrounds the step."""
+"""Function that is called with the number of each step. It returns a context in which the step runs."""
 EvaluationCallback = Callable[[Sequence[Evaluation]], None]
 
-# A first step that takes longer than this compiles kernels.
+# If the first step takes longer than this, kernels are being compiled.
 _LONG_SECONDS = 5.0
 
 
@@ -61,9 +61,9 @@ class Loop:
     checkpoints : CheckpointManager
     validation : Validation
     state : TrainingState
-        Updated by every step and evaluation.
+        State that every step and evaluation updates.
     threads : ThreadTuner
-        Receives the number of each step.
+        Tuner that receives the number of each step.
     progress : Progress
     """
 
@@ -82,10 +82,10 @@ class Loop:
         self._stages = pipeline.stages
         self._seconds, self._is_warm = self._stages.seconds, False
         self.hooks: list[Hook] = []
-        """Contexts around every step, such as a trace."""
+        """Functions whose contexts surround every step, for example to trace it."""
 
     def step(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> None:
-        """Train one batch and count it; `request` and `prepared` are made here unless they were made ahead."""
+        """Train one batch and count it. If `request` and `prepared` are None, they are computed in this step."""
         state = self.state
         with ExitStack() as stack:
             for hook in self.hooks:
@@ -93,17 +93,17 @@ class Loop:
             state.count_step(*self._stages.train(state.step, batch, request, prepared))
 
     def run(self, curves: Curves, callback: EvaluationCallback | None = None) -> None:
-        """Train to the end and write a checkpoint of the end.
+        """Train to the end of the run, and write a checkpoint there.
 
         Parameters
         ----------
         callback : callable
-            Receives all evaluations of the run after each evaluation; an exception of it ends the run.
+            Called after each evaluation with all evaluations of the run. If it raises an exception, the run ends.
 
         Raises
         ------
         Interrupted
-            If the user stops the run, after a checkpoint is written.
+            If the user stops the run. A checkpoint is written before.
         """
         state, total_steps = self.state, self._cadence.total_steps
         self._curves, self._callback, self._earlier_seconds = curves, callback, state.stage_seconds
@@ -130,7 +130,7 @@ class Loop:
         self._save()
 
     def _train_epoch(self) -> None:
-        """Train the rest of an epoch. Batches are prepared ahead if tables have tiers, but never beyond a barrier."""
+        """Train the rest of an epoch. If tables have tiers, batches are prepared ahead, but never beyond a barrier."""
         state, cadence = self.state, self._cadence
         first, samples, began = state.step, state.trained_samples, time.perf_counter()
 
@@ -164,7 +164,7 @@ class Loop:
             self._is_warm = True
             self._seconds.clear()
             state.untimed_samples += samples
-        # A copy of the items first: other threads add stages.
+        # The items are copied first, because other threads add stages.
         stages = [*self._seconds.items()]
         state.stage_seconds = {name: value + self._earlier_seconds.get(name, 0.0) for name, value in stages}
 
@@ -195,7 +195,7 @@ class Loop:
             self._save()
 
     def set_rates(self) -> None:
-        """Set the learning rates that follow from the evaluations so far; see `PlateauConfig`."""
+        """Set the factor on learning rates that `train.plateau` gives after the evaluations so far."""
         factor = rate_factor(self.state.regular, self._validation.config.plateau)
         if factor != self._stages.rate_factor:
             self._progress.say(f"train.plateau multiplies all learning rates by {factor:g} from now on")
@@ -213,16 +213,16 @@ class Loop:
 
 
 class Stopped(Exception):
-    """Raised to leave work that keeps no partial results, such as an evaluation."""
+    """Raised to abort work that has no partial results, such as an evaluation, because the user asked to stop."""
 
 
 class StopSignal:
-    """Whether SIGINT or SIGTERM asked the run to stop.
+    """Remembers whether a signal (SIGINT, SIGTERM or SIGHUP) asked the run to stop.
 
     Parameters
     ----------
     at_once : str
-        Message of the `Interrupted` that a second signal raises immediately.
+        Error message of a second signal, which raises `Interrupted` immediately.
     """
 
     def __init__(self, at_once: str) -> None:
@@ -231,8 +231,8 @@ class StopSignal:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle both signals inside the context."""
-        # Only the main thread may set handlers; in other threads the caller handles signals.
+        """Handle the signals inside the context."""
+        # Only the main thread may set handlers. In another thread, the caller must handle signals.
         main = threading.current_thread() is threading.main_thread()
         handlers = {
             name: signal.signal(name, self._receive)
@@ -257,10 +257,10 @@ class StopSignal:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """Clock and stop signal of one process, which the processes of a run may see differently."""
+    """Clock and stop signal as one process sees them. The processes of a run may have different observations."""
 
     checkpoint_age_seconds: float
-    """Seconds since the last checkpoint, or since the start."""
+    """Seconds since the last checkpoint, or since the start if there is none."""
     stop: bool
     """Whether the process was asked to stop."""
 
@@ -271,15 +271,15 @@ Agree = Callable[[Observation], Observation]
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Actions between two steps. No batch may be in flight for the first three."""
+    """Actions between two steps. While batches are in flight, only `drain` is possible."""
 
     evaluate: bool = False
-    """Evaluate before anything else, then decide again, because an evaluation takes time."""
+    """Evaluate before all other actions, and then decide again, because an evaluation takes time."""
     save: bool = False
     stop: bool = False
     """Write a checkpoint and stop."""
     drain: bool = False
-    """Prepare no further batches: an action waits until the prepared ones are trained."""
+    """Prepare no further batches, because an action must wait until the prepared batches are trained."""
 
 
 class Cadence:
@@ -289,13 +289,13 @@ class Cadence:
     ----------
     config : TrainConfig
     total_steps : int
-        Steps of the whole run.
+        Number of steps of the whole run.
     ahead : int
-        Number of batches that may be prepared beyond the one that was trained last.
+        Maximum number of batches that are prepared but not trained yet.
     stop : callable
-        Whether the user asked to stop.
+        Returns whether the user asked to stop.
     agree : Agree
-        Combines the observations of several processes; by default there is one process.
+        Combines the observations of several processes. By default there is one process.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class Cadence:
         self._due: int | None = None
 
     def is_barrier(self, step: int) -> bool:
-        """Whether an evaluation, a checkpoint or the end is known to follow `step`."""
+        """Return whether an evaluation, a checkpoint or the end of the run follows `step`, as is known in advance."""
         every = (self._evaluate_every, self._checkpoint.every_steps)
         return step >= self.total_steps or any(_is_multiple(step, steps) for steps in every)
 
@@ -324,9 +324,9 @@ class Cadence:
         Parameters
         ----------
         epoch_ended : bool
-            Whether it was the last step of its epoch.
+            Whether `step` was the last step of its epoch.
         evaluated : bool
-            Whether the evaluation after this step has been done.
+            Whether the evaluation after `step` is already done.
         """
         observation = self._observe()
         evaluates = _is_multiple(step, self._evaluate_every) if self._evaluate_every else epoch_ended
@@ -350,7 +350,7 @@ class Cadence:
             raise Stopped
 
     def saved(self) -> None:
-        """Start to wait for the next checkpoint by time."""
+        """Measure the time until the next checkpoint from now on, because one was just written."""
         self._saved_at, self._due = time.monotonic(), None
 
     def _observe(self) -> Observation:
@@ -364,20 +364,20 @@ def _is_multiple(step: int, every: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """Curves of training and validation by step."""
+    """Records the curves of training and validation."""
 
     writers: CurveWriters | None
-    """None on ranks that do not write."""
+    """Writers of the curves; None on ranks that do not write."""
     model: CTRModel
-    """Provides the learning rate of the rows."""
+    """Model from which the learning rate of the rows is read."""
     optimizer: torch.optim.Optimizer
-    """Provides the learning rate of the network."""
+    """Optimizer from which the learning rate of the network is read."""
     every: int
-    """Steps between two points of a training curve."""
+    """Number of steps between two points of a training curve."""
     progress: Progress
 
     def add_step(self, state: TrainingState) -> None:
-        """Show a trained step, and add a point every `every` steps."""
+        """Show the progress of a trained step, and add a point to the curves at every multiple of `every` steps."""
         self.progress.advance(1, f"loss {state.smoothed_loss:.4f}  {state.speed:,.0f} samples/s")
         if state.step % self.every:
             return
@@ -393,7 +393,7 @@ class Curves:
         self._add(state.step, {f"train/{name}": value for name, value in values.items()})
 
     def add_evaluation(self, entry: Mapping[str, Any]) -> None:
-        """Add the metrics of an entry of `TrainingState.evaluations`."""
+        """Add the metrics of an evaluation, an entry of `TrainingState.evaluations`, to the curves."""
         values = {
             f"valid/{label}/{name}" if label else f"valid/{name}": metrics[name]
             for label, metrics in entry.get("labels", {"": entry}).items()
@@ -410,27 +410,28 @@ class Curves:
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Evaluates the validation split of a run."""
+    """Evaluates the model of a run on the validation split."""
 
     model: CTRModel
     dataset: Dataset
     config: TrainConfig
     progress: Progress
     check: Callable[[], None]
-    """Called before each batch; raises `Stopped` if the user asked to stop."""
+    """Function that is called before each batch. It raises `Stopped` if the user asked to stop."""
     mesh: Mesh
     average: WeightAverage
     members: BestMembers | None
 
     def run(self, state: TrainingState, curves: Curves, *, closing: bool = False) -> bool:
-        """Evaluate, add the metrics and whether training is over to `state`; return whether they are the best so far.
+        """Evaluate the model, record the metrics in `state`, and return whether they are the best so far.
 
-        Does nothing without a validation split, or if the user stops it.
+        Also marks `state` as finished if early stopping ends the run. Nothing is recorded without a validation split,
+        or if the user stops the evaluation.
 
         Parameters
         ----------
         closing : bool
-            Whether only the end of the run asks for this evaluation.
+            Whether this evaluation takes place only because the run ends.
         """
         stopping = self.config.early_stopping
         if not self.dataset.samples("valid"):
@@ -451,7 +452,7 @@ class Validation:
         return best(state.evaluations, stopping) is state.evaluations[-1]
 
     def _scored(self, step: int, closing: bool) -> tuple[ScoredSamples, dict[str, Any]]:
-        """Score the validation split; also return the members of an ensemble, as ``members`` of its evaluation."""
+        """Return the scored validation split, and for an ensemble the figures of its members, under ``members``."""
         score = partial(
             score_split, self.model, self.dataset, "valid", precision=self.config.precision, progress=SilentProgress(),
             check=self.check, mesh=self.mesh,

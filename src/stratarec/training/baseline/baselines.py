@@ -1,9 +1,9 @@
 """Metrics of simpler methods on the splits of a data set, and their comparison with a model.
 
-The metrics are in ``baseline.json`` in the directory of the data set, the scores of all samples next to it, and are
-deleted when it is prepared again. Models are compared on the same samples: the loss, and the place among the samples of
-the other class (`Samples.placements`), of a sample by two models vary together, so that their differences have much
-smaller errors than the metrics.
+Metrics are stored in ``baseline.json`` in the directory of the data set, and the scores of all samples next to it. Both
+files are deleted when the data set is prepared again. A model and a method are compared sample by sample, on the loss
+and on the sample's rank among samples of the other class (`Samples.placements`). These values are correlated between
+the two, so the errors of their differences are much smaller than the errors of the metrics.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stratarec.training.evaluate import ScoredSamples
 
 FORMAT: Literal[1] = 1
 _ADVICE = "run `stratarec baseline` again, or remove it"
-# Smaller differences of AUC, and of log loss as a share of it, are ignored.
+# Smaller differences of AUC, and smaller relative differences of log loss, are ignored.
 _MIN_GAIN = 5e-4
 _TRY = {
     "logistic regression": (
@@ -43,12 +43,12 @@ class MethodFigures(Model):
     positives: Count
     samples: Count
     auc: _Share | None
-    """None if the split has a single class."""
+    """AUC; None if all samples of the split have the same class."""
     log_loss: Annotated[float, pydantic.Field(ge=0)]
 
 
 class Method(Model):
-    """Metrics of one method on all splits, and its training time."""
+    """Metrics of one method on the validation and test splits, and the seconds that fitting it took."""
 
     name: str
     seconds: Annotated[float, pydantic.Field(ge=0)]
@@ -62,10 +62,10 @@ class Baselines(Model):
     dataset: Hash
     """Fingerprint of the data set."""
     fitted: Count
-    """Number of training samples that the methods were fitted to."""
+    """Number of training samples to which the methods were fitted."""
     methods: tuple[Method, ...]
     scores: Hash
-    """Hash of the file of their scores."""
+    """Hash of the file with the methods' scores."""
 
 
 def write_baselines(
@@ -76,7 +76,8 @@ def write_baselines(
     Parameters
     ----------
     scores : array
-        ``[methods, N]`` logits of the validation samples, then of the test samples, in the order of storage.
+        ``[methods, N]`` logits of the validation samples and then of the test samples, in the order in which the data
+        set stores them.
     """
     path = Path(dataset.path)
     write_atomic(path / BASELINE_SCORES, lambda file: np.save(file, scores, allow_pickle=False))
@@ -88,12 +89,12 @@ def write_baselines(
 
 
 def read_baselines(dataset: Dataset) -> Baselines | None:
-    """Read ``baseline.json`` of a data set; None if there is none.
+    """Read ``baseline.json`` of a data set; None if the file does not exist.
 
     Raises
     ------
     DatasetError
-        If it is damaged, or belongs to other samples.
+        If the file is damaged, or belongs to other samples than those of the data set.
     """
     path = Path(dataset.path) / BASELINE
     if not path.exists():
@@ -105,7 +106,7 @@ def read_baselines(dataset: Dataset) -> Baselines | None:
 
 
 def read_scores(dataset: Dataset, baselines: Baselines) -> dict[str, NDArray[np.float32]]:
-    """Return split -> ``[methods, N]`` logits of baselines; `DatasetError` if they are damaged."""
+    """Return the logits of all methods for each split, ``[methods, N]``; `DatasetError` if their file is damaged."""
     valid, shape = (
         dataset.samples("valid"),
         (len(baselines.methods), dataset.samples("valid") + dataset.samples("test")),
@@ -123,9 +124,10 @@ def read_scores(dataset: Dataset, baselines: Baselines) -> dict[str, NDArray[np.
 
 
 def compare_with_baselines(dataset: Dataset, split: str, scored: ScoredSamples | None) -> list[str]:
-    """Return sentences that compare the scores of a model on a split with each method, and what to try.
+    """Return sentences that compare a model's scores on a split with each method, and that say what to try.
 
-    The list is empty if methods have no metrics of the split. Damaged files are reported, not raised.
+    The list is empty if the methods have no metrics for the split. If a file is damaged, the list contains the error
+    message, and no error is raised.
     """
     if dataset.schema.labels or split == "train":
         return []
@@ -156,14 +158,14 @@ def compare_with_baselines(dataset: Dataset, split: str, scored: ScoredSamples |
 
 
 class _Difference(NamedTuple):
-    """Difference of a metric between a model and a method on the same samples."""
+    """Difference between a model's metric and a method's metric on the same samples."""
 
     name: str
     value: float
     error: float
-    """Half of the 95 % interval."""
+    """Half the width of the 95 % interval of the difference."""
     sign: int
-    """1 if the model is better by more than chance, -1 if it is worse."""
+    """1 if the model is significantly better, -1 if it is significantly worse, otherwise 0."""
 
     @property
     def description(self) -> str:
@@ -172,7 +174,7 @@ class _Difference(NamedTuple):
 
 
 def _differences(scored: ScoredSamples, logit: NDArray[np.float32]) -> list[_Difference]:
-    """Return the differences of AUC, unless there is one class, and of log loss."""
+    """Return the differences of AUC and log loss between a model and a method; no AUC if there is only one class."""
     weight = scored.weight if len(scored.weight) else None
     mine, other = (Samples(scored.label, score, weight=weight) for score in (scored.logit, logit))
     gain, error = mean_and_error(mine.losses - other.losses, mine.scale)

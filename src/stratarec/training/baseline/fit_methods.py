@@ -1,12 +1,13 @@
 """Fit logistic regression and boosted trees to the training split, and test them on the other splits.
 
-*Regression*: ids one-hot, ids of lists weighted by one over their number, dense features unchanged, L2 penalty. The
-penalty is weakened from a strong one as long as validation improves, each fit starting from the last one.
+*Logistic regression.* Ids are one-hot columns; the ids of a list are weighted by one over their number. Dense features
+are unchanged. The L2 penalty is first strong and then weakened as long as the validation loss improves. Each fit starts
+from the previous one.
 
-*Trees* (LightGBM): ids of small vocabularies as categorical features. Other ids become the positive rate of their
-training samples, smoothed towards the mean, and their count. The rate of a training sample comes from the four other
-folds, so that it does not contain its own label. Lists become the mean rate and their length. Validation chooses the
-number of trees.
+*Trees* (LightGBM). Ids of small vocabularies are categorical features. Another id is replaced by two numbers: the
+positive rate of the training samples with this id, smoothed towards the mean, and their count. For a training sample,
+only the four other folds are counted, so that its own label is not included. A list is replaced by its mean rate and
+its length. Validation determines the number of trees.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ from stratarec.models.metrics import Samples
 from stratarec.progress import Progress
 from stratarec.training.baseline.baselines import Baselines, Method, MethodFigures, write_baselines
 
-# Most ids and numbers of the samples in memory: some 2 GiB with the copies that methods make.
+# Maximum number of ids and numbers of samples in memory; with the copies that methods make, about 2 GiB.
 _MOST_VALUES = 40_000_000
 
 
 def fit_methods(
     dataset: Dataset, progress: Progress, *, seed: int = 0, threads: int = 0, most_values: int = _MOST_VALUES
 ) -> Baselines:
-    """Fit and test every method, and write the metrics into the data set.
+    """Fit and test every method, and write metrics and scores into the data set.
 
     Parameters
     ----------
     most_values : int
-        Most ids and numbers of training samples in memory; validation gets a quarter of that.
+        Maximum number of ids and numbers of training samples in memory. For validation it is a quarter of that.
 
     Raises
     ------
     ConfigError
         If the extra ``baseline`` is not installed, or the data set has several labels or no features.
     DatasetError
-        If the validation or the test split has a single class.
+        If the samples of a split all have the same class. Only the test split may be empty.
     """
     check_installed()
     _check(dataset)
@@ -84,7 +85,7 @@ def fit_methods(
 
 
 def check_installed() -> None:
-    """Refuse if the libraries are not installed."""
+    """Raise `ConfigError` if the libraries that fit the methods are not installed."""
     try:
         import lightgbm  # noqa: F401
         import sklearn  # noqa: F401
@@ -118,7 +119,7 @@ def _check(dataset: Dataset) -> None:
 def _tested(
     dataset: Dataset, split: str, fitted: dict[str, tuple[Predict, float]], progress: Progress
 ) -> tuple[dict[str, MethodFigures], NDArray[np.float32]]:
-    """Return the metrics and the ``[methods, N]`` logits of each method on all samples of a split."""
+    """Return each method's metrics on a split, by name, and the logits of all methods, ``[methods, N]``."""
     labels: list[NDArray[np.float32]] = []
     weights: list[NDArray[np.float32]] = []
     logits: dict[str, list[NDArray[np.float32]]] = {name: [] for name in fitted}
@@ -150,20 +151,23 @@ def _figures(samples: Samples) -> MethodFigures:
 
 Doubles = NDArray[np.float64]
 Predict = Callable[["Arrays"], Doubles]
-"""Samples -> their probabilities, ``[N]``."""
+"""Function from samples to their predicted probabilities, ``[N]``."""
 
-# The strongest penalty (smallest C), the ratio of the next one, and the number of penalties.
+# Strongest penalty (smallest C), ratio between the C of two successive penalties, number of penalties, and maximum
+# number of iterations of a fit.
 _STRONGEST, _WEAKER, _PENALTIES, _ITERATIONS = 0.003, 4.0, 7, 150
-# Most one-hot columns; the solver has twenty numbers for each.
+# Maximum number of one-hot columns; the solver stores twenty numbers for each.
 _MOST_COLUMNS = 1 << 21
 _TREES, _PATIENCE = 2000, 50
 _SETTINGS = {
     "objective": "binary", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 20, "verbosity": -1,
     "deterministic": True, "force_row_wise": True,
 }  # fmt: skip
-# With fewer ids and numbers one thread is used: on two busy cores, two threads took 15 s instead of 0.5.
+# With fewer ids and numbers than this, LightGBM uses one thread: on two busy cores, two threads took 15 s instead of
+# 0.5 s.
 _SEVERAL_THREADS = 4_000_000
-# Largest vocabulary that is categorical, pseudo-samples of the mean rate, and folds.
+# Number of rows of the largest vocabulary that is used as a categorical feature, weight of the mean rate in samples,
+# and number of folds.
 _CATEGORIES, _PRIOR, _FOLDS = 255, 10.0, 5
 
 
@@ -171,14 +175,14 @@ class Settings(NamedTuple):
     """Settings of all methods."""
 
     rows: Mapping[str, int]
-    """Feature -> number of rows of its table."""
+    """Feature -> number of rows of the feature's table."""
     seed: int
     threads: int
-    """0 for all cores."""
+    """Maximum number of threads; 0 for all cores."""
 
 
 def regression(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
-    """Fit logistic regression."""
+    """Fit logistic regression, and return a function that predicts with it."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
@@ -209,7 +213,7 @@ def regression(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
 
 
 def trees(train: Arrays, valid: Arrays, settings: Settings) -> Predict:
-    """Fit LightGBM."""
+    """Fit LightGBM's boosted trees, and return a function that predicts with them."""
     import lightgbm
 
     fold = np.random.default_rng(settings.seed).integers(0, _FOLDS, len(train.label))
@@ -243,7 +247,7 @@ METHODS: Mapping[str, Callable[[Arrays, Arrays, Settings], Predict]] = {
 
 
 class _Shares:
-    """Positive rate of each id of a feature in the training samples."""
+    """Counts of training samples and of positive ones for each id of a feature, and columns that follow from them."""
 
     def __init__(self, bag: Bags, train: Arrays) -> None:
         self._ids, self._place = np.unique(bag.ids, return_inverse=True)
@@ -253,8 +257,10 @@ class _Shares:
         self._positive: Doubles = np.bincount(self._place, label, len(self._ids)).astype(np.float64)
 
     def columns(self, bag: Bags, training: tuple[NDArray[np.int64], NDArray[np.float32]] | None) -> list[Doubles]:
-        """Return columns with one number per sample: of other samples, or of the training samples by folds and "
-        "labels."""
+        """Return columns that replace the ids of a feature, with one number per sample.
+
+        `training` has the folds and labels of the samples if they are the training samples; otherwise it is None.
+        """
         if training is None:
             place = np.searchsorted(self._ids, bag.ids)
             place[place == len(self._ids)] = 0
@@ -270,7 +276,9 @@ class _Shares:
         return [np.where(bag.lengths > 0, mean, self._rate), bag.lengths.astype(np.float64)]
 
     def _others(self, bag: Bags, fold: NDArray[np.int64], label: NDArray[np.float32]) -> tuple[Doubles, Doubles]:
-        """Count the samples, and the positive ones, of each id in other folds than the sample's."""
+        """Return, for each id in the training samples, the number of samples with that id in other folds, and the
+        number of positive ones among them.
+        """
         fold, label = np.repeat(fold, bag.lengths), np.repeat(label, bag.lengths)
         known, positive = self._known[self._place], self._positive[self._place]
         for number in range(_FOLDS):
@@ -282,7 +290,9 @@ class _Shares:
 
 
 def _one_hot(samples: Arrays, columns: Mapping[str, int]) -> Any:
-    """Return ``[N, F + sum of columns]``: dense features, and the share of each id in the sample's bag."""
+    """Return a sparse matrix ``[N, F + sum of columns]`` with the dense features, and the share of each id in a
+    sample's list.
+    """
     from scipy import sparse
 
     parts = [sparse.csr_matrix(samples.dense.astype(np.float64))] if samples.dense.shape[1] else []
@@ -304,12 +314,12 @@ _BATCH = 1 << 16
 
 
 class Bags(NamedTuple):
-    """Ids of a feature for all samples."""
+    """Ids of one feature for all samples."""
 
     ids: NDArray[np.int64]
-    """``[sum of lengths]`` ids, sample after sample."""
+    """Ids of all samples, one sample after another, ``[sum of lengths]``."""
     lengths: NDArray[np.int64]
-    """``[N]`` number of ids of each sample."""
+    """Number of ids of each sample, ``[N]``."""
 
     @property
     def single(self) -> bool:
@@ -321,21 +331,21 @@ class Arrays(NamedTuple):
     """N samples as arrays."""
 
     label: NDArray[np.float32]
-    """``[N]``."""
+    """Labels, ``[N]``."""
     weight: NDArray[np.float32] | None
-    """``[N]``, or None without sample weights."""
+    """Sample weights, ``[N]``; None if there are none."""
     dense: NDArray[np.float32]
-    """``[N, F]``."""
+    """Dense features, ``[N, F]``."""
     bags: dict[str, Bags]
 
     @property
     def values(self) -> int:
-        """Total number of ids and numbers."""
+        """Total number of ids and dense values."""
         return self.dense.size + sum(len(bag.ids) for bag in self.bags.values())
 
 
 def read(dataset: Dataset, split: str, most: int, seed: int, progress: Progress) -> Arrays:
-    """Read a split, or random row groups of it until they have `most` ids and numbers."""
+    """Read a split in random order, until it ends or the samples have at least `most` ids and dense values."""
     parts, values = [], 0
     for part in blocks(dataset, split, progress, seed=seed):
         parts.append(part)
@@ -346,7 +356,7 @@ def read(dataset: Dataset, split: str, most: int, seed: int, progress: Progress)
 
 
 def blocks(dataset: Dataset, split: str, progress: Progress, *, seed: int | None = None) -> Iterator[Arrays]:
-    """Yield a split in parts, in storage order, or in random order with a seed."""
+    """Yield the samples of a split in parts: in the stored order, or with a `seed` in random order."""
     config = LoaderConfig(batch_size=_BATCH, shuffle=seed is not None, seed=seed or 0, unit="sample", expand=True)
     loader = Loader(dataset, split, config)
     progress.start(f"read {split}", loader.samples, "samples")

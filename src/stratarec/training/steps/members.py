@@ -1,14 +1,15 @@
-"""Members of an ensemble at the steps where validation found each one best, and their weights in the mean.
+"""Best members of an ensemble: each member at the step at which its validation loss was lowest, with a weight.
 
-All members are trained in every step, but they overfit at different times. After an evaluation `BestMembers` copies the
-weights of those members whose log loss is lower than at every evaluation before, and chooses how much each member
-counts in the mean. The result is the model of a checkpoint: the files of network and tables hold it, so that readers of
-a run need not know about members. The weights from which training continues are in the file of the optimizer.
+All members are trained in every step, but they overfit at different times. After each evaluation, `BestMembers` copies
+the weights of every member that has a lower log loss than at all earlier evaluations. It then chooses how much each
+member counts in the mean of logits. The best members are the model of a checkpoint: they are in the files of network
+and tables, so readers of a run need not know about members. The weights from which training continues are in the
+optimizer's file.
 
-Greedy selection (Caruana et al., ICML 2004) gives no better weights, and needs many bags of samples for as good ones
-(`docs/log.md`).
+Greedy selection (Caruana et al., ICML 2004) does not give better weights in the mean. For equally good ones it needs
+many random subsets of the samples (`docs/log.md`).
 
-The copies take the bytes of network and tables once more.
+The copies need as much memory as network and tables.
 
 Shapes: N validation samples, K members.
 """
@@ -36,12 +37,12 @@ Doubles = NDArray[np.float64]
 
 
 class BestMembers:
-    """Weights of each member of an ensemble at its best step.
+    """Copies of each member of an ensemble at its best step.
 
     Parameters
     ----------
     model : CTRModel
-        An ensemble whose members share no weights.
+        Ensemble with members that share no weights.
     """
 
     def __init__(self, model: CTRModel) -> None:
@@ -53,7 +54,7 @@ class BestMembers:
 
     @contextmanager
     def separate(self) -> Iterator[None]:
-        """Make the model return the logits ``[B, K]`` of its members inside the context."""
+        """Make the model return the separate logits of its members, ``[B, K]``, inside the context."""
         self._score.separate = True
         try:
             yield
@@ -62,7 +63,7 @@ class BestMembers:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Give the model the best members inside the context."""
+        """Make the model use the best members inside the context."""
         self.swap()
         try:
             yield
@@ -71,7 +72,10 @@ class BestMembers:
 
     @torch.no_grad()
     def swap(self) -> None:
-        """Exchange the current weights and the best members; does nothing before the first evaluation."""
+        """Exchange the model's weights with the stored ones: current weights with best members, or the reverse.
+
+        Does nothing before the first evaluation.
+        """
         for name, tensor in self._current().items() if self._stored else ():
             current = tensor.clone()
             tensor.copy_(self._stored[name])
@@ -79,26 +83,26 @@ class BestMembers:
 
     @property
     def is_unscored(self) -> bool:
-        """Whether a checkpoint was restored, whose best members `rescore` needs the logits of."""
+        """Whether best members were restored from a checkpoint, and `rescore` must be called with their logits."""
         return bool(self._stored) and not len(self._losses)
 
     def rescore(self, samples: ScoredSamples) -> None:
-        """Use these logits of the best members on the validation split."""
+        """Set the logits of the best members on the validation split."""
         self._logits, self._losses = np.array(samples.logit, order="C"), _losses(samples)
 
     @torch.no_grad()
     def combine(
         self, samples: ScoredSamples, step: int, *, closing: bool
     ) -> tuple[ScoredSamples, list[dict[str, float]]]:
-        """Copy the members that are better at `step` than before, and weight all members.
+        """Copy the members that are better at `step` than before, and compute new weights of all best members.
 
         Parameters
         ----------
         samples : ScoredSamples
             Validation split, scored inside `separate` by the current members.
         closing : bool
-            Whether only the end of the run asks for this evaluation: a run that is resumed beyond that end must not
-            depend on it, so members are only copied if there are no others.
+            Whether this evaluation takes place only because the run ends. A run that is resumed beyond that end must
+            not depend on the evaluation, so members are copied only if there are no best members yet.
 
         Returns
         -------
@@ -131,28 +135,35 @@ class BestMembers:
 
     @property
     def stored(self) -> dict[str, Tensor]:
-        """Steps of members, and the weights that the model does not have now; empty before the first evaluation."""
+        """Steps of the best members, and the weights that were last swapped out of the model.
+
+        Empty before the first evaluation.
+        """
         return {_STEPS: self._steps, **self._stored} if self._stored else {}
 
     @property
     def current(self) -> dict[str, Tensor]:
-        """Steps of members, and the weights that the model has now."""
+        """Steps of the best members, and the weights that the model has now."""
         return {_STEPS: self._steps, **self._current()}
 
     def restore(self, weights: Mapping[str, Tensor]) -> None:
-        """Give the model, which has the best members of a checkpoint, the current weights: `stored` of its writer."""
+        """Restore from a checkpoint: the model must already have its best members, and gets the current `weights`.
+
+        `weights` is the property `stored` at the time of the checkpoint.
+        """
         current = self._current()
         self._steps = weights[_STEPS].clone()
-        # Copied: tensors of a file may lie at any address, and the results of matrix products depend on alignment.
+        # Copied, because tensors of a file may have any address, and the results of matrix products depend on
+        # alignment.
         self._stored = {name: weights[name].clone().to(tensor.device) for name, tensor in current.items()}
         self.swap()
 
     def reset(self) -> None:
-        """Remove the best members."""
+        """Forget the best members."""
         self._stored, self._losses = {}, np.empty(0)
 
     def _current(self) -> dict[str, Tensor]:
-        """Return the tensors of the model in which members differ, and the weights of members."""
+        """Return the model's tensors that contain parts of each member, and the tensor of the members' weights."""
         network, embeddings = self._model.network.state_dict(), self._model.embeddings
         own = {_NETWORK + name: tensor for name, tensor in network.items()}
         own = {
@@ -169,7 +180,7 @@ class BestMembers:
 
 
 def _known(samples: ScoredSamples) -> tuple[NDArray[np.float32], Doubles]:
-    """Return the labels, and the weights of samples, 0 where the label is not known."""
+    """Return the labels and the weights of samples. Both are 0 if a label is not known."""
     weight = samples.weight if len(samples.weight) else np.ones(len(samples.label))
     return np.nan_to_num(samples.label), np.where(np.isnan(samples.label), 0.0, weight)
 
@@ -177,31 +188,32 @@ def _known(samples: ScoredSamples) -> tuple[NDArray[np.float32], Doubles]:
 def _losses(samples: ScoredSamples) -> Doubles:
     """Return the log loss of each member."""
     label, weight = _known(samples)
-    # One member after another: the same bits whatever the layout of the logits.
+    # Each member is computed from a contiguous copy, so that bits do not depend on the layout of the logits.
     members = map(np.ascontiguousarray, samples.logit.T.astype(np.float64))
     losses = [np.logaddexp(0, logit) - logit * label for logit in members]
     return np.array([(loss * weight).sum() / weight.sum() for loss in losses])
 
 
-# Weight of equal weights, in samples: with few samples the weights stay close to 1 / K.
+# Strength of the preference for equal weights, in samples. With few samples, weights stay close to 1 / K.
 _PRIOR = 3.0
 _MOST_STEPS = 100
 
 
 def select_weights(logits: NDArray[np.float32], label: NDArray[np.float32], weight: Doubles) -> NDArray[np.float32]:
-    """Return positive weights w ``[K]`` of members, with a sum of 1, that minimize
+    """Return the positive weights w ``[K]`` of members, with a sum of 1, that minimize the following sum:
 
-        sum over samples of the log loss of their mean + 3 * sum over members of w log(K w),
+        (log loss of the weighted mean of logits, summed over samples) + 3 * (w log(K w), summed over members)
 
-    by Newton's method on the simplex. The second term is the entropy that w lacks: it decides between members that
-    validation cannot tell apart. Weights are equal if all labels are of one class.
+    The second term is the entropy that w lacks compared with equal weights. It decides between members with the same
+    log loss. The minimum is computed by Newton's method on the simplex. Weights are equal if all labels have the same
+    class.
 
     Parameters
     ----------
     logits : array
-        ``[N, K]``.
+        ``[N, K]`` logits of the members.
     label : array
-        ``[N]``.
+        ``[N]`` labels.
     weight : array
         ``[N]`` weights of samples.
     """
@@ -230,14 +242,14 @@ def select_weights(logits: NDArray[np.float32], label: NDArray[np.float32], weig
         while size > 1e-9 and value(weights + size * step) > value(weights) + 1e-4 * size * slope:
             size /= 2
         weights = weights + size * step
-    # Rounded, because the last bits of matrix products depend on addresses, and a resumed run has others.
+    # Rounded, because the last bits of matrix products depend on memory addresses, which differ in a resumed run.
     rounded = np.round(weights / mean, 3)
     shares: NDArray[np.float32] = (rounded / rounded.sum()).astype(np.float32)
     return shares
 
 
 def describe(model: CTRModel, members: BestMembers | None) -> str:
-    """Describe how the members of an ensemble are combined; empty for other models."""
+    """Return a text that says how the members of an ensemble are combined; empty for other models."""
     if not isinstance(model.network.score, EnsembleScore):
         return ""
     if members is None:
@@ -249,10 +261,10 @@ def describe(model: CTRModel, members: BestMembers | None) -> str:
 
 
 def best_members(model: CTRModel, config: TrainConfig, ranks: int) -> BestMembers | None:
-    """Return the best members of a model; None unless it is an ensemble whose members can be told apart.
+    """Return a `BestMembers` for a model, or None if the model is no ensemble or its members cannot be separated.
 
-    Members share what pools sequences or projects rows, ranks and memories other than DRAM have parts of their rows,
-    and a loss of slates leaves the level of their scores open.
+    They cannot be separated if they share layers (which pool sequences or project rows), if several ranks or a memory
+    other than DRAM store their rows, or if the loss is one of slates, which does not determine the level of scores.
     """
     network, engine = model.network, model.embeddings.engine
     apart = all(name.startswith("score.") for name, _ in network.named_parameters())
