@@ -92,6 +92,13 @@ def shorten(recipe: Path) -> None:
     recipe.write_text(f"{text}\ntrain: {{max_steps: 40}}\n")
 
 
+SHORT = """
+import functools, stratarec
+stratarec.ClickModel = functools.partial(stratarec.ClickModel, train__max_steps=40)
+"""
+"""The same for the estimator."""
+
+
 def commands(text: str) -> list[str]:
     lines = text.replace("\\\n", " ").splitlines()
     return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
@@ -105,7 +112,7 @@ def execute(page: Path, folder: Path, languages: set[str]) -> None:
             for line in commands(text):
                 command(line, folder)
         elif language == "python":
-            ran(text, folder, "")
+            ran(text, folder, SHORT)
         else:
             name = re.match(r"# ([\w.-]+\.yaml)\n", text)
             if name:
