@@ -50,7 +50,7 @@ BUDGETS = {
     "distributed": 1_890,
     "serving": 830,
     "reporting": 1_920,
-    "models": 2_340,
+    "models": 2_350,
     "hot": 650,
     "data": 7_180,
     "embedding": 4_450,

@@ -77,7 +77,7 @@ def test_a_score_is_the_weighted_mean_of_its_members_and_training_sees_each(dens
     made.separate = True
     torch.testing.assert_close(made(numbers, vectors), each, rtol=1e-5, atol=1e-5, check_dtype=False)
     for dropout in dropouts(made):
-        dropout.dropped.zero_()
+        dropout.dropped = [0] * len(dropout.dropped)
     made.separate, _ = False, made.train()
     torch.testing.assert_close(made(numbers, vectors), each, rtol=1e-5, atol=1e-5, check_dtype=False)
 
@@ -92,11 +92,28 @@ def test_kinds_drop_outputs_and_fields_at_their_own_rates() -> None:
         torch.testing.assert_close(
             hidden[k][hidden[k] > 0], torch.tensor(1 / (1 - rate)).expand(int((hidden[k] > 0).sum()))
         )
-    factors = made._factors(torch.ones(K, 50, 400, D + 1)).squeeze(3)
+
+
+def test_a_member_drops_fields_with_their_first_order_weights() -> None:
+    made = EnsembleScore(CONFIG, 0, 2).train()
+    for weight in made.parameters():
+        nn.init.zeros_(weight)
+    for layer in made.layers:  # the output of the network is the first number of the first field
+        nn.init.ones_(layer.weight[:, 0, 0])
+    seed_dropout(dropouts(made), 1)
+    for dropout in made.dropouts:
+        dropout.dropped = [0] * len(dropout.dropped)
+    rows = torch.ones(4000, 2, K, D + 1)
+    rows[..., -1] = torch.tensor([10.0, 100.0]).view(2, 1)
+    logits = made(torch.zeros(4000, 0), rows.flatten(2))
     for k, kind in enumerate(CONFIG.kinds):
-        dropped, scale = (0.2, 1.25) if kind == "field_dropout" else (0.0, 0.3 if kind == "slow" else 1.0)
-        torch.testing.assert_close((factors[k] == 0).float().mean(), torch.tensor(dropped), atol=0.01, rtol=0)
-        torch.testing.assert_close(factors[k].max(), torch.tensor(scale))
+        if kind != "field_dropout":
+            assert len(logits[:, k].unique()) == 1
+            continue
+        torch.testing.assert_close(
+            logits[:, k].unique(), torch.tensor([0, 1.25 * 11, 125, 1.25 * 111]), rtol=1e-4, atol=1e-4
+        )
+        torch.testing.assert_close((logits[:, k] < 100).float().mean(), torch.tensor(0.2), atol=0.02, rtol=0)
 
 
 def test_every_tensor_that_trains_has_a_part_for_each_member() -> None:

@@ -237,9 +237,10 @@ def of_log(root: Path, **options: Any) -> dict[str, Any]:
 
 def test_a_run_an_export_and_an_estimator_have_the_same_scores(tmp_path: Path) -> None:
     frame = log(tmp_path / "log.parquet")
-    made = Recipe.from_dict(of_log(tmp_path))
+    made = Recipe.from_dict(of_log(tmp_path, report=True))
     prepare(made.data)
     trainer = train(made)
+    assert "Members of the ensemble" in (trainer.run / "report.html").read_text()
     entry = best(trainer.state.evaluations, trainer.config.early_stopping)
     assert entry is not None
     assert len({row["weight"] for row in entry["members"]}) > 1

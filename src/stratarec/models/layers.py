@@ -166,10 +166,12 @@ class Dropout(nn.Module):
 
     def __init__(self, rate: float | Sequence[float]) -> None:
         super().__init__()
+        rates = [rate] if isinstance(rate, int | float) else list(rate)
         self.shared = not isinstance(rate, int | float)
-        # Used on the host, also by a model that was built on the meta device to time its network.
-        rates = torch.as_tensor(rate, dtype=torch.float64, device="cpu")
-        self.dropped = (rates * _STEPS).round().clamp_max(_STEPS - 1)
+        dropped = [min(round(each * _STEPS), _STEPS - 1) for each in rates]
+        self.dropped = list(dict.fromkeys(dropped))
+        # Place in `dropped` of each entry's rate; on the host in a model that is built on the meta device, too.
+        self._places = torch.tensor([self.dropped.index(each) for each in dropped], device="cpu")
         self.generator = torch.Generator()
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -181,11 +183,14 @@ class Dropout(nn.Module):
             -(1 << 63), None, generator=self.generator
         )
         bits = draws.view(torch.int16)[: shape.numel()].view(shape)
-        dropped = self.dropped.view(-1, *[1] * len(shape)) if self.shared else self.dropped
         # Drawn on the host, so that masks are the same on every device.
-        mask = on_device(bits >= (dropped - _STEPS // 2).to(torch.int16), inputs).to(inputs.dtype)
+        if self.shared:
+            factors = [(bits >= each - _STEPS // 2) * (_STEPS / (_STEPS - each)) for each in self.dropped]
+            return (inputs * on_device(torch.stack(factors)[self._places], inputs)).to(inputs.dtype)
+        (dropped,) = self.dropped
+        mask = on_device(bits >= dropped - _STEPS // 2, inputs).to(inputs.dtype)
         # The scale is a separate factor: in a bfloat16 mask it would have only three digits.
-        return (inputs * mask).mul_(on_device((_STEPS / (_STEPS - dropped)).float(), inputs))
+        return (inputs * mask).mul_(_STEPS / (_STEPS - dropped))
 
 
 def dropouts(module: nn.Module) -> list[Dropout]:

@@ -160,13 +160,12 @@ class NumberVectors(nn.Module):
         lines = self.weight.view(*self.weight.shape[:2], self.members, -1)[:, :, FIRST_ORDER]
         lines.copy_(torch.empty_like(lines[:, :1]).normal_(0, 1.5 / bins, generator=generator))
 
-    def forward(self, dense: Tensor) -> Tensor:
-        """Return ``[K, B, F_dense, D + 1]`` of ``[B, F_dense]``: vectors, and last the first-order terms."""
+    def forward(self, dense: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``[K, B, F_dense, D]`` vectors and ``[B, K]`` first-order terms of ``[B, F_dense]``."""
         bins = self.encode(dense)
         vectors = torch.baddbmm(self.bias, bins.transpose(0, 1), self.weight).relu()
-        vectors = vectors.view(*vectors.shape[:2], self.members, -1).permute(2, 1, 0, 3)
-        first = dense.clamp(-_MOST_DEVIATIONS, _MOST_DEVIATIONS).unsqueeze(2) * self.first
-        return torch.cat([vectors, first.permute(2, 0, 1).unsqueeze(3)], dim=3)
+        first = dense.clamp(-_MOST_DEVIATIONS, _MOST_DEVIATIONS) @ self.first
+        return vectors.view(*vectors.shape[:2], self.members, -1).permute(2, 1, 0, 3), first
 
 
 class MemberMean(Terms):
@@ -205,7 +204,8 @@ class EnsembleScore(Score):
         self.field_dropped = [member for member, kind in enumerate(config.kinds) if kind == "field_dropout"]
         self.field_dropout = Dropout(_FIELD_DROPOUT)
         scales = torch.tensor([_SLOW if kind == "slow" else 1.0 for kind in config.kinds])
-        self.register_buffer("scales", scales.view(-1, 1, 1, 1))
+        self.is_scaled = "slow" in config.kinds
+        self.register_buffer("scales", scales.view(-1, 1, 1))
         self.out = MemberMean(config.members)
         self.separate = False
         """Whether logits of all members are returned outside training, too."""
@@ -218,30 +218,31 @@ class EnsembleScore(Score):
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
         """Return logits ``[B]``, or ``[B, K]`` of all members in training and where they are `separate`."""
         vectors = vectors if runs is None else runs.expand(vectors)
-        # Numbers first: the last column is a first-order weight.
-        fields = vectors.view(*vectors.shape[:2], self.members, self.width + 1).permute(2, 0, 1, 3)
+        rows = vectors.view(*vectors.shape[:2], self.members, self.width + 1)
+        first, fields = rows[..., -1].sum(1), rows[..., :-1].permute(2, 0, 1, 3)
+        size, features = len(rows), dense.shape[1] + rows.shape[1]
+        dropped = self.field_dropped if self.training else ()
+        kept = {member: self.field_dropout(rows.new_ones(size, features)) for member in dropped}
+        for member, factors in kept.items():
+            first[:, member] = (rows[:, :, member, -1] * factors[:, dense.shape[1] :]).sum(1)
         if self.numbers is not None:
-            fields = torch.cat([self.numbers(dense).to(fields.dtype), fields], dim=2)
-        fields = fields * self._factors(fields)
-        hidden = fields[..., :-1].flatten(2)
+            of_numbers, linear = self.numbers(dense)
+            fields, first = torch.cat([of_numbers.to(fields.dtype), fields], dim=2), first + linear
+        hidden = fields.contiguous().flatten(2)
+        if self.is_scaled:
+            hidden, first = hidden * self.scales, first * self.scales.view(-1)
+        for member, factors in kept.items():
+            hidden[member].view(size, features, self.width).mul_(factors.unsqueeze(2))
         for place, layer in enumerate(self.layers[:-1]):
             hidden = layer(hidden).relu()
             if len(self.dropouts):
                 hidden = self.dropouts[place](hidden)
-        logits = (fields[..., -1].sum(2) + self.layers[-1](hidden).squeeze(2)).t().float()
+        logits = (first + self.layers[-1](hidden).squeeze(2).t()).float()
         if self.training or self.separate:
             members: Tensor = logits + self.out.bias
             return members
         scores: Tensor = self.out(logits)
         return scores.squeeze(1)
-
-    def _factors(self, fields: Tensor) -> Tensor:
-        """Return factors of ``[K, B, F, D + 1]``: scales, and in training zeros where a member drops a field."""
-        if not self.training or not self.field_dropped:
-            return self.scales
-        factors = self.scales.expand(*fields.shape[:3], 1).clone()
-        factors[self.field_dropped] = self.field_dropout(factors[self.field_dropped])
-        return factors
 
     def by_member(self, name: str, tensor: Tensor) -> Tensor | None:
         """Return a view ``[K, ...]`` of a tensor of this score; None for a tensor that members share."""
