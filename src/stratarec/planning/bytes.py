@@ -22,8 +22,8 @@ per batch or per log:
     dead space          block          row, log     outdated records that are not reclaimed yet (upper bound)
 
 A table that is entirely in level 0 has only slot weights and slot state. Tables of the same width, home and codec share
-a store, and so also the parts that are counted per log. They use two logs only if they have so many rows that two logs
-need fewer bytes for locations. The codec and the store determine the sizes of records, blocks and locations.
+a store, and so also the parts that are counted per log. If they have very many rows, they use two logs, when this needs
+fewer bytes for locations. The codec and the store determine the sizes of records, blocks and locations.
 """
 
 from __future__ import annotations

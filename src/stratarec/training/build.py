@@ -64,7 +64,7 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
 
 
 def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1, device: torch.device = CPU) -> Plan | None:
-    """Plan where the tables of a recipe are on this machine; None if all are float32 in DRAM with nothing to plan.
+    """Plan the placement of a recipe's tables on this machine; None if all tables are simply float32 in DRAM.
 
     The budgets of the recipe apply to each rank. Rows are in the memory of `device` if it is a GPU that can train them.
     """
@@ -88,7 +88,10 @@ def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1, device: torch.dev
 def measured_memory(
     recipe: Recipe, dataset: Dataset, device: torch.device, *, again: bool = False
 ) -> tuple[MemoryConfig, Tiers]:
-    """Return the memory section for training on `device`, with GPU memory in bytes, and the rates of its memories."""
+    """Return the memory section for training on `device`, with `hbm` as a number of bytes, and the measured rates.
+
+    If rows are not trained in GPU memory, `hbm` is None. `again` measures even if cached measurements exist.
+    """
     rates = measured_rates(device) if on_gpu(recipe, device) else None
     memory = replace(recipe.memory, hbm=None) if rates is None else rows_memory(recipe, dataset, rates)
     return memory, measure_tiers(memory, rates=rates, again=again)
@@ -98,17 +101,18 @@ def new_model(
     recipe: Recipe, dataset: Dataset, plan: Plan | None, workspace: str, mesh: Mesh | None = None,
     device: torch.device = CPU,
 ) -> CTRModel:  # fmt: skip
-    """Build the untrained model of a recipe; stores create the directory `workspace` in the paths of their memories.
+    """Build the untrained model of a recipe.
 
-    With a mesh of several ranks the tables are sharded, and `workspace` must be unique to each rank. The network is
-    moved to `device`. If `plan` has rows in GPU memory, and `device` is a GPU, rows are there too, otherwise in DRAM.
+    Stores with files create a directory `workspace` in the paths of their memories. With a mesh of several ranks, the
+    tables are sharded, and each rank needs a different `workspace`. The network is moved to `device`. Rows are in GPU
+    memory if `plan` places them there and `device` is a GPU, otherwise in DRAM.
 
     Raises
     ------
     ConfigError
-        When `plan` is of other tables.
+        If `plan` was made for other tables.
     TrainingError
-        When the GPU has too little memory.
+        If the GPU has too little memory.
     """
     if plan is not None:
         _check_plan(plan, recipe, dataset)
@@ -162,7 +166,10 @@ def _check_plan(plan: Plan, recipe: Recipe, dataset: Dataset) -> None:
 def temporary_model(
     recipe: Recipe, dataset: Dataset, plan: Plan | None, mesh: Mesh | None = None, device: torch.device = CPU
 ) -> Iterator[CTRModel]:
-    """Build a model as `new_model` does, with stores in directories of this process only: a run may be training."""
+    """Build a model as `new_model` does, and close it at the end of the context.
+
+    Its stores have directories that only this process uses, so a run of the same recipe may train at the same time.
+    """
     prefix, token = recipe.scratch_prefix, uuid.uuid4().hex[:12]
     with ExitStack() as stack:
         for place in _store_paths(recipe, plan):
@@ -180,17 +187,19 @@ def _store_paths(recipe: Recipe, plan: Plan | None) -> list[Path]:
 
 
 def hot_loader(dataset: Dataset, config: LoaderConfig, plan: Plan | None, progress: Progress) -> HotLoader:
-    """Build the loader of a run whose hot inputs have their own batches; count hot inputs unless counts are cached.
+    """Build the loader of a run in which hot inputs (samples with only hot rows) have separate batches.
+
+    Hot inputs are counted first, unless their counts are cached.
 
     Parameters
     ----------
     plan : Plan
-        Names the hot rows.
+        Plan that says which rows are hot.
 
     Raises
     ------
     ConfigError
-        Where the plan has no hot rows.
+        If the plan has no hot rows.
     """
     if plan is None or not any(placed.hot_rows for placed in plan.tables):
         raise ConfigError("hot.budget is set, but the plan has no hot rows: plan again, or set hot.budget to null")
@@ -214,9 +223,9 @@ def sharding_plan(
     *,
     by_towers: bool = False,
 ) -> ShardingPlan:
-    """Assign the tables of a recipe to ranks; `plan`, if there is one, provides their sizes.
+    """Assign the tables of a recipe to ranks. The sizes of tables are taken from `plan`, if there is one.
 
-    With `by_towers` the tables of a tower are on its host.
+    With `by_towers`, the tables of a tower are assigned to the ranks of one host.
     """
     loads = table_loads(recipe, dataset, tables, plan, ranks)
     kind, budget = recipe.distributed.sharding, recipe.memory.dram
@@ -238,7 +247,7 @@ def sharding_plan(
 def table_loads(
     recipe: Recipe, dataset: Dataset, tables: Sequence[EmbeddingBagConfig], plan: Plan | None, ranks: int
 ) -> list[TableLoad]:  # fmt: skip
-    """Return the load of each table by a batch of all ranks."""
+    """Return the load of each table: its bytes, and the lookups of one batch of all ranks together."""
     batch = recipe.train.batch_size
     loads = []
     for spec, table in zip(
@@ -279,7 +288,10 @@ def shared_collection(
     mesh: Mesh,
     tables: Sequence[EmbeddingBagConfig],
 ) -> ShardedCollection:
-    """Build the tables of a recipe sharded over the ranks of a mesh; `workspace` names this rank's directories."""
+    """Build the tables of a recipe, sharded over the ranks of a mesh.
+
+    `workspace` is the name of this rank's directories in the paths of the memories.
+    """
     for feature in dataset.schema.weighted:
         raise ConfigError(
             f"sparse feature {feature.name!r} has weights: per-sample weights do not travel between ranks; leave them "
@@ -300,19 +312,19 @@ def shared_collection(
 
 
 def _part(tier: TableTier, ranks: int) -> TableTier:
-    """Return the share of a table's cache that one of `ranks` ranks has."""
+    """Return the tier of one rank's part of a table, if `ranks` ranks divide the table's cache."""
     return replace(tier, cache_rows=-(-tier.cache_rows // ranks))
 
 
-# Samples that are looked at: the error of a quantile is then below 0.2 % of rank.
+# Number of samples from which quantiles are computed. The rank of a quantile is then wrong by less than 0.2 %.
 _SAMPLES = 100_000
 
 
 def set_quantiles(network: Network, dataset: Dataset) -> None:
-    """Set the quantiles of dense features in a new model that bins them.
+    """Set the quantiles of dense features in a new model, if the model divides them into bins.
 
-    Row groups that lie evenly in the split are read, so that a log that is sorted by time is seen as a whole. The same
-    data give the same quantiles in every process.
+    The row groups that are read are evenly spaced in the training split, because a log may be sorted by time. Equal
+    data give equal quantiles in every process.
     """
     score, names = network.score, [feature.name for feature in dataset.schema.dense]
     if not isinstance(score, EnsembleScore) or not names:
@@ -332,7 +344,10 @@ def set_quantiles(network: Network, dataset: Dataset) -> None:
 
 
 def _edges(column: NDArray[np.float32], bins: int) -> NDArray[np.float32]:
-    """``[Q + 1]``: all values where they are so few, the last of them repeated, else quantiles."""
+    """Return the edges of the bins of a column, ``[bins + 1]``.
+
+    They are quantiles, or, if there are at most bins + 1 distinct values, these values, with the last one repeated.
+    """
     values = np.unique(column)
     if len(values) <= bins + 1:
         return np.pad(values, (0, bins + 1 - len(values)), mode="edge")

@@ -37,7 +37,7 @@ class Top(NamedTuple):
 
     most: int
     by: str
-    """What rows are grouped by: ``user`` or ``session``; for raw logs, the name of a column."""
+    """Key by which rows are grouped: ``user`` or ``session``; for raw logs, the name of a column."""
 
 
 def predict(trained: TrainedModel, split: str, output: Path, progress: Progress, top: Top | None = None) -> int:

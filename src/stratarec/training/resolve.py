@@ -1,14 +1,21 @@
-"""Resolve a recipe against its data set: fill in the values it leaves out, and check what the data set must provide.
+"""Resolve a recipe for its data set: fill in values that the recipe leaves out, and check what the data set provides.
 
-Defaults depend on the number of training samples and on the model (its `default_overrides`). Batches grow with the
-data, to twice their size for ten times as many samples: small data need steps, large data need speed. One pass is best,
-because rows that are seen a second time are memorized; only with a few thousand samples a second pass helps, because
-the network has learned little by then. After one pass the learning rate is still high, so the network is used with the
-average of its weights over the last third of the steps. `docs/log.md` has the measurements. A value that the recipe
-names is never changed, and does not change other values: with ``train.epochs=20`` a run is the run without it,
-continued. Ensembles have their own rates, decay, members, and several passes; the more columns a log has, the smaller
-are the members, as the time of a step is proportional to the weights, and the lower are the rates: a step of Adam
-changes every weight by the rate, and a logit by the sum over all columns.
+Defaults depend on the number of training samples and on the model (its `default_overrides`); `docs/log.md` has the
+measurements behind them.
+
+- *Batch size*: Batches are twice as large for ten times as many samples, because small data need more steps and large
+  data need speed.
+- *Epochs*: One pass is best, because the network memorizes rows that it sees a second time. A second pass helps only
+  with a few thousand samples, because the network has learned little in the first.
+- *Average*: After one pass the learning rate is still high, so the weights are averaged over the last third of the
+  steps.
+- *Ensembles* have other learning rates, weight decay and sizes, and several passes. The more columns a log has, the
+  smaller are the members, because the time of a step is proportional to the number of weights. The learning rates are
+  also lower, because a step of Adam changes every weight by the learning rate, and so a logit by the sum over all
+  columns.
+
+A value that the recipe names is never changed, and it does not change the defaults of other fields. So a run with
+``train.epochs=20`` is the same as the run without this setting, only longer.
 """
 
 from __future__ import annotations
@@ -39,12 +46,14 @@ from stratarec.training.run.run_directory import read_recipe
 from stratarec.training.steps.state import TrainingState
 from stratarec.training.torch_setup import bf16_slowness
 
-# Ratio of times above which bf16 is reported as slow; measurement noise does not double a ratio.
+# bf16 is reported as slow if it takes more than this many times as long as float32. Noise alone does not double a time.
 _SLOW_BF16 = 2.0
 
 
 def check_validation(config: TrainConfig, dataset: Dataset) -> None:
-    """Refuse early stopping, plateaus and calibration if the validation split cannot measure them."""
+    """Raise `ConfigError` if the validation split cannot be used for the recipe's early stopping, plateaus or
+    calibration.
+    """
     _check_calibration(config, dataset)
     samples, first = dataset.samples("valid"), dataset.label_counts("valid")[dataset.schema.label_column]
     for name, asked in (("early_stopping", config.early_stopping), ("plateau", config.plateau)):
@@ -63,7 +72,7 @@ def check_validation(config: TrainConfig, dataset: Dataset) -> None:
 
 
 def check_average(config: TrainConfig, mesh: Mesh) -> None:
-    """Refuse an average of weights if no rank has all weights."""
+    """Raise `ConfigError` if the recipe asks for an average of weights, but no rank has all weights."""
     if config.average.decay and mesh.between is not None:
         raise ConfigError(
             f"train.average.decay is {config.average.decay}, but a host only has the weights of its tower: set it to "
@@ -73,19 +82,19 @@ def check_average(config: TrainConfig, mesh: Mesh) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Slates:
-    """Slates of the training samples."""
+    """Key by which the training samples form slates, and a description of the slates for the user."""
 
     by: SlateKey
     description: str
 
 
 def find_slates(recipe: Recipe, dataset: Dataset, ranks: int) -> Slates | None:
-    """Count the slates of a loss of slates; None for a loss of single samples.
+    """Return the slates that the recipe's loss needs; None if it is a loss of single samples.
 
     Raises
     ------
     ConfigError
-        If the data set lacks such slates, or batches cannot keep slates whole.
+        If the data set does not have such slates, or a slate could be divided between batches.
     """
     loss, schema = recipe.train.loss, dataset.schema
     if not loss.by:
@@ -109,7 +118,7 @@ def find_slates(recipe: Recipe, dataset: Dataset, ranks: int) -> Slates | None:
 
 
 def _counted(train: TrainConfig, dataset: Dataset, by: SlateKey) -> str:
-    """Describe how many slates there are, and how many of them have no loss."""
+    """Return a text that says how many slates there are, and how many of them have no loss."""
     slates = silent = single = largest = 0
     for label, starts in dataset.slates("train", by):
         sizes, clicks = np.diff(starts, append=len(label)), np.add.reduceat(label.astype(np.int64), starts)
@@ -147,7 +156,7 @@ def _check_calibration(config: TrainConfig, dataset: Dataset) -> None:
 
 
 def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_steps: int, ranks: int) -> Iterator[str]:
-    """Yield the summary of the plan, and settings that are probably not intended."""
+    """Yield lines for the user: the summary of the plan, and warnings about settings that are probably unintended."""
     if plan is not None:
         yield plan.summary
         yield from plan.notes
@@ -183,7 +192,7 @@ def remarks(config: TrainConfig, plan: Plan | None, dataset: Dataset, total_step
 
 
 def exchange_remark(recipe: Recipe, mesh: Mesh) -> str:
-    """Describe how ranks exchange the rows of a model with towers, and why; empty without towers."""
+    """Return a text that says how ranks exchange the rows of a model with towers, and why; empty without towers."""
     towers = recipe.towers
     if not towers or mesh.ranks == 1:
         return ""
@@ -199,13 +208,13 @@ def exchange_remark(recipe: Recipe, mesh: Mesh) -> str:
 
 
 def load_training_state(run: Path, path: Path, recipe: Recipe, total_steps: int) -> TrainingState:
-    """Load the training state of the checkpoint `path`, from which `recipe` resumes.
+    """Load the training state of the checkpoint `path`, from which a run of `recipe` resumes.
 
     Raises
     ------
     CheckpointError
-        When the run has more steps than the recipe asks for, when it is finished and a changed length asks for no more
-        steps, or when the checkpoint that early stopping would return to is missing.
+        If the run has more steps than the recipe asks for; if it is finished, and a changed length needs no more steps;
+        or if the checkpoint that is best on the validation split is missing.
     """
     stopping = recipe.train.early_stopping
     state = TrainingState(**checkpoint.read_state(path)["training"])
@@ -227,7 +236,10 @@ def load_training_state(run: Path, path: Path, recipe: Recipe, total_steps: int)
 
 
 def _check_asks_for_no_more(run: Path, recipe: Recipe, state: TrainingState, total_steps: int) -> None:
-    """Refuse a change of length that has no effect: the run would be recorded with settings it was not trained with."""
+    """Raise `CheckpointError` if the length of a finished run was changed without asking for more steps.
+
+    Otherwise the run would be stored with settings with which it was not trained.
+    """
     before, now = (version.to_dict()["train"] for version in (read_recipe(run), recipe))
     changed = [key for key in ("epochs", "max_steps", "early_stopping", "calibration") if before[key] != now[key]]
     if changed:
@@ -238,36 +250,38 @@ def _check_asks_for_no_more(run: Path, recipe: Recipe, state: TrainingState, tot
         )
 
 
-# Best batch size for a number of training samples, and its growth with the number of samples.
+# Best batch size for this number of training samples, and the exponent of its growth with their number.
 _BATCH, _SAMPLES, _GROWTH = 256, 80_000, 0.3
 _SMALLEST, _LARGEST = 128, 4096
-# Below this number of samples a run has two epochs.
+# With fewer training samples than _FEW, a run has _EPOCHS epochs.
 _FEW, _EPOCHS = 20_000, 2
 _EVALUATIONS = 4
-# Number of columns above which an ensemble's rates fall, and its sizes by the largest number of columns.
+# Number of columns above which an ensemble's learning rates fall, and its sizes by the maximum number of columns.
 _COLUMNS = 200
 _SIZES: dict[float, dict[str, Any]] = {
     _COLUMNS: {},
     800: {"model.embedding_dim": 4, "model.member_mlp": [64, 32], "model.bins": 16},
     math.inf: {"model.members": 8, "model.embedding_dim": 2, "model.member_mlp": [64, 32], "model.bins": 8},
 }
-# Steps of a run divided by the steps that the average of weights covers, and the largest decay.
+# Number of steps of a run divided by the number of steps that the average of weights covers, and the largest decay.
 _MEMORIES, _MOST_DECAY = 3, 0.9999
 
 
 def defaults_by_size(
     samples: int, *, validated: bool, kind: str = "dlrm", batch_size: int = 0, columns: int = 0
 ) -> dict[str, Any]:
-    """Return the value of each field for this number of training samples.
+    """Return the default value of each field that depends on the number of training samples.
 
     Parameters
     ----------
+    samples : int
+        Number of training samples.
     validated : bool
-        Whether there is a validation split. A second epoch needs it, because it may make the model worse.
+        Whether there is a usable validation split. More than one epoch needs it, because the model may become worse.
     kind : str
         Kind of the model.
     batch_size : int
-        Samples a step, on which fields that count steps depend; 0 to choose it, too.
+        Samples per step if the recipe names it, because fields that count steps depend on it; 0 to choose it.
     columns : int
         Number of features.
     """
@@ -290,8 +304,9 @@ def defaults_by_size(
 def _of_ensemble(samples: int, validated: bool, batch_size: int, columns: int) -> dict[str, Any]:
     """Return the defaults of an ensemble.
 
-    Few samples are trained for many epochs until validation gets worse, with patience because some logs improve again.
-    Many samples, or a log without validation, have a few epochs at a falling rate, a tenth of the work.
+    With few samples, it is trained for many epochs until the validation metric gets worse, with patience, because on
+    some logs it improves again. With many samples, or without validation, it is trained for a few epochs with a falling
+    learning rate, which takes a tenth of the work.
     """
     several = validated and samples < _FEW
     batch = batch_size or _power_of_two(samples / (60 if several else 120), 32, 256)
@@ -322,15 +337,15 @@ def _power_of_two(value: float, least: int, most: int) -> int:
 def choose_defaults(
     recipe: Recipe, named: Mapping[str, Any], dataset: Dataset, earlier: Recipe | None = None
 ) -> dict[str, Any]:
-    """Return field -> value for the fields that a recipe leaves out.
+    """Return the default values, by field, of the fields that a recipe leaves out.
 
     Parameters
     ----------
     named : mapping
-        Fields that the recipe names, such as ``train.batch_size``; see `leaves`.
+        Fields that the recipe names, such as ``train.batch_size``, as `leaves` returns them.
     earlier : Recipe or None
-        Recipe of the run whose weights and optimizer state the new run starts from. The model and the kinds of
-        optimizers are taken from it.
+        Recipe of the run from whose weights and optimizer state the new run starts. Defaults of the model, and of the
+        kinds of optimizers, are taken from it.
     """
     valid = dataset.label_counts("valid")[dataset.schema.label_column]
     values = defaults_by_size(
@@ -339,7 +354,7 @@ def choose_defaults(
         columns=len(dataset.schema.dense) + len(dataset.schema.sparse),
     )  # fmt: skip
     if recipe.train.loss.by and 0 < valid.positives < valid.known:
-        # A loss of slates trains the order of samples; their scores have no level before they are calibrated.
+        # A loss of slates trains only the order of scores. Their level means nothing until they are calibrated.
         values["train.early_stopping.metric"] = "grouped_auc"
     if recipe.towers:  # no rank has all weights to average
         values.pop("train.average.decay", None)
@@ -351,21 +366,21 @@ def choose_defaults(
 
 
 def describe_defaults(values: Mapping[str, Any], dataset: Dataset) -> str:
-    """Return a sentence that names the values that `choose_defaults` chose; empty if there are none."""
+    """Return a line with the values that `choose_defaults` chose; empty if it chose none."""
     text = " ".join(f"{field}={json.dumps(value)}" for field, value in values.items())
     return text and f"defaults for {dataset.samples('train'):,} training samples: {text}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRun:
-    """A recipe whose values are all known for one data set, checked against it."""
+    """A recipe that was checked for one data set and has a value for every field."""
 
     recipe: Recipe
     """The recipe that is trained and written into the run."""
     slate_key: SlateKey | None
-    """Key of the slates that batches keep whole."""
+    """Key of the slates that must not be divided between batches; None for a loss of single samples."""
     remarks: tuple[str, ...]
-    """Lines to print when training begins."""
+    """Lines that are shown to the user when training begins."""
 
 
 def resolve(
@@ -376,17 +391,17 @@ def resolve(
     named: Mapping[str, Any] | None = None,
     earlier: Recipe | None = None,
 ) -> ResolvedRun:
-    """Fill in the values that follow from the data set, and refuse what the data set cannot provide.
+    """Fill in the values that depend on the data set, and check that the data set provides what the recipe needs.
 
     Parameters
     ----------
     named, earlier
-        As in `choose_defaults`; without `named` no field counts as left out.
+        As in `choose_defaults`. If `named` is None, no field of the recipe is changed.
 
     Raises
     ------
     ConfigError
-        Names the field, its value, and what the data set or the mesh lacks.
+        If a check fails. The message names the field, its value, and what the data set or the mesh does not have.
     """
     values = {} if named is None else choose_defaults(recipe, named, dataset, earlier)
     recipe = in_numbers(recipe.with_fields(values), dataset)
@@ -404,12 +419,12 @@ def resolve(
 
 
 def run_steps(train: TrainConfig, dataset: Dataset) -> int:
-    """Return the steps of a whole run on this data set, unless it stops early."""
+    """Return the number of steps of a whole run on this data set, if it does not stop early."""
     return train.steps(batches(dataset.samples("train"), train.batch_size, train.portions))
 
 
 def in_numbers(recipe: Recipe, dataset: Dataset, steps: int = 0) -> Recipe:
-    """Return the recipe with schedules and class weights as numbers, for `steps` steps or by default a whole run."""
+    """Return the recipe with schedules and class weights as numbers, for a run of `steps` steps (0 for a whole run)."""
     odds = {
         label: count.positives / (count.known - count.positives)
         for label, count in dataset.label_counts("train").items()

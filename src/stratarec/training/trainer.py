@@ -1,12 +1,16 @@
-"""Train a model: resolve the recipe, claim the run's directory, build, train, test once, save.
+"""Train a model: resolve the recipe, claim the run's directory, build all parts, train, test once, and save the result.
 
-A run is a function of its recipe and data: resumed from any checkpoint it ends with the same bits as without a stop.
+A run is determined by its recipe and data. If it is resumed from any checkpoint, it ends with the same bits as without
+the interruption.
 
-A run is evaluated every `eval_every` steps or at the end of each epoch, and always at its end. That closing evaluation
-is marked: a run that is resumed with more steps drops it, and continues as a run that had more steps from the start.
-The earlier result keeps its checkpoint until the longer run has a result. A new length that asks for no more steps is
-refused. SIGINT and SIGTERM end a step, an evaluation or the final test at the next batch, with a checkpoint; the next
-start does the evaluation that was left out.
+The model is evaluated every `eval_every` steps or at the end of each epoch, and always at the end of the run. If this
+last evaluation takes place only because the run ends, it is marked as closing. When the run is later resumed with more
+steps, the closing evaluation is removed, so the run continues as if it had been longer from the start. The checkpoint
+of the earlier result is kept until the longer run has a result. Resuming a finished run with another length is refused
+if it needs no more steps.
+
+SIGINT and SIGTERM end training, an evaluation or the final test at the next batch, with a checkpoint. If an evaluation
+was interrupted, it is done when the run is resumed.
 """
 
 from __future__ import annotations
@@ -63,30 +67,32 @@ T = TypeVar("T")
 
 
 class Trainer:
-    """One run of a recipe on its data set; it trains once.
+    """One run of a recipe on its data set. A trainer can train only once.
 
     Parameters
     ----------
     recipe : Recipe
     dataset : Dataset
-        Prepared data, opened and checked.
+        Prepared data set, opened and checked.
     progress : Progress
-        Receives steps, evaluations and checkpoints; by default a notebook shows them, and elsewhere nothing is shown.
+        Receives steps, evaluations and checkpoints. By default, a notebook shows them, and nothing is shown elsewhere.
     plan : Plan
-        Placement of the tables; by default the plan that the run was started with, or a new plan by the recipe's memory
-        section.
+        Placement of the tables. By default, the plan with which the run was started, or a new plan for the recipe's
+        memory section.
     mesh : Mesh
-        Processes that train together; by default this one. Each has its own trainer of the same recipe and data.
+        Processes that train together; by default only this one. Each process has a trainer with the same recipe and
+        data.
     named : mapping
-        Fields that the recipe names. Other fields get defaults by the size of the data; by default no field does.
+        Fields that the user set. All other fields get defaults that depend on the data. Without `named`, no field of
+        the recipe is changed.
     earlier : Recipe
-        Recipe of the run that this one continues or starts from, which some defaults follow.
+        Recipe of the run that this run resumes or from whose weights it starts. Some defaults are taken from it.
 
     Raises
     ------
     ConfigError
-        When the data set was prepared by other settings than the recipe's, or lacks what the recipe needs, such as a
-        validation split.
+        If the data set was prepared with other settings than the recipe's, or does not have what the recipe needs, for
+        example a validation split.
     """
 
     def __init__(
@@ -113,11 +119,11 @@ class Trainer:
         self.state = TrainingState()
         self._used = False
 
-    # The parts of the run, built at first use, when `train` has claimed the directory.
+    # Parts of the run. They are built when they are first used, after `train` has claimed the directory.
 
     @cached_property
     def plan(self) -> Plan | None:
-        """Placement of the tables; None if all rows are float32 in DRAM."""
+        """Placement of the tables; None if all tables are simply float32 in DRAM."""
 
         def placed() -> Plan | None:
             level0: Memory = "hbm" if on_gpu(self.recipe, self._device) else "dram"
@@ -126,7 +132,7 @@ class Trainer:
 
         if self.mesh.ranks == 1:
             return placed()
-        # One rank measures memories and reads files for all.
+        # One rank measures memories and reads files for all ranks.
         content = self.mesh.first(lambda: None if (plan := placed()) is None else plan.to_dict())
         return None if content is None else Plan.from_dict(content)
 
@@ -149,7 +155,7 @@ class Trainer:
 
     @cached_property
     def members(self) -> BestMembers | None:
-        """Best members of an ensemble; None for other models, and where members cannot be told apart."""
+        """Best members, if the model is an ensemble with members that can be separated; otherwise None."""
         return best_members(self.model, self.config, self.mesh.ranks)
 
     @cached_property
@@ -186,7 +192,7 @@ class Trainer:
 
     @cached_property
     def loop(self) -> Loop:
-        """The training loop; `Loop.step` trains one batch."""
+        """Training loop of the run. `Loop.step` trains one batch."""
         validation = Validation(
             model=self.model, dataset=self.dataset, config=self.config, progress=self.progress,
             check=self.cadence.check, mesh=self.mesh, average=self.stages.average, members=self.members,
@@ -198,22 +204,23 @@ class Trainer:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run, unless it stops early."""
+        """Number of steps of the whole run, unless it stops early."""
         return self.config.steps(self.pipeline.epoch_steps)
 
     def train(
         self, *, resume: bool = False, overwrite: bool = False, earlier: str | Path | None = None
     ) -> TrainResult:  # fmt: skip
-        """Train to the end, test once, and write result and report.
+        """Train to the end, test once, and write the result and the report.
 
         Parameters
         ----------
         resume : bool
-            Continue from the run's last checkpoint.
+            Whether to continue from the run's last checkpoint.
         overwrite : bool
-            Remove an earlier run of that name once this one has a checkpoint.
+            Whether to replace an earlier run in the same directory. It is removed when this run has a checkpoint.
         earlier : path
-            Run whose weights this run starts with, unless it has a checkpoint to resume from; see `open_warm_start`.
+            Directory of a run from whose weights this run starts (`open_warm_start`), unless this run has a checkpoint
+            from which it resumes.
 
         Returns
         -------
@@ -223,14 +230,16 @@ class Trainer:
         Raises
         ------
         CheckpointError
-            When the run has checkpoints and neither `resume` nor `overwrite` is set, when they or those of `earlier` do
-            not fit, or when a finished run is resumed with another length that asks for no more steps.
+            If the run has checkpoints, and neither `resume` nor `overwrite` is set; if the checkpoint to start from
+            does not fit the recipe or the data; or if a finished run is resumed with another length that needs no more
+            steps.
         StorageError
-            When the directory of the run cannot be written, holds anything but a run, or another process trains in it.
+            If the directory of the run cannot be written, contains something other than a run, or another process
+            trains in it.
         TrainingError
-            When the loss is not a number.
+            If the loss is not finite.
         Interrupted
-            After SIGINT or SIGTERM, once a checkpoint is written.
+            After SIGINT or SIGTERM, when a checkpoint has been written.
         """
         with self._session(resume=resume, overwrite=overwrite, earlier=earlier) as last:
             result = read_result(self.run)
@@ -244,25 +253,25 @@ class Trainer:
             return TrainResult(self._train(None, self._evaluate_finally))
 
     def fit(self, callback: EvaluationCallback, *, resume: bool = False) -> TrainingState:
-        """Train as `train` does, but without the final test: no file of the test split is read.
+        """Train as `train` does, but without the final test. No file of the test split is read.
 
         Parameters
         ----------
         callback : callable
-            Receives all evaluations of the run after each evaluation, and first those of the checkpoint that the run
-            resumes from. An exception of it ends the run.
+            Called with all evaluations of the run, first before training (with those of the checkpoint, if the run
+            resumes) and then after each evaluation. If it raises an exception, the run ends.
         resume : bool
-            Continue from the run's last checkpoint.
+            Whether to continue from the run's last checkpoint.
 
         Returns
         -------
         TrainingState
-            State at the end of the run. The checkpoints of the end and of the best evaluation exist.
+            State at the end of the run. The checkpoints at the end and of the best evaluation are kept.
 
         Raises
         ------
         Exception
-            As `train`, and what `callback` raises.
+            The errors of `train`, and any exception that `callback` raises.
         """
         with self._session(resume=resume) as last:
             if last is not None:
@@ -275,7 +284,7 @@ class Trainer:
     def _session(
         self, *, resume: bool, overwrite: bool = False, earlier: str | Path | None = None
     ) -> Iterator[Path | None]:
-        """Claim the run's directory, then build; yield the checkpoint to resume from."""
+        """Claim the run's directory, build all parts, and yield the checkpoint to resume from (None for a new run)."""
         if self._used:
             raise TrainingError("this trainer has trained already; make a new Trainer for each run")
         self._used = True
@@ -284,7 +293,7 @@ class Trainer:
             stack.enter_context(self.dataset.locked())
             warm_start = None
             if earlier is not None and not (resume and checkpoint.list_checkpoints(self._directory.checkpoints)):
-                # Checked before anything of this run is written.
+                # The earlier run is checked before any file of this run is written.
                 start = open_warm_start(earlier, self.run, self._identity, self.dataset, self.mesh)
                 warm_start = stack.enter_context(start)
             last = stack.enter_context(opened(self._directory, self.mesh, resume=resume, overwrite=overwrite))
@@ -297,7 +306,7 @@ class Trainer:
                 if warm_start is not None:
                     warm_start.load_into(self.model, self.optimizer)
                     self.progress.say(f"starting from {warm_start.path}")
-                    self._checkpoints.save(self.state)  # resuming needs the earlier run no more
+                    self._checkpoints.save(self.state)  # so resuming does not need the earlier run
             yield last
 
     def _close(self) -> None:
@@ -309,7 +318,7 @@ class Trainer:
         self.state = self.loop.state = load_training_state(self.run, path, self.recipe, self.total_steps)
 
     def restore(self, path: Path) -> None:
-        """Load weights, rows and optimizer state of a checkpoint."""
+        """Load the weights, rows and optimizer state of a checkpoint."""
         difference = self._checkpoints.restore(path)
         if self.members is not None and not self.state.evaluations:  # the run is resumed beyond its closing evaluation
             self.members.reset()
@@ -321,12 +330,12 @@ class Trainer:
             self._may_differ(self.state.step, reason)
 
     def _may_differ(self, step: int, reason: str) -> None:
-        """Report and record that another run of the recipe may differ in its last bits from `step` on."""
+        """Report and record that, from `step` on, another run of the recipe may differ in its last bits."""
         self.state.may_differ.append((step, reason))
         self.progress.say(f"{reason}: from step {step:,} on another run may differ in its last bits")
 
     def _train(self, callback: EvaluationCallback | None, then: Callable[[], T]) -> T:
-        """Train to the end unless the run is finished, then call `then`."""
+        """Train to the end, unless the run is finished already; then call `then` and return its result."""
         finished = self.state.finished
         self.mesh.first(lambda: (self.run / FILES).unlink(missing_ok=True))
         if not finished:
@@ -358,7 +367,7 @@ class Trainer:
         return curve_writers(self.config.curves, of, self.progress.say)
 
     def _evaluate_finally(self) -> dict[str, Any]:
-        """Test the best checkpoint by validation, or the last one without validation, and write the result."""
+        """Test the checkpoint that is best on the validation split (or the last one), and write the result."""
         state = self.state
         entry = best(state.evaluations, self.config.early_stopping)
         path = self._checkpoints.load_best(state.step if entry is None else entry["step"], current=state.step)

@@ -1,1 +1,1 @@
-"""A run's directory, and the model that it ended with."""
+"""Directory of a run, its periods, and the model that a run ends with."""

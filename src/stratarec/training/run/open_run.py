@@ -1,11 +1,12 @@
-"""Open the model that a run ended with, and start a new run from the weights of an earlier one (`train --from`).
+"""Open the final model of a run, and start a new run from the weights of an earlier one (`train --from`).
 
-A new run may start from an earlier run if each vocabulary of the earlier run is the beginning of the same vocabulary in
-the new run's data set: both are equal, or the new data set was prepared with the old one as `data.vocabulary.base`,
-directly or through others. Rows keep their numbers and values; rows that the earlier run never trained have their
-initial values. Network and optimizer state are taken over; steps, schedules, the order of samples and random numbers
-are those of a new run. The bias correction of Adam continues, because its moments do. A checkpoint of step 0 is written
-before the first step, so the new run resumes without the earlier run.
+A new run can start from an earlier run if each vocabulary of its data set begins with the vocabulary of the same name
+in the earlier run's data set. This is so if both are equal, or if the new data set was prepared with the old one as
+`data.vocabulary.base`, directly or through others. Rows keep their numbers and values. Rows that the earlier run never
+trained have their initial values. The new run takes the network and the optimizer state from the earlier one, but its
+steps, schedules, order of samples and random numbers begin as in any new run. Adam's bias correction continues, because
+its moments do. A checkpoint of step 0 is written before the first step, so the new run can resume without the earlier
+run.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ from stratarec.training.torch_setup import device_of
 
 
 def check_identity(path: Path, identity: Mapping[str, Any], dataset: Dataset) -> None:
-    """Refuse a checkpoint with another model or optimizer than `identity`, or other samples than `dataset`."""
+    """Raise `CheckpointError` if a checkpoint was not written by a run with this `identity` on this `dataset`.
+
+    It must have the same model, optimizers and samples.
+    """
     stored = checkpoint.read_state(path)["identity"]
     _check_model(path, identity, stored)
     if identity["dataset"] != stored["dataset"]:
@@ -56,7 +60,10 @@ def check_identity(path: Path, identity: Mapping[str, Any], dataset: Dataset) ->
 
 
 def _check_model(path: Path, identity: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    """Refuse the checkpoint `path` with the identity `known` if it has another model or optimizer."""
+    """Raise `CheckpointError` if the model or an optimizer in `identity` differs from that in the checkpoint `path`.
+
+    `stored` is the identity in the checkpoint.
+    """
     for part in ("model", "train"):
         difference = first_difference(identity[part], stored[part], part)
         if difference is not None:
@@ -68,33 +75,33 @@ def _check_model(path: Path, identity: Mapping[str, Any], stored: Mapping[str, A
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel:
-    """A model with the weights of a checkpoint, and what it was trained on; a context manager that closes it."""
+    """Model with the weights of a checkpoint, its recipe and its data set. At the end of a context it closes itself."""
 
     recipe: Recipe
     dataset: Dataset
     model: CTRModel
     checkpoint: Path
     validated: bool
-    """Whether validation chose the checkpoint."""
+    """Whether the checkpoint was chosen by its metric on the validation split."""
     mesh: Mesh
-    """The processes that have it together."""
+    """Processes among which the tables are divided."""
     maps: tuple[LogitMap, ...]
-    """The correction of each label that the model's scores have; none by default."""
+    """Calibration map of each label, which the model's scores include; empty without calibration."""
     plan: Plan | None
-    """Placement of its tables, None where all are float32 in DRAM."""
+    """Placement of the tables; None if all tables are simply float32 in DRAM."""
     resources: ExitStack
-    """Released by `close`."""
+    """Locks, memory and files that `close` releases."""
     period: int = 0
     """Number of the last period of `stratarec continue`; 0 if there is none."""
 
     @property
     def events(self) -> pl.DataFrame | None:
-        """Events of users up to the end of the last period; None without periods or histories."""
+        """Events of users up to the end of the last period; None if there are no periods or no histories."""
         return self.dataset.events() if self.period else None
 
     @property
     def description(self) -> str:
-        """Description of the checkpoint, for messages."""
+        """Text that describes the checkpoint in messages."""
         step = step_of(self.checkpoint.name)
         if self.period:
             return f"period {self.period:,}, step {step:,} of it"
@@ -102,7 +109,7 @@ class TrainedModel:
         return f"step {step:,}, the {f'best by validation {label}' if self.validated else 'last one'}"
 
     def close(self) -> None:
-        """Release memory and files of the tables, and the data set; the model cannot be used afterwards."""
+        """Release the data set, and the memory and files of the tables. The model cannot be used afterwards."""
         self.resources.close()
 
     def __enter__(self) -> TrainedModel:
@@ -116,18 +123,20 @@ def open_run(
     path: str | Path, data: str | Path | None = None, *, same_samples: bool = True, mesh: Mesh | None = None,
     device: str | None = "cpu",
 ) -> TrainedModel:  # fmt: skip
-    """Open the model that a run tested; while the run has no result, its best checkpoint so far, or its last.
+    """Open the model of a run: of its last period, or, if it was not continued, the model of the final test.
+
+    If the run has no result yet, the best checkpoint so far is opened, or without evaluations the last one.
 
     Parameters
     ----------
     data : path
-        Another prepared data set with the same vocabularies; by default the data set of the run.
+        Another prepared data set with the same vocabularies. By default, the data set of the run is used.
     same_samples : bool
-        Refuse the data set of the run if it has been prepared again with other samples.
+        Whether to refuse the data set of the run if it was prepared again with other samples.
     mesh : Mesh
-        Processes that open it together; by default this one.
+        Processes that open the model together; by default only this one.
     device : str or None
-        Device of the network, and of the rows if they were trained in GPU memory; None for the device of the training.
+        Device of the network, and of the rows if they were trained in GPU memory. None means the device of training.
 
     Raises
     ------
@@ -150,7 +159,7 @@ def open_run(
             stack.enter_context(checkpoint.locked(chosen))
             period, recipe = periods.check(folder), read_recipe(folder)
             maps, number = period.calibration, period.number
-            # If the run has been moved, its recipe names the old place.
+            # If the run was moved, the recipe has its old path.
             recipe = replace(recipe, data=replace(recipe.data, path=str(folder / periods.DATA)))
         mesh.check_same({"checkpoint": str(chosen.relative_to(path))})
         place = device_of(recipe.train.device if device is None else device, mesh.ranks, "--device")
@@ -165,12 +174,15 @@ def require_run(path: Path) -> None:
         raise CheckpointError(f"{path} is not a run: {what}; name the directory that `train` wrote")
 
 
-# How often to try again when a running training removes the checkpoint that is about to be read.
+# Number of tries, because a training that is still running may remove the checkpoint that is about to be read.
 _TRIES = 10
 
 
 def lock_chosen_checkpoint(path: Path, recipe: Recipe, stack: ExitStack) -> Path:
-    """Lock the chosen checkpoint of a run, which may be training, until `stack` is closed."""
+    """Choose a checkpoint as `open_run` does, lock it until `stack` is closed, and return it.
+
+    The run may still be training.
+    """
     for tries in range(_TRIES):
         once_more = tries < _TRIES - 1
         try:
@@ -204,7 +216,7 @@ def _open(
         )
     with ExitStack() as stack:
         stack.enter_context(dataset.locked())
-        # A run is not trusted: nothing is written to the paths in its recipe.
+        # A run may come from another user, so nothing is written to the paths in its recipe.
         reading = stack.enter_context(_in_scratch(recipe))
         plan = read_plan(path, recipe, dataset) or new_plan(reading, dataset, device=device)
         model = stack.enter_context(temporary_model(reading, dataset, plan, mesh, device))
@@ -222,7 +234,7 @@ def _open(
 
 @contextmanager
 def _in_scratch(recipe: Recipe) -> Iterator[Recipe]:
-    """Yield the recipe with the paths of its memories replaced by a temporary folder."""
+    """Yield the recipe with temporary directories as the paths of its memories."""
     memory = recipe.memory
     if memory.block is None and memory.mapped is None:
         yield recipe
@@ -244,7 +256,7 @@ def _open_data(run: Path, recipe: Recipe, data: str | Path | None) -> Dataset:
 
 
 def _chosen_checkpoint(path: Path, recipe: Recipe) -> Path:
-    """Return the checkpoint of the final test, or the best one so far, or the last one."""
+    """Return the checkpoint of the final test, or before it the best one so far, or without evaluations the last."""
     result = read_result(path)
     if result is not None:
         return path / "checkpoints" / result.checkpoint
@@ -258,11 +270,11 @@ def _chosen_checkpoint(path: Path, recipe: Recipe) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """Checkpoint of an earlier run from which a new run can start."""
+    """A checkpoint of an earlier run, from which a new run starts."""
 
     path: Path
     rows: RowOptimizerConfig
-    """Row optimizer of the earlier run, by which rows apply the steps that they missed."""
+    """Row optimizer of the earlier run, with which missed steps are applied to rows."""
 
     def load_into(self, model: CTRModel, optimizer: torch.optim.Optimizer) -> None:
         """Load weights and optimizer state into an untrained model."""
@@ -275,13 +287,15 @@ class WarmStart:
 def open_warm_start(
     earlier: str | Path, run: Path, identity: Mapping[str, Any], dataset: Dataset, mesh: Mesh
 ) -> Iterator[WarmStart]:  # fmt: skip
-    """Lock and check the checkpoint from which the new `run` on `dataset` starts.
+    """Lock and check the checkpoint of the run `earlier` from which the new `run` on `dataset` starts.
 
     Raises
     ------
     CheckpointError
-        If `earlier` is not a run, has no checkpoint, has another model or other features, or its data set is not a
-        base of `dataset`; names the field.
+        If `earlier` is not a run, has no checkpoint, has another model or other features, or if its vocabularies are
+        not the beginning of those of `dataset`. The message names the field.
+    ConfigError
+        If `earlier` is the new run itself.
     """
     earlier = Path(earlier)
     if earlier.resolve() == run.resolve():
@@ -305,7 +319,7 @@ _ADVICE = "prepare the data with the data set of that run as data.vocabulary.bas
 
 
 def _check_same_model(earlier: Path, identity: Mapping[str, Any], model: Mapping[str, Any], train: TrainConfig) -> None:
-    """Refuse another model, and optimizers of another kind."""
+    """Raise `CheckpointError` if the earlier run has another model, or optimizers of another kind, than `identity`."""
     difference = first_difference(identity["model"], model, "model")
     for part, kind in (("dense", train.dense.kind), ("embedding", train.embedding.kind)):
         want = {"kind": identity["train"][part]["kind"]}
@@ -318,7 +332,10 @@ def _check_same_model(earlier: Path, identity: Mapping[str, Any], model: Mapping
 
 
 def _check_begins(dataset: Dataset, name: str, earlier: Path, stored: Mapping[str, Any]) -> None:
-    """Refuse a `dataset` whose vocabulary does not begin with the values of the vocabulary `known`."""
+    """Raise `CheckpointError` unless a vocabulary of `dataset` begins with the values of the earlier run's vocabulary.
+
+    `stored` describes the earlier vocabulary.
+    """
     info, values, tail = dataset.vocabularies[name], int(stored["values"]), int(stored["tail_buckets"])
     if tail != info.tail_buckets or values > info.values or not _begins(dataset, name, values, stored["digest"]):
         raise CheckpointError(

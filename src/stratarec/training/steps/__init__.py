@@ -1,1 +1,1 @@
-"""A step, its stages, and what decides between two of them."""
+"""A training step and its stages, and the state and decisions that depend on steps."""

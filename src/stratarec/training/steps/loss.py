@@ -9,9 +9,9 @@ sample's weight (1 without weights); m is 1 if the label is known, otherwise 0; 
     c = (1 + r) / 2 for a positive sample, (1 + 1 / r) / 2 for a negative sample
 
 c is 1 on average if r balances the classes. The unit of w does not matter. Weights of 1 give the same bits as no
-weights. A label that no sample of a batch knows adds nothing; if few samples know it, each of them has more weight.
-Class weights are not part of the denominator. Otherwise positive samples would count less in batches with few of them,
-and the shift that corrects scores afterwards (`models/base.py`) would differ between batches.
+weights. A label that is not known in any sample of a batch adds nothing. If it is known in few samples, each of them
+has more weight. Class weights are not part of the denominator. Otherwise positive samples would count less in batches
+with few of them, and the shift that corrects scores afterwards (`models/base.py`) would differ between batches.
 
 With one label, L can be a loss of slates instead (``train.loss``). It is the mean over clicks, weighted by w, in slates
 that also have a sample without a click. The loss of a click b in slate s, with scores z, is
@@ -87,9 +87,7 @@ class Objective:
         self._class_weights = torch.tensor(class_weights) if any(factor != 1 for factor in class_weights) else None
 
     def mean(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the scalar L of a batch, for training in a single process. Logits are ``[B]``, ``[B, T]`` or ``[B,
-        K]``.
-        """
+        """Return the scalar L of a batch from logits ``[B]``, ``[B, T]`` or ``[B, K]``, in a single process."""
         if len(self._factors) > 1 or self._slate_loss or logits.dim() > 1:
             return self.joined(self.sums(logits, batch), self.weights(batch))
         label, weight = on_device(batch.label, logits), self._weighted(batch, logits)
