@@ -328,7 +328,7 @@ def small_memory(root: str) -> None:
         chip.most = chip.held
         before = chip.held
         # Evaluations take 8,192 samples at a time, whose activations are more than these trainings'.
-        with damaged({"stratarec.training.evaluate._BATCH": 32}):
+        with damaged({"stratarec.training.evaluate.BATCH": 32}):
             Trainer(recipe, prepared(recipe.data)).train(overwrite=True)
         return chip.most - before
 

@@ -29,7 +29,7 @@ from stratarec.training.trainer import Trainer
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations of several batches."""
-    monkeypatch.setattr(evaluate, "_BATCH", 200)
+    monkeypatch.setattr(evaluate, "BATCH", 200)
 
 
 @pytest.fixture(scope="module")

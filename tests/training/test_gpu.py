@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import device_jobs
@@ -19,6 +20,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import Interrupted, TrainingError
 from stratarec.io.tensors import read_tensors
 from stratarec.kernels.runtime.accelerator import device_errors, open_device, transfers_of
+from stratarec.planning.machine import card_rates
 from stratarec.recipe import Recipe
 from stratarec.training.torch_setup import record
 from stratarec.training.trainer import Trainer
@@ -84,7 +86,9 @@ def test_a_run_resumes_on_the_other_device(
     gpu: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    record(open_device(gpu), {})
+    # The figures of a card are enough for a plan of rows in its memory.
+    figures = {name: value for name, value in asdict(card_rates("h100")).items() if type(value) is float}
+    record(open_device(gpu), figures)
 
     def trained(name: str, device: str, at: int = 0, *, resume: bool = False) -> Path:
         recipe = Recipe.from_dict(tiny(home, run=str(tmp_path / name), device=device, max_steps=12))

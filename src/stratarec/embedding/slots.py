@@ -355,7 +355,7 @@ def require_unchanged(place: int) -> None:
 
 
 def _device_slots(level0: Level0, slots: int, width: int, optimizer: RowOptimizerConfig) -> SlotMemory:
-    require_triton()
+    require_triton(level0.device)
     # Imported late: Triton is an optional dependency.
     from stratarec.embedding.device_slots import DeviceSlots
 

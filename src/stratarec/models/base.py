@@ -315,7 +315,7 @@ class CTRModel(nn.Module):
         self.embeddings = embeddings
         self.network = network
         self.device = CPU
-        """Device of the network; rows of tables are not moved to it."""
+        """Device of the network. Rows of tables are not moved to it: `TierConfig.device` places them."""
 
     def place(self, device: torch.device) -> None:
         """Move the network to a device. Call it before an optimizer is built for its weights."""

@@ -302,6 +302,8 @@ class DeviceRates:
     memory_bytes: float
     origin: str
     """Source of the figures, as text for reports."""
+    trains_rows: bool = True
+    """Whether the kernels of rows run on the device."""
     device: str = ""
     """torch's name of the GPU, so that table work can be timed on it; empty if the rates are from a data sheet."""
 
@@ -335,6 +337,8 @@ CARDS = {
 bytes per second, and memory size in bytes."""
 _REACHED_FLOPS, _REACHED_LINK, _REACHED_MEMORY = 0.4, 0.8, 0.5
 """Shares of the peak rates that are assumed to be reached; `DeviceRates.origin` reports them."""
+_TOO_OLD = ("t4",)
+"""Cards that Triton's kernels do not run on."""
 _LAUNCHES = WorkCosts(step=5e-4, lookup=5e-9)
 """Assumed costs of table work on a card. A group of tables needs about 25 kernel launches; 426,000 lookups took the
 host of an H200 2.1 ms (benchmark `gpu_checks`)."""
@@ -343,11 +347,14 @@ host of an H200 2.1 ms (benchmark `gpu_checks`)."""
 def card_rates(name: str) -> DeviceRates:
     """Return the rates of a card in `CARDS`, estimated as fixed shares of the peaks in its data sheet."""
     float32, bf16, link, memory, size = CARDS[name.lower()]
+    origin = (
+        f"{name}: {_REACHED_FLOPS:.0%} of the operations of its data sheet, {_REACHED_LINK:.0%} of its PCIe link, "
+        f"{_REACHED_MEMORY:.0%} of its memory's bandwidth; nothing was measured"
+    )
     return DeviceRates(
         float32_flops=_REACHED_FLOPS * float32, bf16_flops=_REACHED_FLOPS * bf16, up_bytes=_REACHED_LINK * link,
         down_bytes=_REACHED_LINK * link, row_bytes=_REACHED_MEMORY * memory, memory_bytes=size,
-        origin=f"{name}: {_REACHED_FLOPS:.0%} of the operations of its data sheet, {_REACHED_LINK:.0%} of its PCIe "
-        f"link, {_REACHED_MEMORY:.0%} of its memory's bandwidth; nothing was measured",
+        trains_rows=name.lower() not in _TOO_OLD, origin=origin,
     )  # fmt: skip
 
 

@@ -152,8 +152,8 @@ class TrainConfig:
     """``bf16`` runs the network's matrix products in bfloat16 (autocast); embeddings stay float32. It is faster on GPUs
     and on processors with AVX-512 BF16 or AMX. On other processors it is many times slower, and `train` warns."""
     device: str = "cpu"
-    """Device of the network: ``cpu``, or a torch device such as ``cuda``, ``cuda:1`` or ``xpu``. Rows stay in their
-    memories."""
+    """Device of the network: ``cpu``, or a torch device such as ``cuda``, ``cuda:1`` or ``xpu``. With ``cuda`` rows are
+    trained in GPU memory, unless ``memory.hbm`` is 0; with others they stay in host memory."""
     threads: int = 0
     """Threads of torch and of the kernels. 0 uses the cores that CPU affinity and quota allow, divided among the ranks
     of a machine, and fewer threads while other processes use the cores. `train` prints the first such change, because

@@ -132,10 +132,12 @@ def predicted_times(plan: Plan | None, time: MeasuredStep | None) -> ShownTable:
         return ShownTable(heads=heads, rows=[])
     parts = plan["predicted"]["seconds"]
     measured = {stage.name: stage.seconds for stage in (*time.stages, *time.ahead)}
-    pairs = (
+    pairs = [
         ("looking up and updating rows", parts["compute"], measured["looking up rows"] + measured["updating rows"]),
         ("fetching rows into level 0", parts["staging"] + parts["device"], measured["fetching rows into level 0"]),
-    )
+    ]
+    if "hbm" in plan["budgets"]:  # kernels of a GPU are queued: the times of the host do not include them
+        pairs.pop(0)
     rows = [
         (name, format_milliseconds(planned), format_milliseconds(took), f"{took / planned:.2f}" if planned else "-")
         for name, planned, took in pairs

@@ -49,7 +49,8 @@ from stratarec.models.metrics import Metrics, Ranked, RankedGroups, estimates, e
 from stratarec.progress import Progress
 from stratarec.recipe.train_section import CalibrationKind
 
-_BATCH = 8192
+BATCH = 8192
+"""Samples that are scored at a time."""
 
 
 class ScoredSamples(NamedTuple):
@@ -93,7 +94,7 @@ def logits(
     """
     mesh = mesh or Mesh.alone()
     share = BatchShare(rank=mesh.place, ranks=mesh.ranks)
-    loader = Loader(dataset, split, LoaderConfig(batch_size=_BATCH, shuffle=False, parallel_readers=portions), share)
+    loader = Loader(dataset, split, LoaderConfig(batch_size=BATCH, shuffle=False, parallel_readers=portions), share)
     training = model.training
     model.eval()
     progress.start(f"evaluate {split}", loader.samples, "samples")

@@ -227,7 +227,7 @@ class DeviceForecast:
     lines: list[str]
     """Remarks about the prediction, one line each."""
     plan: Plan | None
-    """Plan with rows in GPU memory; None if `memory.hbm` is 0."""
+    """Plan of rows in GPU memory; None if rows stay in host memory."""
     age_seconds: float
     """Age of the oldest measurement."""
 
@@ -256,8 +256,8 @@ def device_steps(recipe: Recipe, dataset: Dataset, rates: DeviceRates) -> Device
             tables=plan.seconds, lookahead=plan.lookahead,
         ),
     }  # fmt: skip
-    lines = ["memory.hbm is 0: rows stay in host memory"]
-    if recipe.memory.hbm != 0:
+    lines = [f"{'memory.hbm is 0' if rates.trains_rows else 'the card is too old'}: rows stay in host memory"]
+    if recipe.memory.hbm != 0 and rates.trains_rows:
         memory = rows_memory(recipe, dataset, rates)
         tiers = measure_tiers(memory, rates=rates)
         on_gpu = make(memory, recipe.hot, tiers=tiers)
@@ -451,8 +451,9 @@ def count_hosts(
     specs = describe_tables(tables, dataset, recipe.train.embedding, batch_size=recipe.train.batch_size)
     # With more hosts, the batch of each host is smaller and repeats fewer rows, so one row per feature is sent.
     work = replace(step_work(recipe, dataset), flat_rows=0.0)
-    alone = replace(recipe.memory, block=None, mapped=None)
+    everything = replace(recipe.memory, hbm=None)
+    alone = replace(everything, block=None, mapped=None)
     return [
         fewest_hosts(specs, memory, machine, work, rate=rate)
-        for memory in ([alone] if alone == recipe.memory else [alone, recipe.memory])
+        for memory in ([alone] if alone == everything else [alone, everything])
     ]

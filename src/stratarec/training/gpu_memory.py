@@ -3,9 +3,9 @@
 The free memory of the GPU is divided between rows, the network and a batch. `step_bytes` estimates the bytes of network
 and batch as the sum of
 
-- 20 bytes per parameter: weight, gradient, two moments and an average
-- twice the activations that the backward pass keeps, because their gradients and temporary tensors also need memory;
-  activations are counted in a batch of a few samples and scaled to a full batch
+- 20 bytes a parameter: weight, gradient, two moments and an average
+- activations that the backward pass keeps, counted in a batch of a few samples and scaled to a whole one, twice: the
+  gradients of activations and temporary tensors come on top; once for the larger batches of an evaluation
 - pooled rows, rows of histories and their gradients
 - a reserve for torch's libraries and for fragmentation of its allocator
 """
@@ -23,7 +23,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader
 from stratarec.embedding.slots import MEMORIES
 from stratarec.errors import ConfigError
-from stratarec.kernels.runtime.accelerator import device_memory
+from stratarec.kernels.runtime.accelerator import device_memory, require_triton
 from stratarec.models import build_model
 from stratarec.models.base import autocast, build_tables
 from stratarec.planning.bytes import output_bytes
@@ -32,6 +32,7 @@ from stratarec.planning.config import MemoryConfig
 from stratarec.planning.machine import DeviceRates
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
+from stratarec.training import evaluate
 from stratarec.training.steps.step import loader_config
 
 _PARAMETER_BYTES = 20
@@ -46,10 +47,9 @@ def on_gpu(recipe: Recipe, device: torch.device) -> bool:
 
 
 def check_rows_device(recipe: Recipe, device: torch.device, plan: Plan | None = None) -> None:
-    """Raise `ConfigError` if `memory.hbm` or a given `plan` asks for rows in GPU memory, but rows are not trained
-    there.
-    """
+    """Refuse a GPU or a Triton that cannot train rows, and GPU memory in a recipe or `plan` without a GPU."""
     if on_gpu(recipe, device):
+        require_triton(device)
         return
     if recipe.memory.hbm:
         raise ConfigError(
@@ -125,5 +125,7 @@ def step_bytes(recipe: Recipe, dataset: Dataset) -> int:
     tables = build_tables(recipe.model, schema, dataset.table_rows())
     specs = describe_tables(tables, dataset, train.embedding, batch_size=train.batch_size)
     parameters = sum(weight.numel() for weight in model.network.parameters())
+    # An evaluation scores more samples at a time, without gradients.
+    share = max(1.0, evaluate.BATCH / train.batch_size / _ACTIVATIONS)
     outputs = output_bytes(sum(spec.outputs for spec in specs))
-    return math.ceil(_PARAMETER_BYTES * parameters + _ACTIVATIONS * activations + outputs) + _RESERVE
+    return math.ceil(_PARAMETER_BYTES * parameters + share * (_ACTIVATIONS * activations + outputs)) + _RESERVE

@@ -204,11 +204,11 @@ def measured_rates(device: torch.device) -> DeviceRates:
         If the device was not measured on this machine.
     """
     figures = verified(device)
-    if figures is None or figures.keys() != {field.name for field in fields(DeviceRates)} - {"origin", "device"}:
+    if figures is None or figures.keys() != {field.name for field in fields(DeviceRates) if field.type == "float"}:
         raise ConfigError(f"{device} was not measured here: run `stratarec doctor --gpu {device}`")
     name = about(device)["device"]
     return DeviceRates(
-        **figures, origin=f"{name}, as `stratarec doctor --gpu` measured it here", device=str(device)
+        **figures, origin=f"{name}, as `stratarec doctor --gpu` measured it here", trains_rows=True, device=str(device)
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Verify a GPU against the CPU: single operations, trainings, and transfers during computation; measure its speed.
+"""Verify a GPU against the CPU: single operations, trainings, rows in its memory, and transfers during computation;
+measure its speed.
 
 Shapes: B samples, R runs of equal samples, D width.
 """
@@ -19,6 +20,11 @@ from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.cli.checks.machine import Finding
 from stratarec.config.units import format_bytes
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
+from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
+from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.slots import MEMORIES
+from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.errors import ConfigError
 from stratarec.kernels.attention import Pairs, pair_pool, pair_products, pair_sums
 from stratarec.kernels.interaction import dot_interaction, run_interaction
 from stratarec.kernels.linear import run_linear
@@ -39,6 +45,7 @@ _DRIFT = 1e-3
 A GPU adds in another order than the CPU, and training amplifies the difference: with Adam on all rows, the losses of
 correct devices differed by 3e-4 after 200 steps. Single steps from equal weights (`_EXACT`) are the stricter test.
 """
+_ROW_STEPS = 20
 _FRESH_MODELS = 8
 """Number of models, with different seeds, whose single steps are compared."""
 _ROWS = {"item": 500, "place": 20}
@@ -65,6 +72,8 @@ def verify(device: torch.device, sizes: Sizes = FULL) -> Iterator[tuple[Finding,
     for config in _models():
         for precision in ("float32", "bf16"):
             yield _trainings(config, precision, device, sizes), {}
+    if device.type in MEMORIES:
+        yield _rows_in_memory(device, sizes), {}
     yield _transfers(device)
     yield _speeds(device, sizes)
 
@@ -218,6 +227,48 @@ def _batch(size: int, step: int) -> Batch:
     dense = torch.randn(size, 4, generator=draws)
     label = (dense.sum(1) + sparse["item"].values.remainder(5) > 2).float()
     return Batch(label=label, dense=dense, sparse=sparse)
+
+
+def _rows_in_memory(device: torch.device, sizes: Sizes) -> Finding:
+    """Compare rows that are trained in the memory of the device with the same rows in DRAM."""
+    subject = "rows in GPU memory"
+    try:
+        pairs = [
+            (expected, rows)
+            for kind in ("rowwise_adagrad", "adam")
+            for expected, rows in zip(*(_trained_rows(kind, where, sizes) for where in (CPU, device)), strict=True)
+        ]
+    except ConfigError as error:  # such as without Triton
+        return Finding(subject, "not available", str(error), must=False)
+    worst = max(float((expected - rows).abs().max()) for expected, rows in pairs)
+    state = f"lookups, updates and moves of int8 rows, largest difference from the CPU {worst:.1e}"
+    change = "" if worst <= _EXACT else f"rows differ by more than {_EXACT:g}: set memory.hbm to 0, and report this"
+    return Finding(subject, state, change)
+
+
+def _trained_rows(kind: Any, device: torch.device, sizes: Sizes) -> Iterator[Tensor]:
+    """Yield looked-up rows of each step, and all rows at the end: of a table in level 0, and of a cached one."""
+    tables = [
+        EmbeddingBagConfig(name="whole", num_embeddings=300, embedding_dim=16, feature_names=("whole",)),
+        EmbeddingBagConfig(name="cached", num_embeddings=16 * sizes.batch, embedding_dim=64, feature_names=("cached",)),
+    ]
+    cached = TableTier(codec=CodecConfig(kind="int8"), cache_rows=4 * sizes.batch)
+    tiers = TierConfig(device=str(device), tables={"cached": cached})
+    module = TieredEmbeddingBagCollection(tables, optimizer=RowOptimizerConfig(kind=kind), seed=1, tiers=tiers)
+    draws = torch.Generator().manual_seed(2)
+    try:
+        for _ in range(_ROW_STEPS):
+            values = [torch.randint(0, table.num_embeddings, (sizes.batch,), generator=draws) for table in tables]
+            features = KeyedJagged(
+                keys=("whole", "cached"), values=torch.cat(values), offsets=None, batch_size=sizes.batch
+            )  # fmt: skip
+            pooled = module(features).pooled
+            (pooled * pooled).sum().backward()
+            yield pooled.detach().cpu()
+        for table in tables:
+            yield module.rows(table.name, 0, table.num_embeddings)["weight"].clone()
+    finally:
+        module.close()
 
 
 def _transfers(device: torch.device, rounds: int = 64) -> tuple[Finding, dict[str, float]]:

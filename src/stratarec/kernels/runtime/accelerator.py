@@ -30,6 +30,8 @@ from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
 CPU = torch.device("cpu")
 TRITON = (3, 6), (3, 8)
 """The first version of Triton whose compiled kernels were examined, and the first that was not."""
+CAPABILITY = 8, 0
+"""Compute capability of the oldest GPUs of NVIDIA that Triton supports."""
 _SMALLEST = 4096
 _FREE_PER_SIZE = 4
 
@@ -273,8 +275,8 @@ def open_device(name: str, field: str = "train.device") -> torch.device:
     return torch.device(device.type, device.index or 0)
 
 
-def require_triton() -> None:
-    """Raise `ConfigError` unless a version of Triton is installed for which the kernels of rows were examined."""
+def require_triton(device: torch.device = CPU) -> None:
+    """Raise `ConfigError` unless kernels of rows run here: with a tested version of Triton, on a GPU it supports."""
     try:
         installed = version("triton")
     except PackageNotFoundError:
@@ -283,8 +285,23 @@ def require_triton() -> None:
     if not TRITON[0] <= number < TRITON[1]:
         raise ConfigError(
             f"rows in GPU memory need Triton 3.6 or 3.7, and {installed} is installed: run "
-            "pip install 'stratarec[gpu]', or keep rows in DRAM (device cpu)"
+            "pip install 'stratarec[gpu]', or keep rows in host memory (memory.hbm 0; in Python, device cpu)"
         )
+    if device.type == "cuda":
+        require_capability(device, torch.cuda.get_device_capability(device))
+
+
+def require_capability(device: torch.device, capability: tuple[int, int]) -> None:
+    """Raise `ConfigError` for a GPU that is too old for Triton."""
+    if capability < CAPABILITY:
+        raise ConfigError(
+            f"rows in GPU memory need a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]} or later, and "
+            f"{device} has {capability[0]}.{capability[1]}: keep rows in host memory (memory.hbm 0; in Python, device "
+            "cpu)"
+        )
+
+
+_DEVICE_ERRORS = ("CUDA error", "cuDNN error", "Triton Error")
 
 
 _DEVICE_ERRORS = ("CUDA error", "cuDNN error", "Triton Error")

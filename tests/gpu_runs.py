@@ -1,0 +1,145 @@
+"""Whole runs with rows in GPU memory: kernels in Triton's interpreter, on tensors of the CPU.
+
+The tests of `training/test_gpu_runs.py` call these functions in processes of their own. The GPU is an H100 of a data
+sheet, whose memory is that of the CPU: `as_gpu`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import slot_memories
+import torch
+
+from errors import refuses
+from recipes import assert_same_model, interrupt, last, prepared, tiny
+from stratarec.cli.checks.gpu import Sizes, _trained_rows
+from stratarec.embedding import slots
+from stratarec.errors import ConfigError, Interrupted
+from stratarec.kernels.runtime.accelerator import CPU
+from stratarec.planning.machine import DramTier, Tiers, card_rates
+from stratarec.progress import SilentProgress
+from stratarec.recipe import Recipe
+from stratarec.training import build, trainer
+from stratarec.training.build import new_plan
+from stratarec.training.evaluate import score_split
+from stratarec.training.run.open_run import open_run
+from stratarec.training.trainer import Trainer
+
+TIERS = Tiers(dram=DramTier(row_bytes_per_second=1e10, bytes=1 << 34), threads=2)
+HBM = card_rates("h100").tier(TIERS.engine)
+STEPS = 3
+
+
+@contextmanager
+def as_gpu(kind: str = "device") -> Iterator[None]:
+    """Train rows as in the memory of an H100, in slots of a kind of `slot_memories`."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (build, trainer):
+            patch.setattr(module, "on_gpu", lambda recipe, device: recipe.memory.hbm != 0)
+        patch.setattr(trainer, "check_rows_device", lambda *given: None)
+        patch.setattr(build, "measured_rates", lambda device: card_rates("h100"))
+        patch.setattr(build, "measure_tiers", lambda memory, *, rates, again: replace(TIERS, hbm=rates and HBM))
+        patch.setitem(slots.MEMORIES, "cpu", slot_memories.KINDS[kind])
+        yield
+
+
+def recipe(home: Path, name: str, **sections: Any) -> Recipe:
+    content = tiny(home, run=str(home / name), batch_size=16, max_steps=STEPS, eval_every=2)
+    content["data"]["source"]["samples"] = 3000
+    content["data"]["split"] |= {"valid": 0.03, "test": 0.03}  # the interpreter takes its time
+    content["model"] |= {"embedding_dim": 8, "bottom_mlp": [8]}
+    return Recipe.from_dict({**content, **sections})
+
+
+def tight(made: Recipe) -> Recipe:
+    """Return a recipe with as little GPU memory as its tables need."""
+    with refuses(ConfigError, "memory.hbm") as caught:
+        new_plan(made.with_fields({"memory.hbm": 1, "hot.budget": None}), prepared(made.data))
+    least = re.search(r"memory.hbm to at least (\d+)", str(caught.value))
+    assert least is not None
+    return made.with_fields({"memory.hbm": int(least[1]) + int(made.hot.budget or 0)})
+
+
+def trained(made: Recipe, at: int = 0, *, resume: bool = False) -> Path:
+    """Train a run, to step `at` or to its end; return its folder."""
+    run = Trainer(made, prepared(made.data))
+    if at:
+        interrupt(run, at)
+    with suppress(Interrupted):
+        run.train(resume=resume)
+    return Path(made.run)
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Compare all rows and weights of two runs, wherever their rows are."""
+    with open_run(one) as left, open_run(other) as right:
+        for name in left.dataset.vocabularies:
+            for part, values in left.model.embeddings.table(name).items():
+                assert torch.equal(values, right.model.embeddings.table(name)[part]), (name, part)
+        for name, weight in left.model.network.state_dict().items():
+            assert torch.equal(weight, right.model.network.state_dict()[name]), name
+
+
+def either_device(root: str) -> None:
+    """Train on the CPU, on the GPU, and on both in turns, with the same bits; open the runs on both."""
+    home = Path(root)
+    expected = trained(recipe(home, "cpu"))
+    with as_gpu():
+        made = tight(recipe(home, "gpu", memory={"precision": "fp32"}))
+        plan = new_plan(made, prepared(made.data))
+        assert plan is not None
+        assert plan.level0 == "hbm"
+        assert {placed.tier for placed in plan.tables} == {"level0", "dram"}
+        assert_same(expected, trained(made))
+        # All of its memory but what the network and a batch need.
+        whole = new_plan(recipe(home, "gpu"), prepared(made.data))
+        assert whole is not None
+        assert whole.budgets["hbm"] > 70e9  # type: ignore[operator]
+    trained(recipe(home, "both"), 1)
+    with as_gpu():
+        trained(replace(made, train=replace(made.train, run=str(home / "both"))), 2, resume=True)
+    assert_same(expected, trained(recipe(home, "both"), resume=True))
+    scores = []
+    for name, kind in (("cpu", "plain"), ("gpu", "plain"), ("gpu", "device")):
+        with as_gpu(kind), open_run(home / name) as opened:
+            scores.append(
+                score_split(opened.model, opened.dataset, "test", precision="float32", progress=SilentProgress()).logit
+            )
+    for logit in scores[1:]:
+        np.testing.assert_array_equal(scores[0], logit)
+    print(json.dumps(len(scores[0])))
+
+
+def doctor(root: str) -> None:
+    """Train the rows by which a doctor compares a GPU with the CPU."""
+    for kind in ("rowwise_adagrad", "adam"):
+        rows = []
+        for memory in ("plain", "device"):
+            with as_gpu(memory):
+                rows.append(list(_trained_rows(kind, CPU, Sizes(batch=32))))
+        for expected, other in zip(*rows, strict=True):
+            assert torch.equal(expected, other)
+
+
+def hot_and_rounded(root: str) -> None:
+    """Train hot rows in batches of their own, over int8 homes, with the bits of the same plan in DRAM."""
+    home, runs = Path(root), {}
+    memory, hot = {"precision": "int8"}, {"budget": "8KiB", "batches": "proportional"}
+    for kind in ("plain", "device"):
+        with as_gpu(kind):
+            made = tight(recipe(home, kind, memory=memory, hot=hot))
+            plan = new_plan(made, prepared(made.data))
+            assert plan is not None
+            assert any(placed.hot_rows and placed.codec.kind == "int8" for placed in plan.tables)
+            runs[kind] = trained(made)
+    assert_same_model(*map(last, runs.values()))
+    print(json.dumps(True))
