@@ -399,17 +399,17 @@ def assumptions(recipe: Recipe, dataset: Dataset, machine: Machine, *, measured:
     cluster, network, apart = machine.cluster, machine.network, len(tied(dataset.schema))
     batch, latency = max(recipe.train.batch_size // cluster.all_ranks, 1), cluster.between
     origin = "measured here" if measured else "not measured: start it by torchrun with 3 ranks or more"
-    none = [f"no towers: {cluster.hosts} hosts need one option, and {apart} sets of features can be apart"]
+    none = [f"no towers: {cluster.hosts} hosts need one each, but only {apart} sets of features can be separated"]
     return [
         *(none if cluster.hosts > apart else ()),
-        f"{batch:,} samples a rank of {cluster.all_ranks}, of train.batch_size {recipe.train.batch_size:,}",
-        f"every rank computes as this process: {network.flops_per_second / 1e9:.3g} GFLOP/s, "
+        f"{batch:,} samples for each of {cluster.all_ranks} ranks, of train.batch_size {recipe.train.batch_size:,}",
+        f"every rank is as fast as this process: {network.flops_per_second / 1e9:.3g} GFLOP/s, "
         f"{machine.tiers.dram.row_bytes_per_second / 1e9:.3g} GB/s of rows, "
-        f"{format_milliseconds(network.fixed_seconds)} a step",
-        f"{cluster.inside_bytes_per_second / 1e9:.3g} GB/s inside a host, a rank; "
-        f"{cluster.between_bytes_per_second / 1e9:.3g} GB/s between hosts, a host",
-        f"{latency.alpha * 1e6:.3g} us a collective, {latency.alpha_peer * 1e6:.3g} us a peer ({origin})",
-        "float32 gradients; even loads; no part of a step hides another; no tiers",
+        f"{format_milliseconds(network.fixed_seconds)} fixed time per step",
+        f"{cluster.inside_bytes_per_second / 1e9:.3g} GB/s per rank inside a host; "
+        f"{cluster.between_bytes_per_second / 1e9:.3g} GB/s per host between hosts",
+        f"{latency.alpha * 1e6:.3g} us per collective, {latency.alpha_peer * 1e6:.3g} us per peer ({origin})",
+        "float32 gradients; even loads; no parts of a step overlap; no tiers",
         "what towers cost in quality is not predicted: train both",
     ]
 
