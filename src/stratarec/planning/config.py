@@ -107,9 +107,9 @@ class MemoryConfig:
     """Memories that store rows, with their budgets, and the precision and cache of rows."""
 
     hbm: Annotated[int | None, BeforeValidator(_size("memory.hbm"))] = None
-    """Bytes of GPU memory for rows, optimizer state and the workspace of an update. Needs `train.device` ``cuda``; rows
-    are then trained in GPU memory: whole tables, or caches over rows in the memories below. null for all that is free
-    on the GPU but what the network and a batch need; 0 keeps rows out of GPU memory."""
+    """Bytes of GPU memory for rows, optimizer state and the workspace of an update. Requires `train.device` ``cuda``.
+    Rows are trained in GPU memory, as whole tables or in caches over rows in the memories below. null for all free GPU
+    memory that the network and a batch do not need; 0 keeps rows out of GPU memory."""
     dram: Annotated[int | None, BeforeValidator(_size("memory.dram"))] = None
     """Bytes of DRAM per process for tables, optimizer state, caches with their metadata, and the workspace of an
     update; null for no limit. The network, the loader and activations need additional memory."""
