@@ -52,7 +52,7 @@ BUDGETS = {
     "reporting": 1_920,
     "models": 2_350,
     "hot": 650,
-    "data": 7_180,
+    "data": 7_210,
     "embedding": 4_450,
     "batch": 320,
     "kernels": 6_870,

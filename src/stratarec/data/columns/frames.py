@@ -1,6 +1,7 @@
 """Read the columns of DataFrames, tables, mappings and Python objects, for `Converter`; and a few rows without Polars.
 
-pyarrow determines the types of Python objects. Polars would read 2.5 as 2 in a list of integers.
+The types of Python objects are determined here. Polars would take time cubic in the depth of nested lists, would read
+2.5 as 2 in a list of integers, and would raise unexpected errors for some objects.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
+from itertools import chain
+from numbers import Integral
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -26,10 +29,9 @@ FRAME = "the frame"
 MAX_PLAIN_ROWS = 32
 """Maximum number of rows that are converted cell by cell; for more rows, conversion by column is faster."""
 _UNLIMITED = 1 << 62
-# pyarrow infers neither uint64 nor the common type of booleans and numbers; float64 refuses inexact integers.
-_CELL_TYPES = (None, pa.float64(), pa.list_(pa.float64()), pa.uint64(), pa.list_(pa.uint64()))
-_NO_COLUMN = (pa.ArrowException, OverflowError, TypeError, ValueError)
-"""Errors of pyarrow for objects that have no common type."""
+_POLARS_TYPES: Mapping[type, Any] = {float: pl.Float64, int: pl.Int64, str: pl.String}
+"""Python types whose columns Polars converts correctly."""
+_Family: TypeAlias = Literal["", "nothing", "text", "integer", "real", "list"]
 _NoneType = type(None)
 
 
@@ -144,35 +146,110 @@ def _from_array(name: str, column: np.ndarray[Any, Any]) -> pl.Series:
             f"{FRAME}: column {name!r} is an array of {kind} of {column.ndim} dimensions, expected one of numbers or "
             "text, and a second dimension where values are lists"
         )
-    if kind.kind in "UO" or isinstance(column, np.ma.MaskedArray):
+    if kind.kind in "UO" or kind.itemsize > 8 or isinstance(column, np.ma.MaskedArray):
         return _from_cells(name, column.tolist())
-    if kind.itemsize > 8:
-        column = column.astype(np.float64)
     return pl.Series(name, column, nan_to_null=True)
 
 
 def _from_cells(name: str, cells: list[Any]) -> pl.Series:
     """Convert a column of Python objects, which are values or lists of values; None and NaN become null."""
-    cells = [cell.to_list() if isinstance(cell, pl.Series) else cell for cell in cells]
-    for kind in _CELL_TYPES[: 1 if any(isinstance(cell, Decimal) for cell in cells) else None]:  # uint64 would cut them
-        with suppress(*_NO_COLUMN):
-            return pl.Series(name, pa.array(cells, kind, from_pandas=True))
-    seen: list[Any] = []
-    for row, cell in enumerate(cells, 1):
-        try:
-            both = pa.array([*seen, cell], from_pandas=True)
-        except _NO_COLUMN as error:
-            raise DataError(
-                f"{FRAME}, row {row}: column {name!r}: got {_describe(cell)}, expected text alone, numbers alone, or "
-                "lists of these"
-            ) from error
-        seen = seen or [cell] * (not both.null_count)
-    raise DataError(f"{FRAME}: column {name!r} has values of several types, expected text alone, or numbers alone")
+    families = _families(cells)
+    if "list" not in families.values():
+        return _from_values(name, cells, range(len(cells)), families)
+    lists = [_list_or_none(name, row, cell) for row, cell in enumerate(cells)]
+    lengths = np.array([0 if items is None else len(items) for items in lists], dtype=np.int64)
+    flat = list(chain.from_iterable(items for items in lists if items is not None))
+    values = _from_values(name, flat, np.repeat(np.arange(len(lists)), lengths), _families(flat))
+    offsets = pa.array(np.concatenate([[0], lengths.cumsum()]))
+    missing = pa.array([items is None for items in lists], type=pa.bool_())
+    return pl.Series(name, pa.LargeListArray.from_arrays(offsets, values.to_arrow(), mask=missing))
+
+
+def _list_or_none(name: str, row: int, cell: Any) -> list[Any] | None:
+    if type(cell) is list or cell is None:
+        return cell
+    if _is_missing(cell):
+        return None
+    if isinstance(cell, np.ndarray) and (cell.ndim != 1 or cell.dtype.kind not in "biufUO"):
+        raise _cell_error(name, row, cell, "a list of numbers or text")
+    if _family(type(cell)) != "list":
+        raise _cell_error(name, row, cell, "a list, as in other rows")
+    return cell.to_list() if isinstance(cell, pl.Series) else cell.tolist() if hasattr(cell, "tolist") else list(cell)
+
+
+def _from_values(
+    name: str, cells: list[Any], rows: Sequence[int] | NDArray[np.int64], families: Mapping[type, _Family]
+) -> pl.Series:
+    """Convert cells to a series of text, integers or floats. `rows` has the row of each cell, `families` the family of
+    each type."""
+    if any(issubclass(kind, Decimal) for kind in families):
+        cells = [_integer_or_cell(cell) for cell in cells]
+        families = _families(cells)
+    present = set(families.values()) - {"nothing"}
+    polars_type = _POLARS_TYPES.get(next(iter(families))) if len(families) == 1 else None
+    if polars_type is not None:
+        with suppress(TypeError, OverflowError):  # integers beyond 64 bits
+            return pl.Series(name, cells, dtype=polars_type, nan_to_null=True)
+    if not present:
+        return pl.Series(name, [None] * len(cells), dtype=pl.Null)
+    # pandas uses NaN for missing text.
+    if present == {"text", "real"} and all(families[type(cell)] == "text" or _is_missing(cell) for cell in cells):
+        present = {"text"}
+    if present == {"text"}:
+        return pl.Series(name, [None if _is_missing(cell) else cell for cell in cells], dtype=pl.String)
+    if not present <= {"integer", "real"}:
+        kinds = [families[type(cell)] for cell in cells]
+        allowed = {"nothing", next(kind for kind in kinds if kind != "nothing")} - {"", "list"}
+        place = next(place for place, kind in enumerate(kinds) if kind not in allowed)
+        raise _cell_error(name, int(rows[place]), cells[place], "text alone, or numbers alone")
+    if present == {"integer"}:
+        integers = [None if families[type(cell)] == "nothing" else int(cell) for cell in cells]
+        numbers = [value for value in integers if value is not None]
+        for kind, least, end in ((pl.Int64, -(1 << 63), 1 << 63), (pl.UInt64, 0, 1 << 64)):
+            if least <= min(numbers) and max(numbers) < end:
+                return pl.Series(name, integers, dtype=kind)
+    return pl.Series(
+        name, [None if families[type(cell)] == "nothing" else float(cell) for cell in cells], dtype=pl.Float64
+    ).fill_nan(None)
+
+
+def _integer_or_cell(cell: Any) -> Any:
+    """Return the integer for a decimal that is a 64-bit integer; return any other cell unchanged."""
+    fits = isinstance(cell, Decimal) and cell.is_finite() and cell.adjusted() < 20
+    return int(cell) if fits and cell == cell.to_integral_value() else cell
+
+
+def _families(cells: list[Any]) -> dict[type, _Family]:
+    return {kind: _family(kind) for kind in set(map(type, cells))}
+
+
+def _family(kind: type) -> _Family:
+    """Return the family of a Python type, such as integers; an empty string if the type is not supported."""
+    if issubclass(kind, str):
+        return "text"
+    if issubclass(kind, Integral | np.bool_):
+        return "integer"
+    if issubclass(kind, float | np.floating | Decimal):
+        return "real"
+    if issubclass(kind, list | tuple | np.ndarray | pl.Series):
+        return "list"
+    # The last two are pandas' missing values.
+    return "nothing" if kind is _NoneType or kind.__name__ in ("NAType", "NaTType") else ""
+
+
+def _is_missing(cell: Any) -> bool:
+    family = _family(type(cell))
+    return family == "nothing" or (family == "real" and cell != cell)
+
+
+def _cell_error(name: str, row: int, cell: Any, expected: str) -> DataError:
+    return DataError(f"{FRAME}, row {row + 1}: column {name!r}: got {_describe(cell)}, expected {expected}")
 
 
 def _describe(value: Any) -> str:
-    is_value = value is None or isinstance(value, str | int | float)
-    return repr(value)[:80] if is_value else f"an object of type {type(value).__name__[:80]}"
+    kind = type(value)
+    is_value = _family(kind) not in ("", "list")
+    return repr(value)[:80] if is_value else f"an object of type {kind.__name__[:80]}"
 
 
 class _NotPlain(Exception):
