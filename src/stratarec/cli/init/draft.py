@@ -57,7 +57,7 @@ def draft(
 
 
 def _drafted(
-    paths: tuple[str, ...], name: str, path: Path, label: str, say: Callable[[str], None]
+    paths: tuple[str, ...], name: str, path: Path, label: str, say: Callable[[str], None] | None
 ) -> tuple[str, LogSample, Guesses]:
     sample = read_sample(paths)
     guesses = _for_model(guess(sample, label), sample)
@@ -65,7 +65,7 @@ def _drafted(
     text = _text(name, path, sample, replace(guesses, history=choice))
     content = yaml.safe_load(text)
     _check_data(content["data"], path)
-    if choice is not None:
+    if choice is not None and say is not None:
         choice = validate_history(choice, sample, content, say)
     guesses = replace(guesses, history=choice)
     return _text(name, path, sample, guesses), sample, guesses
@@ -83,8 +83,8 @@ def _check_data(content: dict[str, Any], path: Path) -> None:
 
 
 def content_of(paths: tuple[str, ...], label: str = "") -> dict[str, Any]:
-    """Return the recipe that `draft` would write for a log, as plain data."""
-    text, _, _ = _drafted(paths, _name(paths[0]), Path("drafted.yaml"), label, lambda line: None)
+    """Return the recipe that `draft` would write for a log, as plain data, without trainings that judge a history."""
+    text, _, _ = _drafted(paths, _name(paths[0]), Path("drafted.yaml"), label, None)
     content: dict[str, Any] = yaml.safe_load(text)
     return content
 
