@@ -1,6 +1,7 @@
 """State at the end of a click log, which a later log continues. The source `clicks` computes it; a data set stores it.
 
-It consists of clicks and not of counts, so that a user or an item can be removed. Counts are computed from it again.
+It consists of clicks and not of counts, so that the clicks of a user or on an item can be removed. The later log
+computes counts from these clicks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class ClickMemory:
     """State at the end of a log of clicks."""
 
     recent: pl.DataFrame
-    """Clicks that became samples and that later samples may still count, in order of time."""
+    """Clicks that are samples already and that counts of later samples may include, in order of time."""
     waiting: pl.DataFrame
     """Last clicks, in order of time. They are not samples yet, because not all clicks after them are known."""
     first: pl.DataFrame

@@ -18,11 +18,11 @@ MARK = "@"
 
 # Columns of samples.
 LABEL, WEIGHT, TIME, USER, SESSION, ROW = "@label", "@weight", "@time", "@user", "@session", "@row"
-# Columns of spilled rows, in addition to those of the schema.
+# Internal columns that spilled rows have in addition to the schema's columns.
 FILE, SPLIT, PARTITION, PLACE = "@file", "@split", "@partition", "@place"
 # The table of the sessions of a row group.
 SESSIONS = "@sessions"
-# Column of that table -> column of samples, where there are no tables.
+# Column of the table of sessions -> column of samples that replaces it if there are no tables.
 SESSION_KEYS = {"user": USER, "session": SESSION}
 
 # Prefix of the feature's name.

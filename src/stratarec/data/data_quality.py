@@ -23,7 +23,7 @@ from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.data.splits import SPLITS, SplitConfig
 
 SAMPLE_ROWS, _SAMPLE_VALUES, _FEWEST_ROWS = 50_000, 2_000_000, 2_000
-"""Number of rows that are checked for leaks, limits for many features: forty features take half a second."""
+"""Limits of the sample checked for leaks: most rows, most values (rows * features), fewest rows. It takes 0.5 s."""
 NAMED = 0.95
 """A feature is reported if its AUC alone is at least this."""
 _DETERMINES = 0.995
@@ -53,7 +53,7 @@ def sample_rows(schema: Schema) -> int:
 
 
 def looked_at(schema: Schema) -> list[str]:
-    """Return the names of the columns to pass to `find_leaks`, labels first."""
+    """Return the names of the columns that `find_leaks` examines, labels first."""
     derived = {feature.name for feature in schema.sparse if feature.traits.derived}
     return [*schema.label_columns, *(name for name in schema.names if name not in derived)]
 
@@ -109,8 +109,10 @@ def find_leak(column: pl.Series, positive: pl.Series, label: str) -> Leak | None
 
 
 def alone(column: pl.Series, positive: pl.Series) -> float:
-    """Return the largest AUC of one feature, at least 0.5. Rows are ranked by value, and, if values repeat, by the
-    share of positives among rows with the same value in the other half of the rows.
+    """Return the largest AUC that one feature reaches alone, at least 0.5.
+
+    Rows are ranked by their value. If values repeat, rows are also ranked by the positive rate of their value, which is
+    computed from the other half of the rows.
     """
     aucs = [0.5]
     if column.dtype.is_numeric() or column.dtype == pl.Boolean:
@@ -124,7 +126,10 @@ def alone(column: pl.Series, positive: pl.Series) -> float:
 
 
 def _marks(column: pl.Series) -> Iterator[tuple[str, pl.Series]]:
-    """Yield rows that a column marks, with a description: the rows with a value, or the rows of each of two values."""
+    """Yield groups of rows that a column separates, each with a description.
+
+    If values are missing, the group is the rows with a value. Otherwise, if the column has two values, each is a group.
+    """
     filled = _filled(column)
     if not filled.all():
         yield "filled", filled
@@ -141,7 +146,7 @@ def _filled(column: pl.Series) -> pl.Series:
 
 
 def _rates(column: pl.Series, positive: pl.Series) -> pl.Series:
-    """Return, for each row, the share of positives among rows with the same value in the other half of the rows."""
+    """Return for each row the positive rate of its value, computed from the other half of the rows."""
     half = (pl.int_range(len(column), eager=True).hash(0) % 2).cast(pl.Int8)
     frame = pl.DataFrame({"value": column, "positive": positive.cast(pl.Float64), "half": half})
     sums = frame.group_by("value", "half").agg(pl.col("positive").sum().alias("ones"), pl.len().alias("rows"))
@@ -161,14 +166,15 @@ HeldOut = Literal["valid", "test"]
 
 # Maximum number of rows that are compared: 20 MB of hashes, half a second.
 _MOST_ROWS = 2_000_000
-# Repeats are reported from this share of a split on, and from this Cohen's kappa of the labels of equal rows on.
+# Repeats are reported if they are at least this share of a split, and if the labels of equal rows agree with at least
+# this Cohen's kappa.
 _LEAST_SHARE, _AGREEMENT = 0.01, 0.5
-# Minimum number of disagreements that random labels would have; with fewer, no disagreement proves nothing.
+# Minimum number of disagreements that are expected for random labels. If fewer are expected, agreement proves nothing.
 _LEAST_EXPECTED = 20
 
 
 def hashed_share(schema: Schema, split: SplitConfig, rows: int) -> int:
-    """Return m if hashes divisible by m are kept; 0 if no sample can have a copy in another split.
+    """Return the number m such that only hashes divisible by m are kept; 0 if no two splits can share a sample.
 
     Copies have the same time and the same user or session. If the split keeps these together, copies are in one split.
     """
@@ -189,8 +195,9 @@ def hash_rows(frame: pl.DataFrame, schema: Schema, split: NDArray[np.int8], shar
 
 
 def repeated_shares(hashes: Sequence[pl.DataFrame]) -> dict[HeldOut, float]:
-    """Return held-out split -> share of its samples that repeat training samples, without shares explained by
-    chance.
+    """Return held-out split -> share of its samples that repeat training samples.
+
+    Splits with few repeats are left out. The result is empty if the repeats can be explained by chance.
     """
     rows = pl.concat(hashes)
     training = rows.filter(pl.col("split") == 0).group_by("hash").agg(pl.col("label").mean().alias("rate"))
@@ -209,7 +216,10 @@ def repeated_shares(hashes: Sequence[pl.DataFrame]) -> dict[HeldOut, float]:
 
 
 def _agree(labels: NDArray[np.float64], rates: NDArray[np.float64]) -> bool:
-    """Whether labels agree with those of equal training rows (shares of positives `rates`) much more than by chance."""
+    """Whether held-out labels agree with the labels of equal training rows much more than by chance.
+
+    `rates` has, for each held-out row, the share of positives among the equal training rows.
+    """
     if not len(labels):
         return False
     label, rate = labels.mean(), rates.mean()

@@ -2,8 +2,9 @@
 
 RecD (arXiv 2211.05239) stores the distinct values of a group once. A value of a group is repeated only if all its
 features have the same values, so a feature that changes often reduces the repeats of the others. Features are grouped
-as long as no feature loses more than a fifth of its dedup factor. Raw values are compared, and vocabularies and
-transforms are applied to distinct values. Values that then become equal (rare values share rows) are merged.
+as long as no feature loses more than a fifth of its dedup factor (samples per distinct value). Raw values are compared,
+and vocabularies and transforms are applied only to distinct values. If two distinct values get the same id, because
+rare values share rows, they are merged.
 """
 
 from __future__ import annotations
@@ -63,13 +64,13 @@ class Repeats:
 
     @classmethod
     def none(cls, schema: Schema) -> Repeats:
-        """Return counts of no samples."""
+        """Return counts that are all 0."""
         names = feature_names(schema)
         return cls(names=names, samples=0, sessions=0, same=np.zeros((len(names), len(names)), dtype=np.int64))
 
     @classmethod
     def measure(cls, frame: pl.DataFrame, schema: Schema, inside: NDArray[np.bool_]) -> Repeats:
-        """Count over rows in stored order. ``inside[i]`` is true if rows i - 1 and i are in the same session."""
+        """Count repeats in rows in stored order. ``inside[i]`` says whether rows i - 1 and i are in one session."""
         names = feature_names(schema)
         pairs = np.empty((len(names), int(inside.sum())), dtype=np.float32)
         for place, name in enumerate(names):
@@ -110,8 +111,9 @@ class Repeats:
         return self.samples / max(self.sessions, 1)
 
     def stays(self, *names: str) -> float:
-        """Return d, the share of adjacent samples that agree in all of `names`. It is estimated as the smallest share
-        for any two of them.
+        """Return d, the share of adjacent samples that agree in all of `names`.
+
+        It is estimated as the smallest share for any two of these features.
         """
         places = [self.names.index(name) for name in names]
         pairs = self.samples - self.sessions
@@ -122,8 +124,8 @@ class Repeats:
         return dedup_factor(self.samples_per_session, self.stays(*names))
 
     def propose(self, grouped: Sequence[str] = (), names: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-        """Propose groups of features that are not in `grouped`. They are named found_1, found_2, ..., except
-        `names`.
+        """Propose groups of the features that are not in `grouped`. Groups are named found_1, found_2 and so on,
+        without the names in `names`, which are in use.
         """
         free = [name for name in self.names if name not in grouped and self.factor(name) >= _LEAST_FACTOR]
         groups: list[list[str]] = []
@@ -142,7 +144,7 @@ class Repeats:
 
 
 def as_before(frame: pl.DataFrame, columns: Sequence[str]) -> NDArray[np.bool_]:
-    """Return ``[N]`` flags: whether a row equals the previous row in all of `columns`; all false without columns."""
+    """Return ``[N]`` flags: whether a row equals the row before it in all of `columns`. Without columns, all false."""
     if not columns:
         return np.zeros(len(frame), dtype=np.bool_)
     equal = (column(name).eq_missing(column(name).shift(1)) for name in columns)
@@ -165,7 +167,7 @@ def feature_names(schema: Schema) -> tuple[str, ...]:
 
 
 def choose_groups(mode: GroupMode, schema: Schema, repeats: Repeats) -> dict[str, tuple[str, ...]] | None:
-    """Return the groups of a data set; None if it is stored without groups and histories are copies."""
+    """Return the groups of a data set. None if it has no groups and every sample stores a copy of its histories."""
     if mode == "none":
         return None
     declared = [name for names in schema.groups.values() for name in names]

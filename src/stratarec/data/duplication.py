@@ -1,7 +1,7 @@
 """Duplication of values within batches, and the lookups that deduplication saves.
 
-Each deduplication group is measured as it is stored. A feature without a group is measured alone, which shows what a
-group would save.
+Each deduplication group is measured as a whole. A feature without a group is measured alone, which shows how much a
+group of this feature would save.
 """
 
 from __future__ import annotations

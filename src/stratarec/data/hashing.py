@@ -15,7 +15,7 @@ from stratarec.kernels.random.reference import mix
 
 _SEED = 0x5DEECE66D
 _MASK = (1 << 64) - 1
-# Up to this number of strings, hashing all is faster than hashing distinct strings and joining.
+# Maximum number of strings for which hashing every string is faster than hashing distinct strings and joining.
 _FEW = 1000
 
 
@@ -48,7 +48,7 @@ def hash_text(value: str) -> int:
 
 
 def hash_texts(values: Sequence[str]) -> NDArray[np.uint64]:
-    """Return `stable_hash` of valid strings, without a Python function call for each."""
+    """Return `stable_hash` of strings that UTF-8 can encode, without calling a Python function for each."""
     return np.fromiter(map(xxhash.xxh3_64_intdigest, map(str.encode, values)), dtype=np.uint64, count=len(values))
 
 
@@ -58,5 +58,5 @@ def hash_integer(value: int) -> int:
 
 
 def unit_interval(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Convert hashes to numbers in [0, 1), by their upper bits."""
+    """Convert hashes to numbers in [0, 1). Only the upper bits of a hash are used."""
     return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53

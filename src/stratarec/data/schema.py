@@ -3,12 +3,14 @@
 *Labels.* A row with several labels may lack some of them (`UNKNOWN` in files, NaN in batches), but not all. Histories,
 early stopping and the counts of a split use the first label.
 
-*Weights.* `Schema.weight` weights a sample in the loss and in metrics. Only ratios of weights matter, and weights of 1
-give the same bits as no weights. `SparseFeature.weights` weight the values of a bag. They are stored with the samples
-and not in a deduplication group, because a group's value would change with each weight.
+*Weights.* `Schema.weight` is the weight of a sample in the loss and in metrics. Only ratios of weights matter, and
+weights of 1 give the same bits as no weights. `SparseFeature.weights` are the weights of the values in a bag. A feature
+with weights is stored with the samples and not in a deduplication group, because different weights would make otherwise
+equal values of the group distinct.
 
 *Sequences.* A ``history`` is computed by `prepare`. A ``sequence`` is an ordered list in the log, oldest value first,
-optionally with parallel lists (`SparseFeature.beside`). Both share the vocabulary of the feature that `of` names.
+optionally with parallel lists (`SparseFeature.beside`). Both kinds share the vocabulary of the feature that their field
+`of` names.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ ValueType = Literal["auto", "integer", "text"]
 
 
 class _KindTraits(NamedTuple):
-    """Properties of a kind of sparse feature that decide how its values are read and stored."""
+    """Properties of one `SparseKind`, which decide how the values of such features are read and stored."""
 
     lists: bool
     """Whether a row has several values."""
@@ -53,7 +55,7 @@ UNKNOWN = 2
 
 
 def _word(value: Any) -> Any:
-    """Raise an error if a value is not text, because YAML reads yes and no as booleans and digits as numbers."""
+    """Return `value` if it is text, else raise an error: YAML reads yes and no as booleans, and digits as numbers."""
     if isinstance(value, bool | int | float):
         raise ConfigError(f"expected text, got {value}; put it in quotes, as in equals: 'yes'")
     return value
@@ -83,7 +85,7 @@ class LabelRule:
 
 @dataclass(frozen=True, kw_only=True)
 class DenseFeature:
-    """A number per sample. A missing number becomes 0 after the transform, which is the mean if it is standardized."""
+    """A number per sample. A missing number becomes 0 after all transforms, which is the mean if standardized."""
 
     name: str
     """Column name."""
@@ -92,7 +94,7 @@ class DenseFeature:
     standardize: bool = True
     """Subtract the training mean and divide by the training standard deviation."""
     group: str = ""
-    """Name of a deduplication group. Its features repeat together within a session; distinct values are stored once."""
+    """Name of a deduplication group: features that repeat together in a session. Distinct values are stored once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,7 +344,7 @@ class Schema:
 
     @property
     def sequences(self) -> dict[str, tuple[SparseFeature, ...]]:
-        """Main sequence -> its columns, of which the main sequence is the first."""
+        """Name of each main sequence -> all columns of the sequence, the main one first."""
         columns = [feature for feature in self.sparse if feature.kind == "sequence"]
         return {
             main.name: (main, *(feature for feature in columns if feature.beside == main.name))
@@ -352,7 +354,7 @@ class Schema:
 
     @property
     def behaviours(self) -> dict[str, tuple[SparseFeature, ...]]:
-        """Name of each history, then of each main sequence -> its columns."""
+        """Name of a history or main sequence -> its columns. Histories come first."""
         return {**{feature.name: (feature,) for feature in self.histories}, **self.sequences}
 
     @property
@@ -372,12 +374,13 @@ class Schema:
 
     @property
     def session_keys(self) -> tuple[str, ...]:
-        """Columns that identify a session: user and session, without those that the schema lacks."""
+        """Columns that identify a session: the user and the session, if the schema has them."""
         return tuple(dict.fromkeys(name for name in (self.shard_key, self.session, self.user) if name))
 
     def inputs(self) -> dict[str, list[dict[str, Any]]]:
-        """Return JSON with the properties of features on which a model depends, without how they are read and
-        stored.
+        """Return JSON with the properties of features on which a model depends.
+
+        Properties that only say how features are read and stored are left out.
         """
         sparse, dense = ("name", "kind", "vocabulary", "of", "max_length"), ("name", "transform", "standardize")
         return {

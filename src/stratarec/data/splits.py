@@ -3,8 +3,8 @@
 A split by fraction keeps all samples of a user, or else of a session, in one split: otherwise a model would be tested
 on users on which it was trained. A split by time is refused if its durations leave no training samples.
 
-Negatives of the training split can be left out, chosen by the hash of their row. The network then adds the logarithm of
-the share that is kept to its logits, except in training; in an export, the last bias includes it.
+Negatives of the training split can be left out, chosen by the hash of their row. Outside training, the network then
+adds the logarithm of the kept share to its logits. In an export, the last bias includes this logarithm.
 """
 
 from __future__ import annotations
@@ -127,14 +127,15 @@ class Splitter:
         return self._config.by == "time"
 
     def split(self, frame: pl.DataFrame, last_time: int = 0) -> NDArray[np.int8]:
-        """Return the ``[N]`` split of each spilled row; -1 for events that are not samples and for left out
-        negatives.
+        """Return the ``[N]`` split of each spilled row.
+
+        The split is -1 for events that are not samples, and for negatives that are left out.
         """
         split = self.assign(frame, last_time)
         label = frame[self._schema.label_column]
         if self._config.negatives < 1:
             negative = (label == 0).fill_null(False).to_numpy() & (split == 0)
-            # Another seed than that of the splits.
+            # The choice of negatives has another seed than the splits.
             place = self._place(frame[ROW], ~self._config.seed)
             split = np.where(negative & (place >= self._config.negatives), np.int8(-1), split)
         return np.where(label.is_null().to_numpy(), np.int8(-1), split)
@@ -146,7 +147,7 @@ class Splitter:
         return unit_interval(stable_hash(pl.Series(mixed).reinterpret(signed=True)))
 
 
-# 1990 to 2100 in seconds since 1970. Units are so far apart that a number is in these years in one unit at most.
+# The years 1990 to 2100 in seconds since 1970. A number of ticks is in these years in at most one time unit.
 FIRST_DATE, LAST_DATE = 631_152_000, 4_102_444_800
 
 
@@ -214,7 +215,7 @@ def too_coarse(times: pl.Series, unit: TimeUnit) -> str:
 
 
 def _loses(ticks: pl.Series, per_second: int, scale: int) -> pl.Series:
-    """Return flags of the times (in ticks of 1 / `per_second` seconds) that are no multiple of 1 / `scale` seconds."""
+    """Return flags: whether a time, in ticks of 1 / `per_second` seconds, is not a multiple of 1 / `scale` seconds."""
     return (ticks % max(per_second // scale, 1)).fill_null(0) != 0
 
 

@@ -32,8 +32,8 @@ class Spread(Protocol):
 class Moments:
     """Count, mean and spread of a transformed column without missing values. Moments of parts can be added.
 
-    The sum of squares is of differences to the mean (Welford; merged as by Chan, Golub and LeVeque 1979). So a
-    deviation that is tiny compared with the values, such as that of times within an hour, is precise."""
+    Squares of differences from the mean are added (Welford's method; parts are merged as by Chan, Golub and LeVeque
+    1979). So the deviation is precise even if it is tiny compared with the values, as for times within an hour."""
 
     count: int = 0
     mean: float = 0.0
@@ -88,7 +88,7 @@ def squash(values: pl.Series, feature: DenseFeature) -> NDArray[np.float64]:
 
 
 def transform(values: pl.Series, feature: DenseFeature, moments: Spread) -> NDArray[np.float32]:
-    """Transform and standardize a column. Return ``[N]`` float32; a missing value is 0, the mean if standardized."""
+    """Transform and standardize a column: ``[N]`` float32. A missing value becomes 0, the mean if standardized."""
     squashed = squash(values, feature)
     if feature.standardize:
         with np.errstate(over="ignore"):
@@ -105,7 +105,7 @@ def _bounded(squashed: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 class Standardizer:
-    """`transform` of several columns at once, with the same bits."""
+    """Applies `transform` to several columns at once. The results have the same bits."""
 
     def __init__(self, features: Sequence[DenseFeature], moments: Mapping[str, Spread]) -> None:
         self._log = np.array([[feature.transform == "log1p"] for feature in features], dtype=bool).reshape(-1, 1)

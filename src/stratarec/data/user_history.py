@@ -22,7 +22,7 @@ from stratarec.io.atomic import reporting_damage
 
 
 def last_events(events: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-    """Return the events, sorted by user and time, that later histories may contain."""
+    """Keep only events that later histories may contain: the last ones of each user. Sorted by user and time."""
     recent = [
         column(feature.of).is_not_null()
         & (column(feature.of).is_not_null().cum_sum(reverse=True).over(column(schema.user)) <= feature.max_length)
@@ -95,7 +95,7 @@ class Events:
         return _slices(feature.name, events[feature.of], start, length)
 
     def _places(self, user: NDArray[np.uint64], time: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """Combine user and time into one ascending number; without times, return the first number of each user."""
+        """Combine user and time into one number that ascends with both; without times, each user's least number."""
         number = np.searchsorted(self._users, user).astype(np.int64) * (len(self._times) + 1)
         return number if time is None else number + np.searchsorted(self._times, time, side="left")
 

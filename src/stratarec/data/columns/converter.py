@@ -49,7 +49,7 @@ class BadRows:
     """
 
     on_bad_row: OnBadRow | None
-    """Setting of the recipe; None if a bad row is always an error."""
+    """The recipe's `on_bad_row`; None if a bad row is always an error."""
     count: int = 0
     _first: list[tuple[int, str]] = field(default_factory=list)
 
@@ -93,7 +93,7 @@ def check_present(names: Sequence[Any], name: str, path: str, advice: str = "") 
 
 @contextmanager
 def naming_column(path: str, name: str) -> Iterator[None]:
-    """Convert errors of Polars, Arrow or Python for the values of a column to `DataError`."""
+    """Raise errors of Polars, Arrow or Python as a `DataError` that names the column."""
     try:
         yield
     except DataError:
@@ -261,13 +261,13 @@ class Converter:
         return value
 
     def key(self, raw: pl.Series, type: ValueType = "auto") -> pl.Series:
-        """Return a column like `category` that must have a value in every row, such as the user."""
+        """Convert a column such as the user, as `category` does; a row without a value is bad."""
         value = self.category(raw, type)
         self.require(raw, value.is_not_null(), "a value")  # of `value`: NaN is missing, and no null in `raw`
         return value
 
     def category(self, raw: pl.Series, type: ValueType = "auto") -> pl.Series:
-        """Return ``Int64`` or ``String``, or ``UInt64`` if the raw column has that type; null for missing values."""
+        """Return categories as ``Int64`` or ``String``, or as ``UInt64`` if the raw column is; null where missing."""
         if type == "text":
             return self.category(raw).cast(pl.String)
         if raw.dtype in TEXT_TYPES:
@@ -339,7 +339,7 @@ class Converter:
             self._mark_bad(row, name, f"{value}, expected finite numbers of 0 or more, one for each value")
 
     def _without_bad(self, lists: Sequence[pl.Series]) -> list[pl.Series]:
-        """Return lists with null in bad rows. Lists of unequal length there would shift the values of later rows."""
+        """Return lists with null in bad rows. Otherwise their unequal lengths would shift the values of later rows."""
         return pl.DataFrame(lists).select(pl.when(pl.Series(self._is_good)).then(pl.all())).get_columns()
 
     def _require_same_length(self, name: str, lists: pl.Series, main: str, expected: pl.Series, relation: str) -> None:
@@ -378,7 +378,7 @@ class Converter:
         is_text = inner in (pl.String, pl.Categorical)
         if inner != pl.UInt64:
             lists = lists.cast(pl.List(pl.String if is_text else pl.Int64))
-        # Empty parts are missing, as in text that is split.
+        # An empty text in a list is a missing value, like an empty part of a text that is split.
         if is_text and separator:
             return lists.list.eval(pl.when(pl.element() != "").then(pl.element()))
         return lists

@@ -180,8 +180,9 @@ def _list_or_none(name: str, row: int, cell: Any) -> list[Any] | None:
 def _from_values(
     name: str, cells: list[Any], rows: Sequence[int] | NDArray[np.int64], families: Mapping[type, _Family]
 ) -> pl.Series:
-    """Convert cells to a series of text, integers or floats. `rows` has the row of each cell, `families` the family of
-    each type."""
+    """Convert cells to a series of text, integers or floats.
+
+    `rows` lists the row of each cell. `families` maps each Python type in the cells to its family."""
     if any(issubclass(kind, Decimal) for kind in families):
         cells = [_integer_or_cell(cell) for cell in cells]
         families = _families(cells)
@@ -224,7 +225,7 @@ def _families(cells: list[Any]) -> dict[type, _Family]:
 
 
 def _family(kind: type) -> _Family:
-    """Return the family of a Python type, such as integers; an empty string if the type is not supported."""
+    """Return the family of a Python type: ``integer`` for int. An empty string if the type is not supported."""
     if issubclass(kind, str):
         return "text"
     if issubclass(kind, Integral | np.bool_):
@@ -367,7 +368,7 @@ def _plain_items(cell: Any, feature: SparseFeature) -> list[Any]:
 
 
 def _common_type(cells: Sequence[Any]) -> type:
-    """Return the type that all cells have except None; `_NotPlain` if they differ."""
+    """Return the one type of all cells that are not None; raise `_NotPlain` if there are several types."""
     kinds = set(map(type, cells)) - {_NoneType}
     if len(kinds) > 1:
         raise _NotPlain

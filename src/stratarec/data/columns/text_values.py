@@ -43,8 +43,8 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", '"
 
 
 def read_times(raw: pl.Series, unit: TimeUnit, form: str = "") -> tuple[pl.Series, str] | None:
-    """Return times as ``Int64`` in `unit`, null for values that are not times, and an error text, empty if there is
-    none.
+    """Return times as ``Int64`` in `unit` (null for values that are not times), and an error text (empty if there is
+    no error).
 
     Return None if the column has a type that cannot be a time. `form` is the format of text and integers, such as
     %d/%m/%Y; empty for ISO 8601 text and for numbers that count from 1970. `ConfigError` if it is not a valid format.
@@ -98,7 +98,10 @@ def _epochs(times: pl.Series, unit: TimeUnit) -> tuple[pl.Series, str]:
 
 
 def _ticks(unit: TimeUnit) -> Literal["us", "ns"]:
-    """Return the unit in which text is parsed: finer than `unit`, to notice lost digits, but with enough range."""
+    """Return the resolution at which text is parsed: microseconds, which show whether `unit` loses digits.
+
+    Nanoseconds are used only if they are the `unit`, because their range of dates is small.
+    """
     return "ns" if unit == "ns" else "us"
 
 
@@ -252,7 +255,10 @@ def map_values(lists: pl.Series, read: Callable[[pl.Series], pl.Series]) -> pl.S
 
 
 def drop_incomplete(lists: Sequence[pl.Series]) -> list[pl.Series]:
-    """Remove every place at which one of a row's lists has null from all lists of the row, which have equal lengths."""
+    """Remove incomplete events: if one of a row's lists is null at an index, remove the index from all of its lists.
+
+    The lists of a row must have equal lengths.
+    """
     flat = [column.drop_nulls().explode(empty_as_null=False) for column in lists]
     is_complete = np.logical_and.reduce([column.is_not_null().to_numpy() for column in flat])
     if is_complete.all():

@@ -108,7 +108,7 @@ def _compare_logs(config: PrepareConfig, dataset: Dataset) -> str:
 def settings_difference(
     want: Mapping[str, Any], have: Mapping[str, Any], free: tuple[str, ...] = ()
 ) -> Difference | None:
-    """Return the first difference between settings; the kind of the source is compared first."""
+    """Return the first difference between settings outside the fields `free`. The source's kind is compared first."""
     kinds = [{"source.kind": settings["source"]["kind"]} for settings in (want, have)]
     compared = [{key: settings[key] for key in settings if key not in free} for settings in (want, have)]
     return first_difference(kinds[0], kinds[1]) or first_difference(compared[0], compared[1])
@@ -132,7 +132,7 @@ def input_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
 
 
 def feature_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
-    """Like `input_difference`, but the values of vocabularies are not compared."""
+    """Return the first difference as `input_difference` does, but without comparing the values of vocabularies."""
     mine = dataset.inputs()
     if len(mine["dense"]) == len(trained_on["dense"]):
         mine["dense"] = list(map(_same_figures, mine["dense"], trained_on["dense"]))

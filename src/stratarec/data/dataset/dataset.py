@@ -172,7 +172,7 @@ class Dataset:
             self._verified.add(entry.path)
 
     def inputs(self) -> dict[str, Any]:
-        """Return JSON that defines the meaning of ids and dense values. A model requires a data set with equal inputs.
+        """Return JSON that defines what ids and dense values mean. A model needs data sets with the same inputs.
 
         It has the labels if there are several, the features in order, the values of each vocabulary (without counts),
         and mean and deviation of the standardized columns.
@@ -225,11 +225,11 @@ class Dataset:
         return {name: info.rows for name, info in self.vocabularies.items()}
 
     def first_rows(self) -> dict[str, int]:
-        """Return vocabulary -> number of rows of its table in the first data set of the chain of bases."""
+        """Return vocabulary -> number of rows that its table had in the very first data set, the base of all others."""
         return {name: info.first_rows for name, info in self.vocabularies.items()}
 
     def _checked(self, name: str) -> VocabularyInfo:
-        """Return the entry of a vocabulary; the first call verifies the files of all vocabularies."""
+        """Return the manifest's entry for a vocabulary; the first call verifies the files of all vocabularies."""
         info = self.vocabularies[name]
         if info.path not in self._verified:
             self._require(list(self.vocabularies.values()))
@@ -267,7 +267,7 @@ class Dataset:
         return read_click_memory(paths, stored.clicks, self.schema.time)
 
     def access_counts(self, vocabulary: str) -> NDArray[np.int64]:
-        """Return ``[rows]`` the number of training lookups of each id."""
+        """Return the number of training lookups of each id, ``[rows]``."""
         info = self._checked(vocabulary)
         path = self.path / info.path
         with reporting_damage(path):
@@ -316,7 +316,7 @@ class Dataset:
         Parameters
         ----------
         unused : bool
-            Whether to read also the columns that training does not use: times, and sessions of samples.
+            Whether to also read the columns that training does not use, such as times and sessions.
         """
         shards = self.shards(split)
         if split in self._untouched:

@@ -1,9 +1,9 @@
 """The manifest ``dataset.json``: schema, counts, splits, groups, vocabularies, and size and hash of every file.
 
 A data set may come from another person, so everything is checked before it is used. Seal, fields, sums and names are
-checked here, when the data set is opened. Sizes are checked then too, and hashes then or at the first use of a file
-(`dataset.py`). The values of a row group are checked when it is read (`row_group_reader.py`). No check can show whether
-the data set matches the log.
+checked here, when the data set is opened. `dataset.py` checks sizes at that time too, and checks hashes either then or
+at the first use of a file. The values of a row group are checked when it is read (`row_group_reader.py`). No check can
+show whether the data set matches the log.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class LabelCount(Model):
     """Counts of one label in a split."""
 
     known: Count
-    """Number of samples with a known value of this label."""
+    """Number of samples whose value of this label is known."""
     positives: Count
 
     @pydantic.model_validator(mode="after")
@@ -176,7 +176,7 @@ class Carried(Model):
     samples: Count
     """Number of training samples in all logs so far, in which values were counted."""
     times: tuple[int, int] | None
-    """First time in this log and last time in all logs so far; None if samples have no times."""
+    """First time in this log, and last time in all logs so far. None if samples have no times."""
     clicks: Annotated[CarriedClicks | None, pydantic.Field(exclude_if=operator.not_)] = None
     """Clicks, if the source is a log of clicks; None for other sources and for data sets of earlier versions."""
 

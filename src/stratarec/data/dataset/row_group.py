@@ -11,7 +11,7 @@ tables are
     @sessions                     session, user (64-bit hashes) and number of samples of each session, in order
 
 Values are distinct within the row group, and numbered in order of first appearance. The log row of a sample (``@row``)
-is stored as the difference to that of the previous sample in the row group.
+is stored as the difference from the previous sample's log row in the row group.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from stratarec.data.column_names import ROW, SESSION, SESSION_KEYS, SESSIONS, US
 FILE_BITS = 40
 """Number of low bits of a row number that hold the row in the file; the higher bits hold the index of the file."""
 SlateKey: TypeAlias = Literal["session", "user"]
-"""Key whose value is the same for all samples of a slate."""
-# Number of lists that are sliced at a time.
+"""Key that defines slates: all samples of a slate have the same session, or the same user."""
+# Maximum number of lists that `slices` builds at a time.
 _PIECE = 1 << 14
 
 
@@ -42,7 +42,7 @@ class RowGroup:
     tables: Mapping[str, pa.Table]
 
     def pointers(self, name: str) -> NDArray[np.int32]:
-        """Return the row of the table `name` to which each sample points."""
+        """Return for each sample its row in the table `name`."""
         runs = self.tables[pointer(name)]
         rows: NDArray[np.int32] = np.repeat(runs["row"].to_numpy(), runs["samples"].to_numpy())
         return rows
@@ -63,7 +63,7 @@ class RowGroup:
 
 
 def slate_starts(row_group: RowGroup, by: SlateKey) -> NDArray[np.int64]:
-    """Return the first sample of each session or of each user, whose samples are adjacent."""
+    """Return the index of the first sample of each session, or of each user. Samples of a slate are adjacent."""
     if SESSIONS in row_group.tables:
         sessions = row_group.tables[SESSIONS]
         sizes = sessions["samples"].to_numpy()
@@ -94,7 +94,8 @@ def slices(start: NDArray[Any], length: NDArray[Any], values: NDArray[np.int32])
     """Return the lists ``values[start[i]:start[i] + length[i]]``."""
     offsets = np.concatenate([[0], length.cumsum(dtype=np.int64)])
     sliced = np.empty(offsets[-1], dtype=np.int32)
-    # Sliced in pieces: the indexes of all values would take 24 bytes each, for long histories many times the partition.
+    # Slices are taken in pieces. The indexes of all values at once would take 24 bytes per value: with long histories
+    # many times the size of the partition.
     for first in range(0, len(start), _PIECE):
         rows = slice(first, first + _PIECE)
         begin, end = offsets[first], offsets[min(first + _PIECE, len(start))]
@@ -231,7 +232,7 @@ def _row_steps(samples: pa.Table) -> pa.Table:
 
 
 def _runs(pointers: NDArray[np.int32]) -> pa.Table:
-    """Return pointers as a table of run lengths and rows."""
+    """Encode pointers as runs: return a table with the number of samples of each run, and their row."""
     starts = np.flatnonzero(np.diff(pointers, prepend=-1))
     samples = np.diff(starts, append=len(pointers)).astype(np.int32)
     return pa.table({"samples": pa.array(samples), "row": pa.array(pointers[starts])})
@@ -249,7 +250,7 @@ def coverage(start: NDArray[np.int64], stop: NDArray[np.int64], size: int) -> ND
 def _window_tables(
     start: NDArray[np.int64], stop: NDArray[np.int64], values: NDArray[np.int32]
 ) -> tuple[pa.Table, pa.Table]:
-    """Return the tables of distinct windows and of the events that they cover; other events are dropped."""
+    """Return a table of distinct windows and a table of events, which has only the events inside a window."""
     covered = coverage(start, stop, len(values)) > 0
     place = np.concatenate([[0], covered.cumsum()])
     length = stop - start

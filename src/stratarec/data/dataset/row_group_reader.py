@@ -1,6 +1,6 @@
 """Read row groups and check the type and range of every column.
 
-Kernels use these columns as indexes, so no value is used before its type and range were checked.
+Kernels use these columns as indexes, so types and ranges are checked before any value is used.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _IDS, _FLOATS, _PLACES = pa.int32(), pa.float32(), pa.int32()
 # Maximum decompressed size of a row group, because a crafted file of kilobytes can decompress to any size.
 _MOST_BYTES = 1 << 31
 
-# Maximum number of events of all samples in a row group: list offsets are int32, and overlapping windows can expand to
-# any size.
+# Maximum total number of events in the histories of a row group. List offsets are int32, and the histories of
+# overlapping windows can be of any size.
 _MOST_EVENTS = (1 << 31) - 1
 
 Columns = Mapping[str, pa.DataType]
@@ -123,7 +123,7 @@ class ShardLayout:
         }
 
     def faults(self, row_group: RowGroup) -> Iterator[str]:
-        """Yield the faults of the values in a row group, in the columns that were read."""
+        """Yield a message for each fault of the values in a row group; columns that were not read are not checked."""
         for name in label_names(self.labels):
             label, most = row_group.samples[name].to_numpy(), UNKNOWN if self.labels > 1 else 1
             if len(label) and label.max() > most:
@@ -142,7 +142,7 @@ class ShardLayout:
         yield from self._pointers(row_group)
 
     def row_faults(self, rows: NDArray[np.int64]) -> Iterator[str]:
-        """Yield the faults of row numbers."""
+        """Yield a message for each fault of row numbers."""
         if not len(rows):
             return
         if rows.min() < 0 or len(np.unique(rows)) != len(rows):
@@ -212,14 +212,14 @@ def _ids_outside(name: str, ids: np.ndarray, rows: int) -> Iterator[str]:
 
 
 def _miscounted(parts: pa.Table, samples: int, what: str) -> Iterator[str]:
-    """Yield the faults of the numbers of rows in the parts of a row group."""
+    """Yield a message if the parts of a row group (sessions or runs) have sizes below 1 or a wrong total."""
     least, counted = least_and_total(parts["samples"].to_numpy())
     if counted != samples or least < 1:
         yield f"{what} {counted} samples in parts of {least} and more, expected {samples} in parts of 1 and more"
 
 
 def file_faults(file: pq.ParquetFile, shard: Shard, columns: Columns, *, tables: bool) -> Iterator[str]:
-    """Yield the faults of the footer of a file of samples or of tables."""
+    """Yield a message for each fault in the footer of a file. `tables` says whether it is a file of tables."""
     types = {field.name: field.type for field in file.schema_arrow}
     if len(types) != len(file.schema_arrow):
         yield "a column is repeated"
@@ -238,7 +238,7 @@ def file_faults(file: pq.ParquetFile, shard: Shard, columns: Columns, *, tables:
 
 
 def _alike(actual: pa.DataType | None, expected: pa.DataType | None) -> bool:
-    """Whether two types are equal, apart from the field name of list values."""
+    """Whether two types are equal, except that lists may name the field of their values differently."""
     if actual is None or expected is None:
         return False
     if pa.types.is_list(actual) and pa.types.is_list(expected):
@@ -368,6 +368,6 @@ def _split_row(row: pa.Table) -> dict[str, pa.Table]:
     tables: dict[str, dict[str, pa.Array]] = {}
     for column in row.column_names:
         table, name = from_stored(column)
-        # The column has one list; take its values.
+        # Each column has a single list, whose values are the column of the table.
         tables.setdefault(table, {})[name] = row[column].chunk(0).values
     return {name: pa.table(columns) for name, columns in tables.items()}

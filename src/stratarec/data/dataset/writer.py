@@ -74,7 +74,8 @@ def parquet_options(sample: pa.Table) -> dict[str, Any]:
     """
     chosen: dict[str, str | None] = {}
     for name, path in _leaves(sample.schema):
-        # The name of a feature may equal the Parquet path of another feature's list values. A dictionary fits any type.
+        # A feature may be named like the Parquet path of another feature's list values. For such a path a dictionary is
+        # chosen, because it fits any type.
         column = sample.select([name])
         chosen[path] = None if path in chosen or column.nbytes < _FEW_BYTES else _smallest(column, path)
     return {
@@ -95,7 +96,7 @@ def _leaves(schema: pa.Schema) -> Iterator[tuple[str, str]]:
 
 
 def _smallest(column: pa.Table, path: str) -> str | None:
-    """Return the encoding that gives the smallest file, the first if sizes are equal; None for a dictionary."""
+    """Return the encoding with the smallest file, or None for a dictionary. If sizes are equal, the first one wins."""
     sizes: dict[str | None, int] = {}
     for encoding in (None, "PLAIN", "BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"):
         options: dict[str, Any] = {"use_dictionary": True}
@@ -155,7 +156,7 @@ def _write_frame(root: Path, relative: str, frame: pl.DataFrame) -> dict[str, An
 
 @dataclass(frozen=True, kw_only=True)
 class CarriedTables:
-    """The part of a data set that data sets based on it need, in memory."""
+    """What later data sets need from the data set that is their base, read into memory."""
 
     vocabularies: dict[str, Vocabulary]
     counts: dict[str, pl.DataFrame]

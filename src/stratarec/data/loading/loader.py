@@ -1,8 +1,8 @@
 """Batches of a split, in an order that depends on seed and epoch only, read ahead by threads.
 
-The row groups of all shards are permuted. This order is divided into `parallel_readers` equal parts, which are read in
-parallel; every batch has samples from each part. A *shuffle buffer* is `shuffle_row_groups` row groups of a part in
-memory, in which runs of samples (or sessions, or single samples) are permuted. In memory are two buffers for each part,
+The row groups of all shards are permuted. The permuted list is divided into `parallel_readers` equal parts, which are
+read in parallel; every batch has samples from each part. A *shuffle buffer* holds `shuffle_row_groups` row groups of a
+part in memory. It permutes runs of samples (or sessions, or single samples). Memory holds two buffers for each part,
 and the batches that are ready.
 
 The samples of a batch depend on the parts and not on the number of ranks. A rank reads the parts that contain its share
@@ -48,9 +48,9 @@ class BatchShare:
         return range(parts * self.rank // self.ranks, -(-parts * (self.rank + 1) // self.ranks))
 
     def of(self, samples: int, part: int = 0, parts: int = 1) -> tuple[int, int]:
-        """Return the limits (first, end) of this rank's share of the `samples` that a batch has from one part.
+        """Return the limits (first, end) of this rank's share of the samples that a batch has from one part.
 
-        Rank r of N begins at r / N of the batch.
+        `samples` is the number of these samples. Rank r of N begins at r / N of the batch.
         """
         first, last = (min(max(parts * rank - part * self.ranks, 0), self.ranks) for rank in (self.rank, self.rank + 1))
         return samples * first // self.ranks, samples * last // self.ranks
@@ -68,7 +68,7 @@ class RowGroupSlice:
 
 
 def cut(row_groups: Sequence[tuple[int, int, int]], first: int, last: int) -> list[RowGroupSlice]:
-    """Return the slices with samples ``first:last`` of consecutive row groups ``(shard, row group, samples)``."""
+    """Return slices of the row groups ``(shard, row group, samples)`` that together are the samples ``first:last``."""
     slices, begin = [], 0
     for shard, row_group, samples in row_groups:
         low, high = max(first - begin, 0), min(last - begin, samples)
@@ -79,7 +79,7 @@ def cut(row_groups: Sequence[tuple[int, int, int]], first: int, last: int) -> li
 
 
 def batches(samples: int, batch_size: int, parts: int) -> int:
-    """Return the number of batches of an epoch, which ends when every part is exhausted."""
+    """Return the number of batches in an epoch. The epoch ends when all parts are exhausted."""
 
     def of(part: int) -> int:
         (first, last), (low, high) = (bounds(total, parts, part) for total in (samples, batch_size))
@@ -284,8 +284,8 @@ class Loader:
         return parts(buffers, read, thread, size=high - low, start=start_batch)
 
     def draws(self, epoch: int, number: int, part: int = 0) -> np.random.Generator | None:
-        """Return the random generator that permutes a shuffle buffer; None if nothing is shuffled."""
-        # The first of several parts is permuted with the same draws as a single part.
+        """Return the random generator that permutes shuffle buffer `number` of a part; None without shuffling."""
+        # The first of several parts gets the same random numbers as a single part.
         entropy = [self.config.seed, epoch, 1, number, *([part] if part else [])]
         return np.random.default_rng(entropy) if self.config.shuffle else None
 
@@ -325,7 +325,7 @@ def run_ahead(make: Callable[[], Iterator[Item]], depth: int) -> Iterator[Item]:
     The thread stops when the iterator is closed or deleted. An error in the thread is raised in the consumer.
     """
     ready: queue.SimpleQueue[Item | BaseException | None] = queue.SimpleQueue()
-    # One token for each item that may be queued.
+    # Used as a semaphore: one token for each item that may be queued.
     tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
     stopped = threading.Event()
 

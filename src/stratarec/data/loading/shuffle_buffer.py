@@ -1,13 +1,13 @@
 """Shuffle buffers: some row groups in memory, a permutation of their samples, and batches assembled from them.
 
 A *run* is a unit of the permutation: adjacent samples of a session with equal values in every group of ids and every
-history, such as a click and its negatives. Groups for which runs would have fewer than two samples on average are
-ignored; if no group remains, single samples are shuffled. Whole sessions as units would repeat more values, but a batch
-would then have few sessions, which cost 0.001 of AUC on Globo's log. The words of a sample are adjacent in memory, so
-that a sample occupies one or two cache lines.
+history, such as a click and its negatives. Groups that would give runs of fewer than two samples on average are
+ignored; if no group remains, single samples are shuffled. With whole sessions as units, a batch would repeat more
+values but have few sessions, which cost 0.001 of AUC on Globo's log. All features of a sample are adjacent in memory,
+so that a sample occupies one or two cache lines.
 
-A deduplicated batch is assembled without hashing: an array with one entry for each row of the group's table numbers the
-rows that the batch uses, and overlapping windows are joined by sorting their starts.
+A deduplicated batch is assembled without hashing. For each group, an array with one entry for each row of the group's
+table assigns numbers to the rows that the batch uses. Overlapping windows are merged by sorting their starts.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class GroupValues:
     """Distinct values of a deduplication group in all row groups of a shuffle buffer."""
 
     runs: NDArray[np.int64]
-    """First samples of runs: their pointer differs from that of the previous sample, or they begin a row group."""
+    """First sample of each run. There the pointer differs from the previous sample's, or a row group begins."""
     columns: PackedRows
     place: NDArray[np.int32]
     """Scratch array of `number_pointers`. Only one thread assembles batches, so it is not locked."""
@@ -112,7 +112,7 @@ class ShuffleBuffer:
     """Samples of some row groups, their tables, and the order of samples."""
 
     samples: PackedRows
-    """Features without a table. The columns before the ids are the user (two words, if samples have users), the bits of
+    """Features in none of `tables`. Columns before the ids: the user (two columns, if samples have users), the bits of
     each label and of the weight (if any) as float32, and the row in each of `tables`."""
     users: bool
     """Whether samples have a user."""
@@ -131,7 +131,7 @@ class ShuffleBuffer:
         unit: Unit,
         slate: SlateKey | None = None,
     ) -> ShuffleBuffer:
-        """Concatenate row groups and permute their units (slates if `slate` is set); without `draws` keep the order."""
+        """Concatenate row groups, and permute their units (slates if `slate` is set) unless `draws` is None."""
         parts, columns = [row_group.samples for row_group in row_groups], _tables(row_groups, dataset)
         users = SESSIONS in row_groups[0].tables or USER in parts[0].column_names
         marks = [*label_names(len(dataset.schema.label_columns)), *([WEIGHT] if dataset.schema.weight else [])]
@@ -160,18 +160,18 @@ class ShuffleBuffer:
 
     @cached_property
     def _begins(self) -> NDArray[np.int64]:
-        """First places of slates in the permuted order."""
+        """Positions in the permuted order at which slates begin."""
         assert self.slates is not None
         return np.flatnonzero(np.diff(self.slates[self.order], prepend=-1, append=-1))
 
     def cut(self, place: int) -> int:
-        """Return `place`, or if it is inside a slate the place where that slate begins."""
+        """Round the position `place` down to the beginning of its slate; without slates, return it unchanged."""
         if self.slates is None:
             return place
         return int(self._begins[np.searchsorted(self._begins, place, side="right") - 1])
 
     def only(self, ranges: Sequence[tuple[int, int]], sizes: Sequence[int]) -> ShuffleBuffer:
-        """Return a buffer with only the samples (first, end) of each row group; `sizes` are the row groups' sizes."""
+        """Return a buffer with a range of samples of each row group. `ranges` has (first, end), `sizes` the samples."""
         if all(last - first == size for (first, last), size in zip(ranges, sizes, strict=True)):
             return self
         chosen = np.zeros(len(self.order), dtype=bool)
@@ -225,7 +225,7 @@ def _order(
     draws: np.random.Generator | None,
     unit: Unit,
 ) -> NDArray[np.int32]:
-    """Return the samples in permuted order. `sessions` and `runs` (for each table) are the first samples of units."""
+    """Return the samples in permuted order. `sessions` and `runs` (by table) list the first sample of each unit."""
     if draws is None:
         return np.arange(size, dtype=np.int32)
     if sessions is None or unit == "sample":
@@ -235,7 +235,7 @@ def _order(
 
 
 def _join_runs(size: int, sessions: NDArray[np.int64], runs: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return the first samples of runs. A sample begins a run if its session or its row in a table differs from before.
+    """Return the first sample of each run. A run begins where the session, or the row in a table, changes.
 
     Tables for which runs would be shorter than `LEAST_RUN` on average are ignored. If no table remains, each sample is
     a run.
@@ -253,7 +253,7 @@ def _join_runs(size: int, sessions: NDArray[np.int64], runs: Sequence[NDArray[np
 def _table(
     name: str, row_groups: Sequence[RowGroup], columns: PackedRows, words: NDArray[np.int32], place: int
 ) -> GroupValues:
-    """Build a table, and write each sample's row in it to the column `place` of `words`."""
+    """Build the table `name`, and write each sample's row in this table to the column `place` of `words`."""
     runs = [row_group.tables[pointer(name)] for row_group in row_groups]
     sizes = np.concatenate([part["samples"].to_numpy() for part in runs])
     shift = np.cumsum([0, *(row_group.tables[name].num_rows for row_group in row_groups)])
@@ -279,7 +279,7 @@ def _histories(name: str, row_groups: Sequence[RowGroup]) -> PackedRows:
 
 
 def _matrix(parts: Sequence[pa.Table], names: Sequence[str], kind: np.dtype[Any], front: int = 0) -> NDArray[Any]:
-    """Return columns as ``[N, front + len(names)]``. It is filled part by part, because a part fits in the cache."""
+    """Return columns as one array ``[N, front + len(names)]``, filled part by part: a part fits in the cache."""
     matrix = np.empty((sum(part.num_rows for part in parts), front + len(names)), dtype=kind)
     first = 0
     for part in parts:
@@ -330,7 +330,7 @@ def _cut(buffer: ShuffleBuffer, rows: NDArray[np.int32], dataset: Dataset) -> Ba
     dense = _dense(buffer, rows, tables, len(dataset.schema.dense))
     ids, offsets = end_bags(values, singles, missing, samples.lists, rows)
     weights = take_weights(samples.weights, rows, offsets) if samples.weights and offsets is not None else None
-    # `_group` replaces the pointers of a group by numbers within the batch.
+    # `_group` replaces the pointers in `tables` by numbers within the batch, so it runs after `_dense`.
     shared = [name for name in dataset.groups if buffer.tables[name].columns.sparse]
     groups = [_group(buffer.tables[name], tables[name]) for name in shared]
     return Batch(
@@ -387,13 +387,13 @@ def _keyed(
 
 
 def _in_order(features: KeyedJagged, dataset: Dataset) -> KeyedJagged:
-    """Return the features in the order of the schema; packed rows have single ids before lists."""
+    """Sort features in the order of the schema. In packed rows, features with single ids come before lists."""
     order = tuple(feature.name for feature in dataset.schema.sparse if feature.name in features.keys)
     return features if features.keys == order else features.select(order)
 
 
 def _group(table: GroupValues, pointers: NDArray[np.int32]) -> InverseJagged:
-    """Return the deduplicated values of samples with these pointers; the array `pointers` is overwritten."""
+    """Return the deduplicated values of the samples that have these pointers. Overwrites the array `pointers`."""
     used = number_pointers(pointers, table.place)
     unique = _keyed(table.columns.sparse, *take_bags(table.columns.ids, table.columns.lists, used), len(used))
     return InverseJagged(unique=unique, inverse=torch.from_numpy(pointers))

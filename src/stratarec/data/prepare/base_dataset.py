@@ -1,4 +1,5 @@
-"""The base of a data set: an earlier data set whose ids and moments are inherited, so that a model can continue on it.
+"""The base of a data set: an earlier data set. The new one inherits its ids and moments, so that a model trained on the
+base can continue on the new data set.
 
 A data set and its base have the same features, kinds of vocabularies and tail buckets. Ids never change: the ids of new
 values follow the earlier ids. Counts cover all logs so far, including values without a row, and histories continue from
@@ -67,7 +68,7 @@ class BaseDataset:
     def vocabulary(
         self, name: str, counted: pl.DataFrame, kind: pl.DataType, decay: float
     ) -> tuple[Vocabulary, pl.DataFrame]:
-        """Return a vocabulary, and, for kind ``count``, the counts of its values in this log and all earlier logs.
+        """Return the base's vocabulary, and `counted`. For kind ``count``, the counts of earlier logs are added to it.
 
         Parameters
         ----------

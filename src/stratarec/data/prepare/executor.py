@@ -1,13 +1,13 @@
 """Executors, which run the numbered pieces of a stage, and leases, which allow tasks to write to a directory.
 
-A stage writes its results to files, so it does not matter which process runs a piece, when, or how often. Only sums of
-counts, moments and repeats combine several partitions. The process that runs `prepare` adds them in the order of
-partitions, so the bytes of a data set do not depend on the executor.
+A stage writes its results to files, so it does not matter which process runs a piece, when, or how often. Counts,
+moments and repeats are the only results that are added over partitions. The process that runs `prepare` adds them in
+the order of partitions, so the bytes of a data set do not depend on the executor.
 
-The lock of an owned directory ends with its process, but tasks on other machines may run a little longer. They must not
-write to a directory that another process has claimed in the meantime. So a file in the directory holds a token. A task
-must know the token and holds a shared lock on the file. The next call of `prepare` waits for these locks and replaces
-the token before it works.
+The lock of an owned directory is released when its process ends, but tasks on other machines may run a little longer.
+They must not write to a directory that another process has claimed in the meantime. So a file in the directory contains
+a token. A task must know the token, and keeps a shared lock on the file while it runs. The next call of `prepare` first
+waits until these locks are released, and replaces the token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Stage(Protocol):
     """A part of `prepare` that consists of pieces 0, 1, ...; it can be pickled."""
 
     def __call__(self, number: int) -> Iterator[int]:
-        """Run a piece; yield numbers of steps by which progress advances."""
+        """Run a piece. After each part of the work, yield the number of steps by which the progress bar advances."""
         ...
 
     def memory(self, number: int) -> int:
@@ -47,9 +47,7 @@ class Executor(Protocol):
         ...
 
     def begin(self, work: Path, logs: Sequence[str]) -> None:
-        """Set the directory `work`, which this process has locked and to which pieces write, and the `logs` they
-        read.
-        """
+        """Prepare to run pieces that read `logs` and write to the directory `work`, which this process has locked."""
         ...
 
     def run(self, stage: Stage, numbers: Sequence[int], progress: Progress) -> None:
@@ -89,8 +87,9 @@ def revoke_leases(work: Path) -> None:
 
 
 def grant(work: Path, token: str | None = None) -> str:
-    """Revoke earlier leases, and return the token that tasks now need to write to `work`; an empty token allows
-    none.
+    """Revoke earlier leases, and return the token that tasks now need to write to `work`.
+
+    If the token is an empty string, no task can write. By default the token is random.
     """
     token = secrets.token_hex(8) if token is None else token
     limit = time.monotonic() + _PATIENCE_SECONDS
@@ -105,14 +104,14 @@ def grant(work: Path, token: str | None = None) -> str:
 
 
 def revoke(work: Path) -> None:
-    """Prevent tasks from starting in `work`; running tasks stop at their next check."""
+    """Make all tokens for `work` invalid: no task can start, and running tasks stop at their next check."""
     with _open(work) as file:
         file.truncate(0)
 
 
 @contextmanager
 def leased(work: Path, token: str) -> Iterator[Callable[[], None]]:
-    """Context manager that holds a lease on `work`; yields a function that raises if the token is no longer valid.
+    """Hold a lease on `work`. Yields a function that raises an error if the token is no longer valid.
 
     Raises
     ------
@@ -138,5 +137,5 @@ def leased(work: Path, token: str) -> Iterator[Callable[[], None]]:
 
 
 def _open(work: Path) -> BinaryIO:
-    """Open the file of the token. It is never replaced, because locks belong to the file and not to its name."""
+    """Open the token's file. It is never replaced by a new file, because locks belong to the file, not its name."""
     return os.fdopen(os.open(work / LEASE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+b")

@@ -1,4 +1,4 @@
-"""A partition of a spilled log: it is sorted, its histories are computed, and it is counted and encoded.
+"""A partition of a spilled log. Its rows are sorted, counted and encoded, and their histories are computed.
 
 The positive events of a partition are sorted by user and time. The history of a row is a slice of them (a window): the
 events of its user that are strictly earlier than the row. The distinct values of a group are determined from raw
@@ -48,7 +48,7 @@ class EventWindows:
     """``[N]``"""
 
     def lookups(self, rows: NDArray[np.bool_]) -> tuple[pl.Series, pl.Series]:
-        """Return the distinct values in the windows of some rows, and the number of windows with each value."""
+        """Return the distinct values in the windows of the rows with a true flag, and the lookups of each value."""
         counts = coverage(self.start[rows], self.stop[rows], len(self.events))
         covered = pl.DataFrame({"value": self.events, "count": counts})
         summed = covered.group_by("value").agg(pl.col("count").sum()).filter(pl.col("count") > 0)
@@ -78,7 +78,7 @@ class Partition:
         schema, frame = self._schema, self.frame
         user = frame[schema.user].rank("dense").to_numpy().astype(np.int64) - 1
         time = frame[schema.time].rank("dense").to_numpy().astype(np.int64)
-        # (user, time) as one ascending number; the numbers of a user begin at user * span.
+        # User and time are combined into one number, user * span + time, which is ascending in sorted rows.
         span = int(time.max(initial=0)) + 1
         position = user * span + time
         clicked = (frame[schema.label_column] == 1).fill_null(True)
@@ -99,7 +99,7 @@ class Partition:
         return [(int((column != UNKNOWN).sum()), int((column == 1).sum())) for column in columns]
 
     def weight(self, training: int = 0) -> float:
-        """Return the sum of the weights of all training rows."""
+        """Return the total weight of all training rows."""
         if not self._schema.weight:
             return float(np.count_nonzero(self.split == training))
         return float(self.frame[self._schema.weight].to_numpy()[self.split == training].sum())
@@ -116,8 +116,9 @@ class Partition:
         return last_events(ordered.select(map(column, event_columns(schema))), schema)
 
     def sample(self, names: Sequence[str], rows: int, training: int = 0) -> pl.DataFrame:
-        """Return the columns `names` of random training rows. Every n-th row could follow a periodic pattern of the
-        log.
+        """Return the columns `names` of at most `rows` training rows.
+
+        Rows are chosen at random: choosing every n-th row could follow a periodic pattern of the log.
         """
         chosen = np.flatnonzero(self.split == training)
         if len(chosen) > rows:
@@ -213,7 +214,7 @@ class _Encoder:
         return pa.array(self.ids(name, values))
 
     def group(self, rows: pl.DataFrame) -> GroupValues:
-        """Encode the distinct rows of a group, and merge rows whose ids are equal because rare values share ids."""
+        """Encode the distinct rows of a group. Rows that get equal ids, because rare values share ids, are merged."""
         codes, first = _distinct(rows)
         raw = rows[first]
         table = pa.table({name: self.column(name, raw[name]) for name in rows.columns})

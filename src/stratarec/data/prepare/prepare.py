@@ -6,8 +6,8 @@
    (`stages.py`). Then ids are assigned and groups are chosen.
 3. *encode*: each partition becomes one shard of each split (`stages.py`).
 
-In memory are one chunk, or one partition and the vocabularies. All files are written to ``<path>.preparing``
-(`workspace.py`); the last step renames its output to `path`. Until then an earlier data set remains there.
+Memory holds either one chunk, or one partition and the vocabularies. All files are written to ``<path>.preparing``
+(`workspace.py`). The last step renames the finished data set to `path`; until then, an earlier data set stays there.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from stratarec.io.owned_directory import (
 )
 from stratarec.progress import Progress, SilentProgress
 
-# Increase this number when a change of the code gives another data set for the same logs and settings.
+# Increase this number when a change of the code changes the data set that the same logs and settings give.
 _VERSION = 6
 
 
@@ -96,9 +96,10 @@ def prepare(
     DataError
         If the logs cannot be read as the recipe says; names the file, the row and the field.
     DatasetError
-        If ``config.path`` has a data set of other logs or settings, and `overwrite` is false.
+        If ``config.path`` contains a data set of other logs or settings, and `overwrite` is false.
     StorageError
-        If an output cannot be written, or if ``config.path`` is not a data set; it is then left unchanged.
+        If an output cannot be written, or if ``config.path`` contains something other than a data set. Its content is
+        then left unchanged.
     """
     pipeline = PreparePipeline(config, name, progress or SilentProgress(), executor or SerialExecutor())
     with _storage_errors(pipeline.final):
@@ -154,7 +155,7 @@ class PreparePipeline:
             format=_VERSION,
             settings=settings(self.config),
             source=json.loads(json.dumps(self.source.fingerprint())),
-            # Not the patterns of `data.split`: they may contain directories, which the fingerprint leaves out.
+            # The patterns of `data.split` are not compared: they may contain directories, which the fingerprint omits.
             file_split=None if files is None else tuple(files.tolist()),
             base=None if self.base is None else self.base.fingerprint,
         )
@@ -172,7 +173,7 @@ class PreparePipeline:
         return self.final.exists()
 
     def _hash_logs(self) -> None:
-        """Hash logs that were not hashed before, so that their contents can be compared."""
+        """Hash logs whose hashes are not cached, so that the contents of logs can be compared."""
         if self.source.files:
             self.progress.start("check", self.source.total_bytes, "B")
             hash_logs(self.source.files, self.progress.advance)
@@ -304,7 +305,7 @@ class PreparePipeline:
         return done
 
     def _times(self, partitions: Partitions) -> tuple[int, int] | None:
-        """Return the first time of the log, and the last time of all logs so far."""
+        """Return the first time of this log, and the last time of all logs so far. None if the log has no times."""
         span, earlier = partitions.span, None if self.base is None else self.base.carried.times
         return None if span is None else (span.first, max(span.last, earlier[1] if earlier else span.last))
 

@@ -132,7 +132,7 @@ class TaskRequirements:
         return cls(work=work, token=token, folder=os.getcwd(), logs=stamps, versions=_versions())
 
     def check(self) -> None:
-        """Change to the current directory of `prepare`, and check this machine.
+        """Change to the directory in which `prepare` runs, and check that this machine meets the requirements.
 
         Raises
         ------
@@ -184,7 +184,7 @@ class TaskResult:
 
 
 def work(shared: list[Any], requirements: TaskRequirements, number: int) -> TaskResult:
-    """Run a piece of a stage; `shared` holds the reference of the stage. An error becomes part of the result."""
+    """Run a piece of the stage that `shared` refers to. An error is not raised, but returned in the result."""
     with warnings.catch_warnings(record=True) as heard:
         try:
             _check(requirements)
@@ -213,7 +213,7 @@ def _stage(reference: Any) -> Stage:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return the error, or an error with its text if it cannot be pickled."""
+    """Return the error itself, or, if it cannot be pickled, another error with the same text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -259,7 +259,8 @@ class RayExecutor:
                 while waiting and len(running) < _AHEAD * self.readers:
                     number = waiting.popleft()
                     sized = self._task.options(memory=self._fitting(stage.memory(number)))
-                    # The reference is in a list, so that a worker gets the stage once and not with every piece.
+                    # The reference is inside a list, which Ray does not replace by the stage: so a worker reads the
+                    # stage once, and not with every piece.
                     running[sized.remote([shared], requirements, number)] = number
                 for done in self._ray.wait(list(running), num_returns=1)[0]:
                     self._take(self._get(done, f"piece {running.pop(done)}"), progress)
@@ -293,8 +294,10 @@ class RayExecutor:
             raise _lost(what, error) from error
 
     def _fitting(self, memory: int) -> int:
-        """Return the memory that a task requests. It is at most that of the largest machine, else the task would never
-        start."""
+        """Return the memory that a task requests: `memory`, but not more than the largest machine has.
+
+        A task that requests more would never start.
+        """
         most = max((node["Resources"].get("memory", 0) for node in self._ray.nodes() if node["Alive"]), default=0)
         return int(min(memory, most))
 

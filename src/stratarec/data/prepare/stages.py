@@ -1,10 +1,10 @@
-"""The second and third stage of `prepare`. Their pieces are the partitions of the spilled log.
+"""The second and third stage of `prepare`. Each piece of these stages processes one partition of the spilled log.
 
-*count* computes the statistics that encoding needs in addition to the counts of the spilled chunks: moments of dense
-columns, repeats within sessions, values in histories, and all values if the split depends on the log's last time. It is
-skipped if none of these is needed. *encode* writes each partition as one shard of each split, and statistics of its
-rows for the manifest. Results are added in the order of partitions, so that floating-point sums are the same whether or
-not work was interrupted.
+*count* computes the statistics that encoding needs and that the spilled chunks do not have: moments of dense columns,
+repeats within sessions, and counts of values in histories. If the split depends on the log's last time, all values are
+counted here. The stage is skipped if nothing is needed. *encode* writes each partition as one shard of each split, and
+statistics of its rows for the manifest. Results are added in the order of partitions, so that floating-point sums are
+the same whether or not work was interrupted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from stratarec.errors import DataError
 from stratarec.io.atomic import read_frame, read_json, reporting_damage, write_atomic, write_json
 from stratarec.progress import Progress
 
-# Bytes of a process without data, and number of copies of a partition's rows during sorting and encoding.
+# Memory of a process without data in bytes, and how many copies of a partition's rows exist during sorting and
+# encoding.
 _PROCESS_BYTES, _COPIES = 300 << 20, 6
 
 Item = TypeVar("Item")
@@ -60,7 +61,7 @@ class Partitions:
     shard_samples : int
         Approximate number of samples in a partition if the schema has no shard key.
     events : DataFrame, optional
-        Events before the log, sorted by user and time. They are used only in histories.
+        Events from earlier logs, sorted by user and time. They are used only in histories.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Partitions:
         return Partition(frame, self.schema, order)
 
     def _with_events(self, frame: pl.DataFrame, parts: Sequence[int]) -> pl.DataFrame:
-        """Add earlier events, which are in no split, before the rows of the log."""
+        """Put the earlier events of the partition before the rows of the log. Earlier events are in no split."""
         assert self._events is not None
         events = self._events.filter(self._events[PARTITION].is_in(parts)).drop(PARTITION)
         for name in events.columns:
@@ -138,7 +139,7 @@ class Partitions:
 
     @cached_property
     def _growth(self) -> float:
-        """Ratio of the rows' bytes in memory to their spilled bytes."""
+        """Bytes of the rows in memory, divided by their bytes in the spilled files."""
         return sum(chunk.frame_bytes for chunk in self.chunks) / max(self._stored.total(), 1)
 
     @cached_property
@@ -152,11 +153,11 @@ class Partitions:
 
 @dataclass(frozen=True, kw_only=True)
 class PerPartitionStage(ABC):
-    """A stage whose pieces are partitions; it can be pickled."""
+    """A stage with one piece for each partition; it can be pickled."""
 
     name: ClassVar[str]
     folder: Path
-    """Directory of the results, and of a note for each processed partition."""
+    """Directory of the results. It has a note (a JSON file) for each processed partition."""
     partitions: Partitions
 
     @abstractmethod
@@ -217,7 +218,7 @@ class PartitionStatistics(PerPartitionStage):
         return bool(schema.dense or schema.histories or self.repeats_counted or splitter.needs_last_time)
 
     def _columns(self) -> list[str] | None:
-        """Return the columns that counting reads; None for all."""
+        """Return the names of the columns that counting reads; None for all columns."""
         schema = self.partitions.schema
         if self.repeats_counted or self.partitions.splitter.needs_last_time:
             return None
@@ -247,7 +248,7 @@ class PartitionStatistics(PerPartitionStage):
         return super()._read_notes(read) if self._needed else []
 
     def order(self, number: int) -> NDArray[np.uint32] | None:
-        """Return the order of a partition's rows if it was computed, so that they are sorted only once; else None."""
+        """Return the order of a partition's rows that was computed before; None if none was. It saves sorting again."""
         if not self._needed:
             return None
         with reporting_damage(self._note(number)):
@@ -258,7 +259,7 @@ class PartitionStatistics(PerPartitionStage):
         return order
 
     def values(self) -> dict[str, pl.DataFrame]:
-        """Return vocabulary -> its values and their numbers of lookups in training rows, as in `count_values`."""
+        """Return vocabulary -> its values, and how often training rows look up each, in the form of `count_values`."""
         total = CountSum()
         for counts in self.partitions.counts():
             total.add(counts)
@@ -351,7 +352,7 @@ class ShardWriter(PerPartitionStage):
         return self._frames("events") if self.partitions.schema.histories else iter(())
 
     def leaks(self) -> list[Leak]:
-        """Return the features that seem to reveal a label, judged by a sample of all training rows."""
+        """Return the features that seem to reveal a label in the sample of the training rows."""
         return find_leaks(pl.concat(list(self._frames("sample"))), self.partitions.schema)
 
     def repeated_shares(self) -> dict[HeldOut, float]:

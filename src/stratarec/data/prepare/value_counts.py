@@ -1,7 +1,7 @@
 """Count how often training rows look up each value, for all vocabularies together.
 
-The counts of all vocabularies with the same type of values are rows of one frame. So thousands of columns need only a
-few large group-bys, and one file per chunk. With a file for each vocabulary and partition, a column took 25 ms.
+The counts of all vocabularies whose values have the same type are rows of one frame. So thousands of columns need only
+a few large group-bys, and one file per chunk. With a file for each vocabulary and partition, each column took 25 ms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stratarec.data.prepare.partition import EventWindows, shortened
 from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.vocabulary import VocabularyConfig, VocabularyLimits, buckets_of
 
-# Minimum number of pending rows before they are added.
+# Minimum number of rows that wait before they are added.
 _FEW_ROWS = 1 << 18
 
 
@@ -116,9 +116,7 @@ def _by_type(parts: Iterable[pl.DataFrame]) -> list[pl.DataFrame]:
 
 
 class CountSum:
-    """Sums of counts. Pending rows are added when there are more of them than sums, so memory is at most twice the
-    sums.
-    """
+    """Sums of counts. Added rows wait until there are more of them than sums, so memory is at most twice the sums."""
 
     def __init__(self) -> None:
         self._sums: dict[pl.DataType, pl.DataFrame] = {}
@@ -139,9 +137,7 @@ class CountSum:
         self._sums[kind] = grouped.agg(pl.col("count").sum(), pl.col("last").max()).collect()
 
     def by_vocabulary(self) -> dict[int, pl.DataFrame]:
-        """Return number of a vocabulary -> its `value`, `count` and `last`; vocabularies without values are left
-        out.
-        """
+        """Return a frame with `value`, `count` and `last` for each vocabulary that has values, by its number."""
         counts: dict[int, pl.DataFrame] = {}
         for kind in list(self._pending):
             self._add_up(kind)

@@ -8,15 +8,15 @@
     encoded        a note for each partition whose shards were written
     output         the data set
 
-A source chunk is written to one file, which has an Arrow stream for each partition, followed by the counts of the
+Each source chunk is written to one file, which has an Arrow stream for each partition, followed by the counts of the
 chunk's values. (Values are counted here unless the split depends on the log's last time.) All rows of a user or session
-are in the same partition. A partition is read from the files of all chunks, at the offsets in their notes. A Parquet
-file with a row group for each partition was slower: each read parsed a footer that lists all partitions, so the time
-grew with the square of the log.
+are in the same partition. To read a partition, its stream is read from the file of every chunk, at the offset in the
+chunk's note. Parquet files with a row group for each partition were slower. Each read parsed a footer that lists all
+partitions, so the time grew with the square of the log's size.
 
-Every row has a number: its file and the row in the file, or its position in the order of a source that generates rows.
-The number breaks ties, and assigns samples without user and session to splits. It is stored unless `data.keep_rows` is
-false, so that predictions can be joined to the log.
+Every row has a number, made of the index of its file and the row in this file. If a source has no files, the number is
+the position of the row. The number breaks ties in sorting, and assigns samples without user and session to splits. It
+is stored unless `data.keep_rows` is false, so that predictions can be joined to the log.
 
 The file of a chunk is renamed to its final name when it is complete, so an interrupted run resumes after the last
 complete chunk.
@@ -61,11 +61,11 @@ WORK = DirectoryKind(
     field="data.path",
     content=(ORIGIN, LEASE, "source", "spilled", "spilled.done", "counts", "encoded", "output"),
 )
-# Each reader of a shared file reads the whole file, but parses and spills only its share.
+# Maximum number of readers that share a file: each reads the whole file, but parses and spills only its share.
 _MOST_STRIPES = 8
-# Number of shares per reader; more than one, so that no reader is left with a long share at the end.
+# Number of shares per reader. With several shorter shares, readers end at about the same time.
 _SHARES = 4
-# Bytes of a process without data, and bytes for a block or row group with all its copies.
+# Memory of a reader in bytes: a process without data, and a block or row group with all its copies.
 _READER_BYTES = 1 << 30
 
 
@@ -85,11 +85,11 @@ class SpilledChunk:
     index: int
     rows: int
     samples: int
-    """Number of rows, without events that are used only in histories."""
+    """Number of rows that are samples, without rows that are only used in histories."""
     places: dict[int, Place]
     """Partition -> its stream in the chunk's file."""
     counts: tuple[Place, ...]
-    """Streams with the counts of the chunk's values, after the rows; empty if values are counted for each partition."""
+    """Streams with the counts of the chunk's values, after the rows; empty if the *count* stage counts the values."""
     by_file: bool
     """Whether rows are numbered within their file. If false, they are numbered in the order of the source."""
     times: tuple[int, int] | None
@@ -102,7 +102,7 @@ class SpilledChunk:
     note: str
 
 
-# An interrupted run is resumed only if the notes in its directory have these fields.
+# Format of the notes in the directory. An interrupted run is resumed only if its notes have this format.
 _FORMAT = [
     10,
     *(entry.name for kind in (SpilledChunk, Moments, Repeats) for entry in fields(kind)),
@@ -286,7 +286,7 @@ class Spill:
 
 
 def _row_numbers(chunk: Chunk, before: int) -> NDArray[np.int64]:
-    """Return the number of each row, ascending in the order of the source."""
+    """Return the row number of each row. Row numbers ascend in the order of the source."""
     if chunk.rows is None:
         return before + 1 + np.arange(chunk.frame.height, dtype=np.int64)
     return (np.int64(chunk.file) << FILE_BITS) + np.asarray(chunk.rows, dtype=np.int64)
@@ -369,7 +369,7 @@ class Workspace:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionStage:
-    """The stage that spills a log. It has one piece, which reads the log in order, or a piece for each share of it."""
+    """The stage that spills a log. It has one piece that reads the log in order, or one for each share of the log."""
 
     source: Source
     folder: Path
@@ -405,7 +405,7 @@ class PartitionStage:
             try:
                 executor.run(self, range(len(self.shares)), progress)
             except DataError:
-                # Parallel readers cannot tell which fault of the log is the first, so the log is read again in order.
+                # Parallel readers do not know which bad row of the log is the first, so the log is read again in order.
                 progress.finish()
                 return replace(self, shares=()).run(SerialExecutor(), progress)
         else:

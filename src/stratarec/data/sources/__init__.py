@@ -52,8 +52,8 @@ def open_source(config: SourceConfig, *, on_bad_row: OnBadRow, split: SplitConfi
 def open_rows(config: RowsConfig, on_bad_row: OnBadRow, view: View | None = None) -> CsvSource | ParquetSource:
     """Open a log whose samples are rows of files.
 
-    The format of the first file decides, not the recipe: with ``kind: csv`` Parquet files are read too, with ``kind:
-    parquet`` also text.
+    The first file determines the format, not the recipe: ``kind: csv`` also reads Parquet files, and ``kind: parquet``
+    also reads text.
     """
     match config, _format(config.paths):
         case AvazuConfig(), _:

@@ -49,31 +49,31 @@ class Chunk:
     """Index of the chunk in its source. Indexes increase, with gaps between files. The chunk with an index has the same
     rows whenever the same files are read."""
     file: int | NDArray[np.int32]
-    """Index of the input file, used for splits by file; 0 if there are no files. ``[N]`` indexes if the rows come from
-    several files."""
+    """Index of the input file, used for splits by file; 0 if there are no files. If rows come from several files,
+    ``[N]`` indexes."""
     frame: pl.DataFrame
     rows: NDArray[np.int64] | None = None
-    """``[N]`` row numbers in the file of each sample, strictly increasing, counted from 1 as in messages. None if
-    samples are not rows of a file; they are then counted in the order of the source."""
+    """``[N]`` row number of each sample in its file, counted from 1 as in messages, strictly increasing. None if
+    samples are not rows of a file; they are then numbered in the order of the source."""
     bytes_done: int
-    """Input bytes (or rows, for generated data) read up to the end of this chunk; `Source.total_bytes` at the end."""
+    """Input bytes (or rows of generated data) up to the end of this chunk. In the last chunk, `Source.total_bytes`."""
     bad_rows: int = 0
     """Rows that `on_bad_row: skip` left out."""
     bad_examples: tuple[str, ...] = ()
-    """Error messages of some of these rows, with file, row, field and what was expected."""
+    """Error messages for some of the bad rows. Each names file, row, field and the expected value."""
     note: str = ""
     """Message about the rows up to this chunk, to be shown to the user."""
     passed_through: pl.DataFrame | None = None
-    """The columns `View.pass_through`, with the values and types of the file."""
+    """The columns that `View.pass_through` names, with the values and types of the file."""
 
 
-# Largest number of chunks in a file: text is cut into blocks of 16 MiB.
+# Maximum number of chunks in a file. A chunk of text is a block of 16 MiB.
 _FILE_CHUNKS = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkShare:
-    """Selection of a source's chunks: some files, or every n-th piece of each file, without completed chunks."""
+    """Selection of a source's chunks: some files, every n-th piece (`stripes`) of each, and no completed chunks."""
 
     files: range | None = None
     """Indexes of the files; None for all."""
@@ -84,7 +84,7 @@ class ChunkShare:
     """Indexes of completed chunks."""
 
     def has_file(self, file: int) -> bool:
-        """Whether the share has any chunk of a file."""
+        """Whether the share includes chunks of the file with index `file`."""
         return self.files is None or file in self.files
 
     def has(self, index: int, file: int, piece: int) -> bool:
@@ -121,15 +121,15 @@ class Source(Protocol):
 
     @property
     def divisible(self) -> bool:
-        """Whether a chunk can be read without the chunks before it. Rows are then numbered within their file."""
+        """Whether a chunk can be read without the chunks before it. If so, rows are numbered within their file."""
         ...
 
     def estimate_rows(self) -> int:
-        """Estimate the number of samples, within a factor of about two. The number of shards depends on it."""
+        """Estimate the number of samples within a factor of about two, from which the number of shards is chosen."""
         ...
 
     def fingerprint(self) -> dict[str, object]:
-        """Return JSON that identifies the input's content and configuration; `prepare` resumes only if it is equal."""
+        """Return JSON that identifies the input's content and configuration. `prepare` resumes only with equal JSON."""
         ...
 
     def chunks(self, workspace: Path, share: ChunkShare = ALL_CHUNKS) -> Iterator[Chunk]:
@@ -142,13 +142,13 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Columns to read, if they differ from those of the schema."""
+    """Selection of the columns to read from a log: a schema's columns, with or without labels, and further columns."""
 
     schema: Schema
     label: bool = True
     """Whether the label is read."""
     pass_through: tuple[str, ...] = ()
-    """Columns to return unchanged, in addition."""
+    """Additional columns, which are returned unchanged."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -2,16 +2,16 @@
 
 Each click is a positive sample. Its K negatives are the items of K clicks by *other users* within `negative_window`
 after it and in the same split, drawn uniformly with replacement. Negatives have the user, session, time and contexts of
-their click. The counts of a sample (its dense features) only count clicks strictly before its time. So in a log without
-signal, positives and negatives have the same distribution, and an AUC above 0.5 is signal. Other designs leak, as
-``docs/log.md`` shows: draws from the window before the click, which the counts also use; draws from other splits; and
-draws that must differ from the clicked item, which makes popular items rarer among negatives. Training against draws
-from the distribution of clicks is noise-contrastive estimation (Gutmann and Hyvarinen 2010), where noise may equal the
-observation.
+their click. The dense features of a sample count only clicks strictly before its time. So in a log without signal,
+positives and negatives have the same distribution, and an AUC above 0.5 is signal. ``docs/log.md`` shows that three
+other designs leak. Negatives from the window *before* the click depend on the same clicks as the counts. Negatives from
+other splits have another distribution of items. Negatives that must differ from the clicked item make popular items
+rarer among negatives. Here, training is noise-contrastive estimation (Gutmann and Hyvarinen 2010), whose noise has the
+distribution of clicks and may equal the observation.
 
-If no click of another user follows a click, it is not a sample, so that every positive has exactly K negatives; it is
-still part of histories. An item whose first click is within the window is a negative that nobody could have clicked
-yet; a shorter window has fewer such negatives.
+If no click of another user follows a click within the window, the click is not a sample, so that every positive has
+exactly K negatives. The click is still part of histories. If the first click on an item is within the window, the item
+can be a negative although nobody could have clicked it yet; with a shorter window, this happens less often.
 
 For the clicks in a log's last window, some of the later clicks are unknown. They either draw negatives from the known
 clicks (``last_window: cut``), or they wait and become samples of the log that continues this one. In the second case,
@@ -19,7 +19,7 @@ consecutive logs give the same samples as one log with all their clicks. A later
 (`ClickMemory`).
 
 The log need not be sorted: its clicks are first written to buckets of one `negative_window` each, which are then read
-in order of time. In memory are two buckets, keys and counts of the clicks within `memory`, each item's first click, and
+in order of time. Memory holds two buckets, keys and counts of the clicks within `memory`, each item's first click, and
 at the end the clicks that a later log needs.
 """
 
@@ -83,7 +83,7 @@ class ClicksConfig:
     negatives: int = 4
     """K, the number of negatives for each click."""
     negative_window: str = "1h"
-    """Time after a click from which its negatives are drawn."""
+    """Length of the time after a click. The click's negatives are items of other users' clicks in this time."""
     last_window: Literal["cut", "wait"] = field(default="cut", repr=False)
     """Use of the clicks in the log's last `negative_window`, whose possible negatives are partly unknown. ``cut`` draws
     from the known clicks. ``wait`` leaves these clicks to a data set with this one as its base, as `stratarec continue`
@@ -91,8 +91,8 @@ class ClicksConfig:
     popularity_window: str = "1h"
     """Time over which the `popularity` feature counts clicks; `recent_popularity` counts over a sixth of it."""
     memory: str = "1d"
-    """Time before a sample in which moves between items, clicks of the user and session, and `long_popularity` are
-    counted."""
+    """Length of the time before a sample over which moves between items, clicks of the user and session, and
+    `long_popularity` are counted."""
     history_length: int = 50
     """L, the number of the user's earlier clicks in the `history` feature; 0 for no history."""
     dense: tuple[str, ...] | None = None
@@ -194,7 +194,7 @@ class ClicksSource:
         lookback, last_bucket = self._lookback(), self._read(workspace, buckets[-1])
         last_time = int(last_bucket[time].to_numpy()[-1])
         following = self._read(workspace, buckets[0])
-        # A later log may begin at the time at which this one ends.
+        # A later log may begin at the very time of this log's last click, so clicks at `end` wait, too.
         end = last_time - self._window if self._config.last_window == "wait" else last_time + 1
         if following[time][0] >= end:
             raise DataError(
@@ -217,7 +217,7 @@ class ClicksSource:
                 drawn = window.draw(first, last, self._window, number)
                 is_followed: NDArray[np.bool_] = np.all(drawn >= 0, axis=1)
                 unpaired += int((~is_followed).sum())
-                # Completed chunks are counted too, because the counts of later samples include their clicks.
+                # The clicks of completed chunks are counted again, because counts of later samples include them.
                 is_needed = index not in share.done
                 shown = window.shown(first, drawn) if is_needed else np.zeros((last - first, 0), dtype=np.int64)
                 counts = lookback.features(window.part(first, last), window.hashes(shown))
@@ -238,7 +238,7 @@ class ClicksSource:
         self._write_memory(workspace, lookback, buckets, end, number)
 
     def _note(self, unpaired: int, clicks: int) -> str:
-        """Return the message to show with the last chunk."""
+        """Return the text of `Chunk.note` for the last chunk: what happened to clicks that are not samples."""
         window, notes = self._config.negative_window, []
         if unpaired:
             notes.append(
@@ -394,14 +394,14 @@ class _ClickWindow:
         self._key = table_key(config.seed, "negatives")
 
     def draw(self, first: int, last: int, window: int, number: int) -> NDArray[np.int64]:
-        """Draw ``[last - first, K]`` clicks, whose items are the negatives; -1 if there is no click to draw."""
+        """Draw K clicks, whose items are negatives, for each of the clicks ``first:last``; -1 if none can be drawn."""
         return draw_negatives(
             self.times, self._users, self._splits, clicks=(first, last), window=window,
             count=self._config.negatives, key=self._key, number=number,
         )  # fmt: skip
 
     def shown(self, first: int, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return ``[N, 1 + K]`` clicks whose items are the samples: each click itself, then the clicks drawn for it."""
+        """Return the clicks whose items the samples have, ``[N, 1 + K]``: each click, then the clicks drawn for it."""
         return np.concatenate([np.arange(first, first + len(drawn))[:, None], drawn], axis=1)
 
     def hashes(self, shown: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -413,7 +413,7 @@ class _ClickWindow:
         return self.frame[self._config.item][np.maximum(shown, 0).ravel()]
 
     def part(self, first: int, last: int) -> Clicks:
-        """Return the clicks ``first:last`` as `Lookback` takes them."""
+        """Return the clicks ``first:last`` in the form that `Lookback` needs."""
         config, clicks = self._config, self.frame[first:last]
         contexts = [
             np.where(clicks[name].is_null().to_numpy(), np.uint64(0), stable_hash(clicks[name]))

@@ -48,7 +48,7 @@ _TSV_SUFFIXES, _JSON_SUFFIXES = (".tsv", ".tab"), (".jsonl", ".ndjson", ".json")
 _DELIMITERS = "\t;|,"
 # Number of bytes that are searched for the names of columns.
 _FRONT_BYTES = 1 << 20
-# Number of blocks that are parsed at a time, and of parsed blocks that wait for the reader; all are in memory.
+# Number of blocks that are parsed in parallel, and of parsed blocks that wait for the consumer. All are in memory.
 _WORKERS, _AHEAD = 2, 2
 
 
@@ -123,7 +123,7 @@ class CsvSource:
         return header.names
 
     def _front(self) -> tuple[InputFile, bytes]:
-        """Return the first file that is not empty, and its beginning."""
+        """Return the first file that is not empty, and its first bytes."""
         for file in self._files:
             content = next(self._blocks(file, _FRONT_BYTES)).content.removeprefix(BOM)
             if content.strip():
@@ -193,14 +193,14 @@ class CsvSource:
             raise no_rows(file)
 
     def _reader(self, file: InputFile, content: bytes) -> tuple[Delimited | JsonLines, int, int]:
-        """Return a reader for a file that begins with `content`, and the numbers of bytes and lines of its header."""
+        """Return a reader for a file that begins with `content`, and the length of its header in bytes and in lines."""
         config = self._config
         if _is_json(config, file):
             check_json_lines(content, file.path)
             values = first_json_values(content)
             for name in self._names if values else ():
                 check_present(list(values), name, file.path)
-            # A list may be text that is split at a separator, as in the text files for which the schema was written.
+            # A JSON file may also have lists as text with separators, if the schema was written for delimited text.
             features = [f for f in self.schema.sparse if f.traits.lists and not f.traits.derived]
             lists = frozenset(
                 name
@@ -223,7 +223,7 @@ class CsvSource:
         return reader, header.bytes, header.lines
 
     def _advice(self) -> str:
-        """Return the advice for an error about a header with none of the schema's columns."""
+        """Return the advice at the end of an error about a header that has none of the schema's columns."""
         if self.kind != "csv" or self._config.columns:
             return ""
         return (
@@ -269,7 +269,10 @@ class CsvSource:
             self._integers = set()
 
     def _learn_types(self, frame: pl.DataFrame) -> None:
-        """Read columns such as dates as text from the next block on, if this block could only be read as text."""
+        """Change a column's type to text if values of this block, such as dates, do not fit it.
+
+        Later blocks are then parsed once instead of twice.
+        """
         for name, type in list(self._types.items()):
             text = frame[name]
             if text.dtype == pl.String and text.cast(type, strict=False).null_count() > text.null_count():
@@ -326,8 +329,9 @@ def in_order(tasks: Iterator[_Task], run: Callable[[_Task], Chunk]) -> Iterator[
 
 
 def _column_types(view: View) -> Iterator[tuple[str, pl.DataType | type[pl.DataType]]]:
-    """Yield the name of each column and the type with which it is read first; text if its roles need different
-    types.
+    """Yield the name of each column, and the type with which it is read first.
+
+    The type is text if a column has several roles that need different types.
     """
     schema = view.schema
     # Integers are parsed faster than text.
@@ -434,7 +438,7 @@ class CriteoSource(CsvSource):
             max_line_bytes=config.max_line_bytes,
         )
         super().__init__(csv_config, on_bad_row, block_bytes, view)
-        # A log to score may lack the label, and has no header that would show it.
+        # A log to score may lack the label. There is no header, so the number of fields shows it.
         if view is not None:
             fields = read_header(self._front()[1], self.files[0], "\t", "")[0]
             if len(fields) == len(csv_config.columns) - 1:

@@ -1,7 +1,7 @@
 """Input files by paths, globs, directories and URLs, with clear errors.
 
 A recipe may be untrusted, and some file systems of fsspec run templates, open archives or read the memory of this
-process. So only URLs of `PROTOCOLS` are opened, and never chained URLs.
+process. So only URLs with one of `PROTOCOLS` are opened, and chained URLs are refused.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _file_system(pattern: str) -> tuple[Any, str]:
 
 
 def _identity(system: Any, path: str) -> object:
-    """Return a key that is equal for all names of one file, such as a link and a relative path; for a URL, the URL."""
+    """Return a key that is the same for all names of a file, such as links and relative paths. A URL is its own key."""
     if isinstance(system, LocalFileSystem):
         status = os.stat(path)
         return status.st_dev, status.st_ino
@@ -163,7 +163,7 @@ def no_rows(file: InputFile) -> DataError:
 
 
 def hash_logs(paths: Sequence[str], advance: Callable[[int], object] = lambda done: None) -> dict[str, str]:
-    """Return path -> hash of content for all paths that are not URLs; `advance` is called with the size of each.
+    """Return path -> hash of content, for all paths that are not URLs. `advance` is called with each file's size.
 
     Files that were hashed earlier and have not changed are not read again.
     """

@@ -107,7 +107,10 @@ def count_rows(files: tuple[InputFile, ...]) -> int:
 def parquet_pieces(
     files: tuple[InputFile, ...], columns: list[str], share: ChunkShare = ALL_CHUNKS
 ) -> Iterator[FileSlice]:
-    """Yield the row groups of a share; large row groups are split and small ones joined. Others are not read."""
+    """Yield the pieces of a share. A piece is a part of a large row group, or several small row groups.
+
+    Row groups without a piece in the share are not read.
+    """
     types, bytes_before = column_types(columns, _schemas(files)), 0
     for number, file in enumerate(files):
         with file.open() as raw:
@@ -140,11 +143,11 @@ class _Run:
     first_row: int
     rows: int
     pieces: range
-    """Numbers of its pieces in the file."""
+    """Numbers of the run's pieces, counted over the whole file."""
 
     @property
     def piece_rows(self) -> int:
-        """Rows of each piece but the last one, which may have fewer."""
+        """Rows of each piece. The last piece may have fewer rows."""
         return -(-self.rows // len(self.pieces))
 
 
@@ -164,7 +167,7 @@ def _runs(reader: pq.ParquetFile, path: str) -> Iterator[_Run]:
 def _frames(
     reader: pq.ParquetFile, path: str, run: _Run, columns: list[str], types: Mapping[str, pa.DataType]
 ) -> Iterator[pl.DataFrame]:
-    """Read the pieces of a run one after another, so that memory holds a piece and not a row group."""
+    """Read the pieces of a run one after another, so that memory holds one piece and not a whole row group."""
     rows = 0
     try:
         for table in _tables(reader, run, columns):
@@ -180,7 +183,7 @@ def _frames(
 
 def _tables(reader: pq.ParquetFile, run: _Run, columns: list[str]) -> Iterator[pa.Table]:
     if len(run.pieces) == 1:
-        # One by one: pyarrow cannot read lists of text with dictionaries from several row groups.
+        # Row groups are read one by one, because pyarrow cannot read dictionary-encoded lists of text from several.
         yield pa.concat_tables(reader.read_row_group(group, columns) for group in run.groups)
         return
     batches: list[pa.RecordBatch] = []
@@ -205,7 +208,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _schemas(files: Iterable[InputFile]) -> Iterator[tuple[str, pa.Schema]]:
-    """Yield path and schema of each file with rows. Files without rows are left out, as their types mean nothing."""
+    """Yield path and schema of each file with rows. Without rows, the types of columns are arbitrary."""
     for file in files:
         with file.open() as raw:
             reader = open_parquet(raw, file)
@@ -239,13 +242,13 @@ def column_types(names: Sequence[str], schemas: Iterable[tuple[str, pa.Schema]])
 
 
 def to_frame(table: pa.Table, types: Mapping[str, pa.DataType]) -> pl.DataFrame:
-    """Return a table as a frame; a column of nulls gets its type of `types`."""
+    """Convert a table to a frame. If a column has only nulls and no type, it gets its type in `types`."""
     columns = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         stored = column.type
         kind = types.get(name, stored) if _value_kind(stored) is None else _plain(stored)
         columns.append(column if kind is stored else column.cast(kind))
-    # Without the metadata of the schema: Polars panics if it is not UTF-8.
+    # The schema's metadata is removed, because Polars panics if it is not UTF-8.
     frame = pl.from_arrow(pa.Table.from_arrays(columns, names=table.column_names))
     assert isinstance(frame, pl.DataFrame)
     return frame

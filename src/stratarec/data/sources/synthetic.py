@@ -1,12 +1,11 @@
 """A generated log with the columns of Criteo's: skewed tables, sessions, and a true model that can be learned.
 
-Every chunk is a function of the configuration and its number. Rows of a table of R rows are drawn as ``floor(R * u **
-a)`` with u uniform in [0, 1). For any R, the first share q of the rows then gets a share ``q ** (1 / a)`` of the
-accesses; a is chosen so that 6.8 % of the rows get 76 % (as published for Criteo in FAE, arXiv 2103.00686). The click
-probability is that of a factorization machine over latent vectors of all rows, plus first-order effects and the dense
-columns. So a model with interactions scores better than one without. With `SyntheticConfig.blocks`, only features in
-the same block interact.
-"""
+Every chunk is a function of the configuration and of the chunk's number. Rows of a table of R rows are drawn as
+``floor(R * u ** a)`` with u uniform in [0, 1). For any R, the first share q of the rows then gets a share ``q ** (1 /
+a)`` of the accesses; a is chosen so that 6.8 % of the rows get 76 % (as published for Criteo in FAE, arXiv 2103.00686).
+The click probability comes from a factorization machine over latent vectors of all rows, with first-order effects and
+the dense columns as further terms. So a model with interactions scores better than one without. With
+`SyntheticConfig.blocks`, only features in the same block interact."""
 
 from __future__ import annotations
 
@@ -36,7 +35,8 @@ HOT_ROWS, HOT_ACCESSES = 0.068, 0.76
 EXPONENT = math.log(HOT_ROWS) / math.log(HOT_ACCESSES)
 DENSE = 13
 _CHUNK = 1 << 17
-# Seeds of the pilot sample and of the assignment of features to blocks; chunk numbers are smaller.
+# Seeds of the pilot sample and of the assignment of features to blocks. They are larger than all chunk numbers,
+# which serve as seeds of chunks.
 _PILOT_SEED, _BLOCK_SEED = 1 << 40, 1 << 41
 _PILOT = 1 << 15
 _LATENT = 4
@@ -62,7 +62,7 @@ class SyntheticConfig:
     click_rate: float = 0.25
     """Share of positive labels."""
     signal: float = 1.8
-    """Standard deviation of the true log-odds; 1.8 allows an AUC of about 0.84."""
+    """Standard deviation of the true log-odds. With 1.8, the best possible AUC is about 0.84."""
     session_length: float = 4.0
     """Mean number of samples per session; 1 for no sessions."""
     session_keep: float = 0.9
@@ -187,7 +187,7 @@ class SyntheticSource:
         return columns
 
     def _names(self, rows: NDArray[np.int64], feature: int) -> NDArray[np.int64]:
-        """Return raw values. They are scrambled popularity ranks, so popular values can only be found by counting."""
+        """Return raw values: popularity ranks, scrambled so that only counting shows which values are popular."""
         keys = rows.astype(np.uint64) + np.uint64((feature + 1) << 40)
         return mix_array(keys).astype(np.int64)
 
@@ -214,7 +214,7 @@ class SyntheticSource:
 
     @cached_property
     def _calibration(self) -> tuple[float, float, float]:
-        """Return center, gain and bias that give a pilot sample the configured deviation of log-odds and click rate."""
+        """Return the center, gain and bias with which a pilot sample has the configured `signal` and `click_rate`."""
         draws = np.random.default_rng([self._config.seed, _PILOT_SEED])
         rows = self._draw_rows(draws, np.arange(_PILOT))
         dense = np.floor(np.exp(draws.normal(1.0, 1.2, (_PILOT, DENSE)))).astype(np.float32)

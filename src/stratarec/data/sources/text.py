@@ -38,7 +38,7 @@ CODECS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2
 BOM = b"\xef\xbb\xbf"
 # Number of bytes that are compared at a time, so that the result stays in the processor's cache.
 _COMPARE_BYTES = 1 << 18
-# Number of bytes at a time in which the last line end of a block is searched.
+# Number of bytes that are searched at a time for the last line end of a block.
 _SEARCH_BYTES = 1 << 16
 _MAX_HEADER_BYTES = 1 << 20
 # Number of JSON lines that are searched for the names of columns.
@@ -84,8 +84,8 @@ def read_blocks(
     DataError
         If the file is damaged or not in `encoding`, or if a line is longer than `max_line_bytes`.
     """
-    # Pieces of a line whose end was not read yet. They are joined once, because joining each piece would copy all
-    # again.
+    # Pieces of a line whose end was not read yet. They are joined once, because joining each piece would copy
+    # all earlier pieces again.
     line, pending, pending_bytes, in_quotes = 1, [b""], 0, False
     with file.open() as raw:
         for data in _text(raw, file, block_bytes, encoding):
@@ -110,7 +110,7 @@ def read_blocks(
 
 
 def _count_byte(content: bytes, mark: str) -> int:
-    """Count an ASCII character in `content`. For frequent characters `bytes.count` takes ten times as long."""
+    """Count an ASCII character in `content`. For frequent characters, `bytes.count` would take ten times as long."""
     data, equal, count = np.frombuffer(content, dtype=np.uint8), np.empty(_COMPARE_BYTES, dtype=bool), 0
     for first in range(0, len(data), _COMPARE_BYTES):
         piece = data[first : first + _COMPARE_BYTES]
@@ -131,7 +131,7 @@ def estimate_rows(files: tuple[InputFile, ...], max_line_bytes: int, encoding: s
 
 
 def _last_line_end(data: bytes, quote: bytes, in_quotes: bool) -> tuple[int, bool]:
-    """Return the place after the last line end outside of quotes, and whether `data` ends inside quotes.
+    """Return the position after the last line end outside of quotes, and whether `data` ends inside quotes.
 
     `in_quotes` says whether `data` begins inside quotes.
     """
@@ -150,7 +150,7 @@ def _last_line_end(data: bytes, quote: bytes, in_quotes: bool) -> tuple[int, boo
 
 
 def _check_line_lengths(content: bytes, path: str, first_line: int, max_bytes: int) -> None:
-    """Raise `DataError` for a line of more than `max_bytes`. Only a few line ends are looked up."""
+    """Raise `DataError` for a line of more than `max_bytes`, without searching every line end."""
     start = 0
     while start < len(content):
         end = content.rfind(b"\n", start, start + max_bytes + 1)
@@ -169,9 +169,10 @@ def _unclosed_quote(path: str, line: int, content: bytes, quote: str) -> DataErr
 
 
 def _opening_quote(content: bytes, quote: bytes) -> int:
-    """Return the place of the quote that is not closed.
+    """Return the position of the quote that is not closed.
 
-    It is the first quote whose supposed closing quote is followed by more text of a field, else the last quote.
+    Quotes are paired in order. If text follows a closing quote inside the same field, the pair's first quote is
+    returned; otherwise the quote without a partner.
     """
     ends, opening, place = (quote, b"", *(bytes([mark]) for mark in b",;|\t\r\n")), 0, content.find(quote)
     while place >= 0:
@@ -239,7 +240,7 @@ def _transcoded(pieces: Iterator[bytes], path: str, encoding: str) -> Iterator[b
 
 
 def utf8_fault(content: bytes) -> str:
-    """Return an error text, with advice, for bytes that are not valid UTF-8; an empty string if they are."""
+    """Return an error text with advice if `content` is not valid UTF-8, else an empty string."""
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -288,10 +289,10 @@ class Delimited:
     """Texts that mean a missing value, in addition to an empty field."""
 
     def parse(self, content: bytes, numbers: range, types: ColumnTypes, bad: BadRows) -> Parsed:
-        """Parse a block. Return columns of `types`, or all of them as text if a value does not fit, and line numbers.
+        """Parse a block. Return its columns, and the line number of each row.
 
-        `numbers` are the numbers of the lines in `content`. Malformed records are added to `bad`; empty lines are
-        ignored.
+        Columns have the `types`, or are all text if a value does not fit its type. `numbers` are the numbers of the
+        lines in `content`. Malformed records are added to `bad`; empty lines are ignored.
         """
         if self._is_plain(content, len(numbers)):
             frame = self._read(content, types)
@@ -304,7 +305,7 @@ class Delimited:
         return csv_records.has_leading_zeros(content, self.delimiter, self.quote)
 
     def _is_plain(self, content: bytes, lines: int) -> bool:
-        """Whether nothing is quoted and no record lacks fields. (Polars refuses records with too many fields.)"""
+        """Whether nothing is quoted and there are enough delimiters. (Polars refuses records with too many fields.)"""
         if len(self.names) == 1 or b"\r" in content or self._is_quoted(content):
             return False
         return _count_byte(content, self.delimiter) == lines * (len(self.names) - 1)
@@ -430,9 +431,7 @@ class JsonLines:
         return frame, lines
 
     def with_lists(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return the frame with the JSON text of lists parsed. The schema's separator is only for files with plain
-        text.
-        """
+        """Return the frame with lists instead of their JSON text. Separators of the schema are not used for them."""
         for name in self.lists & set(frame.columns):
             lists, is_list = lists_from_text(frame[name], "")
             if is_list.fill_null(True).all():
@@ -440,7 +439,7 @@ class JsonLines:
         return frame
 
     def _may_have_nested(self, frame: pl.DataFrame) -> bool:
-        """Whether a value may have been a list or an object in the file, which Polars converts to text."""
+        """Whether some text may be a list or an object of the file that Polars converted to text."""
         return any(frame[name].str.contains(r"^[\[{]").any() for name in frame.columns if name not in self.lists)
 
     def _good_lines(
@@ -494,9 +493,7 @@ def check_json_lines(content: bytes, path: str) -> None:
 
 
 def first_json_values(content: bytes) -> dict[str, Any]:
-    """Return the names of the fields in the first lines, in order of appearance, and the first non-null value of
-    each.
-    """
+    """Return name -> first value that is not null, for the fields in the first lines, in order of appearance."""
     values: dict[str, Any] = {}
     for text in content.split(b"\n", _NAME_LINES)[:_NAME_LINES]:
         try:
