@@ -5,8 +5,8 @@ locations) and, for a cached group, the rows that were in slots. If the layout i
 same bits. Otherwise rows are transferred one by one, by table and row number, and re-encoded if the codec differs. The
 same transfer initializes a new run with the rows of an earlier one.
 
-A checkpoint may come from an untrusted source. File names must match patterns, so that none leads out of its directory;
-sizes are bounded by each other, so that no allocation follows from a single number.
+A checkpoint may come from an untrusted source. File names must match patterns, so that no name leads out of the
+directory. Sizes are checked against each other, so that no single number determines how much memory is allocated.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class LogHome(_Files):
 
 
 class SlotFiles(_Files):
-    """Files of the rows that were in slots; see `tables.mover`."""
+    """Files of the rows that were in slots; see `tables.cache`."""
 
     record_bytes: _Small
 
@@ -142,8 +142,8 @@ class GroupManifest(Model):
 
     name: Annotated[str, pydantic.Field(pattern=r"^group-\d{2,8}$")]
     tables: tuple[TablePart, ...]
-    """Name and number of rows of each table, then its part of the complete table: first row, stride, and rows of the
-    complete table. A table that is not partitioned has 0, 1 and its own number of rows."""
+    """For each table: name, number of rows, and its part of the complete table as in `RowPart` (first row, stride, rows
+    of the complete table). If the table is not partitioned, the part is 0, 1 and its number of rows."""
     codec: Codec
     home: Annotated[RowsHome | LogHome, pydantic.Field(discriminator="layout")]
     cache: CacheShape | None = None
@@ -213,7 +213,7 @@ def _check_parts(name: str, parts: Sequence[TablePart]) -> None:
 def checked(directory: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Validate the manifest of the tables in `directory`; `CheckpointError` names the invalid field."""
     valid = validate(TablesManifest, manifest, f"the tables in {directory}", ADVICE, CheckpointError)
-    # Without defaults that were left out: identities are compared as they were written.
+    # Fields that were left out are not set to their defaults: identities are compared as they were written.
     return valid.model_dump(mode="json", exclude_unset=True)
 
 
@@ -276,13 +276,13 @@ def load_tables(
     Parameters
     ----------
     batches, stamp : int
-        The two clocks at the time of the checkpoint.
+        Number of batches prepared before the checkpoint, and the stamp of the next batch.
     rank : int or None
         Rank whose saved groups have the same layout; None if rows are transferred one by one.
     fresh : bool
         Whether the tables have their initial values.
     health : Health
-        Fails if loading is interrupted.
+        Set to failed if loading is interrupted.
 
     Raises
     ------
@@ -324,12 +324,12 @@ def initialize_tables(
     seed, missed
         As for `_initialize_from`.
     health : Health
-        Fails if loading is interrupted.
+        Set to failed if loading is interrupted.
 
     Raises
     ------
     CheckpointError
-        If a file is missing or damaged, or a table is not in the checkpoint or has more rows there.
+        If a file is missing or damaged, a table is not in the checkpoint, or the checkpoint has more rows of a table.
     """
     _check_tables(groups, manifests, growing=True)
     try:
@@ -344,7 +344,7 @@ def initialize_tables(
 
 
 def _have_grown(groups: Sequence[TableGroup], manifests: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the groups are those of the checkpoint, except for additional rows at the end of tables."""
+    """Whether the groups equal the groups of the checkpoint, except for additional rows at the end of tables."""
     if [manifest["name"] for manifest in manifests] != _names(len(groups), 0):
         return False
     for group, manifest in zip(groups, manifests, strict=True):
@@ -376,13 +376,13 @@ _CHUNK_ROWS = 1 << 16
 
 
 Transfer = Iterator[tuple[str, Indices, FloatRows, Indices]]
-"""Table name, rows of the complete table, values, and the index of each row in the values."""
+"""Table name, row numbers in the complete table, values, and the position of each row in these values."""
 
 
 def _write(
     group: TableGroup, table: EmbeddingBagConfig, rows: Indices, values: FloatRows, places: Indices, write: int
 ) -> None:
-    """Write those of the `rows` of the complete table that `table` contains: rows `places` of `values`."""
+    """Write the `rows` of the complete table that are in `table`; ``rows[i]`` gets row ``places[i]`` of `values`."""
     part, first = table.numbering, group.first_row[table.name]
     own_rows, remainder = np.divmod(rows - part.first, part.stride)
     # `divmod` rounds down, so rows before the part are negative.
@@ -415,7 +415,7 @@ def _initialize_from(
     seed : int
         Seed of the new tables.
     missed : Missed or None
-        Steps of the earlier run, if its rows have clocks.
+        Steps of the earlier run; None if its rows have no clocks.
     """
 
     def updated(values: FloatRows) -> FloatRows:
@@ -443,15 +443,15 @@ def _initialize_from(
 def _initial_rows(
     group: TableGroup, table: EmbeddingBagConfig, seen: NDArray[np.uint8], total: int, key: int
 ) -> Iterator[tuple[Indices, FloatRows]]:
-    """Yield the initial values of those of the `total` rows of an earlier table that were not `seen`."""
+    """Yield the rows of an earlier table of `total` rows that are not marked in `seen`, with their initial values."""
     for rows in row_chunks(total):
         absent = ~test_bits(seen, rows)
         if not absent.any():
             continue
-        # The complete chunk, although only some rows are absent: the kernel fills neighbouring rows.
+        # The complete chunk is filled, although only some rows are absent: the kernel fills consecutive rows.
         weights = np.empty((len(rows), group.width), dtype=np.float32)
         fill_uniform(weights, key=key, first_row=int(rows[0]), low=-table.bound, high=table.bound)
-        # With clocks of 0, whatever the codec stores: these rows missed every step.
+        # Clocks are 0, even if the codec stores no clocks: these rows missed every step.
         values = FloatRows.allocate(int(absent.sum()), group.width, **{**group.codec.layout.kept, "clock": 1})
         values.weights[:] = weights[absent].reshape(-1)
         yield rows[absent], values
@@ -495,7 +495,7 @@ def saved_rows(directory: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[N
 
 
 def saved_files(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield every file of a saved group; `saved_rows` reads all of them except the notes, which are read here."""
+    """Yield every file of a saved group. `saved_rows` reads all of them except ``chain.json``, which is read here."""
     home = manifest["home"]
     yield from files_of(directory / "home", home["files"])
     for entry in home.get("segments", ()):

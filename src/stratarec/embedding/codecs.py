@@ -1,7 +1,7 @@
-"""Rows as float32 arrays (`FloatRows`) and as records, and the codec between them.
+"""Rows as float32 arrays (`FloatRows`) and as records, and the codec that converts between them.
 
-A *record* is one row at rest: encoded weights, their scale and offset, and the optimizer state, moved together. `KINDS`
-lists the codecs.
+A *record* is one row as it is stored outside level 0: the bytes of its encoded weights, their scale and offset, and its
+optimizer state. `KINDS` lists the codecs.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class FloatRows:
     weights: Floats
     """Flat ``[S * D]`` float32: slot s is ``weights[s * D:(s + 1) * D]``."""
     row_state: Floats
-    """``[S]`` float32, one value a slot; empty when the optimizer has none."""
+    """``[S]`` float32, one value per slot; empty if the optimizer has no such state."""
     full_state: Floats
-    """Flat ``[S * k * D]`` float32, k values a weight: the first of each weight of a slot, then the second; empty when
-    the optimizer has none."""
+    """Flat ``[S * k * D]`` float32, k values per weight. A slot has the first value of each weight, then the second
+    value of each weight. Empty if the optimizer has no such state."""
     clock: NDArray[np.int32]
     """``[S]`` int32, the number of steps that each row has taken; empty if rows have no clock."""
     width: int
-    """D, floats a row."""
+    """D, floats per row."""
 
     def __post_init__(self) -> None:
         assert all(part.ndim == 1 and part.flags.c_contiguous for part in self.parts), "rows are flat arrays"
@@ -49,7 +49,7 @@ class FloatRows:
 
     @classmethod
     def allocate(cls, slots: int, width: int, *, row_state: int, full_state: int, clock: int) -> FloatRows:
-        """Return zeroed rows with this much state per row and per weight, on huge pages that are backed lazily."""
+        """Return zeroed rows, with the state that `RowOptimizerConfig.state_shape` describes, on huge pages."""
         return cls(
             weights=allocate(slots * width),
             row_state=allocate(slots * row_state),
@@ -113,7 +113,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class CodecConfig:
-    """Precision of rows at rest. In level 0, where rows are trained, every row is float32."""
+    """Precision of rows outside level 0. In level 0, where rows are trained, every row is float32."""
 
     kind: CodecKind = "fp32"
     """Storage of a weight. int8 and int4 are codes between the row's minimum and maximum weight."""
@@ -122,7 +122,7 @@ class CodecConfig:
     parameters: Literal["fp16", "fp32"] = "fp16"
     """Storage of the scale and the offset of an int8 or int4 row."""
     state: Literal["fp32", "bf16"] = "fp32"
-    """Storage of the optimizer state; bf16 is always rounded stochastically, since a sum rounded to nearest stalls."""
+    """Storage of the optimizer state. bf16 is always rounded stochastically: rounded to nearest, sums stop growing."""
 
     def __post_init__(self) -> None:
         choices = get_type_hints(type(self))
@@ -142,7 +142,7 @@ class RecordCodec:
     ----------
     config : CodecConfig
     width : int
-        D, floats a row.
+        D, floats per row.
     row_state : bool
         Whether the optimizer state has a float for each row.
     full_state : int
@@ -168,9 +168,9 @@ class RecordCodec:
       ``((max - min + ulp16(min)) / L) * (1 + 2**-10) + 2**-24``.
 
     *Constant rows.* With fp32 parameters a row of equal weights v is decoded exactly (the sign of a zero is lost). With
-    fp16 parameters it is exact if v is a float16. Otherwise the error is at most one step (half a step for nearest) of
-    the codes that divide v's distance to the float16 below it, ``ulp16(v) / L * (1 + 2**-10) + 2**-24``: smaller than
-    that of v rounded to float16, and still unbiased if stochastic.
+    fp16 parameters it is exact if v is a float16. Otherwise the codes divide the distance between v and the float16
+    below it, and the error is at most one step, ``ulp16(v) / L * (1 + 2**-10) + 2**-24``, or half a step for nearest.
+    This is less than the error of rounding v to float16, and stochastic rounding remains unbiased.
 
     *Bias.* Stochastic rounding selects either neighbour with the probability that makes the mean the exact value, to
     2**-24 of a step. A value that the format represents exactly does not change, except by float32 rounding of int
@@ -207,7 +207,7 @@ class RecordCodec:
         )  # fmt: skip
 
     def exact(self) -> RecordCodec:
-        """Return the codec of the same rows as float32."""
+        """Return the codec that stores the same rows as float32."""
         layout = self.layout
         return RecordCodec(
             CodecConfig(), width=self.width, row_state=layout.row_state, full_state=layout.full_state,
@@ -272,7 +272,7 @@ class RecordCodec:
         Returns
         -------
         int
-            -1, or the first entry with a NaN, an infinity or a number that the codec cannot hold: a weight beyond
+            -1, or the first entry with a NaN, an infinity or a number that the codec cannot represent: a weight beyond
             float16 (65504) or bfloat16, a float16 offset or scale beyond 65504, max - min beyond float32, a state
             beyond bfloat16. Some records may then have been written.
 
@@ -287,7 +287,7 @@ class RecordCodec:
         return kernels.encode(self.layout, level.parts, slots, records, places, keys, write)
 
     def decode(self, records: Records, places: Indices, level: FloatRows, slots: Indices) -> None:
-        """Decode ``records[places[i]]`` into ``slots[i]`` for every entry i; slots are distinct.
+        """Decode ``records[places[i]]`` into ``slots[i]`` for every entry i. The slots must be distinct.
 
         Raises
         ------
@@ -323,6 +323,6 @@ class RecordCodec:
 def _check_indices(name: str, indices: Indices, limit: int) -> None:
     if indices.ndim != 1 or indices.dtype != np.int64:
         raise ConfigError(f"{name} are {indices.dtype} of {indices.ndim} dimensions, expected int64 of 1")
-    # Kernels do not check indices: one out of range would read or write other memory.
+    # Kernels do not check indices: with an index out of range they would read or write other memory.
     if len(indices) and not 0 <= indices.min() <= indices.max() < limit:
         raise ConfigError(f"{name} from {indices.min()} to {indices.max()}, expected 0 to {limit - 1}")

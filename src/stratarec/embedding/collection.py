@@ -32,11 +32,11 @@ class Embeddings:
     pooled : Tensor
         ``[B, sum of dims]`` float32: the pooled features, concatenated in the order of `pooled_keys`.
     pooled_keys : tuple of str
-        Pooled features, tables in order and features in the order of their table.
+        Names of the pooled features: in the order of the tables, and in a table in the order of its `feature_names`.
     dims : tuple of int
         Width of each pooled feature.
     sequences : mapping of str to JaggedTensor
-        Unpooled features: values ``[N, D]``, offsets ``[B + 1]``; in the same order.
+        Rows of each unpooled feature: values ``[N, D]``, offsets ``[B + 1]``.
     """
 
     pooled: Tensor
@@ -68,7 +68,7 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
     def __init__(self, engine: LookupEngine[AnyHandle]) -> None:
         super().__init__()
         self.engine = engine
-        # Autograd runs backward only for outputs of something that requires a gradient.
+        # Autograd runs the backward pass of a function only if one of its inputs requires a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
 
     @property
@@ -117,7 +117,7 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
             return self._named(features, *map(engine.level0.to_network, engine.read(features)))
         inputs = (self._anchor, features.weights, prepared, engine)
         outputs = FusedLookup.apply(*inputs)  # type: ignore[no-untyped-call]
-        # No backward pass will release the rows.
+        # Without gradients, no backward pass releases the rows.
         if not training:
             prepared.release()
         return self._named(features, *outputs)
@@ -137,12 +137,12 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
 
         If `RowOptimizerConfig.rows` is all, ``clock`` is the number of steps that each row has taken. For a table that
         is completely in level 0 these are views: writing them changes the model. For other tables they are copies,
-        which take the memory of the complete table in float32; `rows` reads a part.
+        which take as much memory as the complete table in float32; use `rows` to read a part.
         """
         return self.engine.tables_of(name).table(name)
 
     def rows(self, name: str, first: int, last: int) -> dict[str, Tensor]:
-        """Return ``weight`` and optimizer state of rows ``first:last`` of a table in DRAM, all steps applied."""
+        """Return ``weight`` and optimizer state of rows ``first:last`` of a table, in DRAM, all steps applied."""
         return {part: rows.cpu() for part, rows in self.engine.tables_of(name).part(name, first, last).items()}
 
     def save(self, directory: Path, previous: Path | None = None) -> dict[str, Any]:
@@ -164,12 +164,12 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         return self.engine.save(directory, previous)
 
     def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
-        """Load all tables that `save` wrote, with any tiers, caches and codecs; earlier handles become invalid.
+        """Load all tables that `save` wrote. Tiers, caches and codecs may differ. Earlier handles become invalid.
 
         Returns
         -------
         str
-            Why bits may differ from those of the saved run from here on; empty if they do not.
+            Reason why further training may give other bits than the saved run would have given; empty if it does not.
 
         Raises
         ------
@@ -232,8 +232,8 @@ class TieredEmbeddingBagCollection(EmbeddingCollection[Prepared]):
     Tables are not `nn.Parameter`: dense optimizers do not see them. Each backward pass is one optimizer step: the
     gradients of a row, over all features that share its table, are summed in ascending order of lookup position and
     applied once. Two forward passes before two backward passes are two steps. Results have the same bits with any
-    number of threads. If a step changes all rows (`RowOptimizerConfig.rows`), rows that its batch lacks are changed
-    before they are read.
+    number of threads. If each step changes all rows (`RowOptimizerConfig.rows`), the changes of rows that a batch lacks
+    are delayed until these rows are read.
 
     Parameters
     ----------
@@ -246,8 +246,8 @@ class TieredEmbeddingBagCollection(EmbeddingCollection[Prepared]):
     tiers : TierConfig
         Tables whose home is outside level 0; by default none.
     device : str or torch.device
-        Device in whose memory rows are trained, instead of that of `tiers`: ``cpu``, or a GPU such as ``cuda``, where
-        outputs and their gradients are then, too. Ids are always on the CPU.
+        Device in whose memory rows are trained: ``cpu``, or a GPU such as ``cuda``; by default the device of `tiers`.
+        On a GPU, outputs and their gradients are there too. Ids are always on the CPU.
 
     Raises
     ------
@@ -297,9 +297,11 @@ class FusedLookup(torch.autograd.Function):
     def backward(ctx: Any, pooled: Tensor, *rows: Tensor) -> tuple[Tensor | None, ...]:
         prepared: Handle = ctx.prepared
         weights = prepared.features.weights
-        # A pass over all ids, so only if the gradient is needed: rows are trained in place, and the anchor is constant.
+        # It takes a pass over all ids, so it is computed only if needed. No other input needs a gradient: rows are
+        # trained in place, and the anchor is constant.
         gradient = torch.zeros_like(weights) if weights is not None and ctx.needs_input_grad[1] else None
-        # Under autocast gradients are bfloat16; an expanded gradient, as of a sum, has strides of 0.
+        # Kernels read contiguous float32. Under autocast gradients are bfloat16, and the gradient of a sum has strides
+        # of 0.
         engine = ctx.engine
         gradients = [engine.level0.from_network(part.float().contiguous()) for part in (pooled, *rows)]
         with timed(engine.seconds, "update rows"):

@@ -36,7 +36,7 @@ class EmbeddingBagConfig:
     sequence_features: tuple[str, ...] = ()
     """Features without pooling: one row for each id."""
     initial: float = 0.0
-    """Initial weights are uniform in plus or minus this value; 0 for 1 / sqrt(rows of the complete table)."""
+    """Initial weights are uniform in plus or minus this value; 0 means 1 / sqrt(rows of the complete table)."""
     part: RowPart | None = None
     """Set if the table is a part of a larger table of the same name, whose initial values and noise it uses."""
 
@@ -67,7 +67,7 @@ class EmbeddingBagConfig:
     @property
     def bound(self) -> float:
         """Initial weights are uniform in plus or minus this value."""
-        # By the rows of the complete table: its parts have the same initial values.
+        # Computed from the rows of the complete table, because its parts have the same initial values.
         return self.initial or float(self.numbering.rows**-0.5)
 
 

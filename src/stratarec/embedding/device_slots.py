@@ -1,12 +1,13 @@
 """Slots in the memory of a GPU: Triton kernels for frequent operations, torch for others.
 
-All kernels run on the default stream, which every thread shares: an operation that is queued before another one runs
-before it, so nothing waits for a step. Copies from and to the host have streams and pinned buffers of their own
-(`DeviceTransfers`). The host waits for the device where it needs a result: in `encode`, `square_norms`,
-`weight_gradient` and for copies of rows.
+All kernels run on the default stream, which every thread shares. Operations run in the order in which they are queued,
+so no thread waits for a step. Copies from and to the host use separate streams and pinned buffers (`DeviceTransfers`).
+The host waits for the device where it needs a result: in `encode`, `square_norms`, `weight_gradient` and for copies of
+rows.
 
-A batch is staged as lists of slots on the device, lookups of pooled features first, then those of sequences, which
-keeps the order of a table's lookups. `update` sorts them, without a wait of the host; evaluation never does.
+A batch is staged as lists of slots on the device: first the lookups of pooled features, then the lookups of sequence
+features. The lookups of each table keep their order. `update` sorts the lists on the device, and the host does not wait
+for it. Evaluation does not sort them.
 """
 
 from __future__ import annotations
@@ -47,14 +48,15 @@ from stratarec.kernels.runtime.accelerator import Transfers
 from stratarec.kernels.simd.vector import LANES
 from stratarec.kernels.update import Gradients, Missed, RowUpdate, gpu, rules
 
-# Lookups that a program reads at once; longest run with the CPU's order of additions; lookups of a listing program.
+# _UNROLLED: lookups that a program reads at once. _LONGEST: longest run of lookups of one row whose gradients are added
+# in the CPU's order. _BLOCK: lookups per program of the kernels that list runs.
 _UNROLLED, _LONGEST, _BLOCK = 4, 256, 1024
 _FILLED = 1 << 22
 _MASK = (1 << 64) - 1
 
 
 class Tile(NamedTuple):
-    """Rows, and columns up to the next power of two, of a Triton program, and its warps."""
+    """Rows per Triton program, its columns (the width, rounded up to a power of two), and its warps."""
 
     rows: int
     columns: int
@@ -62,12 +64,12 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, width: int, floats: int, rows: int, warps: int) -> Tile:
-        """Return a tile of about so many floats, but of so many rows if they do not have more than 1,024 floats."""
+        """Return a tile of about `floats` floats, but of at least `rows` rows as far as 1,024 floats allow."""
         columns = 1 << (width - 1).bit_length()
         return cls(max(floats // columns, min(rows, 1024 // columns), 1), columns, warps)
 
     def launch(self, kernel: Any, count: int, *arguments: Any, **constants: Any) -> None:
-        """Run a kernel on `count` rows, without contraction of products and sums."""
+        """Run a kernel on `count` rows. Products and sums are not fused, because that would change bits."""
         grid = (-(-count // self.rows),)
         options = {"num_warps": self.warps, "enable_fp_fusion": False}
         kernel[grid](*arguments, K=self.rows, DP=self.columns, **constants, **options)
@@ -87,9 +89,9 @@ class FeatureLists(NamedTuple):
     pooled : int
         Number of pooled features.
     column, mean : Tensor
-        ``[pooled]`` int64, of the layout, on the device.
+        ``[pooled]`` int64: `column` and `mean` of the layout for the pooled features, on the device.
     multiple : int
-        Largest divisor of 4 of the width and of all columns.
+        Largest of 1, 2 and 4 that divides the width and all columns.
     averaged : bool
         Whether a feature is pooled by its mean.
     """
@@ -120,11 +122,11 @@ class DeviceBatch(StagedBatch):
     ----------
     features : FeatureLists
     begin : list of int
-        First staged lookup of each feature in the order of `features`, and the number of all.
+        First staged lookup of each feature in the order of `features`, and the number of all lookups.
     rows : Tensor
         ``[N]`` int32 slots of the lookups.
     offsets : Tensor or None
-        ``[pooled features * B + 1]`` int32, first lookup of each bag; None where every bag has one id.
+        ``[pooled features * B + 1]`` int32, first lookup of each bag; None if every bag has one id.
     share : Tensor or None
         ``[N]`` float32 per-sample weights.
     """
@@ -142,7 +144,7 @@ class DeviceBatch(StagedBatch):
 
     @cached_property
     def bag_of(self) -> Tensor | None:
-        """``[pooled lookups]`` int32 bag of each; None where that is the lookup."""
+        """``[pooled lookups]`` int32 bag of each lookup; None if lookup i is in bag i."""
         if self.offsets is None:
             return None
         return torch.repeat_interleave(self.offsets.diff(), output_size=self.pooled_lookups)
@@ -154,7 +156,7 @@ class DeviceBatch(StagedBatch):
 
 
 class Runs:
-    """Lookups in a stable order of rows.
+    """Lookups sorted by row, with the lookups of a row (a *run*) in their original order.
 
     Parameters
     ----------
@@ -168,13 +170,14 @@ class Runs:
         self.begins = torch.empty_like(rows)
         _launch_blocks(gpu.mark_runs, count, self.rows, self.begins, count)
         self.number = torch.cumsum(self.begins, 0, dtype=torch.int32)
-        # The number of runs, and apart from it, so that both addresses are multiples of 16, the first lookup of each.
+        # The number of runs, then the first lookup of each run. The second part starts at element 4, so that both
+        # addresses are multiples of 16.
         lists = torch.empty(4 + count + 1, dtype=torch.int32, device=rows.device)
         self.count, self.first = lists[:1], lists[4:]
         self.listed_for = -1
 
     def list(self, staged: DeviceBatch, stride: int) -> Runs:
-        """List the runs, and sources and scales of gradients whose samples begin `stride` floats apart."""
+        """List the runs, and the position and scale of each lookup's gradient; samples are `stride` floats apart."""
         if self.listed_for != stride:
             features, count = staged.features, len(self.rows)
             self.at = torch.empty(count, dtype=torch.int64, device=self.rows.device)
@@ -190,10 +193,10 @@ class Runs:
 
 
 class DeviceSlots(SlotMemory):
-    """`SlotMemory` in the memory of a GPU; parameters as those of `CpuSlots`.
+    """`SlotMemory` in the memory of a GPU, with the parameters of `CpuSlots`.
 
-    Bits are those of `CpuSlots`, except for rows that a batch looks up more than 256 times, whose gradients are summed
-    in another order, and sums of squares of rows that are wider than 256.
+    Results have the same bits as with `CpuSlots`, with two exceptions. Gradients of rows that a batch looks up more
+    than 256 times are summed in another order. Sums of squares may differ for rows that are wider than 256.
     """
 
     addresses_host = False
@@ -255,7 +258,7 @@ class DeviceSlots(SlotMemory):
         begin = np.cumsum([0, *(last - first for first, last in spans)]).tolist()
         count, sums = begin[-1], features.pooled * bags.batch + 1
         has_offsets = bags.offsets is not None or bags.weights is not None
-        # Three lists in one copy, each from a multiple of 16 bytes on, by which Triton chooses its kernels.
+        # Three lists in one copy. Each starts at a multiple of 16 bytes, because Triton chooses kernels by alignment.
         sizes = [-(-size // 4) * 4 for size in (count, sums * has_offsets, count * (bags.weights is not None))]
         words = self.transfers.empty(sum(sizes), dtype=torch.int32)
         arrays = np.split(words.numpy(), np.cumsum(sizes)[:2])
@@ -323,14 +326,14 @@ class DeviceSlots(SlotMemory):
         for table in range(len(sums)):
             features = layout.table_features[layout.table_start[table] : layout.table_start[table + 1]]
             parts = [numbers[begin[place] : begin[place + 1]] for place in np.sort(place_of[features])]
-            # One after another, as on the CPU: `sum` adds pairs.
+            # Added one after another, as on the CPU; `sum` would add pairs.
             sums[table] = np.cumsum(np.concatenate([[0.0], *parts]))[-1]
         return sums
 
     def apply_missed_steps(self, staged: StagedBatch, missed: Missed) -> None:
         assert isinstance(staged, DeviceBatch)
         if len(staged.rows):
-            # The stride of gradients is not known yet, and does not change what is used here.
+            # The stride of gradients is not known yet, and the lists that are used here do not depend on it.
             runs = staged.sorted if staged.sorted.listed_for >= 0 else staged.sorted.list(staged, 0)
             self._apply_missed_steps(runs.rows, runs.first, runs.count, missed)
 
@@ -349,7 +352,7 @@ class DeviceSlots(SlotMemory):
             )  # fmt: skip
 
     def _step_numbers(self, missed: Missed) -> Tensor:
-        """Return the numbers of all steps on the device, where those of earlier steps are already."""
+        """Return the numbers of all steps on the device. Only the numbers of new steps are copied."""
         source, copied_steps, numbers = self._paces or (missed.numbers[:0], 0, torch.empty(0))
         if source is not missed.numbers:
             copied_steps, numbers = 0, torch.empty(missed.numbers.shape, device=self._device)
@@ -476,5 +479,5 @@ def _numbers(rule: RowUpdate) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _is_whole(places: Indices, records: Records) -> bool:
-    """Whether distinct places are all records, in order."""
+    """Whether `places`, which are distinct, are all records in order."""
     return len(places) == len(records) and bool((places[1:] > places[:-1]).all())

@@ -1,11 +1,11 @@
 """The embedding engine of one process, without autograd: it prepares, looks up and trains batches, and saves tables.
 
-A batch is prepared in one of two ways. On the training thread, `prepare` finds room next to the in-flight batches or
-raises an error. On a thread ahead of it, `prepare_ahead` waits. Which slots may be reused when batch n is prepared k
-batches ahead follows from n and k alone: rows that batches n - k and later use stay. So `prepare_ahead` waits for the
-backward pass of batch n - k - 1 and never depends on which batches have finished by chance: moves, and with them the
-rounding of evicted rows, are the same in every run. Pins that are released when a batch happens to finish would give
-other bits in every run.
+A batch is prepared in one of two ways. `prepare`, on the training thread, raises an error if there is no room next to
+the in-flight batches. `prepare_ahead`, on another thread, waits. When it prepares batch n with a lookahead of k, it
+first waits for the backward pass of batch n - k - 1, and then keeps the rows of batches n - k and later in their slots.
+So n and k alone determine which slots may be reused, not which batches happen to be finished. Moves, and with them the
+rounding of evicted rows, are therefore the same in every run. If slots became free whenever a batch finishes, bits
+would differ from run to run.
 
 If the norm of all gradients is clipped (`hold_updates`, `apply`), squares are summed in the order of first lookups
 within a table, in float64, and across tables by an exactly rounded sum: the norm has the same bits wherever rows are.
@@ -127,7 +127,7 @@ def build_tables(
     health: Health,
     level0: Level0,
 ) -> list[TableGroup]:
-    """Build one group per width of tables that are completely in level 0, and per width, home and codec of the others.
+    """Build table groups: tables that are completely in level 0 by width, all others by width, home and codec.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def build_tables(
     built: list[TableGroup] = [ResidentTables(same, columns, step_clock, seed, level0) for same in resident.values()]
     try:
         for place, (key, members) in enumerate(groups):
-            # Before the store allocates memory or files: tables that are too large are rejected here.
+            # Built before the store allocates memory or files, because it rejects tables that are too large.
             directory = Directory(members, tiers.tables, policy=tiers.policy, ways=tiers.ways, seed=seed)
             budget = budgets.get(place, 0)
             store = open_store(key[1], tiers, f"group-{place:02d}", rows[place], codecs[place].record_bytes, budget)
@@ -179,7 +179,7 @@ def build_tables(
 
 
 def _share_budget(total: int | None, block_bytes: Mapping[int, int]) -> dict[int, int]:
-    """Return each log's share of `total`: the fixed need of a log, and the rest in proportion to its blocks."""
+    """Return each log's share of `total`: `DEAD_BYTES`, and a part of the rest in proportion to the log's blocks."""
     if total is None:
         return {}
     remaining, blocks = total - len(block_bytes) * DEAD_BYTES, max(sum(block_bytes.values()), 1)
@@ -197,7 +197,7 @@ def _rows(configs: Sequence[EmbeddingBagConfig]) -> int:
 
 
 def _split_by_store(key: Shared, configs: Configs, optimizer: RowOptimizerConfig) -> list[Configs]:
-    """Split tables of one kind by store: tables share a log as long as that does not need wider locations."""
+    """Split tables of one `key` by store: tables share a log unless their locations would then need more memory."""
     width, home, codec = key
     if home != "log":
         return [configs]
@@ -260,8 +260,8 @@ class Engine(LookupEngine[Prepared]):
         )
         self.resident = all(tables.resident for tables in self.tables)
         self.row_order = tuple(key for tables in self.tables for key in tables.sequence_keys)
-        # Two clocks. `batches` counts all prepared batches, for the rounding noise. Stamps are the ages of slots: they
-        # are `batches` counted from `_origin`, which is advanced before they exceed 32 bits.
+        # A batch has a number and a stamp. The number counts all prepared batches, for the rounding noise. The stamp,
+        # by which slots are ordered by age, is the number minus `_origin`, which grows before stamps exceed 32 bits.
         self._origin = 0
         self._validator = Validator((*self.pooled_keys, *self.sequence_keys))
         self._preparing, self._stepping = threading.Lock(), threading.Lock()
@@ -306,7 +306,7 @@ class Engine(LookupEngine[Prepared]):
         return self._prepare(features, horizon, lambda number: self.in_flight.wait_for(number, stopped))
 
     def _prepare(self, features: KeyedJagged, horizon: int, make_room: Callable[[int], None]) -> Prepared:
-        # No waiting: two threads that prepare would number their batches in a random order.
+        # An error instead of a wait: two threads that prepare batches would number them in a random order.
         if not self._preparing.acquire(blocking=False):
             raise TrainingError("another thread is preparing a batch of this collection: prepare batches on one thread")
         try:
@@ -324,7 +324,7 @@ class Engine(LookupEngine[Prepared]):
                 with timed(self.seconds, "bring in"):
                     staged = tuple(tables.stage(tables.bags(features), slots, stamp) for tables in self.tables)
             except BaseException:
-                # The number is used up: rounding noise is a function of it and must never repeat.
+                # The number is not reused: rounding noise is a function of it and must never repeat.
                 in_flight.done(number)
                 raise
             return Prepared(features, staged, number, in_flight)
@@ -394,11 +394,11 @@ class Engine(LookupEngine[Prepared]):
                 self._apply(1.0)
 
     def hold_updates(self) -> None:
-        """Make `update` keep gradients until `apply`, so that their norm is available before."""
+        """Make `update` keep gradients until `apply` is called, so that their norm can be computed first."""
         self.holding = True
 
     def gradient_norm(self) -> float:
-        """Return the norm of the summed gradients of all rows that wait for `apply`."""
+        """Return the norm of all pending gradients, after the gradients of each row are summed."""
         self.transfers.wait()
         squares = [
             square
@@ -406,7 +406,7 @@ class Engine(LookupEngine[Prepared]):
             for tables, staged, gradients in backward.by_tables(self.tables)
             for square in tables.memory.square_norms(staged, gradients).tolist()
         ]
-        # Rounded once: the grouping of tables changes no bit.
+        # `fsum` rounds once, so the grouping of tables changes no bit.
         return math.sqrt(math.fsum(squares))
 
     def apply(self, scale: float) -> None:
@@ -476,7 +476,8 @@ class Engine(LookupEngine[Prepared]):
         rank : int
             As for `save`.
         agreed : callable
-            Reduces over all processes whether the layout of the checkpoint is unchanged.
+            Called with whether the layout of the checkpoint is unchanged in this process; returns whether it is
+            unchanged in all processes.
         """
         # A failed collection may be loaded, which repairs it.
         if self.health.state == "closed":
@@ -485,7 +486,7 @@ class Engine(LookupEngine[Prepared]):
         manifest = checked(directory, manifest)
         batches, origin = int(manifest["batches"]), int(manifest["origin"])
         groups = manifest["groups"]
-        # All ranks must agree: after a transfer of rows the origin differs from that of a rank that restored exactly.
+        # All ranks must agree: a rank that transfers rows has another origin than a rank that restores them exactly.
         same = agreed(same_layout(self.tables, groups, rank))
         load_tables(
             self.tables, directory, groups, batches, batches - origin, rank=rank if same else None, fresh=self._fresh,

@@ -28,9 +28,9 @@ from stratarec.kernels.runtime.accelerator import Transfers, open_device
 class Health:
     """Whether the rows of a collection are consistent: `open`, `failed` or `closed`.
 
-    A home that is read and written before any slot changes (a log) can fail, for example on a full disk, without
-    damage: the collection stays open. It becomes `failed` if an operation cannot be undone: an interrupt during a move,
-    or a row that does not fit its codec, found by the single pass that swaps rows with addressable homes.
+    A log is read and written before any slot changes. So an error of the log, such as a full disk, does no damage, and
+    the state stays `open`. The state becomes `failed` if a move of rows can be neither finished nor undone: after an
+    interrupt, or if rows are swapped with an addressable home and one of them does not fit its codec.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Health:
             raise TrainingError(f"these tables are incomplete ({self._reason}): load a checkpoint")
 
     def changing(self, what: str) -> Changing:
-        """Return a context that sets the state to `failed` on any exception but a `StrataError`, which is harmless."""
+        """Return a context manager that sets the state to `failed` on any exception other than a `StrataError`."""
         return Changing(self, what)
 
     def fail(self, reason: str) -> None:
@@ -96,7 +96,7 @@ class Handle(Protocol):
         """Release the rows: there will be no further lookup or backward pass."""
 
     def release_unused(self) -> None:
-        """Release the rows unless the batch was looked up: its backward pass may still come."""
+        """Release the rows, unless the batch was looked up: then its backward pass may follow."""
 
 
 class Prepared:
@@ -152,7 +152,7 @@ class Prepared:
             self._in_flight.done(self.number)
 
     def release_unused(self) -> None:
-        """Release the rows unless the batch was looked up: its backward pass may still come."""
+        """Release the rows, unless the batch was looked up: then its backward pass may follow."""
         if self._state == "prepared":
             self.release()
 
@@ -169,13 +169,13 @@ class InFlightBatches:
     """
 
     def __init__(self) -> None:
-        # Reentrant: the garbage collector may drop a handle on a thread that has the lock. Entered directly, because
-        # entering through the condition takes three times as long, five times a step.
+        # Reentrant: the garbage collector may drop a handle on a thread that has the lock. Methods enter the lock
+        # directly, five times per step, because entering it through the condition takes three times as long.
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         self.generation = 0
         self.waiting_for: int | None = None
-        # Both ascend, because numbers do: the first key is the smallest.
+        # Batches are added in ascending order, so the first key is the smallest.
         self._open: dict[int, None] = {}
         self._unused: dict[int, None] = {}
         self._dropped: deque[tuple[int, int]] = deque()
@@ -228,8 +228,9 @@ class InFlightBatches:
             self.changed.notify_all()
 
     def drop(self, number: int, generation: int) -> None:
-        """Record that a destructor released a batch; handled later, as the thread may be inside any method here."""
-        # Appending to a deque is atomic. The next call of another method handles the entry (`_sweep`).
+        """Record that a destructor released a batch. The record is handled later, by the next call of a method."""
+        # This thread may be inside any method of this object. Appending to a deque is atomic, and the next call of
+        # another method handles the entry (`_sweep`).
         self._dropped.append((number, generation))
         with self._lock:
             self.changed.notify_all()
@@ -373,7 +374,7 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @abstractmethod
     def prepare_now(self, features: KeyedJagged) -> AnyHandle:
-        """Prepare a batch that is looked up at once; an error while prepared batches wait for their lookup."""
+        """Prepare a batch that is looked up at once. Raises an error if a prepared batch still waits for its lookup."""
 
     @abstractmethod
     def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> AnyHandle:
@@ -423,7 +424,7 @@ class LookupEngine(ABC, Generic[AnyHandle]):
         directory, manifest
             As for `load`.
         optimizer : RowOptimizerConfig
-            Optimizer of the other tables, for the steps that their rows missed.
+            Optimizer of the other tables, with which the steps that their rows missed are applied.
 
         Raises
         ------
@@ -443,7 +444,7 @@ class LookupEngine(ABC, Generic[AnyHandle]):
     def bytes_by_part(self) -> dict[str, int]:
         """Return the bytes in use now, by the keys of `PARTS`.
 
-        ``outputs`` are the activations of the largest lookup and their gradient; no memory's sum includes them.
+        ``outputs`` are the activations of the largest lookup and their gradient; `bytes_by_memory` does not count them.
         """
 
     @property

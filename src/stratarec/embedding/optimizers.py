@@ -4,10 +4,11 @@ The arithmetic is in `kernels.update`, fused into the backward pass.
 
 If a step changes all rows (`RowOptimizerConfig.rows` is ``all``), rows that its batch lacks are changed lazily. Every
 row stores how many steps it has taken (its *clock*). When a row is read, the steps that it missed are applied one by
-one, each with that step's parameters. So a row has the same bits as if every step had been applied at once,
-wherever it is stored and whoever reads it in between. Closed forms, which exist for SGD, would depend on where a gap is
-cut. Nothing is swept before an evaluation or a checkpoint: reading applies missed steps, and rows at home may lag. The
-work is proportional to the steps missed, in total at most that of a dense optimizer.
+one, each with that step's parameters. So a row has the same bits as if every step had been applied at once, wherever it
+is stored and however often it is read in between. SGD has a closed form for several missed steps, but its result would
+depend on how often the row is read. Evaluations and checkpoints need no pass over all rows: reading a row applies the
+steps that it missed, and rows at home may lag behind. The work is proportional to the number of missed steps, and in
+total at most the work of a dense optimizer.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ SCHEDULES: Mapping[str, Callable[[float, float], float]] = {
     "cosine": lambda done, power: (1 + math.cos(math.pi * done)) / 2,
     "polynomial": lambda done, power: (1 - done) ** power,
 }
-"""Kind of schedule -> factor after warm-up, from 1 to 0, by the share of steps that are done and `power`."""
+"""Kind of schedule -> factor after warm-up, from 1 to 0, as a function of the completed share of steps and `power`."""
 if TYPE_CHECKING:
     ScheduleKind: TypeAlias = str
 else:
@@ -69,11 +70,11 @@ class ScheduleConfig:
     kind: ScheduleKind = "constant"
     """Kind of the decay after warm-up, a key of `SCHEDULES`."""
     warmup_steps: int = 0
-    """The factor rises linearly from 1 / warmup_steps to 1 over these steps."""
+    """Number of warm-up steps, over which the factor rises linearly from ``1 / warmup_steps`` to 1."""
     warmup_share: float = 0.0
     """Warm-up steps as a share of `total_steps`, or of the run's steps, instead of `warmup_steps`."""
     total_steps: int = 0
-    """Step at which the decay ends; 0 for the end of the run."""
+    """Step at which the decay ends; 0 means the end of the run."""
     final_factor: float = 0.0
     """The factor at `total_steps` and later."""
     power: float = 1.0
@@ -141,8 +142,8 @@ class RowOptimizerConfig:
     """Optimizer of embedding rows."""
 
     kind: RowOptimizerKind = "rowwise_adagrad"
-    """State: row-wise Adagrad 4 bytes per row, Adagrad 4 per weight, row-wise Adam 4 per weight and 4 per row, Adam 8
-    per weight, SGD none."""
+    """Bytes of optimizer state: ``rowwise_adagrad`` 4 per row, ``adagrad`` 4 per weight, ``rowwise_adam`` 4 per weight
+    and 4 per row, ``adam`` 8 per weight, ``sgd`` none."""
     learning_rate: float = 0.02
     """Step size before the schedule."""
     eps: float = 1e-8
@@ -152,14 +153,14 @@ class RowOptimizerConfig:
     beta2: float = 0.999
     """Decay of Adam's second moment."""
     weight_decay: float = 0.0
-    """Weight decay lambda of rows: the gradient of lambda / 2 times the sum of squares; 0 for none."""
+    """Strength lambda of weight decay on rows, for a penalty of lambda / 2 times the sum of squares; 0 means none."""
     decay: Literal["l2", "decoupled"] = "l2"
-    """``l2`` adds weight_decay times the row to its gradient; ``decoupled`` shrinks the row by learning rate times
-    weight_decay, independent of its gradient (AdamW)."""
+    """``l2`` adds `weight_decay` times the row to its gradient; ``decoupled`` shrinks the row by the learning rate
+    times `weight_decay`, independent of its gradient (AdamW)."""
     rows: Literal["batch", "all"] = "batch"
-    """Rows that a step changes: those of its batch, or ``all``, like an optimizer of complete tables. With ``all``,
-    weight decay and Adam's moments also act on rows that a batch lacks; these steps are applied when the row is next
-    read, with the same result. ``all`` takes 4 more bytes per row."""
+    """Rows that a step changes: rows of its ``batch``, or ``all``, as an optimizer of complete tables does. With
+    ``all``, weight decay and Adam's moments also act on rows that a batch lacks; these steps are applied when the row
+    is next read, with the same result. ``all`` takes 4 more bytes per row."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """Factor on the learning rate over steps."""
 
@@ -216,7 +217,7 @@ class RowOptimizerConfig:
         earlier : int
             Steps of earlier runs that the optimizer state includes.
         factor : float
-            Factor on the learning rate, in addition to the schedule's.
+            Factor on the learning rate, in addition to the schedule's factor.
         scale : float
             Factor on summed gradients.
         """
@@ -247,8 +248,8 @@ class StepClock:
 
     Notes
     -----
-    If steps change all rows, the parameters of past steps take 12 bytes per step. They follow from the optimizer's
-    settings and the few changes of the rate, which checkpoints contain.
+    If steps change all rows, the parameters of past steps take 12 bytes per step in memory. Checkpoints contain only
+    the few changes of the learning rate, from which the parameters are computed again.
     """
 
     def __init__(self, optimizer: RowOptimizerConfig) -> None:
@@ -290,9 +291,9 @@ class StepClock:
             self.changes += ((self.step, factor),)
 
     def load_position(self, step: int, earlier: int, changes: Sequence[Change]) -> None:
-        """Copy the position of another step clock."""
+        """Set the step, the number of earlier steps and the changes of the learning rate, as a checkpoint has them."""
         self.step, self.earlier, self.changes = step, earlier, tuple((first, factor) for first, factor in changes)
-        # A new array: a device keeps a copy of the numbers of an array, to which steps are only added.
+        # A new array is needed: a device has a copy of the old one and would only copy steps that are new.
         self._paces, self._computed = np.empty((0, 3), dtype=np.float32), 0
 
     @property

@@ -1,7 +1,8 @@
 """Preparation of batches on a separate thread while earlier batches train.
 
-The thread stops at barriers (evaluations, checkpoints by step, the end), whose places are known in advance; `drain` is
-for unforeseen stops. In both cases the set of prepared batches does not depend on the speed of threads.
+The thread stops at *barriers*, which are known in advance: evaluations, checkpoints every N steps, and the end of the
+run. `drain` is for stops that are not known in advance. In both cases the set of prepared batches does not depend on
+the speed of threads.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from stratarec.errors import TrainingError
 from stratarec.kernels.runtime.threads import limit_threads
 
 Item = TypeVar("Item")
-# Kernels of the thread use one core; otherwise they would wait for those of the step that trains meanwhile. If a device
-# trains, the other cores are idle: 8 threads instead of 1 took a step with int8 homes from 18.5 to 13.1 ms (one H200).
+# Kernels of the thread use one core, because the training step uses the other cores meanwhile. If a device trains, the
+# other cores are idle: 8 threads instead of 1 took a step with int8 homes from 18.5 to 13.1 ms (one H200).
 _DEVICE_THREADS = 8
 
 
@@ -34,13 +35,13 @@ class Prefetcher(Generic[Item]):
     source : iterator
         Read on the thread, so that loading overlaps with training too.
     features : callable
-        Returns the features of an item; its second argument is a function that returns true if it must stop waiting,
-        by raising `WaitAbandoned`.
+        Returns the features of an item. Its second argument is a function that returns true if the thread must end; a
+        wait must then raise `WaitAbandoned`.
     depth : int
-        With 0 there is no thread: an item is prepared when it is requested.
+        Number of items. With 0 there is no thread: an item is prepared when it is requested.
     pause_after : callable
-        Whether no item after the i-th is prepared until the i-th was trained. An evaluation or a checkpoint follows,
-        whose state must not depend on the depth.
+        Whether the thread pauses after item i, until item i + 1 is requested: an evaluation or a checkpoint comes
+        between them, and its state must not depend on `depth`.
 
     Notes
     -----
@@ -64,7 +65,7 @@ class Prefetcher(Generic[Item]):
         self._changed = engine.in_flight.changed
         self._ready: deque[tuple[Item, Handle]] = deque()
         self._handed_out: weakref.WeakSet[Handle] = weakref.WeakSet()
-        # Numbers of items: handed out; prepared or being prepared; and the limit to which items may be prepared.
+        # Number of items that were handed out, number that are or are being prepared, and maximum of the latter.
         self._returned = self._started = 0
         self._limit: int | None = None
         self._ended = self._stopped = False
@@ -97,7 +98,7 @@ class Prefetcher(Generic[Item]):
     def drain(self) -> None:
         """Prepare only the next `depth` items, until the item after them is requested.
 
-        Their number follows from the items handed out, not from the speed of the thread.
+        They are counted from the last item handed out, so they do not depend on the speed of the thread.
         """
         with self._changed:
             if self._limit is None:
@@ -167,7 +168,7 @@ class Prefetcher(Generic[Item]):
                 self._changed.notify_all()
 
     def _may_prepare(self, *, last: bool) -> bool:
-        """Wait until another item may be prepared, the `last` one before a pause; False if the thread must end."""
+        """Wait until another item may be prepared; False if the thread must end. A pause follows a `last` item."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._has_room())
             if self._stopped:

@@ -1,8 +1,9 @@
 """Level 0: slots of float32 rows that are trained in place, behind one interface for every device.
 
-All code that reads or writes trained rows goes through `SlotMemory`. Caches, stores, checkpoints and the module use
-slot numbers, host rows (`FloatRows`) and records (bytes), never the arrays. For a table that is completely in level 0 a
-slot is a row; under a cache, rows are fetched into a slot and evicted from it. `Level0` allocates slots on a device.
+All code that reads or writes trained rows goes through `SlotMemory`. Caches, stores, checkpoints and the `nn.Module`
+use slot numbers, host rows (`FloatRows`) and records (bytes), never the arrays. For a table that is completely in level
+0 a slot is a row; under a cache, rows are fetched into a slot and evicted from it. `Level0` allocates slots on a
+device.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from stratarec.kernels.update import Gradients, Missed, RowUpdate, Scratchpad
 
 Records = NDArray[np.uint8]
 Home = tuple[Records, NDArray[np.uint8], NDArray[np.uint8]]
-"""Records in addressable memory ``[R, record_bytes]``, bits of the rows that were written, bits of changed rows."""
+"""Records in addressable memory ``[R, record_bytes]``, a bitmap of written rows, and a bitmap of changed rows."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ class SlotMemory(Protocol):
     """S slots of width D with their optimizer state, in the memory of a device.
 
     Slots and places are ``[n]`` int64 arrays on the host. Rows are transferred as `FloatRows` and as records on the
-    host. `empty`, and therefore pooled and gathered rows and their gradients, are tensors on the device. A step gives
-    the same bits as `CpuSlots`: a row's gradients are summed in ascending order of lookup position, and noise depends
-    on keys only.
+    host. Pooled and gathered rows and their gradients are tensors on the device, allocated by `empty`. A step gives the
+    same bits as `CpuSlots`, except where an implementation says otherwise: the gradients of a row are summed in
+    ascending order of lookup position, and noise depends on keys only.
 
     Only the memory knows when a step has run. `update` may return as soon as the step is queued; every other method
     that reads or writes slots waits for the last queued step, or is queued after it. Steps of all memories of a
@@ -65,7 +66,7 @@ class SlotMemory(Protocol):
     addresses_host: bool
     """Whether `swap` can access the home's records in place. If false, records are copied through staging buffers."""
     transfers: Transfers
-    """Copies between the host and the memory's device; it allocates host buffers that are copied fastest."""
+    """Copies between the host and the memory's device. It also allocates host buffers that are fast to copy."""
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +84,7 @@ class SlotMemory(Protocol):
         """Return an uninitialized float32 tensor for pooled or gathered rows."""
 
     def pool(self, staged: StagedBatch, out: Tensor) -> None:
-        """Fill the group's columns of `out` ``[B, columns]``."""
+        """Pool the rows of a batch into the group's columns of `out` ``[B, columns]``."""
 
     def gather(self, staged: StagedBatch, feature: int, out: Tensor) -> None:
         """Fill `out` ``[N, D]`` with the rows of a sequence feature."""
@@ -92,7 +93,7 @@ class SlotMemory(Protocol):
         """Apply one step of the row optimizer."""
 
     def square_norms(self, staged: StagedBatch, gradients: Gradients) -> NDArray[np.float64]:
-        """Return ``[tables]`` sums of squares of the summed gradients of a batch's rows."""
+        """Return, for each table, the sum of squares of its gradients, after the gradients of each row are summed."""
 
     def apply_missed_steps(self, staged: StagedBatch, missed: Missed) -> None:
         """Apply the steps that the rows of a batch missed."""
@@ -112,7 +113,7 @@ class SlotMemory(Protocol):
         """Overwrite ``slots[i]`` with row ``places[i]`` of `rows`."""
 
     def copy_from(self, slots: Indices, source: SlotMemory, source_slots: Indices) -> None:
-        """Overwrite ``slots[i]`` with ``source_slots[i]`` of `source`, a memory `like` this one."""
+        """Overwrite ``slots[i]`` with ``source_slots[i]`` of `source`, which has the same width and optimizer state."""
 
     def views(self, first: int, last: int) -> dict[str, Tensor]:
         """Return ``weight`` ``[n, D]`` and named optimizer state of slots ``first:last``, sharing their memory."""
@@ -127,7 +128,7 @@ class SlotMemory(Protocol):
         """
 
     def clear_state(self) -> None:
-        """Set optimizer state and clocks of all slots to 0, as of rows that were never trained."""
+        """Set optimizer state and clocks of all slots to 0, the values of rows that were never trained."""
 
     # Moves
 
@@ -141,7 +142,7 @@ class SlotMemory(Protocol):
         """Decode records into slots; see `RecordCodec.decode`."""
 
     def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
-        """Write initial values to the slots of the rows of `moves` that are `absent` from the home."""
+        """Write initial values to the slots of those `moves` that are `absent`: their rows have no record at home."""
 
     def swap(
         self, layout: cache.CacheLayout, staging: cache.Staging, workspace: cache.StageWorkspace, codec: RecordCodec,
@@ -159,7 +160,7 @@ class Level0:
     Parameters
     ----------
     device : torch.device
-        Device on which rows are trained. A network on a GPU can use rows in DRAM; rows in GPU memory need it there.
+        Device on which rows are trained. If it is a GPU, the network must be on the same GPU.
     """
 
     def __init__(self, device: torch.device = CPU) -> None:
@@ -167,7 +168,7 @@ class Level0:
             raise ConfigError(f"rows cannot be trained in the memory of {device}, expected {' or '.join(MEMORIES)}")
         self.device, self.scratch = device, Scratchpad()
         self._transfers = transfers_of(device)
-        # Not those of the network: a wait for its copies would be one for copies of rows, too.
+        # Not shared with the network: a wait for the network's copies would also wait for copies of rows.
         self.copies = DeviceTransfers(Driver(device)) if self.on_device else HOST
         """Copies of slot lists and records between the host and the device of the rows."""
 
@@ -195,7 +196,7 @@ class Level0:
         return MEMORIES[self.device.type](self, slots, width, optimizer)
 
     def empty(self, *shape: int) -> Tensor:
-        """Return an uninitialized tensor, as `SlotMemory.empty`; tables of all widths fill one tensor."""
+        """Return a tensor like `SlotMemory.empty`. It belongs to no group: tables of all widths fill one tensor."""
         return torch.empty(shape, device=self.device) if self.on_device else self.transfers.empty(*shape)
 
     def to_network(self, rows: Tensor) -> Tensor:
@@ -208,7 +209,7 @@ class Level0:
 
 
 class CpuSlots(SlotMemory):
-    """`SlotMemory` in DRAM: a step has run when `update` returns, so nothing waits.
+    """`SlotMemory` in DRAM: a step has run when `update` returns, so no method waits for a step.
 
     Parameters
     ----------
@@ -315,7 +316,7 @@ class CpuSlots(SlotMemory):
 def named_views(
     optimizer: RowOptimizerConfig, parts: tuple[Tensor, ...], width: int, first: int, last: int
 ) -> dict[str, Tensor]:
-    """Return the views of `SlotMemory.views` of flat weights, row state, full state and clocks."""
+    """Return the result of `SlotMemory.views`, given flat weights, row state, full state and clocks as `parts`."""
     weights, row_state, full_state, clock = parts
     names = optimizer.full_state
     views = {"weight": weights.view(-1, width)[first:last]}
@@ -330,7 +331,7 @@ def named_views(
 
 
 def differing_rows(rows: list[NDArray[Any]], key: int, table: EmbeddingBagConfig, row: int) -> Indices:
-    """Return the rows that differ from what `SlotMemory.fill` writes for the rows of `table` from `row` on.
+    """Return the positions in `rows` that differ from the initial values of `table`, whose row `row` is the first.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     CachePolicy: TypeAlias = str
 else:
     CachePolicy = Literal[tuple(POLICIES)]
-"""A key of `kernels.cache.POLICIES`, which is the one list of policies."""
+"""A key of `kernels.cache.POLICIES`, which lists all policies."""
 
 MEMORY_NAMES = {"hbm": "GPU memory", "dram": "DRAM", "mapped": "mapped", "block": "block"}
 """Memory that rows can be in -> its name in texts."""
@@ -30,16 +30,16 @@ _OVERFLOW_PROBABILITY = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class TableTier:
-    """The home of one table's rows, and the float32 cache over it."""
+    """The home of one table's rows, and the float32 cache in level 0."""
 
     home: HomeKind = "dram"
     """``dram`` is an array, ``mapped`` a memory-mapped file, ``log`` an append-only log on a block device."""
     codec: CodecConfig = field(default_factory=CodecConfig)
-    """Encoding of rows at home."""
+    """Encoding of rows in the home."""
     cache_rows: int
     """Slots of level 0 for this table, including the overflow area."""
     hot_rows: int = 0
-    """Number of first rows that have permanent slots in addition to the cache."""
+    """Number of hot rows: the first rows of the table, which have permanent slots in addition to the cache."""
 
     def __post_init__(self) -> None:
         if self.cache_rows < 1:
@@ -57,7 +57,7 @@ class TierConfig:
     tables: Mapping[str, TableTier] = field(default_factory=dict)
     """Table name -> home and cache."""
     policy: CachePolicy = "lru"
-    """Row that is evicted from a full set: the least recently used, the least frequently used, or the highest id."""
+    """Row to evict from a full set: least recently used (lru), least frequently used (lfu), or highest id (rank)."""
     ways: int = 32
     """Slots per set."""
     mapped_path: Path | None = None
@@ -103,7 +103,8 @@ def slots_for_batch(rows: int, ways: int) -> int:
 
 
 def _overflow_chance(rows: int, sets: int, overflow_sets: int, ways: int) -> float:
-    """Return an upper bound on the probability that rows, assigned to sets by hash, do not fit the overflow sets.
+    """Return an upper bound on the probability that `rows` distinct rows do not fit into their sets and the overflow
+    sets; rows are assigned to sets by hash.
 
     Chernoff's bound: the numbers of rows in different sets are negatively associated and binomially distributed.
     """

@@ -1,10 +1,10 @@
 """Stores whose records are addressable memory: an array in DRAM, or in a memory-mapped file (DAX, CXL, tmpfs).
 
-Both are lazily backed memory with two bits per row. Pages that were never touched cost nothing, which makes a store of
-mostly unwritten rows cheap; so memory is reported by resident pages, not by the sizes of arrays.
+Both have two more bits per row: written, and changed. Pages get memory when they are first touched, so a store of
+mostly unwritten rows is cheap. Memory is therefore reported by resident pages, not by the sizes of arrays.
 
-Writing to a page of a sparse file on a full file system is not an error that a program can handle but a SIGBUS that
-ends it. So the file's space is reserved when the file is created, and a file system without room is refused then.
+If the file system is full, writing to a page of a sparse file ends the program with SIGBUS instead of raising an error.
+So the file's space is reserved when the file is created, which raises an error if there is no room.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class ArrayRecords:
         self._mark(rows)
 
     def _mark(self, rows: NDArray[np.int64]) -> None:
-        # After the records: a thread that sees the bit may read the row.
+        # Set after the records are written: a thread that sees the bit may read the row.
         kernels.set_bits(self._written, rows)
         kernels.set_bits(self._changed, rows)
 
@@ -178,7 +178,7 @@ class ArrayRecords:
 
 
 class DramRecords(ArrayRecords):
-    """A `RecordStore` in DRAM on huge pages; rows that were never written cost nothing until their page is touched.
+    """A `RecordStore` in DRAM on huge pages. Pages without written rows take no memory.
 
     Parameters
     ----------
@@ -221,12 +221,12 @@ class MappedRecords(ArrayRecords):
         self.path = Path(directory) / "records.map"
         size = max(rows * record_bytes, mmap.PAGESIZE)
         make_directory(self.path.parent)
-        # A file of an earlier run is worthless: `restore` fills the store from a checkpoint.
+        # A file of an earlier run is not needed: `restore` fills the store from a checkpoint.
         self.path.unlink(missing_ok=True)
         try:
             with self.path.open("x+b") as file:
                 os.truncate(file.fileno(), size)
-                # After this, a full file system would be a signal (SIGBUS) and not an error.
+                # Later, a full file system would be a signal (SIGBUS) and not an error.
                 os.posix_fallocate(file.fileno(), 0, size)
                 memory = mmap.mmap(file.fileno(), size)
         except OSError as error:

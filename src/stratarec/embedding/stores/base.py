@@ -1,8 +1,8 @@
 """The interface of stores, the homes of rows.
 
-A *record* is one row at rest: its encoded weights, their parameters and its optimizer state, a fixed number of bytes. A
-store has `rows` numbered records. A record that was never written does not exist: it takes no space, `read` reports it
-as missing, and the caller computes the row's initial values from (seed, table, row).
+A *record* is one row as it is stored: its encoded weights, their scale and offset, and its optimizer state, in a fixed
+number of bytes. A store has `rows` numbered records. A record that was never written does not exist: it takes no space,
+`read` reports it as missing, and the caller computes the row's initial values from (seed, table, row).
 
 Methods are called from one thread at a time, but not always the same thread.
 """
@@ -37,10 +37,10 @@ class StoreBytes:
 
 @runtime_checkable
 class RecordStore(Protocol):
-    """Rows at rest.
+    """Records of all rows that have the same home.
 
     Shapes: `rows` is ``[n]`` int64, distinct and within 0..R-1; `records` and `out` are ``[n, record_bytes]`` uint8,
-    C-contiguous. `ValueError` where they are not.
+    C-contiguous. Other arguments raise `ValueError`.
     """
 
     rows: int
@@ -69,7 +69,7 @@ class RecordStore(Protocol):
     def write(self, rows: NDArray[np.int64], records: NDArray[np.uint8]) -> None:
         """Store records; visible to the next `read`.
 
-        When it raises `StorageError` (a full disk, a spent budget) each row holds either its old or its new record.
+        After a `StorageError` (the disk is full or the budget is used up), each row has its old or its new record.
         """
 
     def written(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -90,12 +90,12 @@ class RecordStore(Protocol):
             Its files are complete and synced on return. It may be renamed or moved afterwards.
         previous : Path or None
             The last checkpoint of this store object, or the one it was restored from. Unchanged files are hard-linked
-            from it (copied if links fail) and only changed rows are written. With any other checkpoint, or one that was
-            deleted, the new checkpoint is a full one.
+            from it (copied if links fail) and only changed rows are written. If it is another checkpoint or was
+            deleted, all rows are written.
         """
 
     def restore(self, directory: Path, manifest: Manifest) -> None:
-        """Replace all contents with those of a checkpoint.
+        """Replace all contents with the contents of a checkpoint.
 
         `CheckpointError` names the file that is missing or damaged, or the field that differs; the contents are then
         undefined until a `restore` succeeds.
@@ -108,14 +108,14 @@ class RecordStore(Protocol):
         """Write buffered records to the files."""
 
     def close(self) -> None:
-        """Release memory, threads and files; the store's directory is of no further use."""
+        """Release memory, threads and files; the store's directory is not needed any more."""
 
 
 def check_rows(store: RecordStore, rows: NDArray[np.int64], records: NDArray[np.uint8] | None = None) -> None:
     """Raise `ValueError` unless rows and records have the shapes, types and range that a store accepts."""
     if rows.ndim != 1 or rows.dtype != np.int64 or not rows.flags.c_contiguous:
         raise ValueError(f"rows are {rows.dtype}{list(rows.shape)}, expected contiguous int64 of one dimension")
-    # Kernels do not check rows: one out of range would be read from other memory.
+    # Kernels do not check rows: a row out of range would be read from other memory.
     if len(rows) and (rows.min() < 0 or rows.max() >= store.rows):
         raise ValueError(f"rows span {rows.min()}..{rows.max()}, the store has rows 0..{store.rows - 1}")
     if records is None:

@@ -1,8 +1,8 @@
-"""The log store: rows on a block device, and direct reads of many of them at once.
+"""The log store: rows on a block device, many of which are read at once and without the page cache.
 
-Two activities run at once: the caller reads or writes, and the compactor moves rows. `_lock` guards the locations, the
-segment table and the buffers, and is held for microseconds; `_moving` is held by whoever moves rows, for as long as a
-pass takes. A thread that takes both takes `_moving` first.
+Two threads may be active at once: the caller reads or writes rows, and the compactor moves them. `_lock` guards the
+locations, the segment table and the buffers, and is locked for microseconds. `_moving` is locked while a thread moves
+rows, for a whole pass. To lock both, a thread locks `_moving` first.
 
 The working directory is scratch: after a crash nothing in it is trusted, and `restore` rebuilds it from a checkpoint.
 """
@@ -42,7 +42,8 @@ class LogRecords:
 
     Rows are appended to immutable segment files in large writes. A location of 4 bytes per row (8 if there are too many
     cells) is kept in DRAM. Reads are direct and parallel, and the checksum of every block is verified. Segments with
-    few live rows are rewritten in the background. A checkpoint is hard links plus the locations that changed.
+    few live rows are rewritten in the background. A checkpoint consists of hard links to the segments and of the
+    locations that changed.
 
     Parameters
     ----------
@@ -95,11 +96,11 @@ class LogRecords:
             self.segments.close_retired()
             front, back, shape = self._front.buffer, self._back.buffer, self.layout.shape
             count = cpu.find(rows, self._locations.of_row, front, back, shape, out.reshape(-1), written, cells, entries)
-            # Copies: the compactor may remove a segment while it is read; its file then stays open until the next call
-            # that holds the lock (`close_retired`).
+            # Copies, because the compactor may remove a segment while it is read. The file of a removed segment stays
+            # open until `close_retired`.
             descriptors, sequences = self.segments.descriptors.copy(), self.segments.sequences.copy()
         if count:
-            # Ascending cells let neighbours share a block or a read.
+            # In ascending order, neighbouring cells can share a block or a read.
             order = np.argsort(cells[:count])
             request = ReadRequest(descriptors, sequences, cells[order], entries[order], rows, out.reshape(-1))
             bad = self._reader.read(request)
@@ -151,7 +152,7 @@ class LogRecords:
             self._background.wake()
 
     def _with_room(self, action: Callable[[], None]) -> None:
-        """Call `action`, which needs file space; compact as long as there is none."""
+        """Call `action`, which needs file space; compact as long as there is too little space."""
         full = _attempt(action)
         if full is None:
             return
@@ -183,7 +184,7 @@ class LogRecords:
     # Compaction
 
     def compact(self) -> None:
-        """Rewrite every segment of which more than 5 % is dead."""
+        """Rewrite segments as long as one has more than 5 % dead cells."""
         with self._moving:
             self._compact_while(lambda: True)
 
@@ -288,16 +289,16 @@ def _attempt(action: Callable[[], None]) -> NoRoom | None:
     return None
 
 
-# The most bytes of neighbouring blocks that one call reads. Larger reads gain nothing if rows are scattered, and the
-# memory for depth times this many bytes counts towards the budget.
+# Maximum bytes of neighbouring blocks that one call reads. Larger reads gain nothing if rows are scattered, and `depth`
+# buffers of this size count towards the memory budget.
 _BUFFER_BYTES = 16 << 10
 
 
 class Reader:
     """Reads records with up to `depth` asynchronous reads in flight; for one caller at a time.
 
-    Asynchronous reads from one thread, because threads that read would take the interpreter lock from the training
-    thread twice per thread and call.
+    One thread issues asynchronous reads. Several reading threads would each take the interpreter lock from the training
+    thread twice per call.
 
     Parameters
     ----------

@@ -14,7 +14,8 @@ from stratarec.embedding.stores.arrays import allocate_bits, allocate_bytes, cle
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels.blocks import BLOCK_ALIGNMENT, CHECKSUM_BYTES, Index, Shape
 
-# Number of segments of a table: many, so that the few segments that compaction may leave are a small part of it.
+# Number of segments of a table. It is large, so that the four segments of dead space that compaction tolerates are a
+# small part of the table.
 _SEGMENTS = 64
 _LARGEST_SEGMENT = 4 << 30
 # Slots for open segments, short segments that a checkpoint sealed, and compaction.
@@ -27,8 +28,8 @@ class LogConfig:
     """Sizes and limits of a log store."""
 
     segment_bytes: int = 0
-    """Bytes of one segment file; 0 for a 64th of the records, between the buffer's size and 4 GiB."""
-    # 4 MiB wrote no faster (2.1 GB/s), and two buffers of it were a ninth of a small budget.
+    """Bytes of one segment file; 0 means a 64th of the records, but at least `buffer_bytes` and at most 4 GiB."""
+    # Buffers of 4 MiB wrote no faster (2.1 GB/s), and two of them took a ninth of a small budget.
     buffer_bytes: int = 1 << 20
     """Bytes of rows that are gathered in DRAM and written at once; compaction has a second buffer of this size."""
     depth: int = 128
@@ -36,7 +37,7 @@ class LogConfig:
     budget_bytes: int = 0
     """Maximum file space in the store's directory; 0 for all free space of the file system."""
     most_amplification: float = 1.5
-    """Maximum ratio of file bytes to the bytes of blocks that live rows need, beyond four segments."""
+    """Maximum ratio of file bytes to the bytes that live rows need; four segments more are always allowed."""
 
     def __post_init__(self) -> None:
         check_finite(self, "log.")
@@ -47,7 +48,8 @@ class LogConfig:
             raise ConfigError(f"log.most_amplification is {self.most_amplification}, expected at least 1.1")
 
 
-# A log compacts beyond 1.5 times its live blocks and four segments of a 64th of the records, or of a buffer if larger.
+# A log compacts if it exceeds 1.5 times its live blocks by more than four segments. A segment is a 64th of the records,
+# or one buffer if that is larger.
 DEAD_SHARE = LogConfig().most_amplification - 1 + 4 / _SEGMENTS
 """Maximum dead space of a log, as a share of its blocks."""
 DEAD_BYTES = 4 * LogConfig().buffer_bytes
@@ -61,7 +63,7 @@ class BlockLayout:
     rows: int
     record_bytes: int
     tag_bytes: int
-    """4, or 8 if row numbers need it."""
+    """Bytes of the row number in a cell: 4, or 8 for many rows."""
     block_bytes: int
     """The smallest multiple of 4096 that fits one record."""
     per_block: int
@@ -78,7 +80,7 @@ class BlockLayout:
 
     @property
     def location_type(self) -> np.dtype[Any]:
-        """uint32, or uint64 if the number of cells needs it."""
+        """Type of a location: uint32, or uint64 if there are too many cells for uint32."""
         return np.dtype(np.uint32 if self.slots * self.segment_blocks * self.per_block < 2**32 - 1 else np.uint64)
 
     @property
@@ -88,7 +90,7 @@ class BlockLayout:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Values that a checkpoint must have in common; the length of segments is not included, see `adopting`."""
+        """Values that must equal those of a checkpoint. The length of segments may differ; see `adopting`."""
         return {name: getattr(self, name) for name in ("rows", "record_bytes", "tag_bytes", "block_bytes", "per_block")}
 
     @property
@@ -107,7 +109,7 @@ class BlockLayout:
         return -(-self.rows // self.per_block)
 
     def adopting(self, manifest: Mapping[str, Any], config: LogConfig) -> BlockLayout:
-        """Return this layout with the segment length of a checkpoint; it depends on the budget, which may change.
+        """Return this layout with the segment length of a checkpoint. That length depends on an earlier budget.
 
         Raises
         ------
@@ -193,9 +195,9 @@ def location_bytes(rows: int, record_bytes: int) -> int:
 
 
 class Locations:
-    """The location of each row (see `stratarec.kernels.blocks`), and a bit for each that changed since a checkpoint.
+    """The location of each row (see `stratarec.kernels.blocks`), and a bit per row: changed since the last checkpoint.
 
-    Pages of rows that were never written do not exist.
+    Pages of rows that were never written take no memory.
     """
 
     def __init__(self, layout: BlockLayout) -> None:
@@ -213,7 +215,7 @@ class Locations:
         return self.of_row.view(np.uint8).reshape(self._layout.rows, -1)
 
     def index(self, live: NDArray[np.int64]) -> Index:
-        """Return the index that kernels update when records move; `live` is that of `Segments`."""
+        """Return the index that kernels update when records move; `live` is `Segments.live`."""
         return Index(self.of_row, self.changed, live)
 
     def written_rows(self) -> Iterator[NDArray[np.int64]]:

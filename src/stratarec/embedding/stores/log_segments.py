@@ -56,8 +56,8 @@ class SegmentEntry:
 class Segments:
     """The segment files of one store.
 
-    The arrays are indexed by slot. `descriptors` is -1 for a slot without a segment. Kernels read from copies of it, so
-    a file that is removed during a read stays open until the read is over (`retired`).
+    The arrays are indexed by slot. `descriptors` is -1 for a slot without a segment. Kernels read from copies of
+    `descriptors`, so a file that is removed during a read stays open until the read is over (`retired`).
     """
 
     def __init__(self, directory: Path, layout: BlockLayout, budget_bytes: int) -> None:
@@ -150,7 +150,7 @@ class Segments:
             raise NoRoom(f"its share of memory.block.budget is {self.budget_bytes}")
         descriptor, start = int(self.descriptors[slot]), int(self.blocks[slot]) * self.layout.block_bytes
         try:
-            # A file system that is full writes less.
+            # On a full file system, fewer bytes may be written without an error.
             if os.pwrite(descriptor, words.view(np.uint8).data, start) < words.nbytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
@@ -186,7 +186,7 @@ class Segments:
     def adopt(self, source: Path, entry: SegmentEntry) -> None:
         """Add a checkpoint's segment through a hard link to its file."""
         path = self.directory / entry.name
-        # A link, not the checkpoint's name: the link is removed when compaction has emptied the segment.
+        # A separate link, because compaction removes the file of an empty segment; the checkpoint keeps its own link.
         path.unlink(missing_ok=True)
         link_or_copy(source, path)
         self.descriptors[entry.slot] = self._open(path, os.O_RDONLY)
@@ -290,8 +290,8 @@ def check_segments(segments: Segments, directory: Path, manifest: dict[str, Any]
 class Appender:
     """Gathers records in blocks that already have their place in a segment, and writes many blocks at a time.
 
-    Kernels read and fill `buffer` under `lock`. The lock is not held while a full buffer is written, because only the
-    owner adds to a buffer.
+    Kernels read and fill `buffer` under `lock`. A full buffer is written without the lock, because only the owner adds
+    to a buffer.
     """
 
     def __init__(self, segments: Segments, lock: RLock, allowance: int) -> None:
@@ -321,7 +321,7 @@ class Appender:
                 self._state[:] = (base, 0, 0, self._layout.buffer_blocks * self._layout.per_block)
 
     def write_out(self) -> None:
-        """Write the contents of the buffer, with empty cells at the end of the last block; seal a full segment."""
+        """Write the contents of the buffer, padding the last block with empty cells; seal the segment if it is full."""
         cells = int(self._state[cpu.NEXT] - self._state[cpu.FIRST])
         if cells:
             blocks = -(-cells // self._layout.per_block)
@@ -343,7 +343,7 @@ class Appender:
             self._seal()
 
     def seal(self) -> None:
-        """Write the contents of the buffer and seal the segment, however short."""
+        """Write the contents of the buffer and seal the segment, even if it is not full."""
         if self.slot >= 0:
             self.write_out()
         if self.slot >= 0:
@@ -352,7 +352,7 @@ class Appender:
     def _seal(self) -> None:
         with self._lock:
             self._segments.sealed[self.slot] = True
-            # An empty file cannot be told from a truncated one.
+            # An empty file cannot be distinguished from a truncated one.
             if not self._segments.blocks[self.slot]:
                 self._segments.remove(self.slot)
             self.reset()
@@ -366,7 +366,7 @@ class Appender:
 
 # Background compaction begins slightly before the bound, so that writers seldom wait for it.
 _EARLY = 0.96
-# Bytes that are read and moved at a time; the lock is held while they are moved.
+# Bytes that are read and moved at a time, under the lock.
 _STRIDE_BYTES = 1 << 20
 # Rewriting a segment with a larger share of live rows costs more than it frees.
 _MOST_LIVE = 0.95
@@ -460,7 +460,7 @@ class Compactor:
 
 
 class Background:
-    """A thread that calls `work` when woken; an exception is kept and raised by the caller's next call."""
+    """A thread that calls `work` when woken. `raise_error` raises an exception of `work` in the caller's thread."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work, self._wake, self._ends = work, Event(), False
@@ -494,7 +494,7 @@ class Background:
 
     def close(self) -> None:
         """End the thread."""
-        # Before the wake-up, which would otherwise begin another pass.
+        # Set before the wake-up, which would otherwise begin another pass.
         self._ends = True
         if self._thread is not None:
             self._wake.set()

@@ -5,8 +5,8 @@ because an array may take most of the memory; any safetensors reader can open it
 
 A chain is a base file with the written rows, followed by delta files with the changed rows. A checkpoint directory
 contains its whole chain: files of the previous checkpoint are hard-linked, so a chain costs the space of its deltas and
-any checkpoint can be deleted without harm to the others. If the deltas hold more than half as many rows as the base, a
-new base is written.
+any checkpoint can be deleted without harm to the others. If the deltas contain more than half as many rows as the base,
+a new base is written.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def read_rows(path: Path, count: int, width: int, total: int) -> Iterator[tuple[
     Raises
     ------
     CheckpointError
-        Unless the file has `count` ascending rows below `total` with records of `width` bytes.
+        If the file does not have `count` ascending rows below `total` with records of `width` bytes.
     """
     rows, records = _arrays(path, count, width)
     step, before = max(1, _PIECE_BYTES // width), -1
@@ -210,17 +210,17 @@ class DeltaChain:
     def __init__(self) -> None:
         self._files: list[dict[str, Any]] = []
         self._next = 0
-        # Identifies the last checkpoint. Equal contents would not: a run that returned to an older checkpoint may write
-        # different records to the same rows.
+        # Identifies the last checkpoint. Its rows and sizes would not: a run that returned to an older checkpoint may
+        # write different records to the same rows.
         self._token = ""
 
     @property
     def started(self) -> bool:
-        """Whether there is a checkpoint that changes are counted from."""
+        """Whether there is a last checkpoint, since which the caller tracks changes."""
         return bool(self._token)
 
     def continues(self, previous: Path | None) -> bool:
-        """Whether `previous` is the checkpoint that changes are counted from."""
+        """Whether `previous` is the last checkpoint, since which the caller tracks changes."""
         if previous is None or not self.started:
             return False
         try:
@@ -236,7 +236,7 @@ class DeltaChain:
         written: RowSelection,
         changed: RowSelection,
     ) -> list[dict[str, Any]]:
-        """Write the files that restore `array` into `directory`; return the list of files, base first.
+        """Write to `directory` the files from which `array` can be restored; return the list of files, base first.
 
         Raises
         ------
@@ -265,7 +265,7 @@ class DeltaChain:
         if not self.continues(previous) or len(self._files) >= _MOST_FILES:
             return False
         deltas = changes + sum(int(entry["rows"]) for entry in self._files[1:])
-        # This limits all files, and what a restore reads, to one and a half times the base.
+        # This limits the size of all files, which a restore reads, to one and a half times the base.
         if 2 * deltas > int(self._files[0]["rows"]):
             return False
         return all((previous / entry["name"]).is_file() for entry in self._files)
@@ -287,7 +287,7 @@ class DeltaChain:
         self._next = 1 + max(int(entry["name"].split("-")[1].split(".")[0]) for entry in files)
         try:
             self._token = _read(directory).token
-        # The manifest verified the rows. Without the note, the next checkpoint is a full one.
+        # The rows were verified with the manifest. Without the note, the next checkpoint is a full one.
         except CheckpointError:
             self._token = ""
 

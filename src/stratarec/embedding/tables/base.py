@@ -27,20 +27,20 @@ from stratarec.kernels.update import Gradients, RowUpdate
 
 
 class BatchStamp(NamedTuple):
-    """Position of a batch on the two clocks, and the action to take when there is no room for its rows.
+    """Number and stamp of a batch, and the action to take when there is no room for its rows.
 
     Parameters
     ----------
     value : int
-        Stamp of the slots of this batch; one more than that of the batch before.
+        Stamp of the slots of this batch; one more than the stamp of the batch before.
     horizon : int
         Slots with this stamp or a later one are not evicted.
     write : int
         Number of batches before this one since training began. It is never repeated: the noise that rounds an evicted
         row is a function of it.
     make_room : callable
-        Returns when all earlier batches are done. It is called between moves, if a batch does not fit next to the
-        earlier ones.
+        Waits until all earlier batches are done, or raises an error. It is called between moves, if a batch does not
+        fit next to the earlier ones.
     """
 
     value: int
@@ -54,12 +54,12 @@ _MOST_SAMPLES = 128
 
 @dataclass
 class RowTraffic:
-    """Number of rows fetched into slots and evicted so far, and samples of the demand of single batches."""
+    """Number of rows fetched into slots and evicted so far, and samples of how many rows single batches need."""
 
     rows_in: int = 0
     rows_out: int = 0
     samples: list[NDArray[np.int64]] = field(default_factory=list)
-    """``[2, T]`` distinct rows of a batch and the number of them that were fetched, per table; oldest sample first."""
+    """``[2, T]`` arrays: per table, the distinct rows of a batch and how many of them were fetched; oldest first."""
     every: int = 16
     """Batches between two samples; doubled when there are too many samples."""
 
@@ -84,7 +84,7 @@ def features_of(configs: Sequence[EmbeddingBagConfig]) -> list[tuple[EmbeddingBa
 def group_layout(
     configs: Sequence[EmbeddingBagConfig], columns: Mapping[str, int], first_slot: Sequence[int], slots: Sequence[int]
 ) -> GroupLayout:
-    """Return the layout of tables of one width as kernels use it; parameters as those of `TableGroup`."""
+    """Return the layout of tables of one width as kernels use it; the parameters are those of `TableGroup`."""
     features = features_of(configs)
     sizes = [len(table.feature_names) + len(table.sequence_features) for table in configs]
     return GroupLayout(
@@ -168,7 +168,7 @@ class TableGroup(ABC):
         """Pool bags that were not staged, for evaluation: rows are read where they are, and nothing moves."""
 
     def pool(self, staged: StagedBatch, out: Tensor, memory: SlotMemory | None = None) -> list[Tensor]:
-        """Fill these tables' columns of `out` from `memory` (default: their slots); return sequence features' rows."""
+        """Pool rows of `memory` (by default `self.memory`) into `out`, and return the rows of sequence features."""
         memory = memory or self.memory
         memory.pool(staged, out)
         rows = []
@@ -293,7 +293,7 @@ _BITS = 40
 
 
 class TableNumbers:
-    """Row numbers in files of tables that may grow: the numbers of one table do not depend on the sizes of others.
+    """Row numbers in files of tables that may grow: a table's numbers do not depend on the sizes of other tables.
 
     Row r of the t-th table of a group is ``t << 40 | r`` in files; in memory the rows of the tables are contiguous.
 
@@ -310,12 +310,12 @@ class TableNumbers:
         """One more than the largest number."""
 
     def to_files(self, rows: Indices) -> Indices:
-        """Return the numbers of rows of the group; the order is kept."""
+        """Convert rows of the group to their numbers in files; the order is kept."""
         table = np.searchsorted(self._first, rows, side="right") - 1
         return (table << _BITS) + rows - self._first[table]
 
     def to_group(self, numbers: Indices) -> Indices:
-        """Return the group's rows for numbers below `end`; `CheckpointError` if a table has fewer rows."""
+        """Convert numbers in files (below `end`) to rows of the group; `CheckpointError` if a table has fewer rows."""
         table, row = numbers >> _BITS, numbers & ((1 << _BITS) - 1)
         if (row >= self._sizes[table]).any():
             raise CheckpointError("a checkpoint has rows beyond the end of their table; use another checkpoint")

@@ -6,11 +6,11 @@ no dirty bit. One set in sixteen belongs to an overflow area with another hash, 
 in use. Hot rows have permanent slots after all caches of the group. Two comparisons show whether an id is hot, and its
 slot follows from the id, so hot rows need neither tag nor stamp.
 
-The `Directory` decides what moves, and a `Mover` moves it, in two parts. The first part can be undone: records are
-written to the home and read from it, and no slot has changed. The second part writes slots; an interrupt there loses
-rows, which the health of the collection records. If records are addressable memory (dram, mapped) that slots can be
-swapped with, rows are moved in one pass. If records are in files or slots are on another device, rows are encoded,
-written, read and decoded, one batch at a time.
+The `Directory` decides which rows move, and a `Mover` moves them, in two parts. The first part can be undone: records
+are written to the home and read from it, and no slot has changed. The second part writes slots. An interrupt there
+loses rows, and sets the `Health` of the collection to failed. If records are addressable memory (dram, mapped) that
+slots can be swapped with, rows are moved in one pass. If records are in files or slots are on another device, rows are
+encoded, written, read and decoded, one batch at a time.
 
 A slot record in a checkpoint is ``[row int64, stamp int32, count uint32, float32 row]``; a slot that was emptied has
 row -1. The slots that changed since the last checkpoint follow from their stamps, so training sets no marks.
@@ -44,7 +44,7 @@ from stratarec.kernels.runtime.accelerator import HOST
 from stratarec.progress import traced
 
 MAX_ROWS = 2**31 - 2
-"""A tag is a row's number plus one in an int32."""
+"""Maximum rows or slots of a table: a tag is a row's number plus one in an int32."""
 _CHUNK_SLOTS = 1 << 19
 
 
@@ -126,7 +126,7 @@ class Directory:
         return np.arange(self.layout.slots, self.slots, dtype=np.int64)
 
     def locate_hot(self, rows: Indices) -> Indices:
-        """Return the slot of each row of the group that is hot, or -1."""
+        """Return the slot of each hot row of the group, and -1 for rows that are not hot."""
         tables = self.tables_of(rows)
         return self.layout.hot_slots.locate(tables, rows - self.layout.first_row[tables])
 
@@ -139,7 +139,7 @@ class Directory:
         Parameters
         ----------
         out : ndarray
-            ``[N]`` int32: receives the slots, relative to their table's first; -1 if there is no room.
+            ``[N]`` int32: receives the slots, relative to the first slot of their table; -1 if there is no room.
         stamp, horizon : int
             As `value` and `horizon` of `BatchStamp`.
         """
@@ -148,7 +148,7 @@ class Directory:
         )  # fmt: skip
 
     def undo(self, staging: kernel.Staging) -> None:
-        """Revert `assign`, before anything has moved."""
+        """Revert `assign`, before any row has moved."""
         kernel.undo(self.state, staging, self.workspace)
 
     def locate(self, rows: Indices) -> Indices:
@@ -198,7 +198,7 @@ class Directory:
         hot = slots >= self.layout.slots
         tables, ids = self.layout.hot_slots.rows_in(slots[hot])
         rows[hot] = self.layout.first_row[tables] + ids
-        # Slots of caches only: hot slots come after those of the last table and would be attributed to it.
+        # Slots of caches only: hot slots come after the last table's cache and would be attributed to that table.
         tables = np.searchsorted(self.layout.slot_start, slots[~hot], side="right") - 1
         tags = self.state.tags[slots[~hot]].astype(np.int64)
         rows[~hot] = np.where(tags > 0, self.layout.first_row[tables] + tags - 1, -1)
@@ -247,7 +247,7 @@ class Directory:
         state.reach[spilled] = np.minimum(layout.overflow_sets, kernel.PROBES)[spilled]
 
     def fault(self, stamp: int) -> str:
-        """Describe the inconsistency of slots from a checkpoint whose clock is at `stamp`; empty if they are valid."""
+        """Describe what is wrong with slots from a checkpoint whose next batch has `stamp`; empty if they are valid."""
         if len(self.state.stamps) and (self.state.stamps.min() < -1 or self.state.stamps.max() > stamp):
             return f"stamps of {self.state.stamps.min()} to {self.state.stamps.max()}, expected -1 to {stamp}"
         for slots in self.used():
@@ -381,7 +381,7 @@ class AddressableHome(Mover):
     def prepare(self, staging: kernel.Staging, write: int) -> Fetched | None:
         if not staging.released.any():
             return None
-        # Before `finish`, which may put another row into a slot of the overflow area that is released here.
+        # Done before `finish`, which may put other rows into the slots of the overflow area that are released here.
         moves = kernel.released(self._directory.layout, staging, self._directory.workspace)
         self._encode(moves, self._array, moves.rows, write)
         self.store.mark_written(moves.rows)
@@ -428,7 +428,7 @@ class StoredHome(Mover):
     def _staging(self, rows: int) -> Records:
         shape = rows, self.codec.record_bytes
         if self.memory.transfers is not HOST:
-            # A new one each time: the device may still read that of the last batch.
+            # A new buffer each time: the device may still read the buffer of the last batch.
             self._pinned_bytes = max(self._pinned_bytes, math.prod(shape))
             records: Records = self.memory.transfers.empty(*shape, dtype=torch.uint8).numpy()
             return records
@@ -440,7 +440,7 @@ class StoredHome(Mover):
 def mover_of(
     names: Sequence[str], directory: Directory, codec: RecordCodec, store: RecordStore, memory: SlotMemory
 ) -> Mover:
-    """Return the mover for a store and a memory; parameters as those of `Mover`."""
+    """Return the mover for a store and a memory; the parameters are those of `Mover`."""
     addressable = memory.addresses_host and store.array is not None and store.bits is not None
     kind = AddressableHome if addressable else StoredHome
     return kind(names, directory, codec, store, memory)
@@ -533,13 +533,13 @@ def saved_slots(
     Parameters
     ----------
     slots, rows : int
-        Number of slots and of rows.
+        Number of slots of the cache, and number of rows of the group.
     """
     folder, files, width = directory / _FOLDER, manifest["files"], int(manifest["record_bytes"])
     exact = codec.exact()
     for entry in files:
         verify_file(folder / entry["name"], entry["hash"])
-    # The last file with each slot: a row may have been in another slot before.
+    # For each slot the last file that contains it. Earlier files may have other rows in that slot.
     newest = np.full(slots, -1, dtype=np.int16)
     for number, entry in enumerate(files):
         for places, _ in read_rows(folder / entry["name"], entry["rows"], width, slots):

@@ -45,7 +45,7 @@ class CachedTables(TableGroup):
     store : RecordStore
         Has as many rows as all tables together and the codec's record size.
     health : Health
-        Fails when a move can be neither finished nor undone.
+        Set to failed if a move can be neither finished nor undone.
     """
 
     resident = False
@@ -92,7 +92,7 @@ class CachedTables(TableGroup):
         return self.memory.stage(self.layout, replace(bags, values=out))
 
     def _distinct(self, bags: BagBatch, slots: NDArray[np.int32]) -> list[int]:
-        """Count the distinct rows that a batch looks up in each table's cache; hot slots come after the cache."""
+        """Count the distinct rows of a batch that are in each table's cache. Hot rows are not in it."""
         spans = [slots[slice(*bags.span(feature))] for feature in range(len(self.features))]
         ends, starts = self.layout.table_start.tolist(), self.directory.layout.slot_start
         distinct = [np.unique(np.concatenate(spans[first:last])) for first, last in pairwise(ends)]
@@ -101,7 +101,10 @@ class CachedTables(TableGroup):
     def _bring_in(
         self, bags: BagBatch, out: NDArray[np.int32], stamp: BatchStamp, horizon: int, counts: NDArray[np.int64]
     ) -> int:
-        """Fetch the batch's rows as far as there is room, add to `counts`; return a table without room, or -1."""
+        """Fetch the batch's rows as far as there is room, and add their numbers to `counts`.
+
+        Returns a table without room, or -1.
+        """
         with self._moving, self.health.changing("bringing rows into level 0"):
             self.health.require()
             staging = self.directory.assign(self.layout, bags, out, stamp.value, horizon)
@@ -184,7 +187,7 @@ class CachedTables(TableGroup):
         return self.copy(np.arange(start + first, start + last, dtype=np.int64)).views(0, last - first)
 
     def read_records(self, name: str, first: int, last: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Return the records ``[n, record_bytes]`` of rows ``first:last`` of a table, and ``[n]`` which are current.
+        """Return records ``[n, record_bytes]`` of rows ``first:last`` of a table, and ``[n]`` bool: they are current.
 
         The record of a row that is in a slot, missed steps or was never trained is not current and has no meaning.
         """
@@ -211,7 +214,7 @@ class CachedTables(TableGroup):
         self.mover.write_rows(rows[~resident], source, places[~resident], write)
 
     def write_records(self, rows: Indices, records: NDArray[np.uint8]) -> None:
-        """Overwrite rows of the group that are in no slot with encoded records to which all steps were applied."""
+        """Overwrite rows of the group that are in no slot with encoded records that missed no step."""
         if self.codec.layout.clock:
             at = self.codec.layout.clock_at
             records[:, at : at + 4] = 0

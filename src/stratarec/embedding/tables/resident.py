@@ -58,7 +58,10 @@ class ResidentTables(TableGroup):
             self.memory.fill(begin, begin + table.num_embeddings, table_key(self._seed, table.name), table)
 
     def _mark_trained(self) -> None:
-        """Mark the rows that differ from their initial values; if all changes are marked already, add those marks."""
+        """Mark in `_trained` the rows that differ from their initial values.
+
+        If every change is recorded in `_changed`, those marks are added. Otherwise each row is compared.
+        """
         if not self._viewed and (self._chain.started or self.step_clock.optimizer.clocked):
             np.bitwise_or(self._trained, self._changed, out=self._trained)
             return
@@ -88,8 +91,8 @@ class ResidentTables(TableGroup):
     def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate) -> None:
         super().update(staged, gradients, rule)
         self._fresh = False
-        # Marking takes time in every step: the first checkpoint compares rows with their initial values instead. If
-        # rows have clocks that does not work, because reading changes the rows too.
+        # Marking takes time in every step, so it begins after the first checkpoint, which compares rows with their
+        # initial values instead. Rows with clocks are marked from the start, because reading changes them too.
         if self._chain.started or self.step_clock.optimizer.clocked:
             mark_rows(self.layout, staged.bags, self._changed)
 
@@ -115,7 +118,7 @@ class ResidentTables(TableGroup):
         return self.memory.read(rows)
 
     def save(self, directory: Path, previous: Path | None, oldest_stamp: int) -> dict[str, Any]:
-        """Write the trained rows; rows that were never trained are functions of their numbers and are left out."""
+        """Write the trained rows. Rows that were never trained are left out: they are computed from their numbers."""
         home = directory / "home"
         make_directory(home)
         self._mark_trained()
