@@ -304,9 +304,6 @@ def require_capability(device: torch.device, capability: tuple[int, int]) -> Non
 _DEVICE_ERRORS = ("CUDA error", "cuDNN error", "Triton Error")
 
 
-_DEVICE_ERRORS = ("CUDA error", "cuDNN error", "Triton Error")
-
-
 @contextmanager
 def device_errors(device: torch.device, batch_size: int, fitting: Callable[[], int]) -> Iterator[None]:
     """Report an error of the device in one line; `fitting` returns a batch size that fits its memory, or 0."""
