@@ -34,7 +34,7 @@ class Subcommand(NamedTuple):
     """Adds the command's options to its parser."""
     run: Callable[[argparse.Namespace], None]
     multi_process: bool = False
-    """Whether torchrun may start the command in several processes; without this, each would repeat all work."""
+    """Whether torchrun may start the command in several processes. Other commands would do all work in each process."""
     resumable: bool = False
     """Whether the same command resumes after an interruption."""
 
@@ -58,18 +58,18 @@ def whole_number(what: str, most: int) -> Callable[[str], int]:
 
 
 def add_recipe(command: argparse.ArgumentParser) -> None:
-    """Add the recipe and the overrides of its fields."""
+    """Add the positional arguments for a recipe and for overrides of its fields."""
     command.add_argument("recipe", help="YAML recipe; `stratarec init` writes one")
     command.add_argument("overrides", nargs="*", default=[], metavar="FIELD=VALUE", help="override a recipe field")
 
 
 def add_run(command: argparse.ArgumentParser) -> None:
-    """Add the run of `continue`, `forget`, `rebase` and `revert`."""
+    """Add the positional argument for the run that `continue`, `forget`, `rebase` and `revert` change."""
     command.add_argument("run", help=RUN_HELP)
 
 
 def add_data(command: argparse.ArgumentParser) -> None:
-    """Add a run and the data that it is applied to; `data_or_logs` reads them."""
+    """Add the arguments for a run and for the data to which it is applied; `data_or_logs` interprets the data."""
     command.add_argument("run", help=f"{RUN_HELP}; tables larger than memory are read from a temporary copy in TMPDIR")
     command.add_argument(
         "data",
@@ -87,7 +87,7 @@ def add_data(command: argparse.ArgumentParser) -> None:
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
-    """Add the device that a run is opened on."""
+    """Add the option ``--device``, the device of a run's network."""
     command.add_argument(
         "--device",
         help="device of the network, and of rows that were trained in GPU memory, such as cuda or cpu (default: "
@@ -96,14 +96,14 @@ def add_device(command: argparse.ArgumentParser) -> None:
 
 
 def add_json(command: argparse.ArgumentParser, what: str = "print JSON") -> None:
-    """Add machine-readable output."""
+    """Add the option ``--json`` for machine-readable output."""
     command.add_argument(
         "--json", action="store_true", help=f"{what}; write progress and errors to stderr as JSON lines"
     )
 
 
 def progress_of(args: argparse.Namespace) -> Progress:
-    """Return the progress display that the options ask for, by default one that suits standard error."""
+    """Return the progress display that the options choose. The default is a bar on a terminal, and lines elsewhere."""
     from stratarec.progress import SilentProgress
     from stratarec.reporting.progress import JsonProgress, LineProgress, TerminalProgress
 
@@ -160,7 +160,7 @@ def print_lines(*lines: str) -> None:
 
 
 def print_findings(head: str, sentences: Sequence[str]) -> None:
-    """Print sentences wrapped next to their head."""
+    """Print sentences, wrapped, in a column to the right of the word `head`."""
     wrapped = [line for sentence in sentences for line in textwrap.wrap(sentence, _FINDING_WIDTH)]
     print_lines(*(f"{'' if number else head:17}{line}" for number, line in enumerate(wrapped)))
 

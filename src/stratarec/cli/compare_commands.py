@@ -76,7 +76,7 @@ def baseline(args: argparse.Namespace) -> None:
 
 
 def _scored(recipe: Recipe, dataset: Dataset, split: str, progress: Progress) -> ScoredSamples | None:
-    """Return a split scored by the recipe's run, or None without a finished run on the same data."""
+    """Return a split with the scores of the recipe's run; None if there is no finished run on the same data."""
     from stratarec.training import checkpoint
     from stratarec.training.evaluate import score_split
     from stratarec.training.run import periods

@@ -13,7 +13,7 @@ from stratarec.errors import Alarm
 if TYPE_CHECKING:
     from stratarec.training.run.periods import Period
 
-# Unknown values of a column that `forget` prints.
+# Maximum number of unknown values of a column that `forget` prints.
 _SHOWN_VALUES = 5
 
 
@@ -38,7 +38,7 @@ def _continue_options(command: argparse.ArgumentParser) -> None:
 
 
 def continue_run(args: argparse.Namespace) -> None:
-    """Score, train on and commit each file as a period."""
+    """Add each file to the run as a period: score it, train on it, and commit the result."""
     from stratarec.io.atomic import check_output
     from stratarec.io.owned_directory import named_directory
     from stratarec.training.continual.continual_run import continue_run as run_periods

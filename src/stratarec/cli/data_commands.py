@@ -127,7 +127,7 @@ def profile(args: argparse.Namespace) -> None:
     check_output(output, ".html")
     if args.classify and args.hot is None:
         raise ConfigError("--classify requires --hot BYTES")
-    # Batches are only counted: several torch threads would wait for each other longer than they work.
+    # Batches are only counted. With several torch threads, waiting for each other would take longer than the work.
     with dataset.locked(), torch_settings(threads=1):
         row_bytes = row_bytes_of(dataset, args.dim, RowOptimizerConfig(kind=args.optimizer))
         hot = None if args.hot is None else _profile_hot(args, dataset, row_bytes, output.with_suffix(".hot.json"))

@@ -14,7 +14,7 @@ from stratarec.cli.arguments import Subcommand, print_lines
 from stratarec.errors import ConfigError
 from stratarec.io.names import shell_word, visible
 
-# Fewer characters next to the names of columns are not worth wrapping to.
+# Minimum width in characters for wrapped text next to the names of columns.
 _MIN_WIDTH = 20
 
 

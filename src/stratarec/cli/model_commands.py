@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stratarec.training.run.open_run import TrainedModel
 
 _EXPLANATION = "explanation.html"
-# Largest values of options.
+# Maximum values of options.
 _MOST_ROWS, _MOST_REPEATS = 1_000_000, 1000
 
 
@@ -98,7 +98,7 @@ def evaluate(args: argparse.Namespace) -> None:
 def _evaluate_logs(
     args: argparse.Namespace, trained: TrainedModel, logs: list[str], cutoffs: list[int], progress: Progress
 ) -> dict[str, Any]:
-    """Print metrics of raw logs, and return them as JSON data."""
+    """Print metrics of a model on raw logs, and return the metrics as JSON data."""
     from stratarec.models.metrics import figures
     from stratarec.reporting.metric_texts import bins, lines, ranks, sliced
     from stratarec.training.evaluate import column_of
@@ -125,7 +125,7 @@ def _evaluate_logs(
 def _evaluate_splits(
     args: argparse.Namespace, trained: TrainedModel, cutoffs: list[int], progress: Progress, mesh: Mesh
 ) -> dict[str, Any]:
-    """Print metrics of splits on the first rank, and return them as JSON data."""
+    """Print metrics of a model on splits (the first rank prints), and return the metrics as JSON data."""
     from stratarec.models.metrics import figures
     from stratarec.reporting.metric_texts import bins, lines, ranks
     from stratarec.training.baseline.baselines import compare_with_baselines
@@ -372,7 +372,7 @@ def export(args: argparse.Namespace) -> None:
     from stratarec.training.run.open_run import open_run
 
     output = output_of(args, "export")
-    # A process that was killed after it wrote the export, and before the delta, leaves the export.
+    # If an earlier call was killed between export and delta, the export exists. It is then checked and kept.
     repeated = bool(args.since and output.name) and (output / MANIFEST).is_file()
     if not repeated:
         check_absent(output)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _MOST_RANKS = 4096
 _FEWEST = (0, 0)
-"""Value of --hosts fewest."""
+"""Value that stands for ``--hosts fewest``."""
 
 
 def _options(command: argparse.ArgumentParser) -> None:
@@ -100,7 +100,7 @@ def _samples(text: str) -> float:
 
 
 def _cluster(text: str) -> tuple[int, int]:
-    """Parse the number of hosts and of processes on each."""
+    """Parse ``TxL``: the number of hosts, and the number of processes on each host."""
     if text == "fewest":
         return _FEWEST
     match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,2})", text)
@@ -110,7 +110,7 @@ def _cluster(text: str) -> tuple[int, int]:
 
 
 def plan(args: argparse.Namespace) -> None:
-    """Print a plan; of several processes only the first prints."""
+    """Print a plan. With several processes, only the first one prints."""
     from stratarec.distributed.measure import network_at_hand
     from stratarec.distributed.mesh import joined
     from stratarec.recipe import Recipe
@@ -146,7 +146,7 @@ def _open_data(args: argparse.Namespace) -> tuple[Recipe, Dataset]:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Refuse options that do not belong to the kind of plan that is asked for."""
+    """Refuse options that do not belong to the requested kind of plan."""
     options = {
         "tables": {"ranks": args.ranks, "output": args.output, "measure": args.measure or None, "report": args.report},
         "towers": {
@@ -175,7 +175,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _plan_cluster(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, network: NetworkFigures | None) -> None:
-    """Predict step times on a cluster, for each exchange."""
+    """Predict step times on a cluster for each method of exchanging data between processes."""
     from stratarec.config.units import parse_rate
     from stratarec.planning.machine import measure_tiers
     from stratarec.reporting.plan_page import print_steps
@@ -264,7 +264,7 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
 
 
 def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ranks: int, hosts: int) -> None:
-    """Plan rows in the memory of a GPU, and predict step times with the network and the rows there."""
+    """Plan which rows are in GPU memory, and predict step times with these rows and the network on the GPU."""
     from stratarec.planning.machine import measure_tiers
     from stratarec.reporting.plan_page import print_parts, print_plan
     from stratarec.training.forecast import device_rates, device_steps
@@ -295,7 +295,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
 
 
 def _write_plan(args: argparse.Namespace, recipe: Recipe, plan: Plan | None, content: dict[str, Any] | None) -> None:
-    """Write the files that were asked for."""
+    """Write the files that the options name: a report and a plan."""
     from stratarec.reporting.plan_page import write_plan_report
 
     if plan is None or content is None:
@@ -333,7 +333,7 @@ def _plan_tables(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
             ranks=ranks,
         )  # fmt: skip
         content = plan.to_dict()
-        # `--hosts` and `--device` predict steps of several ranks or on a device.
+        # Here one process on the CPU is predicted; `--hosts` predicts several ranks, and `--device` a GPU.
         is_local = ranks == 1 and config.device == "cpu"
         content["predicted"]["forecast"] = forecast_step(recipe, dataset, plan).to_dict() if is_local else None
         by_towers = ranks > 1 and recipe.distributed.by_towers(recipe.towers, hosts, modules=recipe.modules)

@@ -44,7 +44,7 @@ COMMANDS = (
     model_commands.EVALUATE, model_commands.PREDICT, model_commands.EXPLAIN, compare_commands.BASELINE,
     tune_command.TUNE, compare_commands.COMPARE, check_command.CHECK, model_commands.EXPORT, doctor_command.DOCTOR,
 )  # fmt: skip
-"""All subcommands, in the order of --help."""
+"""All subcommands, in the order in which --help lists them."""
 
 # 70 as in sysexits.h; 128 + number of the signal as in shells.
 _USER_ERROR, _ALARM, _BUG = 2, 3, 70
@@ -68,7 +68,7 @@ _OUT_OF_MEMORY = (
 def run(arguments: Sequence[str] | None) -> int:
     """Run one command and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
-        # A name that the terminal cannot encode must not end a run.
+        # Printing a name that the terminal cannot encode must not end a run.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     code, format_warning = 0, warnings.formatwarning
@@ -107,7 +107,7 @@ def make_parser() -> Parser:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line; overrides and log files may also follow options."""
+    """Parse the command line. Overrides and log files may come before or after options."""
     parser = make_parser()
     if "_ARGCOMPLETE" in os.environ:  # set while a shell completes a line; the import is slow
         import argcomplete
@@ -116,7 +116,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     args, extra = parser.parse_known_args(arguments)
     if not extra:
         return args
-    # The positional argument that takes any number of values, if the command has one.
+    # argparse does not assign values after options to a positional argument with nargs="*": they are added here.
     name = next((name for name in ("overrides", "data") if isinstance(getattr(args, name, None), list)), "")
     if not name or any(word.startswith("-") or (name == "overrides" and "=" not in word) for word in extra):
         parser.error(f"unrecognized arguments: {' '.join(extra)}")
@@ -176,10 +176,10 @@ def _signals_as_exceptions() -> Iterator[None]:
     """Raise `Terminated` on SIGTERM and SIGHUP and `KeyboardInterrupt` on Ctrl-C, also inside imports.
 
     Further SIGTERM and SIGHUP are ignored, so that cleaning up is not cut short. A handler that the caller of `main`
-    has set, and a signal that it ignores (`nohup`), stay as they are.
+    has set, and a signal that the caller ignores (`nohup`), stay as they are.
 
-    An import that swallows the exception leaves modules half loaded, so that the command fails later. Any error after
-    the signal is therefore reported as the signal.
+    If an import catches the exception, modules stay half loaded, and the command fails later with another error. So
+    any error after a signal is reported as the signal.
     """
     received: list[KeyboardInterrupt] = []
 
@@ -236,7 +236,7 @@ def _flush() -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
-        # Without this the interpreter would flush, and fail, once more at exit.
+        # Otherwise the interpreter would flush standard output again at exit, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return _CLOSED_PIPE

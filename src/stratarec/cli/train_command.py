@@ -55,7 +55,8 @@ def train(args: argparse.Namespace) -> None:
             recipe, dataset, progress_of(args), plan=plan, mesh=mesh, named=leaves(content),
             earlier=None if base is None else read_recipe(base),
         )  # fmt: skip
-        # A run that torchrun restarts resumes from its own checkpoints, not from those that it was to overwrite.
+        # With its first checkpoint, a run leaves a note. If torchrun restarts the processes after that, they resume
+        # from the run's own checkpoints, and do not overwrite the run again.
         settled = mesh.is_recorded(SETTLED)
         result = trainer.train(
             resume=settled or args.resume or (restarted() and not args.overwrite),

@@ -191,7 +191,9 @@ StoredType = Literal["String", "Int64", "UInt64"]
 
 
 class Ids(Model):
-    """Description of a vocabulary in a manifest. Other values have the id `stable_hash` modulo `tail_buckets`."""
+    """Description of a vocabulary in a manifest. A value that is not in its file has the id `stable_hash` modulo
+    `tail_buckets`.
+    """
 
     kind: VocabularyKind
     """``count``: the file lists the id of each value. ``hash``: every value has a tail bucket."""
@@ -206,7 +208,7 @@ class Ids(Model):
     """Number of rows in the very first data set, before any that name it as `base`. The bound of all initial weights is
     computed from this number, unless the recipe sets it."""
     tail_buckets: Annotated[Rows, pydantic.Field(ge=1)]
-    """Number of rows before those of the values, which all other values share; the only rows of kind ``hash``."""
+    """Number of first rows, which all values without a row share. With kind ``hash``, the table has no other rows."""
     digest: Hash
     """xxh3_128 of the values in order of id, and of the positions of holes."""
 
@@ -246,16 +248,16 @@ class Vocabulary:
     values: pl.Series
     """``[V]`` String, Int64 or UInt64; null for an evicted value. The id of the first value is `tail_buckets`."""
     counts: NDArray[np.int64]
-    """``[tail_buckets + V]`` number of lookups of each row in the training splits of all logs so far; in descending
-    order for the values after those of the base."""
+    """``[tail_buckets + V]`` number of lookups of each row in the training splits of all logs so far. For values that
+    are not in the base, the order is descending."""
     tail_buckets: int
     kind: VocabularyKind = "count"
     inherited: int = 0
     """Number of values inherited from the base; they come first."""
     first_rows: int = 0
-    """Number of rows of the first data set in the chain of bases; 0 without a base."""
+    """Number of rows in the very first data set, before any that names a base; 0 without a base."""
     counted: pl.DataFrame | None = None
-    """Counts of all values: first those with a row, then the others by falling count. None if not loaded."""
+    """Counts of all values: first the values with a row, then the others by descending count. None if not loaded."""
 
     @property
     def rows(self) -> int:
@@ -376,7 +378,7 @@ class Vocabulary:
         return self.values.set(pl.Series(removed), None)
 
     def tail_ids(self, values: pl.Series) -> NDArray[np.int64]:
-        """Return the ``[N]`` ids (tail buckets) of values without a row."""
+        """Return the ``[N]`` tail buckets that values have as ids if they have no row."""
         return buckets_of(values, self.tail_buckets)
 
     @property

@@ -127,7 +127,7 @@ def _check_run(path: Path, read: set[Path]) -> Iterator[str]:
 
 
 def _check_plan(path: Path) -> bool:
-    """Check the plan of a run or of a period; False if it has none."""
+    """Check the plan of a run or of a period. Return False if there is no plan."""
     if not (path / PLAN).exists():
         return False
     content = read_sealed(path / PLAN, RunPlan, "restore it, or start again with --overwrite")
@@ -136,7 +136,7 @@ def _check_plan(path: Path) -> bool:
 
 
 def _check_periods(run: Path, read: set[Path]) -> Iterator[str]:
-    """Check the periods of a run. Of earlier periods only the records remain, not the data."""
+    """Check the periods of a run. For earlier periods only the records exist, and the data is deleted."""
     for number, path in enumerate(periods.paths(run), start=1):
         period, recipe = periods.read(path), read_recipe(path)
         read |= {path / PERIOD, path / RECIPE, path / PLAN}
@@ -154,7 +154,7 @@ def _check_periods(run: Path, read: set[Path]) -> Iterator[str]:
 
 
 def _check_checkpoint(path: Path, recipe: Recipe, read: set[Path]) -> int:
-    """Read a whole checkpoint of `recipe`, and return the number of its rows."""
+    """Read a complete checkpoint, whose model must be the one of `recipe`. Return the number of its rows."""
     loaded, total = checkpoint.load(path), 0
     for name, tensors in ((NETWORK, loaded.network), (OPTIMIZER, loaded.optimizer)):
         checkpoint.check_tensors(path / name, tensors, tensors)

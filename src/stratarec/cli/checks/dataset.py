@@ -1,4 +1,4 @@
-"""Verify every file of a data set. Torch is not loaded, which takes longer than reading a small data set."""
+"""Verify every file of a data set. Torch is not loaded, because that takes longer than reading a small data set."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SHOWN_FILES = 5
 
 
 def is_dataset(path: Path) -> bool:
-    """Whether a path is that of a data set."""
+    """Whether there is a data set at `path`."""
     return kind_of(path) == DATASET.name or (path / MANIFEST).exists()
 
 
 def check(path: Path) -> Iterator[str]:
-    """Verify a data set; yield one line for each part that is valid, and one with unknown files if there are any."""
+    """Verify a data set. Yield one line for each valid part, and a last line if there are unknown files."""
     read: set[Path] = set()
     yield from check_dataset(path, read)
     yield from unknown_files(path, read)
@@ -100,7 +100,7 @@ def _check_content(path: Path, dataset: Dataset) -> Iterator[str]:
 
 
 def _check_shard(dataset: Dataset, split: str, number: int) -> NDArray[np.int64]:
-    """Read a whole shard; return the labelled and the positive samples of each label, ``[labels, 2]``."""
+    """Read a complete shard. Return for each label the numbers of known and of positive samples, ``[labels, 2]``."""
     names = label_names(len(dataset.schema.label_columns))
     totals = np.zeros((len(names), 2), dtype=np.int64)
     rows, shard = [], dataset.shards(split)[number]

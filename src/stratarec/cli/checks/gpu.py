@@ -1,7 +1,7 @@
-"""Verify a GPU against the CPU: single operations, trainings, rows in its memory, and transfers during computation;
-measure its speed.
+"""Verify that a GPU computes the same as the CPU, and measure its speed.
 
-Shapes: B samples, R runs of equal samples, D width.
+Single operations, trainings, rows in GPU memory, and transfers during computation are compared. Shapes: B samples, R
+runs of samples with equal shared features, D width.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from stratarec.training.steps.step import Stages
 from stratarec.training.torch_setup import build_optimizer, torch_settings
 
 _EXACT, _ROUNDED = 1e-5, 3e-3
-"""Largest allowed difference from the CPU in float32 and in bf16: absolute for losses, relative for operations."""
+"""Maximum difference from the CPU in float32, and in bf16: absolute for losses, relative for single operations."""
 _DRIFT = 1e-3
-"""Largest allowed mean difference between the float32 losses of two complete trainings.
+"""Maximum mean difference between the float32 losses of a complete training on the CPU and on the GPU.
 
 A GPU adds in another order than the CPU, and training amplifies the difference: with Adam on all rows, the losses of
 correct devices differed by 3e-4 after 200 steps. Single steps from equal weights (`_EXACT`) are the stricter test.
@@ -58,16 +58,16 @@ class Sizes(NamedTuple):
     steps: int = 200
     batch: int = 512
     transfer_bytes: int = 1 << 30
-    """Larger than the last-level cache of a GPU (50 MB on an H100), so that its memory is measured."""
+    """Bytes of each transfer, more than the last-level cache of a GPU (50 MB on an H100): memory is measured."""
     matrix_edge: int = 8192
-    """Large enough that the product takes much longer than waiting for its end."""
+    """Rows of the matrices. At this size, a product takes much longer than synchronizing with the GPU."""
 
 
 FULL = Sizes()
 
 
 def verify(device: torch.device, sizes: Sizes = FULL) -> Iterator[tuple[Finding, dict[str, float]]]:
-    """Verify a device; yield findings and measurements to record. A finding with a change is a failure."""
+    """Verify a device. Yield each finding with the measurements to record; a finding with a `change` is a failure."""
     yield _operations(device), {}
     for config in _models():
         for precision in ("float32", "bf16"):
@@ -102,7 +102,8 @@ def _cases() -> Mapping[str, tuple[Operation, Sequence[Tensor]]]:
     return {
         "interaction": (dot_interaction, [some(40, 8), some(40, 4, 8)]),
         "interaction of runs": (
-            # Gradients of rows behind the runs are left as they were: only those of the two parts mean anything.
+            # The kernel leaves gradients of undefined rows (after the first R) as they were. Building its input from
+            # two tensors inside the operation lets only defined gradients through.
             lambda dense, rows_own, common: _of_runs(dense, _side_by_side(rows_own, common), runs),
             [some(40, 8), some(40, 16), some(5, 16)],
         ),
@@ -125,7 +126,7 @@ def _cases() -> Mapping[str, tuple[Operation, Sequence[Tensor]]]:
 
 
 def _side_by_side(rows_own: Tensor, common: Tensor) -> Tensor:
-    """``[B, 4, D]``, in the middle ``[R, 2, D]`` of runs, behind which nothing means anything."""
+    """Return features ``[B, 4, D]``. The two in the middle are shared by runs: only their first R rows are defined."""
     shared = functional.pad(common.view(-1, 2, 8), (0, 0, 0, 0, 0, len(rows_own) - len(common)))
     mine = rows_own.view(-1, 2, 8)
     return torch.cat([mine[:, :1], shared, mine[:, 1:]], dim=1)
@@ -133,12 +134,12 @@ def _side_by_side(rows_own: Tensor, common: Tensor) -> Tensor:
 
 def _of_runs(dense: Tensor, pooled: Tensor, runs: Runs) -> tuple[Tensor, ...]:
     rows_own, common = run_interaction(dense, pooled, runs.shared, runs.starts)
-    # Zeros behind the products, which the CPU has for its own sake.
+    # The CPU pads the products with zeros, and `common` has undefined rows. Both are cut off.
     return rows_own[:, :21], common[:, :1]
 
 
 def _difference(operate: Operation, inputs: Sequence[Tensor], device: torch.device) -> float:
-    """Return the largest difference of outputs and gradients, relative to the largest number of each."""
+    """Return the largest difference between CPU and device in an output or gradient, relative to its largest number."""
     results = []
     for where in (CPU, device):
         leaves = [tensor.to(where).requires_grad_() for tensor in inputs]
@@ -161,10 +162,10 @@ def _models() -> list[Any]:
 
 
 def _trainings(config: Any, precision: Any, device: torch.device, sizes: Sizes) -> Finding:
-    """Compare losses with those of the CPU: single steps from equal weights, then complete trainings."""
+    """Compare losses with losses on the CPU: first of single steps from equal weights, then of complete trainings."""
     train = TrainConfig(precision=precision, clip_norm=10.0)
     limit, drift_limit = (_EXACT, _DRIFT) if precision == "float32" else (_ROUNDED, _ROUNDED)
-    # The second loss of a model shows its first update.
+    # Two steps are run, because only the loss of the second step depends on the first update.
     single = max(
         abs(first - right)
         for seed in range(_FRESH_MODELS)
@@ -191,7 +192,7 @@ def _trainings(config: Any, precision: Any, device: torch.device, sizes: Sizes) 
 def _losses(
     config: Any, train: TrainConfig, device: torch.device, sizes: Sizes, steps: int, seed: int = 1
 ) -> list[float]:
-    """Return the loss of each step of a new model."""
+    """Build a model, train it, and return the loss of each step."""
     schema = Schema(
         dense=tuple(DenseFeature(name=f"n{place}") for place in range(4)),
         sparse=(
@@ -230,7 +231,7 @@ def _batch(size: int, step: int) -> Batch:
 
 
 def _rows_in_memory(device: torch.device, sizes: Sizes) -> Finding:
-    """Compare rows that are trained in the memory of the device with the same rows in DRAM."""
+    """Compare rows that are trained in GPU memory with the same rows trained in DRAM."""
     subject = "rows in GPU memory"
     try:
         pairs = [
@@ -247,7 +248,7 @@ def _rows_in_memory(device: torch.device, sizes: Sizes) -> Finding:
 
 
 def _trained_rows(kind: Any, device: torch.device, sizes: Sizes) -> Iterator[Tensor]:
-    """Yield looked-up rows of each step, and all rows at the end: of a table in level 0, and of a cached one."""
+    """Train a table in level 0 and a cached table. Yield the looked-up rows of each step, and at the end all rows."""
     tables = [
         EmbeddingBagConfig(name="whole", num_embeddings=300, embedding_dim=16, feature_names=("whole",)),
         EmbeddingBagConfig(name="cached", num_embeddings=16 * sizes.batch, embedding_dim=64, feature_names=("cached",)),
@@ -292,7 +293,7 @@ def _transfers(device: torch.device, rounds: int = 64) -> tuple[Finding, dict[st
 def _speeds(device: torch.device, sizes: Sizes) -> tuple[Finding, dict[str, float]]:
     """Measure `DeviceFigures`: transfers of pinned memory, gathers of random rows, products of square matrices."""
     transfers, memory = transfers_of(device), device_memory(device)[1]
-    # Transfer buffers and gathered rows together take three times `size`.
+    # Transfer buffers and gathered rows together take three times `size` bytes of GPU memory.
     size = min(sizes.transfer_bytes, memory // 8 // 256 * 256) if memory else sizes.transfer_bytes
     edge = min(sizes.matrix_edge, math.isqrt(size // 8))
     host = transfers.empty(size // 4).fill_(1.0)

@@ -42,9 +42,9 @@ def examine(root: Path, folder: Path) -> Iterator[Finding]:
     Parameters
     ----------
     root : path
-        Root of the system's files, such as ``/``.
+        Root of the file system to read, such as ``/``.
     folder : path
-        Folder on the disk that is measured.
+        Folder on the disk whose speed is measured.
     """
     libraries = ("stratarec", "torch", "numba", "numpy", "polars")
     versions = ", ".join(f"{name} {version(name)}" for name in libraries)
@@ -127,7 +127,7 @@ def _gpu() -> Finding:
 
 
 def _value(path: Path, name: str) -> str:
-    """Return the value of `name` in a system file with lines ``name: value``; empty if absent."""
+    """Return the value of `name` in a file with lines ``name: value``, such as /proc/meminfo; empty if absent."""
     for line in _text(path).splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:

@@ -27,10 +27,10 @@ from stratarec.io.atomic import check_absent, write_text
 from stratarec.io.names import shell_word, visible
 
 _DAY, _MAX_NAME = 86_400, 100
-# Floats of optimizer state per row, and the share of memory that tables may take.
+# Number of floats of optimizer state per row, and the share of memory that tables may take.
 _STATE_FLOATS, _SHARE = 1, 0.25
 _WIDTHS = (16, 8)
-# Largest samples and values for which an ensemble is best. Beyond, its wide rows cost more than they gain.
+# Maximum numbers of samples and of values for which an ensemble is best. Above, its wide rows cost more than they gain.
 _ENSEMBLE_ROWS, _ENSEMBLE_VALUES = 2_000_000, 200_000
 
 
@@ -83,14 +83,17 @@ def _check_data(content: dict[str, Any], path: Path) -> None:
 
 
 def content_of(paths: tuple[str, ...], label: str = "") -> dict[str, Any]:
-    """Return the recipe that `draft` would write for a log, as plain data, without trainings that judge a history."""
+    """Return the recipe that `draft` would write for a log, as plain data. No trainings decide about a history."""
     text, _, _ = _drafted(paths, _name(paths[0]), Path("drafted.yaml"), label, None)
     content: dict[str, Any] = yaml.safe_load(text)
     return content
 
 
 def _for_model(guesses: Guesses, sample: LogSample) -> Guesses:
-    """Use few whole numbers as dense features in an ensemble, whose numeric encoding needs no order."""
+    """If the recipe will use an ensemble, make dense features of columns with few whole numbers.
+
+    An ensemble encodes numbers in a way that does not rely on their order.
+    """
     if not _is_small(sample, guesses):
         return guesses
     columns = (
@@ -204,7 +207,8 @@ def _sparse(guesses: Guesses) -> Iterator[str]:
             f"        - {{name: {_yaml(choice.name)}, kind: history, of: {_yaml(choice.of)}, max_length: 50}}"
             f"  # {choice.reason}"
         )
-    # A split by time tests users seen in training; a split by fraction tests new users, whose ids say nothing.
+    # With a split by time, most tested users were seen in training. With a split by fraction, all are new, and their
+    # ids have no learned rows.
     for column in guesses.of("user") if guesses.split_seconds else ():
         yield f"        - {{name: {_yaml(column.name)}}}  # learns the taste of each user"
 
@@ -265,7 +269,7 @@ def _table_bytes(rows: int, width: int) -> int:
 
 def _yaml(value: Any) -> str:
     """Write a value as one line of YAML; text with line ends or hidden characters is double-quoted and escaped."""
-    # Dumped inside a list: text such as `0?` needs quotes between braces, but not alone on a line.
+    # The value is dumped inside a list, because text such as `0?` needs quotes between braces, but not alone on a line.
     dump = partial(yaml.safe_dump, [value], default_flow_style=True, allow_unicode=True, width=float("inf"))
     text = str(dump()).removesuffix("\n")[1:-1]
     return text if visible(text) == text else visible(str(dump(default_style='"')).removesuffix("\n")[1:-1])

@@ -23,26 +23,27 @@ from stratarec.errors import ConfigError, DataError
 Role = Literal["label", "weight", "time", "user", "session", "dense", "sparse", "list", "ignored"]
 
 _SEPARATORS = ("\x1d", "\x1e", "\x1f", "\x01", "\x02", "|", ";", "\t", "^", "~", ",", " ")
-# Whole numbers with more distinct values are amounts, unless something suggests that they are ids. A user column has
-# more distinct values, too.
+# Columns of whole numbers with more distinct values are amounts, unless something suggests ids. A user column must also
+# have more distinct values.
 _FEW = 50
-# Least share of times in a column of times; of rows by which an index increases by one; of a sequence's values that
-# the feature it refers to has.
+# Minimum shares: of times among the values of a time column, of rows at which an index column increases by one, and of
+# a sequence's values that its feature has, too.
 _MOSTLY_TIMES, _MOSTLY_ONE, _MOSTLY_SAME = 0.99, 0.99, 0.5
-# Least rows of each frequent value in `_is_scattered`.
+# Minimum number of rows of a frequent value in `_is_scattered`.
 _OFTEN = 5
 _LONG_TEXT = 60
 _FEATURES = ("dense", "sparse", "list")
-# Several values, or one in quotes, in brackets.
+# Brackets around several values, or around one value in quotes.
 _LIKE_A_LIST = r"""(?s)^\s*[\[({].*[,"':].*[\])}]\s*$"""
-# Longest value in a reason, in characters.
+# Maximum number of characters of a value in a reason.
 _SHOWN = 40
 _UNIQUE = "a different value in every row, like a row number"
 
 _BINS = 32
-# Pseudo-rows of the mean rate that each value's rate starts with.
+# Smoothing: each value's positive rate includes this many made-up rows with the mean rate.
 _PRIOR_ROWS = 10.0
-# Standard errors by which single values must predict better. Of some 60 true numbers, the most was 3.2.
+# Number of standard errors by which single values must predict better. The maximum for some 60 columns of amounts
+# was 3.2.
 _ERRORS = 5.0
 _MIN_CLASS_ROWS = 20
 
@@ -61,11 +62,11 @@ class Guess:
     integer: bool = False
     """Whether values that are text in the file are whole numbers."""
     ordered: bool = False
-    """Whether the few values of a sparse feature are numbers that may also be amounts."""
+    """Whether the sparse feature has few values that are numbers, which could also be amounts."""
     of: str = ""
     """Feature whose values a list contains, if the list seems to be a sequence of user actions."""
     leak: Guess | None = None
-    """Feature that the column would be if it did not seem to reveal the label."""
+    """Guess for the column if its suspected leak is ignored; set for a column that is left out because of the leak."""
 
 
 class HistoryChoice(NamedTuple):
@@ -170,7 +171,7 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
 
 
 def _with_leak(guess: Guess, leak: Leak, *, ignore: bool) -> Guess:
-    """Add the suspected leak of a column to its reason; ignore the column if the leak is certain and `ignore`."""
+    """Add a suspected leak to the reason of a column. If the leak is certain and `ignore` is set, drop the column."""
     if guess.role in _FEATURES and leak.certain and ignore:
         return Guess(name=guess.name, role="ignored", reason=leak.text, leak=guess)
     if guess.role not in (*_FEATURES, "ignored"):
@@ -180,7 +181,7 @@ def _with_leak(guess: Guess, leak: Leak, *, ignore: bool) -> Guess:
 
 
 def _find_time(frame: pl.DataFrame, names: Sequence[str]) -> tuple[str, Times] | None:
-    """Return the column of times: the only one, or the first that is named like one."""
+    """Return the column of times: the first one that is named like times, or the only column with times."""
     columns = [(name, times) for name in names if _may_be_time(name) and (times := as_times(frame[name])) is not None]
     columns.sort(key=lambda column: not tokens(column[0]) & TIMES)
     if not columns or (len(columns) > 1 and not tokens(columns[0][0]) & TIMES):
@@ -193,7 +194,7 @@ def _may_be_time(name: str) -> bool:
 
 
 def _find_key(frame: pl.DataFrame, names: Sequence[str], words: Sequence[str], role: Role) -> Guess | None:
-    """Return the column of users or sessions: named like one, with many values that repeat."""
+    """Return the column of users or sessions: its name has one of `words`, and it has many values that repeat."""
     for word in words:
         for name in (name for name in names if names_a(name, word)):
             column = frame[name]
@@ -240,7 +241,7 @@ def _guess_feature(column: pl.Series, sample: LogSample) -> Guess:
 
 
 def _other_times(column: pl.Series) -> str:
-    """Return why a column of times is not used as such; empty if it holds no times."""
+    """Return why a column that contains times is not the time column; empty if it does not contain times."""
     present, missing = column.drop_nulls(), column.null_count()
     dates = present.filter(present.str.contains(r"\d")) if column.dtype == pl.String else present
     times = as_times(dates) if len(dates) > _MOSTLY_TIMES * len(present) else None
@@ -293,7 +294,7 @@ def _integer_feature(column: pl.Series, sample: LogSample, distinct: int) -> Gue
 
 
 def _as_ids(guess: Guess, column: pl.Series, positive: pl.Series, sample: LogSample) -> Guess:
-    """Turn whole numbers into ids if single values predict the label better than their order, as student numbers do."""
+    """Turn whole numbers (such as student numbers) into ids if single values predict the label better than order."""
     is_number = guess.role == "dense" and column.dtype.is_integer() and not tokens(guess.name) & AMOUNTS
     if not is_number or column.n_unique() <= _FEW or not _predicts_by_value(column, positive):
         return guess
@@ -303,7 +304,7 @@ def _as_ids(guess: Guess, column: pl.Series, positive: pl.Series, sample: LogSam
 
 
 def _predicts_by_value(column: pl.Series, positive: pl.Series) -> bool:
-    """Whether positive rates of single values predict other rows better than those of 32 quantiles.
+    """Whether positive rates of single values predict other rows better than positive rates of 32 quantiles.
 
     Parameters
     ----------
@@ -323,7 +324,10 @@ def _predicts_by_value(column: pl.Series, positive: pl.Series) -> bool:
 
 
 def _losses(value: NDArray[np.int64], label: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the log loss of each row, ``[N]``, by the positive rate of its value in the other half of the rows."""
+    """Return the log loss of each row, ``[N]``.
+
+    The prediction for a row is the positive rate of its value in the other half of the rows.
+    """
     half = np.random.default_rng(0).integers(0, 2, len(label)) > 0
     values, mean, rate = int(value.max()) + 1, label.mean(), np.empty(len(label))
     for rows in (half, ~half):
@@ -359,10 +363,10 @@ def _text_feature(column: pl.Series, sample: LogSample, distinct: int) -> Guess:
 
 
 def _separator(column: pl.Series, distinct: int) -> str:
-    """Return the character that separates the parts of the values, or nothing.
+    """Return the character that separates the parts of the values; empty if there is none.
 
-    Parts must repeat more often than values, or be whole numbers whose count varies. A control character always
-    separates.
+    Parts must repeat more often than values, or be whole numbers, and values must differ in their number of parts. A
+    control character is always a separator.
     """
     text = column.drop_nulls()
     for mark in _SEPARATORS:
@@ -379,7 +383,7 @@ def _separator(column: pl.Series, distinct: int) -> str:
 
 
 def _as_sequence(guess: Guess, frame: pl.DataFrame, features: Sequence[str]) -> Guess:
-    """Turn a list into a sequence if it is named like earlier events and a feature has most of its values."""
+    """Turn a list into a sequence if its name suggests earlier events, and a feature has most of the list's values."""
     if guess.role != "list" or not tokens(guess.name) & EARLIER:
         return guess
     column = frame[guess.name].drop_nulls()

@@ -1,9 +1,9 @@
 """Decide whether a drafted recipe has a history of each user: by a rule, and for small logs by validation.
 
-The rule needs users with some earlier positive rows, and positive rows for each value of the feature: a model cannot
-learn what follows from which value where most values are seen a few times. A history that passes the rule may still
-cost more than it tells. Where two short trainings are affordable, it stays only if it lowers the validation log loss by
-more than a standard error. `docs/log.md` has the measurements.
+The rule requires enough positive rows per user, and enough per value of the feature: if most values are seen only a few
+times, a model cannot learn what they predict. A history that passes the rule can still make the model worse. If the log
+is small enough for two short trainings, the history is kept only if it lowers the validation log loss by more than a
+standard error. `docs/log.md` has the measurements.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from stratarec.cli.init.sample import LogSample, growth
 from stratarec.cli.init.words import ITEMS, tokens
 from stratarec.errors import DatasetError, StrataError
 
-# Least positive rows of a user, and of a value, on average.
+# Minimum average number of positive rows per user, and per value.
 _USER_ROWS, _VALUE_ROWS = 3.0, 10.0
-# Most rows of a log for which two short trainings are affordable: half a minute on two cores.
+# Maximum number of rows of a log for two short trainings, which then take half a minute on two cores.
 _MOST_ROWS = 200_000
-# A short training has fewer members than a run, and ends at the first worse epoch. Its rates are those of the run: with
-# one pass at a rate that falls to 0, a history won that loses in the run.
+# A short training has fewer ensemble members than a run, and ends at the first worse epoch. It uses the learning rates
+# of the run. With one epoch at a rate that falls to 0, a history helped in the short training, but not in the run.
 _SHORT = {"train.early_stopping.patience": 1, "model.members": 4, "train.report": False, "train.curves": []}
 
 
 def choose_history(guesses: Guesses, sample: LogSample, positive: pl.Series) -> HistoryChoice | None:
-    """Return the choice by the rule; None if the log has no users, times or items to make a history of."""
+    """Return the choice that the rule makes; None if the log lacks the users, times or items that a history needs."""
     items = [guess for guess in guesses.of("sparse") if tokens(guess.name) & ITEMS]
     item = max(items, key=lambda guess: guess.values, default=None)
     users = guesses.of("user")
@@ -75,7 +75,7 @@ def validate_history(
             both = having.join(_losses(bare, Path(folder) / "without"), on="row", suffix="_without")
     except StrataError as error:
         return choice._replace(reason=f"{choice.reason}; not tested: {error}")
-    # The samples of a user vary together.
+    # Gains are summed by user, because the losses of a user's samples are correlated.
     by_user = both.group_by("user").agg(gain=(pl.col("loss_without") - pl.col("loss")).sum())["gain"].to_numpy()
     having_it, lacking_it = (both[name].to_numpy().mean() for name in ("loss", "loss_without"))
     means = f"{having_it:.4f} with it, {lacking_it:.4f} without it"

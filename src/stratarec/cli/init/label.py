@@ -19,21 +19,21 @@ _RATINGS = {"rating", "ratings", "score", "stars"}
 _YES = {"yes", "y", "true", "t", "1", "positive", "pos", "success", "good", "click", "clicked", "buy", "won"}
 _NO = {"no", "n", "false", "f", "0", "negative", "neg", "failure", "bad", "none", "lost"}
 _WEIGHTS = {"weight", "weights", "wt", "sampleweight", "sampleweights", "importance", "ipw"}
-# Words that name a sample weight for certain. `weight` alone may also be the weight of a parcel.
+# Words that certainly name a sample weight. The word weight alone may also name the weight of a parcel.
 _SAMPLE_WEIGHTS = {"sample", "samples", "sampling", "sampleweight", "sampleweights", "importance", "instance", "ipw"}
-# Least rows of a class in which a weight is constant.
+# Minimum number of rows of each class for deciding that a weight is constant in a class.
 _MIN_CLASS_ROWS = 20
-# Number of values in a message.
+# Maximum number of values that a message lists.
 _SHOWN = 6
 
 
 def find_label(sample: LogSample, name: str) -> tuple[str | LabelRule, str]:
-    """Return the label and the reason; `name` is the label column, or ``COLUMN=WORD``, if it is known.
+    """Return the label and the reason. `name` is the label column, or ``COLUMN=WORD``; empty to search for a label.
 
     Raises
     ------
     DataError
-        If no column can be the label, or the named one cannot.
+        If no column can be the label, or the column `name` cannot.
     """
     frame = sample.frame
     if name:
@@ -59,7 +59,7 @@ def find_label(sample: LogSample, name: str) -> tuple[str | LabelRule, str]:
 
 
 def positives(frame: pl.DataFrame, label: str | LabelRule) -> pl.Series:
-    """Return which rows are positive; null where the label is missing."""
+    """Return a flag for each row: whether it is positive; null where the label is missing."""
     if isinstance(label, str):
         return frame[label].cast(pl.Boolean)
     column = frame[label.column]
@@ -87,7 +87,7 @@ def find_weight(frame: pl.DataFrame, names: Sequence[str], positive: pl.Series) 
 
 
 def class_weights(column: pl.Series, positive: pl.Series) -> str:
-    """Describe a column that is constant in a class, like weights of sampled negatives; empty for other columns."""
+    """Describe a column with one value for all rows of a class, as weights of sampled negatives have; else empty."""
     if not _is_weight(column) or float(column.min()) <= 0:  # type: ignore[arg-type]
         return ""
     ones, zeros = column.filter(positive.fill_null(False)), column.filter(~positive.fill_null(True))
@@ -98,7 +98,7 @@ def class_weights(column: pl.Series, positive: pl.Series) -> str:
 
 def _is_weight(column: pl.Series) -> bool:
     """Whether the values are finite numbers of at least 0, and not all equal."""
-    # Remaining decimals are wider than 64 bits.
+    # Columns of decimals are no weights: they are wider than 64 bits, because narrower ones were converted before.
     if not (column.dtype.is_integer() or column.dtype.is_float()) or column.null_count() or column.n_unique() < 2:
         return False
     return bool(column.is_finite().all()) and float(column.min()) >= 0  # type: ignore[arg-type]
@@ -156,7 +156,10 @@ def _has_two_numbers(column: pl.Series) -> bool:
 
 
 def _threshold_rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
-    """Return a threshold that leaves both classes: the smallest positive count, or the upper third of the scale."""
+    """Return a rule with a threshold between the classes, and its reason.
+
+    If the column counts events, every count above 0 is positive; otherwise the upper third of the scale.
+    """
     values = column.drop_nulls().cast(pl.Float64).drop_nans().unique().sort()
     if len(values) < 2:
         raise DataError(f"--label is {column.name!r}, which has a single value; it must have at least two")
@@ -170,7 +173,7 @@ def _threshold_rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
 
 
 def _is_count(column: pl.Series) -> bool:
-    """Whether whole numbers from 0 count events, by the name of the column or because 0 is the most frequent."""
+    """Whether a column of whole numbers from 0 counts events: its name suggests it, or 0 is the most frequent value."""
     words = tokens(column.name)
     is_count = bool(words & _LABELS) or bool((column == 0).mean() >= 0.5)  # type: ignore[operator]
     return is_count and not words & _RATINGS
@@ -206,7 +209,7 @@ def _words(column: pl.Series) -> list[str]:
 
 
 def _positive_word(column: pl.Series) -> tuple[str, bool]:
-    """Return which of two words is probably positive, and whether the words themselves say so."""
+    """Return the word, of two, that is probably positive, and whether this is clear, as for yes and no."""
     words = _words(column)
     for word in words:
         other = next(each for each in words if each != word)

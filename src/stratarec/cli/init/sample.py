@@ -43,7 +43,7 @@ from stratarec.io.names import shell_word
 _HEAD_BYTES, _TAIL_BYTES = 8 << 20, 1 << 20
 _FRONT_BYTES = 1 << 16
 _ROWS = 200_000
-# Number of files whose columns are compared, and of columns in a message.
+# Maximum number of files whose columns are compared, and of columns that a message names.
 _FILES, _SHOWN = 100, 6
 _BOM = b"\xef\xbb\xbf"
 _MAX_LINE_BYTES = 4 << 20
@@ -67,15 +67,15 @@ class LogSample:
     total: int
     """Number of rows of the log, estimated for text."""
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Column of numbers -> words that mean a missing value, apart from an empty field."""
+    """Name of a column of numbers -> words in it that mean a missing value, in addition to an empty field."""
     incomplete: dict[str, str] = field(default_factory=dict)
-    """Column that is not in every file -> a file without it. `frame` does not have these columns."""
+    """Name of a column that is not in every file -> a file without it. `frame` does not have these columns."""
     unnamed: frozenset[str] = frozenset()
     """Columns of `frame` without a usable name in the log."""
 
     @property
     def incomplete_note(self) -> str:
-        """End of an error message that names the columns of `incomplete`; empty without any."""
+        """Text at the end of an error message that names the columns in `incomplete`; empty if there are none."""
         shown = [f"{name!r} (not in {path})" for name, path in sorted(self.incomplete.items())]
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
         return f"; ignored because not every file has them: {', '.join(shown[:_SHOWN])}{more}" if shown else ""
@@ -123,7 +123,7 @@ def _incomplete(files: tuple[InputFile, ...], names_of: Callable[[InputFile], Se
     Raises
     ------
     DataError
-        If a file has no column in common with those before it.
+        If a file has no column that all earlier files have.
     """
     common, lacking = set(names_of(files[0])), dict[str, str]()
     for number, file in enumerate(files[1:_FILES], 1):
@@ -144,7 +144,7 @@ def _incomplete(files: tuple[InputFile, ...], names_of: Callable[[InputFile], Se
 
 def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
     counts = {file: count_rows((file,)) for file in files}
-    # Files without rows may have any columns of any type; `prepare` ignores them, too.
+    # Files without rows may have any columns of any type. They are ignored, as in `prepare`.
     files = tuple(file for file in files if counts[file]) or files
     frames, total = [], sum(counts.values())
     lacking = _incomplete(files, _parquet_names)
@@ -173,7 +173,7 @@ def _parquet(paths: tuple[str, ...], files: tuple[InputFile, ...]) -> LogSample:
 
 
 def _without_decimals(column: pl.Series) -> pl.Series:
-    """Convert decimals to whole numbers if all are whole, else to floats; leave those wider than 64 bits."""
+    """Convert decimals to whole numbers if all are whole, else to floats. Numbers beyond 64 bits stay decimals."""
     is_list = column.dtype.base_type() == pl.List
     flat = column.explode() if is_list else column
     if not flat.dtype.is_decimal():
@@ -295,10 +295,10 @@ def _delimiter(head: bytes, file: InputFile) -> str:
 
 
 def _is_header(names: list[str], second: list[str], file: InputFile) -> bool:
-    """Whether the first record names the columns.
+    """Whether the first record is a header, which names the columns.
 
-    A name that is a number is allowed if other names are words where the `second` record has numbers. With an empty or
-    a duplicate name, the second record must have a number.
+    `names` are the fields of the first record. A number among them is allowed if other fields are words where the
+    `second` record has numbers. If a name is empty or repeated, the second record must have a number.
     """
     if not any(names):
         return False
@@ -316,7 +316,7 @@ def _is_header(names: list[str], second: list[str], file: InputFile) -> bool:
 
 
 def _column_names(names: Sequence[str]) -> list[str]:
-    """Name columns by position if they have no name, or one that Polars would take for a pattern."""
+    """Return names in which columns are numbered that have no name, or a name that Polars would read as a pattern."""
     word = "column"
     while any(name.startswith(f"({word} ") for name in names):
         word = f"unnamed {word}"
@@ -347,12 +347,12 @@ def _json(head: bytes, file: InputFile) -> pl.DataFrame:
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         _check_json(head, file)
         raise DataError(f"{file.path}: the lines are not JSON objects with consistent types") from error
-    # Whole numbers beyond 64 bits are read as text by `prepare`, too.
+    # `prepare` also reads whole numbers beyond 64 bits as text.
     return frame.with_columns(column.cast(pl.String) for column in frame.iter_columns() if column.dtype == pl.Int128)
 
 
 def _check_json(head: bytes, file: InputFile) -> None:
-    """Refuse the first line that is not an object, or has a list where other lines have none."""
+    """Raise an error for the first line that is not an object, or has a list where other lines have single values."""
     forms: dict[str, bool] = {}
     for text in head.split(b"\n"):
         with suppress(ValueError, RecursionError):
@@ -367,7 +367,7 @@ def _check_json(head: bytes, file: InputFile) -> None:
 def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | None, first_line: int = 1) -> pl.DataFrame:
     """Read rows as text.
 
-    Without `file`, errors give an empty frame: a tail may begin inside a quoted field.
+    If `file` is None, errors give an empty frame, because the tail of a file may begin inside a quoted field.
     """
     columns = _column_names(names)
     schema = {f"column_{place}": pl.String for place in range(1, len(columns) + 1)}
@@ -377,7 +377,7 @@ def _read(content: bytes, names: Sequence[str], mark: str, file: InputFile | Non
         )
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         if file is not None and content:
-            # The parser of `prepare` names the line.
+            # The parser of `prepare` raises an error that names the line.
             reader = Delimited(path=file.path, names=tuple(columns), delimiter=mark, quote='"', nulls=())
             numbers = range(first_line, first_line + content.count(b"\n"))
             reader.parse(content, numbers, dict.fromkeys(columns, pl.String()), BadRows(None))
@@ -398,7 +398,7 @@ def _tail(file: InputFile) -> bytes:
 
 
 def growth(values: pl.Series, rows: int, total: int) -> int:
-    """Estimate the distinct values of `total` rows from a sample of `rows`, by their growth over the sample."""
+    """Estimate the number of distinct values in `total` rows, from its growth over a sample of `rows` rows."""
     distinct = values.n_unique() - bool(values.null_count())
     half = values.head(len(values) // 2)
     before = half.n_unique() - bool(half.null_count())
@@ -408,7 +408,7 @@ def growth(values: pl.Series, rows: int, total: int) -> int:
     return int(distinct * (total / rows) ** power)
 
 
-# Compared without surrounding spaces and in lower case.
+# Texts are compared with these words in lower case, and without surrounding spaces.
 _MISSING_WORDS = {
     "", "na", "n/a", "#n/a", "<na>", "nan", "nil", "null", "none", "missing", "unknown", "\\n", "-", "--", "?", ".",
     "inf", "-inf", "+inf", "infinity", "-infinity",
@@ -419,13 +419,13 @@ _SIGNS = r"[$€£¥₹%]|\b(USD|EUR|GBP)\b"
 _THOUSANDS = r"^[+-]?[1-9]\d{0,2}([, ]\d{3})+(\.\d+)?$"
 _PLAIN = r"^[+-]?(\d+(\.\d*)?|\.\d+)$"
 _COMMA = r"^[+-]?\d{1,3}(([. ]\d{3})*|\d*),\d+$"
-# Decimal commas that no list of ids has: a number from 0 to 1, or a sign.
+# Numbers whose comma must be a decimal comma, because they begin with 0 or a sign. Lists of ids do not.
 _DECIMAL = r"^([+-]?0|[+-]\d+),\d+$"
 _PADDED = r"^[+-]?0\d"
 
 
 def typed(text: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
-    """Convert text to numbers or booleans if all of it is, and return the words that mean a missing value.
+    """Convert text to numbers or booleans if all values are such, and return the words that mean a missing value.
 
     Whole numbers beyond 64 bits, and numbers with leading zeros, stay text.
     """
@@ -450,7 +450,7 @@ def typed(text: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
 
 
 def amounts(text: pl.Series, delimiter: str) -> str:
-    """Describe numbers that are text because of a unit sign or commas; empty for other text."""
+    """Describe numbers that are text because of unit signs or commas; empty if the column has other text."""
     bare = text.drop_nulls().str.strip_chars()
     if not len(bare):
         return ""
@@ -458,7 +458,8 @@ def amounts(text: pl.Series, delimiter: str) -> str:
     signs = (digits != bare).any()
     plain, thousands = digits.str.contains(_PLAIN), digits.str.contains(_THOUSANDS)
     if (plain | thousands).all():
-        # Lists of three-digit numbers look like thousands, but their first part has three digits, too.
+        # A list such as 123,456 looks like a number with thousands separators. If the digits before a comma are fewer
+        # than three in some value, the values are not lists of three-digit numbers.
         short = digits.str.contains(r"^[+-]?\d{1,2}[, ]").any()
         if signs or (short and not (plain & (digits.str.len_chars() > 5)).any()):
             return _example(bare.filter(thousands | (digits != bare)), {",": ""})

@@ -14,7 +14,7 @@ from stratarec.data.splits import Span
 
 _UNITS: tuple[TimeUnit, ...] = ("s", "ms", "us", "ns")
 _DIGITS = ("%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S", "%y%m%d%H")
-# Day first comes before month first: if two formats fit equally well, the first is used.
+# Formats with the day first are listed before formats with the month first: if both fit equally well, the day is first.
 _DATES = (
     "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%d.%m.%Y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%y", "%m-%d-%y",
     "%d.%m.%y", "%Y/%m/%d", "%Y.%m.%d", "%Y-%m-%d", "%B %d, %Y", "%B %d %Y", "%d %B %Y", "%d-%B-%Y", "%d-%B-%y",
@@ -31,7 +31,7 @@ _OTHERS = (
 )  # fmt: skip
 _FIRST_ROWS = 100
 _HOUR, _DAY = 3600, 86_400
-# A shorter log is split at random.
+# Minimum length of a log in seconds for a split by time. A shorter log is split at random.
 _SHORTEST = 10 * _HOUR
 _DIGITS_ALONE = r"^\s*\d+(\.\d+)?\s*$"
 _LIKE_A_DATE = (
@@ -54,9 +54,10 @@ class Times:
     """Distinct times in seconds, ascending."""
 
     def split_seconds(self, *, is_complete: bool) -> int:
-        """Return the length of the test split by time, and of the validation split before it; 0 for a short log.
+        """Return the length in seconds of the test split by time and of the equally long validation split before it.
 
-        With `is_complete`, the column has all rows of the log, and both splits must get some.
+        The length is 0 for a log that is too short. `is_complete` says that the column has all rows of the log; the
+        length is then chosen so that both splits get rows.
         """
         times = self.seconds.to_numpy()
         last, span = int(times[-1]), int(times[-1] - times[0])
@@ -70,7 +71,7 @@ class Times:
 
 
 def as_times(column: pl.Series) -> Times | None:
-    """Return the times of a column, or None unless all values are times of 1990 to 2099, and not all the same."""
+    """Return the times of a column. None unless all values are times from 1990 to 2099, and at least two differ."""
     kind = column.dtype
     if column.null_count() or not len(column):
         return None
@@ -132,9 +133,9 @@ def _fits(text: pl.Series, form: str) -> bool:
 
 
 def _unlikely(column: pl.Series, form: str) -> tuple[float, int]:
-    """Return how often times decrease from row to row, and their span in seconds.
+    """Return two signs of a wrong format: how often times decrease from row to row, and their span in seconds.
 
-    Most logs are in order of time. With day and month swapped, a month would span a year.
+    Most logs are in order of time. If day and month are swapped, the times of one month span a year.
     """
     epochs = parse_times(column.cast(pl.String).str.strip_chars(), form).dt.epoch("s")
     falls = float((epochs.diff().drop_nulls() < 0).mean() or 0)  # type: ignore[arg-type]

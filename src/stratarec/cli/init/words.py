@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 TIMES = {"time", "timestamp", "ts", "date", "datetime", "when", "created", "at", "hour", "day", "dt"}
-# Birth dates, which are not times of events.
+# Words for birth dates, which are not times of events.
 BIRTHS = {"birth", "birthday", "birthdate", "born", "dob"}
-# In order of preference.
+# Words for users, in order of preference.
 USERS = (
     "user", "userid", "uid", "customer", "customerid", "visitor", "member", "client", "reader", "viewer", "reviewer",
     "account", "subscriber", "buyer", "player",
@@ -33,7 +33,8 @@ CODES = {
 EARLIER = {
     "history", "hist", "recent", "recently", "last", "previous", "prev", "past", "earlier", "sequence", "seq", "viewed",
 }  # fmt: skip
-# Words that may accompany the word for a user or session in the name of an id column. user_age is not an id.
+# Words that the name of an id column may have in addition to the word for a user or session: user_key, but not
+# user_age.
 _ID_WORDS = {
     "id", "ids", "key", "hash", "hashed", "uuid", "guid", "code", "name", "idx", "index", "encoded", "encrypted", "src",
     "anonymous", "anonymized", "unique", "full", "x",
@@ -41,19 +42,22 @@ _ID_WORDS = {
 
 
 def tokens(name: str) -> set[str]:
-    """Return the words of a name and the whole name in lower case: click, article, id and click_articleid."""
+    """Return the words of a name, and the whole name, in lower case.
+
+    For click_articleId, these are click, article, id and click_articleid.
+    """
     return {*_parts(name), name.strip().lower()}
 
 
 def names_a(name: str, word: str) -> bool:
-    """Whether the name denotes an id of `word`, such as user_session, and not a property of it."""
+    """Whether the name denotes an id of `word`, as user_session denotes one of session, and not a property of it."""
     parts = set(_parts(name))
     allowed = _ID_WORDS.union(USERS) if word in SESSIONS else _ID_WORDS
     return name.strip().lower() == word or (word in parts and parts - {word} <= allowed)
 
 
 def is_code(name: str) -> bool:
-    """Whether the name suggests ids or codes: by its last word, or by any word if none suggests an amount."""
+    """Whether the name suggests ids or codes. Its last word decides, or any word if no word suggests an amount."""
     parts = _parts(name)
     return parts[-1:] in (["id"], ["ids"], ["code"], ["type"], ["key"]) or (
         bool(tokens(name) & CODES) and not tokens(name) & AMOUNTS

@@ -1,4 +1,4 @@
-"""Search space of `stratarec tune`: recipe fields and their possible values, such as ``field=uniform(0, 0.5)``.
+"""Search space of `stratarec tune`: recipe fields with their dimensions, such as ``field=uniform(0, 0.5)``.
 
 uniform(LOW, HIGH)     a number in the range, uniform; a whole number for a field of whole numbers
 log(LOW, HIGH)         a number in the range, with uniform logarithm
@@ -23,7 +23,7 @@ Values = Mapping[str, Any]
 
 _FORM = re.compile(r"(uniform|log|choice)\((.*)\)", re.DOTALL)
 _EXPECTED = "expected uniform(low, high), log(low, high) or choice(a, b, ...)"
-# Fields that all trials share, and why.
+# Fields that must be equal in all trials -> the reason.
 _FIXED = {
     "name": "it names the recipe",
     "data": "all trials use one prepared data set",
@@ -88,7 +88,7 @@ class Space:
         return cls({field: _dimension(field, form, content, origin) for field, form in text.items()}, text)
 
     def own(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the recipe's own values of the fields for which they are in the space; choices as JSON."""
+        """Return the recipe's value of each field in the space, if the space contains the value; choices as JSON."""
         plain = Recipe.from_dict(dict(content)).to_dict()
         result = {
             field: json.dumps(_at(plain, field)) if isinstance(dimension, Choice) else _at(plain, field)
@@ -97,7 +97,7 @@ class Space:
         return {field: value for field, value in result.items() if self.dimensions[field].holds(value)}
 
     def values(self, params: Values) -> Values:
-        """Return the value of each field; choices in `params` are JSON."""
+        """Convert `params`, in which choices are JSON, to the value of each field."""
         return {
             field: json.loads(params[field]) if isinstance(dimension, Choice) else params[field]
             for field, dimension in self.dimensions.items()
@@ -105,7 +105,7 @@ class Space:
 
 
 def _entries(item: str) -> dict[str, str]:
-    """Return field -> dimension as text, from a file or from one ``field=...``."""
+    """Return field -> text of its dimension. `item` is ``field=...`` or the path of a file with several."""
     field, equals, form = item.partition("=")
     if equals and _FORM.fullmatch(form.strip()):
         return {field.strip(): form.strip()}
@@ -141,7 +141,7 @@ def _choice(field: str, given: list[Any], content: Mapping[str, Any], origin: st
 
 def _range(field: str, kind: str, given: list[Any], content: Mapping[str, Any], origin: str) -> Range:
     try:
-        # YAML takes 1e-4 for text.
+        # YAML reads 1e-4 as text.
         low, high = (float(value) for value in given if not isinstance(value, bool))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"--space {field}: {kind} takes two numbers, got {str(given)[:80]}") from error

@@ -6,17 +6,17 @@ OUT/
     best.yaml       the recipe with the best values so far
     trials.csv      the trials, written at the end of each call
 
-Values are suggested by tree-structured Parzen estimators (Bergstra et al. 2011), trials are ended early by the median
-rule (Golovin et al. 2017), both Optuna's. The first trial has the recipe's own values. A trial
-depends only on the seed and on earlier trials, so a study that was stopped resumes without a difference.
+Optuna suggests values by tree-structured Parzen estimators (Bergstra et al. 2011), and ends trials early by the median
+rule (Golovin et al. 2017). The first trial has the recipe's own values. A trial depends only on the seed and on earlier
+trials, so a study that was stopped and resumed gives the same trials.
 
 `study.json` is written when a trial begins and when it ends; evaluations of a running trial are in the checkpoint of
 its run. Optuna stores nothing: its study is rebuilt from that file for each trial. The folder may come from another
 user, so runs are named by the numbers of trials, values must be in the search space, and links are refused.
 
 The data set is opened without the files of its test split, so that no code can read them by mistake. Trials are
-compared by ``train.early_stopping.metric`` at the checkpoint that a run would test; while they train, at their n-th
-evaluation, and where batches differ in size ``eval_every`` counts as many samples.
+compared by ``train.early_stopping.metric`` at the checkpoint that a run would test. While they train, they are compared
+at their n-th evaluation. If batch sizes differ, ``eval_every`` is scaled to the same number of samples.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from stratarec.training.resolve import choose_defaults, describe_defaults
 from stratarec.training.steps.state import Evaluation, best
 from stratarec.training.trainer import Trainer
 
-# Number of random trials before values are suggested, and of finished trials before any is pruned.
+# Number of random trials before values are suggested, and of finished trials before trials may be ended early.
 _DRAWN, _BEFORE_PRUNING = 10, 5
 _STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 
@@ -128,7 +128,7 @@ class Study:
         self._keep_best()
 
     def _write(self) -> None:
-        """Write the file of the study, as the last step when a trial begins or ends."""
+        """Write the file of the study. This is the last step when a trial begins or ends."""
         record = self._about.model_copy(update={"trials": tuple(self._trials)})
         write_sealed(self._folder / "study" / FILE, record.to_dict())
 
@@ -166,7 +166,7 @@ class Study:
             summary = f"{METRICS[self._metric].label} {value:.5f}"
         except Pruned:
             state, summary = "pruned", "ended early"
-        # Errors of the disk or the data are not caused by the values, and end the command.
+        # Other errors, such as of the disk or the data, are not caused by the trial's values, and end the command.
         except (ConfigError, TrainingError, MemoryError) as error:
             state, reason = "failed", str(error)
             summary = f"failed: {reason}"
@@ -180,7 +180,8 @@ class Study:
     def _ask(self) -> optuna.Trial:
         """Return the trial that was stopped, or a new one with the values that Optuna suggests."""
         ended = self.ended()
-        # A seed per trial: with one seed, every start would suggest the same values again.
+        # Each trial has its own seed, because the sampler is new in each trial: with equal seeds, it would suggest the
+        # same values again.
         seed = int(np.random.SeedSequence([self._seed, len(ended)]).generate_state(1)[0])
         study = optuna.create_study(
             direction="maximize" if METRICS[self._metric].better == "higher" else "minimize",
@@ -229,7 +230,7 @@ class Study:
             write_text(found.recipe, head + yaml.safe_dump(with_values(self._content, overrides), sort_keys=False))
 
     def best(self) -> Best | None:
-        """Return the best completed trial, the first of equal ones."""
+        """Return the best completed trial, or None. If several are equally good, the first one is returned."""
         whole = [
             (trial_record.value, -number)
             for number, trial_record in enumerate(self._trials)
@@ -245,7 +246,7 @@ class Study:
 def tune(
     content: Mapping[str, Any], space: Space, folder: Path, trials: int, progress: Progress, origin: str
 ) -> Best:  # fmt: skip
-    """Run trials until there are `trials` in total, including earlier calls, and return the best one.
+    """Run trials until the study has `trials` trials, including trials of earlier calls, and return the best one.
 
     The test split is never read.
 
@@ -319,7 +320,7 @@ def _format_value(value: Any) -> str:
 
 
 class Pruned(Exception):
-    """The trial was stopped early because earlier trials were better at this point."""
+    """Raised to stop a trial early, because earlier trials were better at the same point."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,7 +358,7 @@ class Trial:
         Raises
         ------
         Exception
-            As `Trainer.fit`; `TrainingError` if the metric is not defined.
+            The same errors as `Trainer.fit`, and `TrainingError` if the metric is not defined.
         """
         recipe = Recipe.from_dict(with_values(self.content, {**self.overrides, "train.run": str(self.run)}))
         stopping, seen = recipe.train.early_stopping, 0
