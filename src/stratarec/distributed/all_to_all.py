@@ -42,10 +42,10 @@ class Dispatched:
     local : KeyedJagged
         Lookups of all ranks in this rank's tables.
     sequences : sequence of int
-        Number of this rank's ids of each sequence feature that the owner of its table looks up.
+        Number of this rank's ids for each sequence feature whose rows the owner of the table looks up.
     asking : MessageLayout
-        Layout of received rows. Its arrays are the pooled output, the rows of each such sequence feature, and the
-        buffers of distinct rows.
+        Layout of received rows. Its arrays are the pooled output, the rows of each sequence feature in `sequences`, and
+        the buffers of distinct rows.
     answering : MessageLayout
         Layout of sent rows. Its arrays are the pooled output and the sequence features of this rank's tables.
     local_shapes : sequence
@@ -152,7 +152,7 @@ class FlatExchange:
         self, asked: Sequence[Sequence[RowRequest]], failed: StrataError | None, channel: Channel,
         stopped: Callable[[], bool],
     ) -> NDArray[np.int64]:  # fmt: skip
-        """Exchange the sizes of requests. Return those of each rank's requests to this rank, ``[ranks, S * WORDS]``."""
+        """Exchange the sizes of requests; return the sizes of all requests to this rank, ``[ranks, S * WORDS]``."""
         counts = [1 + WORDS * len(streams) for streams in self._streams]
         numbers, at = np.zeros(sum(counts), dtype=np.int64), 0
         for part, count in zip(asked, counts, strict=True):
@@ -194,7 +194,7 @@ class FlatExchange:
     ) -> tuple[MessageLayout, list[tuple[int, int]]]:
         """Return the layout of the rows that this rank sends to each rank, and the shapes of its tables' outputs."""
         streams, row_array = self._streams[self._rank], {key: 1 + n for n, key in enumerate(self._local_rows)}
-        # `done`: ranks follow one another in each stream, as in `joined`.
+        # ``done[s]`` counts the rows of previous ranks in stream s, because `joined` appends rank after rank.
         shapes, done = [(bags, self._local_width), *((0, 0) for _ in row_array)], [0] * len(streams)
         layout = MessageLayout(1 + len(row_array))
         for part in requests:

@@ -25,8 +25,8 @@ from stratarec.errors import RankError, StrataError
 
 Result = TypeVar("Result")
 
-# A wait that can be aborted checks again after this share of its duration so far, within limits, because on few cores
-# each check takes time from computing threads.
+# A wait that can be aborted is checked at growing intervals: this share of its duration so far, within limits. On few
+# cores each check takes time from computing threads.
 _POLL_SHARE, _POLL_SECONDS = 1 / 16, (1e-4, 2e-3)
 
 
@@ -99,7 +99,7 @@ class Channel:
         if self._group is None:
             return message
         began = time.perf_counter()
-        # As bytes: gloo lacks bfloat16 in some collectives, and here all of them are copies.
+        # Sent as bytes: gloo lacks bfloat16 in some collectives, and this collective only copies elements.
         width = message.element_size()
         received = torch.empty(sum(sizes) * width, dtype=torch.uint8)
         try:
@@ -226,8 +226,8 @@ def reduce_gradients(
 ) -> None:  # fmt: skip
     """Replace the gradient of each weight by its sum over ranks; all gradients are sent in one flat buffer.
 
-    All ranks must pass the weights in the same order. A missing gradient counts as zeros. `order` and `dtype` are those
-    of `Channel.sum`.
+    All ranks must pass the weights in the same order. A missing gradient counts as zeros. `order` and `dtype` are
+    passed to `Channel.sum`.
     """
     if channel.ranks == 1 or not weights:
         return

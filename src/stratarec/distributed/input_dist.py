@@ -23,7 +23,7 @@ from stratarec.errors import ConfigError
 from stratarec.kernels.collate import outside
 from stratarec.kernels.unique import number_distinct
 
-# Numbers that announce a stream: bags, ids, and whether every bag holds one id, so that lengths are not sent.
+# Number of values that announce a stream: bags, ids, and whether every bag holds one id, so that lengths are not sent.
 WORDS = 3
 
 
@@ -36,7 +36,7 @@ class RowRequest:
     bags : int
         Number of bags of a pooled feature; 1 otherwise.
     ids : Tensor
-        Rows, with the owner's row numbers.
+        Requested rows, numbered as the owner numbers them.
     lengths : Tensor or None
         ``[bags]`` number of ids of each bag; None if every bag has one id, and for streams without pooling.
     """
@@ -174,7 +174,7 @@ def joined(streams: Sequence[IdStream], asked: Sequence[Sequence[RowRequest]], l
     joined_values = torch.cat(values) if values else torch.empty(0, dtype=torch.int32)
     if single and all(len(lengths) == size for lengths in bags):
         return KeyedJagged(keys=keys, values=joined_values, offsets=None, batch_size=size)
-    # A jagged batch has equally many bags for each feature, so features are padded with empty bags after `filled`.
+    # A jagged batch has equally many bags for each feature, so features are padded with empty bags at the end.
     padded = torch.zeros(len(streams), size, dtype=torch.int64)
     for place, lengths in enumerate(bags):
         padded[place, : len(lengths)] = lengths

@@ -40,7 +40,7 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkFigures(Collective):
-    """Measured network: latency, and `beta` seconds per byte on a link that `sharing` ranks share.
+    """Measured network: latency, and `beta`, the seconds per byte on a link that `sharing` ranks share.
 
     The ranks of a host share a link. With a single host, `sharing` is 1.
     """
@@ -49,8 +49,9 @@ class NetworkFigures(Collective):
     sharing: int
 
     def transfer(self, sent: float, ranks: int) -> float:
-        """Return the seconds in which each of `ranks` ranks sends `sent` bytes, in equal parts to all ranks and
-        itself.
+        """Return the seconds in which each of `ranks` ranks sends `sent` bytes.
+
+        A rank sends equal parts to all ranks, including itself.
         """
         return self.beta * self.sharing * sent * (ranks - self.sharing) / ranks
 
@@ -83,25 +84,26 @@ def measure_network(mesh: Mesh, local: int) -> NetworkFigures:
     peer = max((many_work - two_work) / (mesh.ranks - 2), 0.0)
     sharing = 1 if hosts == 1 else local
     passing = _LARGE * sharing * (mesh.ranks - sharing)
-    # The additional time of a large exchange is that of its bytes.
+    # A large exchange takes longer only because of its bytes.
     beta = max(full - many, 0.0) / passing
     return NetworkFigures(alpha=max(two - peer, 0.0), alpha_peer=peer, beta=beta, sharing=sharing)
 
 
 def network_at_hand(mesh: Mesh) -> NetworkFigures | None:
-    """Return the result of `measure_network`; None with too few ranks."""
+    """Measure the network of the mesh by `measure_network`; return None if it has too few ranks."""
     return measure_network(mesh, mesh.ranks // mesh.hosts) if mesh.ranks >= _FEWEST else None
 
 
 def collective_times(channel: Channel, size: int, rounds: int) -> tuple[float, float]:
     """Return the seconds and the processor seconds of an exchange of `size` bytes with each other rank.
 
-    They are lower quartiles over rounds of the slowest rank's times, so that late ranks do not count.
+    Each rank takes the lower quartile of its times over `rounds` rounds, so that late ranks do not count. The results
+    are the maxima over all ranks.
     """
     message, even = torch.zeros(size * channel.ranks, dtype=torch.uint8), [size] * channel.ranks
     walls, works = [], []
     for _ in range(rounds):
-        # All start together: a late rank would count as time of the network.
+        # All ranks start together. Otherwise waiting for a late rank would count as time of the network.
         channel.agree(None)
         wall, work = time.perf_counter(), time.process_time()
         channel.exchange(message, even, even)

@@ -33,8 +33,8 @@ from stratarec.io.hashes import versions
 
 Result = TypeVar("Result")
 
-# Maximum times of reading, writing or compiling on one rank, during which the others see its heartbeat, and of
-# disconnecting.
+# Longest time for which one rank may read, write or compile while the others see its heartbeat, and longest time to
+# wait for a disconnection.
 _LONGEST_WORK_SECONDS, _PARTING_SECONDS = 6 * 3600.0, 5.0
 # Packages whose versions must be equal on all ranks, because bits and messages depend on them.
 _VERSIONS = "versions"
@@ -61,8 +61,8 @@ class Mesh:
     inside : Mesh or None
         With the exchange by towers, the mesh of this host's ranks.
     between : Mesh or None
-        With the exchange by towers, the mesh of the ranks with the same place on each host. A rank's number in it is
-        the number of its host.
+        With the exchange by towers, the mesh of the ranks with the same place on each host. In this mesh, the number of
+        a rank is the number of its host.
     """
 
     rank: int
@@ -262,7 +262,7 @@ def joined(
 def _disconnect() -> None:
     """Destroy all process groups on a thread, and wait for it only for a limited time.
 
-    A group that still waits for a stopped rank is destroyed only after that wait, which may take hours.
+    Destroying a group that still waits for a stopped rank takes until the end of that wait, perhaps hours.
     """
     if dist.is_initialized():
         ending = threading.Thread(target=dist.destroy_process_group, name="disconnect", daemon=True)
@@ -320,7 +320,7 @@ def _part(rank: int, parts: Sequence[Sequence[int]], timeout: timedelta, roll: R
         return mesh
     channels = []
     for _ in range(2):
-        # Every rank must create all groups, including those to which it does not belong.
+        # Every rank must create all groups, including groups to which it does not belong.
         groups = [dist.new_group(list(ranks), timeout=timeout) for ranks in parts]
         group = groups[parts.index(mine)]
         channels.append(Channel(mine.index(rank), len(mine), group, roll))
@@ -390,12 +390,12 @@ def starts() -> int:
 
 
 def holds_store(rank: int) -> bool:
-    """Whether this process holds the store of all ranks, which otherwise torchrun's agent holds."""
+    """Whether this process holds the store of all ranks. If no rank holds it, torchrun's agent does."""
     return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def shape(config: DistributedConfig, size: int) -> tuple[int, int]:
-    """Return the number of hosts, and of ranks on each."""
+    """Return the number of hosts, and the number of ranks on each host."""
     if config.hosts is not None:
         hosts, setting = config.hosts, f"distributed.hosts is {config.hosts}"
     else:
@@ -408,8 +408,9 @@ def shape(config: DistributedConfig, size: int) -> tuple[int, int]:
 
 
 def meet(config: DistributedConfig, rank: int, size: int) -> tuple[Store, Store]:
-    """Return a store that remains across restarts, and a store for this start. Wait only for the process with the
-    store.
+    """Connect to the rendezvous store; return a view of it that survives restarts, and a view for this start.
+
+    Waits only for the process that holds the store.
 
     Raises
     ------

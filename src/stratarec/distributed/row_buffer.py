@@ -23,12 +23,12 @@ from stratarec.kernels.bags import BagBatch, GroupLayout
 from stratarec.kernels.runtime.memory import RECYCLER
 
 _SUM = update.RowUpdate(kind="sgd", rate=-1.0, eps=0.0, decay=0.0, decoupled=False, beta1=0.0, beta2=0.0, step=1)
-# Adding any number to -0.0 gives the bits of that number, while +0.0 would change -0.0.
+# Initial value of sums: adding a number to -0.0 keeps all its bits, but adding -0.0 to +0.0 gives +0.0.
 _NOTHING = -0.0
 
 
 class RowBuffers:
-    """Tables of one width of which distinct rows are exchanged.
+    """Tables of one width whose distinct rows are exchanged.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class Buffer:
     Parameters
     ----------
     first_row : mapping of str to int
-        Table -> first of its rows, which are ordered by owner.
+        Table -> its first row in the buffer. The rows of a table are ordered by owner.
     rows : int
         Number of rows, U.
     """

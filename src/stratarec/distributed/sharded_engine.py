@@ -66,8 +66,8 @@ class SharedEngine(LookupEngine[SharedBatch]):
     sharding : Sharding
         Equal on all ranks.
     mesh : Mesh
-        In the exchange by towers only the ranks of this host exchange rows, as fp32, and features are those of its
-        tables.
+        With the exchange by towers, the mesh of this host's ranks. They exchange rows as fp32, and batches have only
+        the features of the host's tables.
     optimizer : RowOptimizerConfig
     seed : int
         Initial weights are a function of (seed, table name, row), independent of the sharding.
@@ -117,7 +117,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
         local: Prepared | None = None
         failed: StrataError | None = None
         try:
-            # A batch may fit on some ranks only; they must not wait for one where it does not.
+            # A batch may fit on some ranks only. These ranks must not wait for a rank on which it does not fit.
             local = prepare(self.local, dispatched.local) if self.local else None
         except StrataError as error:
             failed = error
@@ -127,7 +127,8 @@ class SharedEngine(LookupEngine[SharedBatch]):
         except BaseException:
             batch.release()
             raise
-        # After all agreed: a batch that one rank refused counts on none, as the noise of wires depends on the number.
+        # Counted only after all ranks agreed. The noise of wires depends on this number, so it must be equal on all
+        # ranks, and a batch that one rank refused counts on no rank.
         self.batches += 1
         return batch
 
@@ -147,7 +148,7 @@ class SharedEngine(LookupEngine[SharedBatch]):
         if self.local and prepared.local:
             self.local.update(prepared.local, local_pooled, local_rows, None)
         else:
-            # A rank without tables has no engine that counts steps, which schedules need on all ranks.
+            # A rank without tables has no local engine that counts steps, but schedules need the count on all ranks.
             self.step_clock.step += 1
 
     def tables_of(self, name: str) -> SharedRows:
@@ -165,13 +166,16 @@ class SharedEngine(LookupEngine[SharedBatch]):
         mine = channel.run_everywhere(
             lambda: self.local.save(directory, previous, self.mesh.rank) if self.local else {}
         )
-        # Every rank gets the complete manifest for the checks of loading; only the first one writes it.
+        # Every rank gets the complete manifest, to check it when it is loaded. Only the first rank writes it.
         parts = [json.loads(content) for content in channel.gather(json.dumps(mine).encode())]
         manifest: dict[str, Any] = next(part for part in parts if part)
         return {**manifest, "groups": [group for part in parts if part for group in part["groups"]]}
 
     def load(self, directory: Path, manifest: Mapping[str, Any]) -> str:
-        """Load files of the same ranks and sharding, or other ones row by row; return the reason for the latter."""
+        """Load a checkpoint, row by row if ranks or sharding have changed since it was saved.
+
+        Returns why bits may differ from those of the saved run, see `EmbeddingCollection.load`.
+        """
         channel = self.mesh.files
         ranks = {int(group["name"].removeprefix("group-")) // RANK_GROUPS for group in manifest["groups"]}
 
@@ -217,9 +221,9 @@ class SharedEngine(LookupEngine[SharedBatch]):
 class ShardedCollection(EmbeddingCollection[SharedBatch]):
     """Embedding collection whose tables are shared among the ranks of a mesh.
 
-    Models use it like `TieredEmbeddingBagCollection`. Each rank passes its batch; a single rank trains the same bits as
-    that class. If `Place.travel` of all tables is ``pooled`` and wires are fp32, tables get the bits of one process
-    that trains on the concatenated batches of all ranks; else they agree up to the rounding of sums.
+    Models use it like `TieredEmbeddingBagCollection`. Each rank passes its batch. A single rank trains the same bits as
+    with that class. If `Place.travel` of all tables is ``pooled`` and wires are fp32, tables get the bits of one
+    process that trains on the concatenated batches of all ranks; else they agree up to the rounding of sums.
 
     Parameters
     ----------
@@ -278,7 +282,7 @@ class SharedRows:
         for state, (width, flat) in self._kinds(name, part).items():
             sizes = [count * width for count in counts]
             received = channel.exchange(flat.repeat(channel.ranks), [flat.numel()] * channel.ranks, sizes)
-            # Parts of ranks follow one another, each with its rows in order: the stable order by owner.
+            # The rows of each rank follow those of the rank before, in ascending order: the stable order by owner.
             rows = torch.empty(last - first, width)
             rows[torch.from_numpy(np.argsort(owners, kind="stable"))] = received.view(-1, width)
             rows_by_state[state] = rows if state in ("weight", *self._optimizer.full_state) else rows.view(-1)
@@ -299,7 +303,7 @@ class SharedRows:
         width = next(table.embedding_dim for table in self._sharding.tables if table.name == name)
         widths = {"weight": width, optimizer.row_state: 1, **dict.fromkeys(optimizer.full_state, width)}
         if optimizer.clocked:
-            # Integers are sent as the floats with the same bits.
+            # Integers are sent as floats with the same bits.
             widths["clock"] = 1
         return {
             state: (size, part[state].contiguous().view(-1).view(torch.float32) if part else torch.empty(0))

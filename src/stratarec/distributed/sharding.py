@@ -53,13 +53,13 @@ class Place:
 
 
 def rows_key(table: str) -> str:
-    """Return the key of requests for distinct rows of a table. It begins with ``@``, which names of features cannot."""
+    """Return the key of requests for distinct rows of a table. It begins with ``@``, unlike any feature's name."""
     return f"@rows:{table}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdStream:
-    """Ids that are sent to a rank: of a pooled feature, of a sequence, or the distinct rows of a `table`."""
+    """Ids that are sent to a rank: ids of a pooled feature or of a sequence, or the distinct rows of `table`."""
 
     key: str
     table: EmbeddingBagConfig
@@ -149,7 +149,7 @@ class Sharding:
         places = {}
         for name, place in self.places.items():
             inside = [first <= rank < first + ranks for rank in (place.first, place.first + place.ranks - 1)]
-            # In the exchange by towers, rows are not sent between hosts.
+            # The exchange by towers sends no rows between hosts.
             if any(inside) and not all(inside):
                 raise ConfigError(
                     f"table {name!r} is on ranks {place.first} to {place.first + place.ranks - 1}, expected ranks of "
@@ -307,9 +307,7 @@ def join_plans(parts: Sequence[ShardingPlan], order: Sequence[str]) -> ShardingP
 
 
 def travel(load: TableLoad, ranks: int) -> Place:
-    """Return the place of a complete table on rank 0, with the `travel` (bags or distinct rows) that sends fewer
-    bytes.
-    """
+    """Return the place of a complete table on rank 0, with the `travel` that sends fewer bytes."""
     return Place(first=0, travel="pooled" if load.bags <= load.distinct * ranks else "rows")
 
 
@@ -355,9 +353,9 @@ class _Ranks:
         self._bytes[rank] += load.bytes
 
     def lowest(self, load: TableLoad) -> int:
-        """Return the rank with the least load after adding the table, of those with enough memory.
+        """Return the rank with the least load among the ranks that have enough memory for the table.
 
-        If no rank has enough memory, return the rank with the most.
+        If no rank has enough, return the rank with the most free memory.
         """
         # A rank without enough memory gets the table only if no other rank has enough.
         room = [rank for rank in range(self._ranks) if self._bytes[rank] + load.bytes <= self._limit]
@@ -366,10 +364,9 @@ class _Ranks:
         return min(room, key=lambda rank: (self._costs[rank], self._bytes[rank], rank))
 
     def refine(self, unshared: Sequence[TableLoad]) -> None:
-        """Move single tables from the slowest rank to others as long as this makes the slower of the two ranks
-        faster.
-        """
-        # Every move makes the slowest rank faster, so the loop terminates; the limit is for many equal tables.
+        """Move single tables away from the slowest rank, as long as both ranks of a move get faster than it was."""
+        # Every move makes the slowest rank faster, so the loop terminates. The limit bounds its time if many tables are
+        # equal.
         for _ in range(4 * len(unshared)):
             slowest = max(range(self._ranks), key=lambda rank: self._costs[rank])
             moves = [

@@ -52,7 +52,7 @@ class Arrived:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerRequest(Request):
-    """Request of this rank. After the exchange, a list has the joined request of its peers as the only entry."""
+    """Request of this rank. The exchange adds the joined request of all peers to `arrived`, as the only entry."""
 
     samples: int
     arrived: list[Arrived] = field(default_factory=list)
@@ -156,8 +156,9 @@ def _tower_of(table: EmbeddingBagConfig, towers: Sequence[Any]) -> int:
 
 
 def gather_towers(model: CTRModel, optimizer: torch.optim.Optimizer, mesh: Mesh) -> None:
-    """Copy the weights and optimizer state of each tower, which is trained only on its host, to all ranks; a
-    collective.
+    """Copy the weights and optimizer state of every tower to all ranks; a collective.
+
+    Each tower is trained only on its own host.
     """
     if mesh.inside is None or mesh.between is None:
         return
@@ -328,7 +329,7 @@ def packed(header: Any, arrays: Sequence[Tensor]) -> Tensor:
     """Pack a JSON value and integer arrays as flat uint8; `unpacked` is the inverse."""
     shapes = [(str(array.dtype).removeprefix("torch."), array.numel()) for array in arrays]
     head = json.dumps([header, shapes]).encode()
-    # Aligned for the types of arrays.
+    # Arrays begin at multiples of 8 bytes, as their types require.
     head += b" " * (-len(head) % 8)
     size = torch.tensor([len(head)]).view(torch.uint8)
     parts = [array.contiguous().view(-1).view(torch.uint8) for array in arrays]
@@ -337,7 +338,7 @@ def packed(header: Any, arrays: Sequence[Tensor]) -> Tensor:
 
 
 def unpacked(content: Tensor) -> tuple[Any, list[Tensor]]:
-    """Return the arguments of `packed`."""
+    """Return the JSON value and the arrays that `packed` packed."""
     length = int(content[:8].clone().view(torch.int64))
     header, shapes = json.loads(content[8 : 8 + length].numpy().tobytes())
     arrays, at = [], 8 + length
@@ -409,11 +410,11 @@ class Hop:
         Channel of peers.
     wire, gradient_wire : Wire
     columns : sequence of int
-        W of each tower.
+        Number of output columns of each tower, W_t.
     samples : int
         Samples of this rank.
     sizes : sequence of int
-        B_s.
+        Number of samples of each peer, B_s.
     step : int
         Determines the noise of stochastic rounding.
     """
@@ -431,7 +432,7 @@ class Hop:
     def send(
         self, rows: Sequence[Tensor], sent: Sequence[Span], received: Sequence[Span], wire: Wire, direction: str
     ) -> list[Tensor]:  # fmt: skip
-        """Send rows to each peer and return the rows from each; `sent` and `received` are their shapes."""
+        """Send rows to each peer, return the rows from each peer; `sent` and `received` are their shapes."""
         # Under autocast tower outputs are bfloat16; wires encode float32.
         flat = torch.cat([part.float().reshape(-1) for part in rows])
         message = wire.encode(flat, sent, direction, self.step)

@@ -1,8 +1,8 @@
 """Encoding of rows and gradients between ranks, and their layout in messages.
 
 Rows are sent as float32 or as records of a codec. Gradients of rare rows are small: the loss is a mean over a batch, so
-the gradient of a single sample may be 1e-6 or less. In that range float16 has few bits or none, as have a scale and an
-offset in float16. Adaptive optimizers would still take a full step in the rounded direction. So each row is divided by
+the gradient of a single sample may be 1e-6 or less. In that range float16 has few bits or none, also for the scale and
+offset of a codec. Adaptive optimizers would still take a full step in the rounded direction. So each row is divided by
 a power of two, which is stored in its record and brings the largest number into the range of float16.
 
 An owner sends rows, and later receives gradients for the same rows. So one `MessageLayout` on each side describes both
@@ -216,7 +216,7 @@ class MessageLayout:
         self._spans.append([])
 
     def add(self, array: int, rows: int, width: int, first: int, stride: int) -> None:
-        """Append a rectangle of an array with first float `first` and `stride` floats between rows."""
+        """Append a rectangle of an array: `first` is its first float, `stride` the floats from row to row."""
         # Empty rectangles, one for each rank and stream, are skipped.
         if rows:
             self._rectangles[array].append(Rectangle(rows, width, first, stride, self.floats, width))

@@ -118,7 +118,7 @@ class HotProfile(Model):
 
 CONFIDENCE = 0.99
 """Confidence level of every interval."""
-# Inputs that are neighbours in storage (and share a session) are in the same subsample.
+# Maximum number of neighbouring inputs, which may share a session, that are used together: to choose or to judge.
 _CHUNK = 1024
 _ROW_GROUPS = 16
 # Number of inputs for choosing hot rows; more would not change a few dozen thresholds.
@@ -126,7 +126,7 @@ _CHOOSING = 1 << 17
 
 
 def estimate(shares: NDArray[np.float64]) -> InputShare:
-    """Estimate the share of hot inputs from their shares in random samples of equal size, by Student's t."""
+    """Estimate the share of hot inputs from the shares in random samples of equal size, by Student's t."""
     mean, number = float(shares.mean()), len(shares)
     if number < 2:
         return InputShare(share=mean, low=0.0, high=1.0)
@@ -136,10 +136,10 @@ def estimate(shares: NDArray[np.float64]) -> InputShare:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InputSample:
-    """Needs of inputs from randomly chosen row groups."""
+    """Needs of inputs from randomly chosen row groups: how many first rows of each part each input uses."""
 
     choosing: Needs
-    """``[N, parts]`` needs of the inputs that hot rows are chosen by."""
+    """``[N, parts]`` needs of the inputs by which hot rows are chosen."""
     judging: Needs
     """``[M, parts]`` needs of the other inputs, which judge the choice."""
     chunks: NDArray[np.int64]
@@ -255,7 +255,7 @@ def calibrate(
 
 
 def _choose(parts: Sequence[RowRange], budget: int, sample: InputSample) -> tuple[Counts, Method, Point]:
-    """Return the number of hot rows of each part, the method that chose them, and the result."""
+    """Return the number of hot rows of each part, the method that chose them, and the result for this choice."""
     counted, complete = hottest_rows(parts, budget), most_inputs(parts, budget, sample.choosing)
     by_count, by_input = sample.judge(counted), sample.judge(complete)
     better = by_input.share > by_count.share

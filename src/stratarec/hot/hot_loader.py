@@ -233,8 +233,8 @@ class HotLoader(Loader):
 
     def batches(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         kinds, size, buffers = self.kinds(epoch), self.config.batch_size, self._buffers(epoch)
-        # For mixed and for hot samples: number of samples that earlier batches used, and number of samples up to each
-        # buffer.
+        # For mixed and for hot samples: number of samples in earlier batches, and cumulative number of samples of the
+        # buffers.
         done = [int(np.count_nonzero(kinds[:start_batch] == kind)) * size for kind in (False, True)]
         ends = [np.cumsum(samples) for samples in reversed(self._samples(buffers))]
         first = min(int(np.searchsorted(ends[kind], done[kind], side="right")) for kind in range(2))

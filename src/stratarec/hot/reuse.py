@@ -3,8 +3,8 @@
 `measure_reuse` gives the hit rate of caches of every size in one pass over a split, in the order of training. A cache
 works on batches: the hit rate is the share of a batch's distinct rows that are in the cache when the batch is staged.
 The first use of a row is always a miss. LRU hits follow from reuse distances (`kernels/reuse`). A cache with policy
-``rank`` keeps the smallest ids; the other rows of the batches in flight take the rest of its slots. The hit rate of a
-cache with policy ``lfu``, which counts uses, was between those of the two.
+``rank`` keeps the smallest ids; the other rows of the batches in flight take the rest of its slots. Policy ``lfu``,
+which counts uses, is not modelled: its measured hit rate was between the rates of ``lru`` and ``rank``.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _ranked(trace: ReuseTrace) -> Floats:
     again = np.where(trace.uses > 0, trace.uses - 1, 0)
     resident, passing = (np.concatenate([[0], np.cumsum(weights * counts)]) for counts in (again, trace.soon))
     occupied = np.concatenate([[0.0], np.cumsum(weights * trace.residency)])
-    # If the first k rows are permanent, the cache needs k slots, and the slots that other rows occupy temporarily.
+    # If the first k rows are permanent, the cache needs k slots, plus the slots that other rows occupy temporarily.
     slots = np.concatenate([[0], np.cumsum(weights)]) + occupied[-1] - occupied
     hits: Floats = np.interp(trace.sizes, slots, resident + passing[-1] - passing)
     return hits

@@ -30,7 +30,7 @@ from stratarec.errors import ConfigError
 
 Counts = NDArray[np.int64]
 Needs = NDArray[np.int32]
-"""``[N, parts]`` how many first rows of each part contain all lookups of a sample."""
+"""``[N, parts]`` number of first rows of each part that contain all lookups of a sample."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,7 +121,10 @@ def hottest_rows(parts: Sequence[RowRange], budget: int, floor: Counts | None = 
 
 
 def _falling(part: RowRange) -> Counts:
-    """Return counts that never rise: a row gets the largest count of it and later rows; tail buckets get their mean."""
+    """Return counts that never rise: each row gets the maximum of its own and all later counts.
+
+    Before that, every tail bucket gets the mean count of all tail buckets.
+    """
     falling = part.counts.copy()
     falling[: part.tail] = -(-int(falling[: part.tail].sum()) // part.tail)
     return np.maximum.accumulate(falling[::-1])[::-1]

@@ -164,7 +164,8 @@ class _Pool(torch.autograd.Function):
 
 
 U = np.uint64
-# Terms of a sum over pairs: the pair's row; its product with the row of the sample or event; that row times one number.
+# Term of a pair in a sum: the pair's row in `terms` (PLAIN), this row times a row of the sample or event (PRODUCT), or
+# the pair's number in `terms` times a row of the sample or event (SCALED).
 PLAIN, PRODUCT, SCALED = 0, 1, 2
 
 
@@ -217,7 +218,7 @@ def sum_to_samples(member, lanes, one_block, counter, pairs, term, terms, events
         if begin >= len(first):
             break
         for b in range(begin, min(begin + tile, len(first))):
-            # Blocks outside, pairs inside: a block of the sum stays in one register over all pairs.
+            # The outer loop is over blocks, the inner loop over pairs, so a block of the sum stays in one register.
             for block in range(U(0), D, U(lanes)):
                 row_sum = broadcast(np.float32(0.0), lanes)
                 source = U(first[b]) * D + block
@@ -240,8 +241,8 @@ def sum_to_events(member, lanes, one_block, counter, pairs, term, terms, samples
         high = min(low + tile, events)
         for place in range(U(low) * D, U(high) * D, U(lanes)):
             store(out, place, broadcast(np.float32(0.0), lanes))
-        # Every tile visits all samples: windows overlap, so the events of any sample may be in it. The ascending order
-        # of samples fixes the bits.
+        # Every tile visits all samples, because windows overlap and any sample may have events in the tile. The
+        # ascending order of samples fixes the bits.
         for b in range(len(first)):
             begin, end = max(first[b], low), min(first[b] + offsets[b + 1] - offsets[b], high)
             if begin >= end:

@@ -19,7 +19,7 @@ from stratarec.kernels.simd.vector import LANES
 
 Ids = NDArray[np.int32] | NDArray[np.int64]
 _NO_OFFSETS = np.zeros(1, dtype=np.int64)
-# `BagBatch.filled` for kernels where all bags are filled.
+# `BagBatch.filled` for kernels that use all bags.
 NO_LIMITS = np.empty(0, dtype=np.int64)
 _NO_WEIGHTS = np.zeros(1, dtype=np.float32)
 
@@ -43,7 +43,7 @@ class BagBatch:
     key : ndarray
         ``[F]`` int64 position of each of the group's features among the keys.
     filled : ndarray or None
-        ``[F]`` int64 number of bags of each feature to pool, from the first on; None for all of them.
+        ``[F]`` int64 number of bags to pool of each feature, which are its first bags; None to pool all bags.
     """
 
     values: Ids
@@ -149,15 +149,15 @@ def mark_rows(group: GroupLayout, bags: BagBatch, bits: NDArray[np.uint8]) -> No
 def list_slots(
     group: GroupLayout, bags: BagBatch, order: NDArray[np.int64], pooled: int, out: Sequence[NDArray[np.int32]]
 ) -> int:
-    """List a batch's lookups, feature after feature; return the place of an id outside its table, or -1.
+    """List a batch's lookups, feature after feature; return the position of an id outside its table, or -1.
 
     Parameters
     ----------
     order : ndarray
-        Places of the features in the group, in the order of the list; the first `pooled` of them are pooled.
+        Positions of the features in the group, in the order of the list; the first `pooled` features are pooled.
     out : sequence of ndarray
-        Three int32 arrays of at least these sizes, or empty where they are not needed: the rows in the group ``[N]``,
-        the first lookup of each pooled bag ``[pooled * B + 1]``, and bits of float32 weights ``[N]``.
+        Three int32 arrays to fill, of at least these sizes, or empty if not needed: the row of each lookup in the group
+        ``[N]``, the first lookup of each pooled bag ``[pooled * B + 1]``, and the bits of float32 weights ``[N]``.
     """
     return int(_list_slots(bags.compiled, group.features(bags), order, pooled, *out))
 
@@ -207,7 +207,7 @@ def span(bags, key):
 
 @njit(nogil=True, cache=True)
 def _first_outside(bags, filled, key, rows, sequence):
-    """Return the first position of an id that is negative or not below `rows` of its feature; -1 if there is none."""
+    """Return the first position of an id outside [0, `rows` of its feature), or -1 if there is none."""
     bags = Bags(*bags)
     for f in range(len(key)):
         begin, end = span(bags, key[f])

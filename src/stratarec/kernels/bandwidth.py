@@ -13,7 +13,7 @@ from stratarec.kernels.simd.prefetch import prefetch
 U = np.uint64
 _PARTS_PER_THREAD = 4
 _AHEAD = 16
-# A symbol, not a ctypes pointer: Numba can cache the compiled function.
+# Called by its symbol, not by a ctypes pointer, so that Numba can cache the compiled function.
 _pread = types.ExternalFunction("pread", types.int64(types.int32, types.uintp, types.uintp, types.int64))
 
 
@@ -46,7 +46,7 @@ def read_blocks(descriptor: int, buffer: NDArray[np.uint8], offsets: NDArray[np.
     return int(_read_blocks(descriptor, buffer.ctypes.data, len(buffer), offsets))
 
 
-# Additions in any order: in the given order, each would wait for the one before, and memory would not be the limit.
+# The compiler may reorder additions. Otherwise each would wait for the one before, and memory would not be the limit.
 @njit(nogil=True, cache=True, parallel=True, fastmath=True)
 def _sum_parts(values, out):
     """Split `values` into len(out) equal parts and set ``out[c]`` to the sum of part c."""
@@ -63,7 +63,7 @@ def _sum_parts(values, out):
 def _sum_rows(values, rows, width, out):
     """Split `rows` into len(out) equal parts; set ``out[c]`` to the sum of part c.
 
-    Rows are prefetched as in pooling.
+    Rows are prefetched as they are in pooling.
     """
     size = U(len(rows)) // U(len(out))
     span = U(width)

@@ -77,7 +77,7 @@ class Lookback:
         _move_first(items | np.uint64(1), times, *self._first)
 
     def features(self, clicks: Clicks, shown: Hashes) -> NDArray[np.float32]:
-        """Count `clicks`, which are later than all clicks before; return the features of the items shown at each click.
+        """Count `clicks`, which follow all earlier calls' clicks; return the features of the items shown at each click.
 
         Parameters
         ----------
@@ -89,10 +89,11 @@ class Lookback:
         ndarray
             ``[N, K, 11 + C]`` float32 in the order of `FEATURES`, computed from clicks strictly before each click:
 
-            - clicks of the item within `window` and within `recent` - seconds since the item's first click (NaN if
-              there is none) - clicks of the item within `memory`, by anyone and by the user - moves from the user's
-              previous item to this one, and moves back (a move is two consecutive clicks of a user, at
-              most `window` apart)
+            - clicks of the item within `window` and within `recent`
+            - seconds since the item's first click (NaN if there is none)
+            - clicks of the item within `memory`, by anyone and by the user
+            - moves from the user's previous item to this item, and moves back (a move is two consecutive clicks of a
+              user, at most `window` apart)
             - clicks of the user's previous item
             - clicks of the session
             - seconds since the user's previous click (NaN if there is none within `memory`)
@@ -154,7 +155,8 @@ def _size(entries: int) -> int:
 
 U = np.uint64
 ITEM, USER_ITEM, MOVE, SESSION, STEP, NEAR, FRESH, CONTEXT = (U(n) for n in range(1, 9))
-# Number of keys that a click adds to the counts of `memory`, and to those of `window` in addition to one per context.
+# Number of keys that a click adds to the counts of `memory`, and to the counts of `window`. The counts of `window` also
+# get one key per context.
 LONG_KEYS, SHORT_KEYS = 4, 2
 LAST_STEP = 2
 # Feature columns that do not depend on the number of contexts.
@@ -282,8 +284,8 @@ def _scan(clicks, shown, spans, fresh, short, long, tables, out):
     fresh_low, short_low, long_low, high = 0, 0, 0, 0
     missing = np.float32(np.nan)
     for n in range(rounds + 1):
-        # The last round only counts the clicks that no later click of this call has counted. Clicks are counted if they
-        # are strictly before: a click must not count for the items shown with it.
+        # Before click n is read, all clicks with an earlier time are counted, so a click does not count for the items
+        # shown with it. The last round only counts the remaining clicks.
         while high < rounds and (n == rounds or times[high] < times[n]):
             user, item, now = users[high], items[high], times[high]
             long_low = _expire(long, long_low, long.start + high, now - spans.memory, keys, counts)

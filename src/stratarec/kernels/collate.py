@@ -36,11 +36,11 @@ def spread_rows(
     rows : ndarray
         ``[B]`` integers in [0, M), not checked.
     paired : bool
-        Whether the first two columns are the halves of a number and stay side by side.
+        Whether the first two columns are the halves of a 64-bit number, which stay side by side.
     ids : int
-        Number of columns at the end that are ids.
+        Number of id columns, which are the last columns.
     room : int
-        Number of words to leave free at the end.
+        Number of unused words to append to the result.
 
     Returns
     -------
@@ -78,7 +78,7 @@ def number_pointers(pointers: NDArray[np.int32], place: NDArray[np.int32]) -> ND
     Parameters
     ----------
     pointers : ndarray
-        ``[B]`` in [0, len(place)).
+        ``[B]`` row numbers in [0, len(place)).
     place : ndarray
         Scratch that is filled with -1 before and after the call.
     """
@@ -145,7 +145,7 @@ def take_weights(lists: Sequence[Lists | None], rows: NDArray[Any], offsets: NDA
     Parameters
     ----------
     lists : sequence of Lists or None
-        Weights of each list column, or None for a column without weights. List columns are the last of the bags.
+        Weights of each list column, or None for a column without weights. Bags of list columns follow all others.
     offsets : ndarray
         Offsets from `end_bags`.
     """
@@ -260,7 +260,7 @@ def least_and_total(sizes: NDArray[Any]) -> tuple[int, int]:
 
 
 U = np.uint64
-# A list is prefetched so many rows before it is copied.
+# Number of rows by which prefetching a list precedes copying it.
 AHEAD = 8
 
 
@@ -402,7 +402,7 @@ def _join_windows(start, length, order, values, moved, out):
             continue
         begin = max(start[u], stop)
         end = max(start[u] + length[u], stop)
-        # The window may start before the values that it adds.
+        # The start of the window may be among values that an earlier window has copied.
         moved[u] = total - (begin - start[u])
         for place in range(U(begin), U(end)):
             out[U(total)] = values[place]
@@ -462,7 +462,7 @@ def _join_bags(values, places, size, offsets, place, out, at):
     return np.int64(end)
 
 
-# The next functions keep the interpreter lock, because they end sooner than the lock would change hands.
+# The next functions keep the interpreter lock: they take less time than releasing and taking it again.
 
 
 @njit(cache=True)

@@ -88,9 +88,9 @@ _CHECK_BYTES = 4096
 
 
 def has_leading_zeros(content: bytes, delimiter: str, quote: str) -> bool:
-    """Whether a field may start with a zero before a digit, after blanks and a sign, such as 007 and -07.
+    """Whether a field may start with a zero and another digit, such as 007 or -07; blanks may come first.
 
-    May also be true if there is no such field, when bytes up to ``-`` (45), such as blanks, precede the zero.
+    May also be true for other text, because every byte up to ``-`` (45) before the zero counts as a blank or a sign.
     """
     # The first field is treated as if a line end preceded it.
     front = np.frombuffer(b"\n\n" + content[:3], dtype=np.uint8)

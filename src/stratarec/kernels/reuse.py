@@ -60,8 +60,8 @@ class ReuseTrace:
         times = 2 * count + 1
         self._times = UseTimes(np.zeros(times + 1, np.int64), np.zeros(times, np.int32), np.zeros(2, np.int64))
         self._fresh = np.empty(count, np.int32)
-        # By the smallest size that holds the row: number of all hits, and of hits of rows that stay in caches of any
-        # size.
+        # Hits, counted by the smallest cache size that would hold the row: all hits, and hits of rows in flight, which
+        # stay in caches of every size.
         self._hits = np.zeros((2, len(sizes) + 1), np.int64)
 
     def add(self, ids: Ints) -> None:
@@ -84,7 +84,7 @@ class ReuseTrace:
 
     @property
     def lru_hits(self) -> Ints:
-        """Number of hits of LRU caches of `sizes`, ``[M]``: `near`, and uses whose row was in a batch in flight."""
+        """Number of hits of LRU caches of `sizes`, ``[M]``: `near` plus uses of other rows of batches in flight."""
         far: Ints = self._hits[1].sum() - np.cumsum(self._hits[1])[:-1]
         return self.near + far
 
@@ -126,7 +126,7 @@ class Uses(NamedTuple):
     """Statistics of the K followed rows, one entry per row.
 
     `time` (an index of `UseTimes`) and `batch` (-1 if there is none) belong to the last use. `batches` counts the
-    batches that used the row, and `soon` those of them that did so at most `ahead` batches after an earlier use. `span`
+    batches that used the row, and `soon` the batches that used it at most `ahead` batches after an earlier use. `span`
     sums the distances between uses, in batches, each limited to `ahead`.
     """
 
@@ -139,7 +139,7 @@ class Uses(NamedTuple):
 
 
 class UseTimes(NamedTuple):
-    """Row that was last used at each time.
+    """Times of uses. Each time refers to the row that was last used then.
 
     `tree` is ``[C + 1]`` Fenwick sums of the number of rows that each time represents, `row` is ``[C]``, and `now` is
     ``[2]``: the next time, and the number of rows that all times represent.
@@ -189,7 +189,7 @@ def up_to(tree, time):
 
 @njit(nogil=True, cache=True)
 def shorten(sample, uses, times):
-    """Remove the times after which their row was used again, and renumber the other times."""
+    """Remove the times of rows that were used again later, and renumber the other times."""
     count = 0
     for time in range(times.now[0]):
         row = times.row[time]

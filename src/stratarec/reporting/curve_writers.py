@@ -60,7 +60,7 @@ def check_installed(kinds: Sequence[str]) -> None:
 
 @contextmanager
 def curve_writers(kinds: Sequence[str], of: CurvesOf, say: Callable[[str], None]) -> Iterator[CurveWriters]:
-    """Open a writer of each kind, and close all at the end; `ConfigError` if one cannot be opened."""
+    """Open a writer of each kind, and close all at the end. Raise `ConfigError` if one cannot be opened."""
     curves = CurveWriters([], say)
     failed = True
     try:

@@ -63,7 +63,7 @@ def _kinds(period: Content) -> Iterator[tuple[str, ...]]:
 
 
 def _shares(lookups: Content) -> tuple[float, float]:
-    """Return the shares of lookups that are of rare values and of new values."""
+    """Return the share of lookups of rare values, and the share of lookups of new values."""
     total = max(lookups["known"] + lookups["tail"] + lookups["new"], 1)
     return lookups["tail"] / total, lookups["new"] / total
 

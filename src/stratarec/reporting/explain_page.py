@@ -103,8 +103,9 @@ def importance_sections(content: Content) -> list[tuple[str, list[tuple[str, ...
 
 
 def importance_rows(figures: Content) -> list[tuple[str, ...]]:
-    """Return a row for each feature: name, drop of AUC in per cent of the largest drop, drop of AUC, rise of log
-    loss.
+    """Return a row for each feature: name, relative drop of AUC, drop of AUC, and rise of log loss.
+
+    The relative drop is in per cent of the largest drop.
     """
     drops = [column["auc_drop"]["value"] or 0.0 for column in figures["columns"]]
     most = max([*drops, 1e-12])

@@ -24,7 +24,7 @@ def show(value: float | None, digits: int) -> str:
 
 
 def shown(evaluations: Iterable[Figures]) -> tuple[str, ...]:
-    """Return the names of the metrics to show: all with a label, except metrics of users if no evaluation has them."""
+    """Return the names of all metrics that have a display name, except user metrics that no evaluation contains."""
     defined = {name for figures in evaluations for name, value in figures.items() if value is not None}
     return tuple(name for name, metric in METRICS.items() if metric.label and (name in defined or not metric.of_users))
 
@@ -74,7 +74,10 @@ def _lines(split: str, figures: Figures) -> Sequence[str]:
 
 
 def ranks(split: str, column: str, rankings: Mapping[str, Ranked]) -> Sequence[str]:
-    """Return lines with ranking metrics within groups of equal `column`, with intervals, and the samples left out."""
+    """Return lines with ranking metrics of groups (samples with equal `column`), and with what is left out.
+
+    Each metric has a line with its mean, its interval and its number of groups.
+    """
     output_lines = []
     for label, ranked in rankings.items():
         head = split if len(rankings) == 1 else f"{split}, {visible(label)[:_WIDEST]}"
@@ -111,10 +114,10 @@ def sliced(name: str, slices: Sequence[tuple[str, Figures]], most: int = 20) -> 
     return output
 
 
-# Share of a metric that further training must promise for a run to be called improving, and the evaluations that the
-# promise is extrapolated to.
+# Minimum predicted gain, as a share of the metric, for which a run is called still improving, and the number of further
+# evaluations for which the gain is predicted.
 _LEAST_GAIN, _FURTHER = 2e-3, 2
-# Fewest samples of the rarer class that tell much about a model, and fewest that can choose between checkpoints.
+# Minimum number of samples of the rarer class for reliable metrics, and for a choice between checkpoints.
 _FEW, _TOO_FEW = 100, 20
 # Tolerated distance of the calibration from 1: absolute, and in standard errors of the rate of positives.
 _TOLERANCE, _SURPRISE = 0.05, 3.0
@@ -135,7 +138,7 @@ def verdict(evaluations: Sequence[Mapping[str, Any]], result: Mapping[str, Any],
         The ``train`` section of the recipe.
     """
     split, figures = _tested(evaluations, result)
-    # A map that validation chose may still be wrong for a test of other days.
+    # The advice is only for runs without calibration: a map fitted on validation may be wrong on later days.
     advice = "; train.calibration=auto may correct that" if evaluations and train["calibration"] == "none" else ""
     output = []
     for name, part in by_label(split, figures) if figures else ():
@@ -222,7 +225,7 @@ def _progress(
 
 
 def _promise(values: Sequence[float]) -> float:
-    """Return the gain of further evaluations if gains go on to shrink as the last ones did."""
+    """Return the gain of further evaluations, if each gain shrinks by the ratio of the last two gains."""
     gains = [max(after - before, 0.0) for before, after in pairwise(values[-3:])]
     ratio = min(gains[-1] / gains[-2], 1.0) if len(gains) > 1 and gains[-2] else float(len(gains) == 1)
     return gains[-1] * sum(ratio**step for step in range(1, _FURTHER + 1))

@@ -150,7 +150,7 @@ def _fold(tables: Sequence[Content]) -> tuple[str, ...]:
 
 
 def _rates(tables: Sequence[Content]) -> tuple[str, str]:
-    """Return the hit rate of level 0, and the number of rows that a step reads from homes."""
+    """Return the hit rate of level 0, and the number of rows that a step reads from homes (below level 0)."""
     distinct = sum(table["distinct"] for table in tables)
     hits = 1 - sum(table["misses"] for table in tables) / distinct if distinct else 1.0
     return f"{hits:.1%}", f"{sum(table['misses'] for table in tables):,.0f}"
@@ -282,9 +282,9 @@ class Level:
     name: str
     words: str
     planned: int | None
-    """Bytes."""
+    """Planned bytes; None without a plan."""
     used: int | None
-    """Bytes."""
+    """Bytes that a run used; None if they are not known."""
     flow: str = ""
     """Text about the rows that move between this level and the level above."""
     share: float = 0.0

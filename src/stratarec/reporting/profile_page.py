@@ -138,7 +138,7 @@ def _reuse_chart(table: TableReuse) -> Chart:
 
 
 def print_hot(profile: HotProfile, counted: Sequence[str] = ()) -> None:
-    """Print the hot rows and their benefit, followed by `counted`, lines about a count of all inputs."""
+    """Print the hot rows and their benefit, then the lines `counted`, which are about a count of all inputs."""
     console = make_console()
     for table in hot_tables(profile):
         print_table(console, table.heads, table.rows, text=("table", "budget"))

@@ -82,7 +82,7 @@ def _rows(content: Content) -> list[tuple[str, ...]]:
 
 
 def _between(content: Content) -> Any:
-    """Return ``[T, 2]`` mean interactions of a tower's features with each other, and with other features."""
+    """Return ``[T, 2]``: for each tower the mean interaction among its features, and with other features."""
     places = {name: place for place, name in enumerate(content["features"])}
     matrix = np.array(content["interaction"])
     means = np.full((len(content["towers"]), 2), np.nan)
@@ -106,7 +106,7 @@ def _matrix(content: Content) -> Chart:
     values = np.array(content["interaction"])[np.ix_(places, places)]
     np.fill_diagonal(values, np.nan)  # left out
     figure, axes = new_axes(7.2, 6.2)
-    # Outliers would leave the others one colour.
+    # Otherwise a few outliers would give all other cells the same colour.
     low, high = np.nanquantile(values, (0.02, 0.98)) if len(names) > 1 else (0.0, 1.0)
     image = axes.imshow(values, cmap=mpl.colormaps["viridis"], vmin=low, vmax=max(high, low + 1e-9), aspect="equal")
     first = 0

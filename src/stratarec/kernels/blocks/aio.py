@@ -23,7 +23,7 @@ _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 _SETUP, _DESTROY, _GETEVENTS, _SUBMIT = _NUMBERS.get(platform.machine(), (0, 0, 0, 0))
 _AVAILABLE = sys.platform == "linux" and platform.machine() in _NUMBERS
 
-# A symbol, not a ctypes pointer: machine code that holds an address cannot be cached.
+# Called by its symbol, not by a ctypes pointer: machine code that contains an address cannot be cached.
 _syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 6))
 
 

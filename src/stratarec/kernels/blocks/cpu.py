@@ -20,10 +20,10 @@ U = np.uint64
 BASE, FIRST, NEXT, LIMIT = 0, 1, 2, 3
 HEADER = 8
 ALIGNMENT = 4096
-# Number of reads in a row without new bytes, after which a block counts as unreadable.
+# Number of consecutive reads without new bytes, after which a block counts as unreadable.
 TRIES = 8
 
-# A symbol, not a ctypes pointer: machine code that holds an address cannot be cached.
+# Called by its symbol, not by a ctypes pointer: machine code that contains an address cannot be cached.
 pread = types.ExternalFunction("pread", types.int64(types.int32, types.uint64, types.uint64, types.int64))
 
 
@@ -156,7 +156,7 @@ def relocate(source_tags, source, first_cell, begin, cells, index, buffer, shape
 
 @njit(nogil=True, cache=True, inline="always")
 def from_buffer(cell, buffer, shape, out, place):
-    """If the record of `cell` is in the buffer, copy it to `out` and return True; otherwise return False."""
+    """Copy the record of `cell` to `out` if it is in the buffer; return whether it is."""
     state, _, data = buffer
     inside = cell - state[BASE] - state[FIRST]
     if inside < 0 or inside >= state[NEXT] - state[FIRST]:
@@ -171,7 +171,7 @@ def from_buffer(cell, buffer, shape, out, place):
 def find(rows, locations, front, back, shape, out, written, cells, entries):
     """Copy the records that are in one of the two buffers; list the cells and entries of all others.
 
-    `written` tells for each row whether it has a record. Returns the number of cells listed.
+    ``written[i]`` is set to whether row ``rows[i]`` has a record. Returns the number of cells listed.
     """
     count = 0
     for i in range(len(rows)):
@@ -192,10 +192,10 @@ def find(rows, locations, front, back, shape, out, written, cells, entries):
 
 @njit(nogil=True, cache=True)
 def read_on(descriptor, address, size, offset, got):
-    """Continue a read of `size` bytes of which `got` arrived (negative: an error); return the number of bytes read.
+    """Continue an incomplete read of `size` bytes; return the number of bytes read in all.
 
-    A signal, a network or a busy device may cut a read short, which does not mean damage. Reads begin at aligned
-    offsets.
+    `got` is the number of bytes that arrived, or a negative error code. A signal, a network or a busy device may cut a
+    read short, which does not mean damage. Reads begin at aligned offsets.
     """
     got, tries = max(np.int64(got), np.int64(0)), TRIES
     while got < size and tries > 0:

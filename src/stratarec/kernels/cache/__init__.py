@@ -33,7 +33,7 @@ class HotSlots:
     rows: Ints
     """Number of hot rows; they are the first rows of the table."""
     start: Ints
-    """``[T + 1]`` first slot of each table's hot rows, whose slots are in the order of the rows."""
+    """``[T + 1]`` first slot of each table's hot rows; their slots have the order of the rows."""
 
     @classmethod
     def of(cls, rows: Ints, slots: int) -> HotSlots:
@@ -74,7 +74,7 @@ class CacheLayout:
 
     @property
     def slots(self) -> int:
-        """S, the number of slots without those of hot rows."""
+        """S, the number of slots, not counting the slots of hot rows."""
         return int(self.slot_start[-1])
 
     @cached_property
@@ -190,7 +190,7 @@ class StageWorkspace:
         self.order = np.argsort(-lookups, kind="stable")
         self.room = np.cumsum(np.concatenate([[0], lookups + layout.overflow_sets * layout.ways])).astype(np.int64)
         if not self.arrays or len(self.arrays["pending"]) < self.room[-1]:
-            # The order of the arrays of `cpu.StageLists`.
+            # In the order of the fields of `cpu.StageLists`.
             names = ("pending", "in_row", "in_slot", "in_victim", "out_row", "out_slot")
             self.arrays = {name: np.empty(int(self.room[-1] * 1.25), dtype=np.int64) for name in names}
         return self.arrays
@@ -232,7 +232,7 @@ def stage(
 def undo(state: CacheState, staging: Staging, workspace: StageWorkspace) -> None:
     """Revert the assignment of slots by `stage`; no row may have moved since.
 
-    Stamps are not restored. So a row may stay in its slot one batch longer than without the attempt.
+    Stamps are not restored. So a row may stay in its slot one batch longer than if `stage` had not been called.
     """
     lists = workspace.arrays
     for table, first in enumerate(workspace.room[:-1]):
@@ -292,7 +292,7 @@ def initialize(
     level: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]],
     width: int,
 ) -> None:
-    """Write initial values to the slots of rows that were never written; weights as in `random.fill_uniform`.
+    """Write initial values to the slots of rows that were never written; weights are those of `random.fill_uniform`.
 
     Parameters
     ----------

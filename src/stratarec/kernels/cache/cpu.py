@@ -28,7 +28,7 @@ LRU, LFU, RANK = 0, 1, 2
 # Number of overflow sets that are searched for a row. It must be high enough that a row finds a free slot if there is
 # one.
 PROBES = 16
-# A lookup prefetches the set of the lookup that follows after so many others.
+# Each lookup prefetches the set of the lookup that is this many positions later.
 AHEAD = 16
 LINE = 16
 
@@ -73,8 +73,8 @@ class State(NamedTuple):
     reach: NDArray[np.int64]
 
 
-# A horizon instead of pins that a backward pass releases: with pins, evictions, and therefore rounding, depended on the
-# progress of batches.
+# A horizon replaces pins that the backward pass releases. With pins, evictions, and therefore rounding, depended on how
+# far the training had progressed.
 class BatchStamps(NamedTuple):
     """Stamp of the batch, and horizon: slots with this stamp or a later one are in use and must not be reused."""
 
@@ -83,7 +83,7 @@ class BatchStamps(NamedTuple):
 
 
 class StageLists(NamedTuple):
-    """Lists of moves. Entries of table t start at ``room[t]``; `order` lists tables by falling number of lookups."""
+    """Lists of moves. Entries of table t start at ``room[t]``; `order` lists tables by descending number of lookups."""
 
     room: NDArray[np.int64]
     order: NDArray[np.int64]
@@ -121,13 +121,13 @@ def area_of(places, t):
 
 @njit(**BODY)
 def spread(row, sets):
-    """Return the set of a row. Fibonacci hashing spreads consecutive ids, which are a table's popular ones, evenly."""
+    """Return the set of a row. Fibonacci hashing spreads consecutive ids evenly; popular rows have consecutive ids."""
     return (((U(row) * U(0x9E3779B1)) & U(0xFFFFFFFF)) * U(sets)) >> U(32)
 
 
 @njit(**BODY)
 def spread_overflow(row, sets):
-    """Return the first overflow set to search for a row; its choice is independent of `spread`."""
+    """Return the first overflow set to search for a row; the hash is independent of the hash of `spread`."""
     return ((mix(U(row) + GOLDEN) >> U(32)) * U(sets)) >> U(32)
 
 
@@ -215,8 +215,8 @@ def victim(state, first, ways, policy, horizon):
 def touch(slot, batch, state, policy):
     """Record that `batch` uses the slot."""
     if policy == LFU:
-        # A batch counts once, however often it looks up the row. Otherwise one batch full of an id would keep its row
-        # for long.
+        # A batch counts once, however often it looks up the row. Otherwise a single batch with many lookups of one id
+        # would keep the row of this id in the cache for long.
         state.counts[slot] += np.uint32(state.stamps[slot] != batch and state.counts[slot] < np.uint32(0xFFFFFFFF))
     state.stamps[slot] = batch
 
@@ -337,7 +337,7 @@ def stage_tables(member, counter, lookups, places, state, stamps, lists, result,
         # The largest table first: if it began last, the whole team would wait for it.
         t = lists.order[U(task)]
         area, begin, end = area_of(places, t), lists.room[t], lists.room[t + 1]
-        # Ids are not deduplicated first: a repeated id finds the slot that its first occurrence was given.
+        # Ids are not deduplicated first: a repeated id finds the slot that was assigned to its first occurrence.
         waiting = lists.pending[begin:end]
         misses, result.bad[t] = find_rows(t, lookups, places, area, state, stamps.batch, out, waiting)
         if result.bad[t] >= 0:

@@ -17,7 +17,7 @@ Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
 Level = tuple[Floats, Floats, Floats, NDArray[np.int32]]
 
-# More chunks than threads, because rows that are in a processor's cache already take less time.
+# More chunks than threads, because chunks take unequal time: rows that are already in a processor's cache are faster.
 _CHUNKS_PER_THREAD = 4
 
 
@@ -31,7 +31,7 @@ def encode(
     ----------
     level : tuple of ndarray
         Weights ``[S * D]``, row state ``[S]`` and full state ``[S * k * D]`` (k floats per weight), all flat float32,
-        and clocks ``[S]`` int32. Arrays that the layout does not keep have any size.
+        and clocks ``[S]`` int32. Arrays that the layout does not store may have any size.
     slots, places : ndarray
         ``[n]`` int64; places are distinct.
     records : ndarray

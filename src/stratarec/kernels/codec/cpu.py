@@ -1,6 +1,6 @@
-"""Numba bodies that encode and decode rows; a row's kind is looked up once per row.
+"""Numba functions that encode and decode rows; a row's kind is looked up once per row.
 
-`form` is a `Form`; `level` is the arrays of all slots: weights, row state, full state and clocks.
+`form` is a `Form`; `level` is a tuple of the arrays of all slots: weights, row state, full state and clocks.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def encode_chunks(member, counter, form, level, slots, records, places, keys, wr
 def encode(team, form, level, slots, records, places, keys, write, chunks):
     """Encode every entry; return the first invalid entry, or the number of entries."""
     counter, bad = np.zeros(1, np.int64), np.full(chunks, len(slots), np.int64)
-    # On the team's threads, which are awake: on a separate pool, staging, encoding and decoding made a step of 26
-    # tables (D = 64, batch 2,048) 12.5 instead of 6.6 ms.
+    # Run on the team's threads, which are awake. When staging, encoding and decoding ran on a separate pool of threads,
+    # a step of 26 tables (D = 64, batch 2,048) took 12.5 ms instead of 6.6.
     run_team(team, encode_chunks, (counter, form, level, slots, records, places, keys, write, bad))
     return bad.min()
 

@@ -1,8 +1,8 @@
-"""Triton bodies of the codecs, with the bytes of the CPU's.
+"""Triton kernels of the codecs. They write the same bytes as the CPU kernels.
 
-Records are in the memory of the device, one after the other. They are read and written by words where all of their
-parts begin at multiples of 4, otherwise byte by byte. Constants: D columns of a row, DP the next power of two, K rows
-of a program, KIND the number of the codec in the registry, STATE 0 for float32 state and 2 for bfloat16.
+Records are consecutive in the device's memory. If all parts of a record begin at multiples of 4 bytes, they are read
+and written by words, otherwise byte by byte. Constants: D columns of a row, DP the next power of two, K rows of a
+program, KIND the position of the codec in the registry, STATE 0 for float32 state and 2 for bfloat16 state.
 """
 
 import triton
@@ -23,7 +23,7 @@ NEAREST = tl.constexpr(float(integers.NEAREST))
 
 @triton.jit
 def noise_words(key, column):
-    """Return 32 random bits of each column, as `kinds.base.words`."""
+    """Return 32 random bits for each column, the same bits as `kinds.base.words`."""
     word = (key.to(tl.uint32) + column.to(tl.uint32) * STEP) ^ (key >> 32).to(tl.uint32)
     word = (word ^ (word >> 16)) * 0x85EBCA6B
     word = (word ^ (word >> 13)) * 0xC2B2AE35
@@ -32,13 +32,13 @@ def noise_words(key, column):
 
 @triton.jit
 def unit(key, column):
-    """Return 24 random bits of each column as floats in [0, 1)."""
+    """Return for each column a random float in [0, 1) with 24 bits."""
     return (noise_words(key, column) >> 8).to(tl.int32).to(tl.float32) * (1.0 / (1 << 24))
 
 
 @triton.jit
 def put(records, at, word, mask, BYTES: tl.constexpr, WORDS: tl.constexpr):
-    """Store the lower bytes of words."""
+    """Store the lowest `BYTES` bytes of each word."""
     if WORDS and BYTES == 4:
         tl.store((records + at).to(tl.pointer_type(tl.uint32)), word, mask)
     elif WORDS and BYTES == 2:
@@ -50,7 +50,7 @@ def put(records, at, word, mask, BYTES: tl.constexpr, WORDS: tl.constexpr):
 
 @triton.jit
 def get(records, at, mask, BYTES: tl.constexpr, WORDS: tl.constexpr):
-    """Load words of this many bytes."""
+    """Load `BYTES` bytes of each record as a word."""
     if WORDS and BYTES == 4:
         return tl.load((records + at).to(tl.pointer_type(tl.uint32)), mask, 0)
     elif WORDS and BYTES == 2:
@@ -64,32 +64,32 @@ def get(records, at, mask, BYTES: tl.constexpr, WORDS: tl.constexpr):
 
 @triton.jit
 def to_half(x):
-    """Return the bits of a float16."""
+    """Return the bits of the nearest float16."""
     return x.to(tl.float16).to(tl.uint16, bitcast=True).to(tl.uint32)
 
 
 @triton.jit
 def from_half(word):
-    """Return the value of the bits of a float16."""
+    """Return the float32 of float16 bits."""
     return word.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def ordered(x, mask, OTHER: tl.constexpr):
-    """Return float32 bits as integers in the order of the numbers."""
+    """Return floats as integers with the same order, and `OTHER` where not `mask`."""
     word = x.to(tl.int32, bitcast=True)
     return tl.where(mask, word ^ ((word >> 31) & 0x7FFFFFFF), OTHER)
 
 
 @triton.jit
 def unordered(order):
-    """Return the numbers of `ordered`."""
+    """Return the floats of integers from `ordered`."""
     return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def parameters(low, high, LEVELS: tl.constexpr, WIDE: tl.constexpr):
-    """Return scale, offset and whether they can be stored, as `kinds.integers.parameters`."""
+    """Return scale, offset and whether they can be stored; the results equal those of `kinds.integers.parameters`."""
     low, high = low + 0.0, high + 0.0
     levels = tl.zeros_like(low) + LEVELS
     if WIDE:
@@ -110,7 +110,10 @@ def parameters(low, high, LEVELS: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def code(value, offset, inverse, threshold, LEVELS: tl.constexpr):
-    """Return codes of values, rounded up where the rest is more than the threshold."""
+    """Return the number of steps of each value above the offset, rounded up if more than `threshold` of a step remains.
+
+    The result is at most `LEVELS`.
+    """
     steps = (value - offset) * inverse
     floor = steps.to(tl.int32)
     up = tl.where(steps - floor.to(tl.float32) > threshold, 1, 0)
@@ -121,7 +124,7 @@ def code(value, offset, inverse, threshold, LEVELS: tl.constexpr):
 def put_floats(
     records, at, value, key, column, mask, KIND: tl.constexpr, STOCHASTIC: tl.constexpr, WORDS: tl.constexpr
 ):
-    """Store numbers as fp32, fp16 or bf16; return whether the kind can hold each."""
+    """Store numbers as fp32, fp16 or bf16; return for each number whether the format can represent it."""
     word = value.to(tl.uint32, bitcast=True)
     magnitude = word & 0x7FFFFFFF
     if KIND == FP32:
@@ -158,7 +161,7 @@ def get_floats(records, at, mask, KIND: tl.constexpr, WORDS: tl.constexpr):
 
 @triton.jit
 def all_of(fits, mask):
-    """Return whether all numbers of each row fit."""
+    """Return for each row whether `fits` is true for all its numbers in `mask`."""
     return tl.min(tl.where(mask, fits, True).to(tl.int32), 1) > 0
 
 
@@ -170,9 +173,9 @@ def encode(
     PARAMETERS_AT: tl.constexpr, ROW_STATE_AT: tl.constexpr, FULL_STATE_AT: tl.constexpr, CLOCK_AT: tl.constexpr,
     BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Encode slot places[i] into records[i]; fits[i] is 1 if the codec can hold every number of the slot.
+    """Encode the slot places[i] into records[i]; set fits[i] to 1 if the codec can represent all numbers of the slot.
 
-    The noise is a function of keys[i] and the column.
+    The rounding noise is a function of keys[i] and the column.
     """
     i = tl.program_id(0) * K + tl.arange(0, K)
     valid = i < count
@@ -235,7 +238,7 @@ def decode(
     ROW_STATE: tl.constexpr, FULL: tl.constexpr, CLOCKED: tl.constexpr, PARAMETERS_AT: tl.constexpr,
     ROW_STATE_AT: tl.constexpr, FULL_STATE_AT: tl.constexpr, CLOCK_AT: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Decode records[i] into slot places[i]."""
+    """Decode records[i] into the slot places[i]."""
     i = tl.program_id(0) * K + tl.arange(0, K)
     valid = i < count
     slot = tl.load(places + i, valid, 0)

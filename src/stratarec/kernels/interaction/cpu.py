@@ -1,4 +1,4 @@
-"""Numba bodies of the pairwise dot interaction: one sample at a time, its vectors side by side in the L1 cache.
+"""Numba kernels of the pairwise dot interaction: one sample at a time, its vectors side by side in the L1 cache.
 
 If samples of a run share vectors, products between the V2 shared vectors are computed once a run. Products of the V1
 unshared vectors, with each other and with the shared ones, are computed for each sample. The unshared vectors (the
@@ -207,9 +207,9 @@ def put(lanes, gradients, place, target, row, features, chosen, D):
 
 @njit(**BODY)
 def run_forward(member, lanes, one_block, counter, samples, out, scratches):
-    """Set out.unshared[b] to dense[b], the products of unshared pairs, and those of unshared with shared vectors.
+    """Set out.unshared[b] to dense[b] and all products with an unshared vector, out.shared[r] to all other products.
 
-    out.shared[r] is set to the products of shared pairs.
+    Products of two unshared vectors come first, then products of an unshared and a shared vector.
     """
     literally(lanes)
     pooled, unshared, shared, tile = samples.pooled, samples.unshared, samples.shared, samples.tile
@@ -277,7 +277,7 @@ def cross_gradient(lanes, scratch, mine, V, D, gradient, place, sums):
 
 @njit(**BODY)
 def run_backward(member, lanes, one_block, counter, samples, gradients, dense_out, pooled_out, scratches, totals):
-    """Compute the gradients of `run_forward`; the gradient of a shared vector sums a run's samples in order."""
+    """Compute the gradients of `run_forward`; gradients of shared vectors are summed over a run's samples in order."""
     literally(lanes)
     pooled, unshared, shared, tile = samples.pooled, samples.unshared, samples.shared, samples.tile
     D, F, front = U(lanes if one_block else samples.width), U(samples.features), U(samples.first)
@@ -325,7 +325,7 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
     @njit(nogil=True, cache=True)
     def backward_of_all(team, samples, gradient, dense_out, pooled_out):
         samples = Samples(*samples)
-        # Four vectors at a time: the last ones may not exist, and their results are not used.
+        # Vectors are processed four at a time. In the last four some may not exist, and their results are not used.
         rows = (samples.vectors + 3) // 4 * 4
         work = Scratch(
             np.empty((team.threads, rows * samples.width + 16), np.float32),

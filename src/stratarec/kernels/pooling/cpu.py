@@ -24,7 +24,7 @@ from stratarec.kernels.simd.vector import LANES, add, blocks, broadcast, load, m
 # Samples of a task. With fewer than 64 rows per table, prefetching restarts too often; an upper limit of 32 or 128
 # samples did not help.
 _LEAST_TILE, _MOST_TILE = 64, 512
-# Fewest rows of a task, if a batch is too small to be divided by samples alone.
+# Minimum number of rows of a task, if a batch is too small to be divided by samples alone.
 _TASK_ROWS = 128
 # Larger outputs bypass the caches: reading cache lines only to overwrite them took a tenth to a third of the time.
 _STREAM_BYTES = 4 << 20
@@ -39,7 +39,7 @@ class Output(NamedTuple):
 
 
 class Tasks(NamedTuple):
-    """Number of the next task, samples and features of a task, and for each thread the position of a bad id."""
+    """Counter of tasks, number of samples and of features per task, and the position of a bad id by thread."""
 
     counter: NDArray[np.int64]
     samples: int
@@ -53,7 +53,7 @@ def limit_of(bags, filled, f):
 
     An empty `filled` means all bags of every feature; a full array of counts would cost 2 us a batch.
     """
-    # The other bags are never read: setting them to zeros took 1.74 ms instead of 0.66.
+    # The output of the other bags is never read. Setting it to zeros took 1.74 ms instead of 0.66.
     return filled[f] if len(filled) else np.int64(bags.batch)
 
 
@@ -66,8 +66,8 @@ def copy_rows(lanes, weights, D, values, span, table, output, target):
     literally(lanes)
     origin, limit = table
     start, last = U(span[0]), U(span[1])
-    # The last position, not the one after it: reading beyond passed every compiled test, and only the interpreter
-    # noticed.
+    # Prefetching reads ids up to this position. Reading one id more passed every test of compiled code; it was noticed
+    # only when the kernel ran as plain Python.
     final = last - U(1)
     for i in range(start, min(start + ahead_of(D), last)):
         prefetch_row(weights, U(origin + values[i]) * D, D)
@@ -281,7 +281,7 @@ def _tile(count, threads):
 
 
 def _shape(tile, batch, features, threads):
-    """Return the samples and features of a task: all features, unless this gave too few tasks."""
+    """Return the number of samples and of features per task: all features, unless that gives too few tasks."""
     tiles = -(-batch // tile)
     if threads == 1 or tiles >= 4 * threads:
         return tile, features

@@ -1,7 +1,7 @@
-"""Triton bodies of pooling.
+"""Triton kernels of pooling.
 
-Constants: D columns of a row, DP the next power of two, K bags or lookups of a program, U lookups unrolled, BY a number
-of floats of which all columns are multiples: loads and stores are as wide as the compiler knows addresses to allow.
+Constants: D columns of a row, DP the next power of two, K bags or lookups of a program, U lookups unrolled, BY a common
+divisor of all column positions, from which the compiler knows how wide loads and stores can be.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""Numba bodies of counter-based noise."""
+"""Numba functions for counter-based noise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def row_key(key, row):
 
 @njit(nogil=True, cache=True, inline="always")
 def key_of(noise, table, row):
-    """Return the key of the noise of a row; `noise` is a `RowNoise`, in which a table may be part of a larger one."""
+    """Return the noise key of a row, given a `RowNoise`, in which the table may be a part of a larger table."""
     return row_key(noise[0][table], noise[1][table] + noise[2][table] * uint64(row))
 
 

@@ -1,4 +1,4 @@
-"""Triton bodies of counter-based noise."""
+"""Triton kernels of counter-based noise."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 
 @triton.jit
 def mix(word):
-    """Return the finaliser of splitmix64 of uint64 words."""
+    """Apply the finalizer of splitmix64 to uint64 words."""
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB
     return word ^ (word >> 31)
@@ -20,7 +20,10 @@ def initialize(
     D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, ROW_STATE: tl.constexpr, FULL: tl.constexpr,
     CLOCKED: tl.constexpr,
 ):  # fmt: skip
-    """Set slot places[i] to uniform weights in +-bounds[i], a function of keys[i] and the column, and state to 0."""
+    """Set the weights of the slot places[i] to noise that is uniform in [-bounds[i], bounds[i]], and its state to 0.
+
+    Each weight is a function of keys[i] and the column.
+    """
     i = tl.program_id(0) * K + tl.arange(0, K)
     valid = i < count
     slot, key = tl.load(places + i, valid, 0), tl.load(keys + i, valid, 0).to(tl.uint64, bitcast=True)

@@ -29,9 +29,9 @@ from stratarec.kernels.runtime.memory import RECYCLER, buffer_bytes
 
 CPU = torch.device("cpu")
 TRITON = (3, 6), (3, 8)
-"""The first version of Triton whose compiled kernels were examined, and the first that was not."""
+"""Versions of Triton whose compiled kernels were examined: from the first one to before the second."""
 CAPABILITY = 8, 0
-"""Compute capability of the oldest GPUs of NVIDIA that Triton supports."""
+"""Compute capability of the oldest NVIDIA GPUs that Triton supports."""
 _SMALLEST = 4096
 _FREE_PER_SIZE = 4
 
@@ -142,7 +142,7 @@ class _Pinned:
         return tensor.untyped_storage().data_ptr() in self._copies
 
     def busy(self, tensor: Tensor, copy: Any) -> None:
-        """Do not reuse the buffer of `tensor` before the event `copy`."""
+        """Do not reuse the buffer of `tensor` before the event `copy` has occurred."""
         with self._lock:
             self._copies[tensor.untyped_storage().data_ptr()] = copy
 
@@ -156,7 +156,7 @@ def _done(free: list[tuple[Tensor, Any]]) -> int | None:
 
 
 class DeviceTransfers(Transfers):
-    """`Transfers` of a network on a device; up and down each have a stream, in addition to the computing stream."""
+    """`Transfers` of a network on a device; `up` and `down` each have a separate stream."""
 
     def __init__(self, driver: Driver) -> None:
         self.device, self._driver, self._pinned = driver.device, driver, _Pinned(driver)
@@ -276,7 +276,7 @@ def open_device(name: str, field: str = "train.device") -> torch.device:
 
 
 def require_triton(device: torch.device = CPU) -> None:
-    """Raise `ConfigError` unless kernels of rows run here: with a tested version of Triton, on a GPU it supports."""
+    """Raise `ConfigError` unless row kernels can run: Triton's version was examined, and it supports the GPU."""
     try:
         installed = version("triton")
     except PackageNotFoundError:
@@ -306,11 +306,14 @@ _DEVICE_ERRORS = ("CUDA error", "cuDNN error", "Triton Error")
 
 @contextmanager
 def device_errors(device: torch.device, batch_size: int, fitting: Callable[[], int]) -> Iterator[None]:
-    """Report an error of the device in one line; `fitting` returns a batch size that fits its memory, or 0."""
+    """Report an error of the device in one line.
+
+    `fitting` returns a batch size that fits the device's memory, or 0 if not even one sample fits.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
-        # The stack frames keep the tensors of the step alive.
+        # The traceback's frames would keep the tensors of the step, and so their memory.
         traceback.clear_frames(error.__traceback__)
         fits = fitting()
         advice = f"batches of {fits:,} fit: set train.batch_size to {fits}" if fits else "not even one sample fits: "

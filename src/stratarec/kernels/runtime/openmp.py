@@ -23,7 +23,7 @@ from stratarec.kernels.runtime.outline import thread_ids
 _NUMBER = {"x86_64": 186, "aarch64": 178}.get(platform.machine(), 0)
 _WATCHED = sys.platform == "linux" and bool(_NUMBER)
 
-# The number that OpenMP saw when it was loaded.
+# Number of processors of this process at import, as OpenMP saw it when it was loaded.
 PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 _WORKER = threading.local()

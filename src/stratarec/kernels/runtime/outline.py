@@ -125,7 +125,7 @@ def _record_id(member, number, ids):
 
 @njit(nogil=True, cache=True)
 def thread_ids(launch, threads, number):
-    """Return the system's ids of the OpenMP threads, 0 for a thread that never came.
+    """Return the system's ids of the OpenMP threads, 0 for a thread that did not take part.
 
     `number` is the number of the system call gettid.
     """

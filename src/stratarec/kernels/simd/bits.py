@@ -172,7 +172,7 @@ def _from_half(half):
 
 @intrinsic
 def to_half(typingctx, value):
-    """Return the uint16 bits of the nearest float16, ties to even; infinity from half a step above 65504 on."""
+    """Return the uint16 bits of the nearest float16, ties to even; magnitudes from 65520 on become infinity."""
 
     def codegen(context, builder, signature, args):
         if not _half_instructions():

@@ -6,7 +6,10 @@ import triton.language as tl
 
 @triton.jit
 def halve(x, K: tl.constexpr, W: tl.constexpr):
-    """Return the sums ``[K]`` of x ``[K, W]``, halves added to one another: a sum of two numbers has one order."""
+    """Return the sums ``[K]`` of x ``[K, W]``. The two halves of each row are added until one number remains.
+
+    Each addition has only two operands, so the compiler cannot choose another order.
+    """
     if W == 1:
         return tl.reshape(x, (K,))
     else:

@@ -22,7 +22,7 @@ def prefetch(typingctx, array, element):
         i32 = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
         function = builder.module.declare_intrinsic("llvm.prefetch.p0i8", fnty=kind)
-        # Into all levels: prefetched into the L2 cache only, random rows of 16 floats took 31 ns each instead of 8.
+        # Prefetch into all cache levels: with the L2 cache only, random rows of 16 floats took 31 ns each instead of 8.
         builder.call(function, [address, i32(0), i32(3), i32(1)])
         return context.get_dummy_value()
 

@@ -31,7 +31,7 @@ def blocks(width: int, multiple: int = 1) -> tuple[int, bool]:
 
     The number of lanes is a multiple of `multiple`, which divides `width`.
     """
-    # As few equal blocks as possible.
+    # Use as few blocks of equal size as possible.
     lanes = next(width // parts for parts in range(-(-width // _WIDEST), width + 1) if width % (parts * multiple) == 0)
     return lanes, lanes == width
 

@@ -1,7 +1,7 @@
 """Write back evicted rows and fetch the rows that replace them, in one pass, for records in addressable memory.
 
-In separate steps, this is `kernels.codec.encode` of the victims, and then `kernels.codec.decode` or
-`kernels.cache.initialize` of the rows that get their slots.
+The result is the same as with separate steps: `kernels.codec.encode` for the evicted rows (victims), then
+`kernels.codec.decode` or `kernels.cache.initialize` for the rows that replace them.
 """
 
 from __future__ import annotations

@@ -134,8 +134,10 @@ def square_norms(
 ) -> NDArray[np.float64]:
     """Return for each table the sum of squares of the summed gradients of the batch's rows, ``[tables]``.
 
-    Notes ----- The bits depend neither on the number of threads nor on the slots of rows: the squares of a table's rows
-    are added in the order of their first lookups, in float64.
+    Notes
+    -----
+    The bits depend neither on the number of threads nor on the slots of rows: the squares of a table's rows are added
+    in the order of their first lookups, in float64.
     """
     norms: NDArray[np.float64] = backend(_BACKENDS, gradients.pooled).square_norms(group, bags, gradients, workspace)
     return norms
@@ -151,8 +153,10 @@ def apply_missed_steps(
 ) -> None:
     """Apply missed steps to the rows that a batch looks up; ids outside their table are skipped.
 
-    Notes ----- The steps of a row have the same numbers whenever they are applied, so the bits of the row do not depend
-    on how often it is looked up. The time is proportional to the number of missed steps.
+    Notes
+    -----
+    The steps of a row have the same numbers whenever they are applied, so the bits of the row do not depend on how
+    often it is looked up. The time is proportional to the number of missed steps.
     """
     cpu.apply_missed_steps(slots, group, bags, missed, workspace)  # type: ignore[no-untyped-call]
 

@@ -51,10 +51,10 @@ from stratarec.kernels.update.workspace import DENSE_FLOATS, NOTHING, UpdateTask
 
 
 class Sources(NamedTuple):
-    """Start of the gradient of each lookup.
+    """Position of the gradient of each lookup.
 
-    If `plain`, its position follows from the lookup's number. Otherwise positions are listed, and so are scales if
-    `scaled`.
+    If `plain`, the position follows from the number of the lookup. Otherwise positions are listed in `of`, and if
+    `scaled`, the factors of gradients in `scale`.
     """
 
     plain: bool
@@ -92,7 +92,7 @@ def prefetch_gradient(i, first, floats, sources):
 
 @njit(**BODY)
 def differs(i, sources):
-    """Whether lookup i has another gradient than the lookup before it; lookups of a bag share a gradient."""
+    """Whether the gradients of lookups i and i - 1 may differ; lookups of a bag share a gradient."""
     if sources.plain or sources.of[i] != sources.of[i - U(1)]:
         return True
     return sources.scaled and sources.scale[i] != sources.scale[i - U(1)]
@@ -102,8 +102,8 @@ def differs(i, sources):
 def sum_dense(lanes, ids, lookups, D, scratch, sources):
     """Add the gradient of every lookup of row r to ``dense[r * D:][:D]``, in order."""
     literally(lanes)
-    # Block by block, each over all rows: the sums of a block stay in the L2 cache, and the gradient of a bag in
-    # registers.
+    # The outer loop is over blocks, the inner loop over lookups, so the sums of a block stay in the L2 cache, and the
+    # gradient of a bag stays in registers.
     for block in range(U(0), D, U(lanes)):
         for i in range(min(ahead_of(D), lookups)):
             prefetch_gradient(i, block, U(lanes), sources)

@@ -1,12 +1,12 @@
-"""Triton bodies of the row optimizers, with the bits of the CPU's.
+"""Triton kernels of the row optimizers. Results have the bits of the CPU kernels, except for long runs.
 
-A *run* is the lookups of one row, next to one another after a stable sort by row. Its gradients are summed in ascending
-order of lookup. Runs of more than L lookups are summed in aligned blocks of L first: the same bits every time, but not
-those of the CPU. No kernel reads what it stored in the same launch, and only one program writes an address, so nothing
-is atomic. Sums start from -0.0, which changes no number.
+A *run* consists of the lookups of one row, which are adjacent after a stable sort by row. Gradients of a run are summed
+in ascending order of lookup. In a long run (more than L lookups), blocks of L sorted lookups are summed first. This
+gives the same bits every time, but other bits than on the CPU. No kernel reads what it stored in the same launch, and
+only one program writes to an address, so atomics are not needed. Sums start from -0.0, which changes no number.
 
-Constants: D columns of a row, DP the next power of two, K rows of a program, U lookups unrolled, BY a number of floats
-of which the starts of all gradients are multiples.
+Constants: D columns of a row, DP the next power of two, K rows of a program, U lookups unrolled, BY a common divisor of
+the positions of all gradients.
 """
 
 import triton
@@ -36,10 +36,10 @@ def list_runs(
     begins, run, order, bag_of, offsets, share, column, mean, first, runs, at, scale, lookups, pooled_lookups, batch,
     stride, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """List the first lookup of each run, their number, and the source and scale of each sorted lookup's gradient.
+    """List the first lookup of each run, the number of runs, and the source and scale of each sorted lookup's gradient.
 
-    Number `run` counts from 1. A source is a place in the pooled gradients, or the complement of one in the gradients
-    of sequences.
+    run[i] is the number of the run of sorted lookup i, counted from 1. A source is a position in the pooled gradients,
+    or the bitwise complement of a position in the gradients of sequences.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     valid = i < lookups
@@ -153,9 +153,10 @@ def sum_parts(
     run, first, at, scale, pooled, sequences, parts, lookups,
     D: tl.constexpr, DP: tl.constexpr, K: tl.constexpr, L: tl.constexpr, BY: tl.constexpr,
 ):  # fmt: skip
-    """Sum what the p-th L lookups have of long runs: parts[0, p] if a run began before, parts[1, p] if it begins there.
+    """Sum the gradients of long runs within block p, which is L sorted lookups.
 
-    All other parts stay as they are.
+    parts[0, p] is set to the sum for a long run that begins before the block, parts[1, p] for a long run that begins in
+    the block. If there is no such run, the part does not change.
     """
     p = tl.program_id(0)
     begin, end = p * L, tl.minimum(p * L + L, lookups)
@@ -184,7 +185,8 @@ def update(
 ):  # fmt: skip
     """Sum the gradients of K rows, and apply a step to each row.
 
-    If there are `squares`, nothing else changes: each row's sum of squares is stored at its first lookup.
+    With `squares`, rows do not change. Instead the sum of squares of each summed gradient is stored in `squares`, at
+    the first lookup of the row.
     """
     u = tl.program_id(0) * K + tl.arange(0, K)
     count = tl.load(runs)
@@ -239,7 +241,7 @@ def apply_missed_steps(
         row = tl.load(rows + place, valid, 0).to(tl.int64)
         d = tl.arange(0, DP)
         mask = valid[:, None] & (d < D)[None, :]
-        # A clock comes from a record, which is untrusted: below 0 it would read in front of the numbers.
+        # A clock comes from a record, which is untrusted: a negative clock would read before the first number.
         clock = tl.maximum(tl.load(slots[3] + row, valid, 0), 0)
         weight, row_state, one, two = load_rows(slots, row, d, mask, valid, D, KIND)
         still = tl.full((K, DP), -0.0, tl.float32)

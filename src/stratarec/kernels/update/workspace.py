@@ -110,7 +110,7 @@ class ScratchArrays:
 
     def __init__(self) -> None:
         self._threads = self._lookups = self._capacity = self._width = 0
-        # By the type of the listed ids; all views share the same memory.
+        # Type of the listed ids -> views of the scratch; all views share the same memory.
         self._views: dict[Any, MemberScratch] = {}
         self.nbytes = 0
 

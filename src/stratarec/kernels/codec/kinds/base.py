@@ -98,7 +98,7 @@ class Kind:
 # intrinsics; otherwise half as many lanes would be used.
 @njit(**BODY)
 def finish(weyl, base):
-    """Return 32 random bits: murmur3's finalizer of the number `weyl` of the Weyl sequence of `base`."""
+    """Return 32 random bits: murmur3's finalizer applied to `weyl` xor the high half of `base`."""
     word = W(weyl ^ W(base >> U(32)))
     word = multiply32(fold32(word, W(16)), W(MIX_1))
     word = multiply32(fold32(word, W(13)), W(MIX_2))

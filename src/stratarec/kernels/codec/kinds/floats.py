@@ -56,7 +56,7 @@ def get_fp32(values, start, D, records, at):
 def put_bf16_nearest(values, start, D, records, at):
     for d in range(D):
         bits = float_bits(values[start + d])
-        # Half of the last bit, minus one unless that bit is set: a tie carries to the even neighbour.
+        # Half of the last kept bit, minus one if that bit is 0, so that a tie rounds to the even neighbour.
         even = W(W(0x7FFF) + W(W(bits >> W(16)) & W(1)))
         store_u16(records, at + U(2) * d, np.uint16(W(W(bits + even) >> W(16))))
     return fits(values, start, D, BF16_LIMIT)
@@ -149,7 +149,7 @@ def from_fp32(stored: bytes, width: int = 0, wide: bool = False) -> Floats:
 
 
 def plain_fp16(values: Floats, word: Words | None, wide: bool) -> bytes | None:
-    """Encode float16, rounded to nearest, or with random bits `word` to either neighbour; subnormals included."""
+    """Encode float16, also subnormal. Round to nearest, or to either neighbour by the random bits `word`, if given."""
     if not plain_fits(values, FP16_LIMIT):
         return None
     if word is None:
@@ -217,6 +217,6 @@ BF16 = Kind(
     encode_rate=4e9,
     decode_rate=8e9,
     penalty=0.25,
-    # Takes as many bytes as fp16 and has fewer bits of precision.
+    # Never chosen automatically: bf16 takes as many bytes as fp16 and has fewer bits of precision.
     automatic=False,
 )

@@ -42,7 +42,7 @@ from stratarec.kernels.simd.bits import (
 
 Bytes = NDArray[np.uint8]
 LEAST_NORMAL = F(2.0**-126)
-# As threshold of `code`, rounds to nearest, ties up: the largest float32 below a half.
+# The largest float32 below a half. With this threshold, `code` rounds to nearest, ties up.
 NEAREST = F(0.49999997)
 
 
