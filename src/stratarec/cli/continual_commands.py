@@ -165,7 +165,7 @@ def rebase(args: argparse.Namespace) -> None:
     period, sizes, rounded = run(named_directory(args.run))
     scores = "scores are identical to the bit"
     if rounded:
-        scores += f", except where a sample uses one of {rounded:,} cached float rows, which were rounded to the codec"
+        scores += f", except where a sample uses one of {rounded:,} cached float rows, which were rounded when encoded"
     print_lines(
         *(f"{name}: {after:,} rows, {before - after:,} dropped" for name, (before, after) in sizes.items()),
         f"{scores}; the next export is a full one, not a delta",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--gpu", nargs="?", const="", metavar="DEVICE",
-        help="verify a GPU against the CPU, which takes some minutes; train.device needs it (default: torch's "
+        help="verify a GPU against the CPU, as train.device requires; takes some minutes (default: torch's "
         "accelerator)",
     )  # fmt: skip
     command.add_argument("--disk", metavar="FOLDER", help="measure the disk of FOLDER (default: TMPDIR)")

@@ -49,7 +49,7 @@ def _options(command: argparse.ArgumentParser) -> None:
     towers = command.add_argument_group("towers: partition the features (model.towers.plan) instead of placing tables")
     towers.add_argument("--towers", type=int, metavar="N", help="partition the sparse features into N towers")
     towers.add_argument(
-        "--from", dest="run", metavar="RUN", help="measure feature interactions in the model of RUN, not in a probe"
+        "--from", dest="run", metavar="RUN", help="measure interactions in the model of RUN, not in a probe model"
     )
     towers.add_argument(
         "--steps",
@@ -60,7 +60,7 @@ def _options(command: argparse.ArgumentParser) -> None:
         "--balance",
         type=float,
         metavar="R",
-        help="largest ratio between the features of a tower and the mean (default: 1.5)",
+        help="largest number of features in a tower, relative to the mean (default: 1.5)",
     )
     towers.add_argument(
         "--write",
@@ -271,7 +271,7 @@ def _plan_device(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
 
     rates = device_rates(args.device)
     if ranks > 1:
-        raise ConfigError(f"--device predicts one process; there are {ranks}")
+        raise ConfigError(f"--device predicts one process; got {ranks}: start it without torchrun")
     _check_outputs(args)
     measure_tiers(recipe.memory, rates=rates, again=args.measure)
     with dataset.locked():

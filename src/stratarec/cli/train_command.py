@@ -30,7 +30,7 @@ def _options(command: argparse.ArgumentParser) -> None:
         help="start from the weights and optimizer state of RUN (its data set must be this recipe's "
         "data.vocabulary.base); with --resume, used only if this run has no checkpoint yet",
     )
-    command.add_argument("--plan", help="place the tables as in this file, which `plan -o` wrote")
+    command.add_argument("--plan", help="place the tables as in this plan, a file that `plan -o` wrote")
 
 
 def train(args: argparse.Namespace) -> None:

@@ -98,4 +98,4 @@ def _check_any(field: str, name: str) -> None:
 
 
 def _refused(field: str, name: str, expected: str) -> ConfigError:
-    return ConfigError(f"{field} is {name!r}, expected a name {expected}; rename it, a column in the log too")
+    return ConfigError(f"{field} is {name!r}, expected a name {expected}; rename it (a column also in the log)")

@@ -195,6 +195,6 @@ def describe(groups: Mapping[str, Sequence[str]], schema: Schema, repeats: Repea
             loner = min(counted, key=repeats.stays)
             lines.append(
                 f"group {name!r} of the schema: its columns do not repeat together (dedup factor at most {factor:.2f}, "
-                f"{loner!r} changes most often); the data set is right but larger than without the group"
+                f"{loner!r} changes most often); the data set is correct but larger than without the group"
             )
     return lines

@@ -129,15 +129,15 @@ class SparseFeature:
     """For ``multi`` and ``sequence``: string at which text is split; spaces around the parts are removed. If empty, the
     column has lists, or text such as ``[1, 2]``, ``["a", "b"]`` or ``['a', 'b']``."""
     type: ValueType = "auto"
-    """Type of the values. ``integer``: 7 and 7.0 are equal, and 007 is refused. ``text``. ``auto``: text in text files,
-    the type of the column in Parquet; with `of`, the type of that feature."""
+    """Type of the values. ``integer``: 7 and 7.0 are equal, and 007 is refused. ``text``: numbers become text.
+    ``auto``: text in text files, the type of the column in Parquet; with `of`, the type of that feature."""
     group: str = ""
     """Name of a deduplication group, as for dense features. All columns of a sequence are in one group. Histories are
     not in groups, because they are stored as windows."""
 
     def __post_init__(self) -> None:
         if self.kind == "history" and not self.of:
-            raise ConfigError(f"sparse feature {self.name!r}: kind history needs `of`, the feature it is a history of")
+            raise ConfigError(f"sparse feature {self.name!r}: kind history needs `of`, the feature with the values")
         if self.max_length < 1:
             raise ConfigError(f"sparse feature {self.name!r}: max_length is {self.max_length}, expected at least 1")
         if self.kind == "history" and self.group:
@@ -278,7 +278,7 @@ class Schema:
             if name in self.label_columns:
                 raise ConfigError(f"schema.{key} is {name!r}, which is the label column; name another column")
             if name in lists:
-                raise ConfigError(f"schema.{key} is {name!r}, a feature of several values; name a column of one")
+                raise ConfigError(f"schema.{key} is {name!r}, a feature with several values; name a column with one")
         self._check_weight()
         for feature in self.weighted:
             self._check_weights(feature)

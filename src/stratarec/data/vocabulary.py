@@ -454,9 +454,9 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocab
         raise ValueError("its ids do not count up from 0")
     ranked = counts[expected.tail_buckets + expected.inherited :]
     if counts.min(initial=0) < 0 or (np.diff(ranked) > 0).any():
-        raise ValueError("its counts are negative, or rise behind the values of the base")
+        raise ValueError("its counts are negative, or not descending after the values of the base")
     if vocabulary.digest != expected.digest:
-        raise ValueError("it has other values than its manifest says")
+        raise ValueError("its values differ from those in its manifest")
     return vocabulary
 
 
@@ -475,7 +475,7 @@ def _check_file(reader: pq.ParquetFile, rows: int) -> pa.DataType:
     # The metadata of columns is not read: pyarrow ends the process if it is damaged.
     unfolded = sum(reader.metadata.row_group(place).total_byte_size for place in range(reader.metadata.num_row_groups))
     if unfolded > rows * _MOST_VALUE_BYTES + (1 << 20):
-        raise ValueError(f"it unfolds to {unfolded:,} bytes, too much for {rows} rows")
+        raise ValueError(f"it decompresses to {unfolded:,} bytes, too much for {rows} rows")
     return kind
 
 

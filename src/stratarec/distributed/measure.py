@@ -69,7 +69,7 @@ def measure_network(mesh: Mesh, local: int) -> NetworkFigures:
     """
     if mesh.ranks < _FEWEST:
         raise ConfigError(
-            f"a network is measured by at least {_FEWEST} ranks, not {mesh.ranks}: start more by torchrun"
+            f"to measure a network, at least {_FEWEST} ranks are needed; got {mesh.ranks}: start more by torchrun"
         )
     hosts, far = mesh.ranks // local, mesh.ranks // 2
     # All ranks must create a group, although only two use this one.

@@ -403,7 +403,7 @@ def shape(config: DistributedConfig, size: int) -> tuple[int, int]:
         hosts, setting = size // max(local, 1), f"LOCAL_WORLD_SIZE is {local}"
         hosts = hosts if hosts * local == size else 0
     if not hosts or size % hosts:
-        raise ConfigError(f"{setting} for {size} ranks, expected equally many ranks on every host")
+        raise ConfigError(f"{setting} for {size} ranks, expected the same number of ranks on every host")
     return hosts, size // hosts
 
 

@@ -47,7 +47,7 @@ class Place:
 
     def __post_init__(self) -> None:
         if self.first < 0 or self.ranks < 1:
-            raise ConfigError(f"a table on {self.ranks} ranks from rank {self.first} on, expected at least one from 0")
+            raise ConfigError(f"a table has {self.ranks} ranks from rank {self.first}, expected at least 1 from 0")
         if self.ranks > 1 and self.travel != "rows":
             raise ConfigError("a table of several ranks has no single owner that could pool it; set travel to rows")
 

@@ -153,7 +153,7 @@ class GroupManifest(Model):
     def _check(self) -> GroupManifest:
         rows = sum(rows for _, rows, *_ in self.tables)
         if rows != self.home.rows:
-            raise ValueError(f"{self.name} has tables of {rows} rows and a home of {self.home.rows}")
+            raise ValueError(f"{self.name} has tables of {rows} rows but a home of {self.home.rows}")
         expected = RecordCodec.from_identity(self.codec.model_dump(exclude_unset=True)).record_bytes
         if expected != self.home.record_bytes:
             raise ValueError(
@@ -206,7 +206,7 @@ def _check_parts(name: str, parts: Sequence[TablePart]) -> None:
     ]
     if sorted((first, rows, step, total) for _, rows, first, step, total in parts) != expected:
         raise ValueError(
-            f"the {len(parts)} parts of table {name!r} do not cover each row once; expected {len(expected)}"
+            f"the {len(parts)} parts of table {name!r} do not cover each row once; expected {len(expected)} parts"
         )
 
 
@@ -365,11 +365,11 @@ def _check_tables(
             rows, saved = table.numbering.rows, saved_rows.get(table.name, 0)
             if not 0 < saved <= rows or (saved < rows and not growing):
                 content = f"has {saved} rows" if table.name in saved_rows else "does not have this table"
-                raise CheckpointError(f"table {table.name!r} has {rows} rows, the checkpoint {content}")
+                raise CheckpointError(f"table {table.name!r} has {rows} rows, but the checkpoint has {content}")
         for manifest in manifests:
             width = manifest["codec"]["width"]
             if {name for name, *_ in manifest["tables"]} & set(group.first_row) and width != group.width:
-                raise CheckpointError(f"the tables have width {group.width}, the checkpoint {width}")
+                raise CheckpointError(f"the tables have width {group.width}, but the checkpoint has {width}")
 
 
 _CHUNK_ROWS = 1 << 16

@@ -185,7 +185,7 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         if not self.engine.resident:
-            raise ConfigError("tables that are not completely in level 0 have no state_dict; call save and load")
+            raise ConfigError("state_dict requires that all tables are completely in level 0; call save and load")
         for name, view in self.engine.named_views():
             destination[prefix + name] = view
         destination[prefix + "step"] = torch.tensor(self.step)

@@ -500,7 +500,7 @@ class Engine(LookupEngine[Prepared]):
             return "its rows were transferred into other tiers"
         before, now = int(manifest["lookahead"]), self.tiers.lookahead
         if before != now and not all(tables.resident or tables.codec.is_exact for tables in self.tables):
-            return f"it was trained with a lookahead of {before}, now it is {now}, which decides when rows are rounded"
+            return f"its lookahead was {before} and is {now} now, so encoded rows are rounded at other steps"
         return ""
 
     def initialize_from(

@@ -40,7 +40,7 @@ class Health:
     def require(self) -> None:
         """Raise a `TrainingError` unless the state is `open`."""
         if self.state == "closed":
-            raise TrainingError("these tables are closed, as Trainer.train leaves them: build or open them again")
+            raise TrainingError("these tables are closed (Trainer.train closes its tables): build or open them again")
         if self.state == "failed":
             raise TrainingError(f"these tables are incomplete ({self._reason}): load a checkpoint")
 

@@ -218,7 +218,7 @@ class ClickModel:
             content = copy.deepcopy(self._recipe_argument)
             source = content.get("data", {}).get("source", {})
             if not isinstance(source.get("schema"), Mapping):
-                raise ConfigError("the recipe has no data.source.schema, expected one that says what columns are")
+                raise ConfigError("the recipe has no data.source.schema; add one that names the label and the features")
             schema = dict(source["schema"])
             source = {"kind": "parquet"} if log.is_frame else source
             content["data"]["source"] = {**source, "paths": list(log.paths), "schema": schema}
@@ -443,7 +443,7 @@ class Histories:
         for name in names:
             if name not in columns:
                 raise DataError(
-                    f"{FRAME}: no column {name!r}, from which histories are made; add it, or a column of lists for "
+                    f"{FRAME}: no column {name!r}, from which histories are built; add it, or a column of lists for "
                     f"each of {', '.join(feature.name for feature in schema.histories)}"
                 )
         raw = pl.DataFrame([columns[name].alias(name) for name in dict.fromkeys(names)])

@@ -60,7 +60,7 @@ class FitArguments:
             label = (like.label if like else "") or _unused("label", columns)
             columns[label] = read_labels(self.y)
         elif label and label not in columns:
-            raise DataError(f"label is {label!r}, which is no column; the frame has {', '.join(names[:20])}")
+            raise DataError(f"label is {label!r}, which is not a column; the frame has {', '.join(names[:20])}")
         if label:
             names = tuple(name for name in names if name != label)
             classes = like.classes if like else _classes(columns[label], named=self.y is None)
@@ -83,9 +83,9 @@ class FitArguments:
 
     def _of_files(self, like: FrameLog | None) -> FrameLog:
         if self.y is not None or self.weight is not None:
-            raise ConfigError("a log in files has its labels and weights in columns: give label, no y or sample_weight")
+            raise ConfigError("labels and weights of a log in files are columns: pass label, not y or sample_weight")
         if like is not None and like.is_frame:
-            raise ConfigError("valid is a path, and the frame is none: give both as files, or both as frames")
+            raise ConfigError("valid is a path, but the frame is not: give both as files, or both as frames")
         paths = (self.frame,) if isinstance(self.frame, str | Path) else tuple(self.frame)
         return FrameLog(paths=tuple(map(str, paths)), label=self.label, is_frame=False)
 
@@ -157,7 +157,7 @@ def read_labels(y: Any) -> pl.Series:
         if y.ndim == 2 and y.shape[1] == 1:
             y = y[:, 0]
         if y.ndim != 1:
-            raise DataError(f"y has the shape {list(y.shape)}, expected one label a row")
+            raise DataError(f"y has the shape {list(y.shape)}, expected one label per row")
     with naming_column("y", "y"):
         return read_column("y", y)
 

@@ -143,7 +143,7 @@ class InputSample:
     judging: Needs
     """``[M, parts]`` needs of the other inputs, which judge the choice."""
     chunks: NDArray[np.int64]
-    """``[M]`` subsample of each judging input: its row group, or a part of it if there are few row groups."""
+    """``[M]`` subsample that each input of `judging` is in: its row group, or a part of it if row groups are few."""
 
     def judge(self, hot: Counts) -> InputShare:
         """Estimate the share of inputs that are hot if the first ``hot[p]`` rows of each part p are hot."""

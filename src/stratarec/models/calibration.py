@@ -37,7 +37,7 @@ class LogitMap(Model):
     @pydantic.model_validator(mode="after")
     def _check(self) -> LogitMap:
         if len(self.values) != len(self.knots):
-            raise ValueError(f"{len(self.values)} values of {len(self.knots)} knots")
+            raise ValueError(f"{len(self.values)} values, expected one for each of {len(self.knots)} knots")
         if any(after - before < LEAST_GAP for before, after in pairwise(self.knots)):
             raise ValueError(f"knots that do not rise by {LEAST_GAP} each")
         if any(after < before for before, after in pairwise(self.values)) or min(self.slopes) < 0:

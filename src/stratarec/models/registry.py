@@ -104,9 +104,9 @@ def _load(entry: metadata.EntryPoint) -> type[Score]:
         raise ConfigError(f"{where}, which does not load: {type(error).__name__}: {error}") from error
     config = getattr(score, "config", None)
     if not (isinstance(score, type) and issubclass(score, Score) and isinstance(config, type)):
-        raise ConfigError(f"{where}, which is no Score with a config")
+        raise ConfigError(f"{where}, which is not a Score with a config")
     if not (issubclass(config, VectorsConfig) and dataclasses.is_dataclass(config)):
-        raise ConfigError(f"{where}, whose config is no dataclass that extends VectorsConfig")
+        raise ConfigError(f"{where}, whose config is not a dataclass that extends VectorsConfig")
     if getattr(config, "kind", None) != entry.name:
         raise ConfigError(f"{where}, whose config has the kind {getattr(config, 'kind', None)!r}, expected the same")
     return score

@@ -93,8 +93,8 @@ class TablePlacement:
             )
         if self.hot_rows > (self.rows if cached else 0):
             raise ConfigError(
-                f"table {self.table!r}: {self.hot_rows:,} hot rows, expected at most its rows where "
-                "it is cached, and none where it is not"
+                f"table {self.table!r}: {self.hot_rows:,} hot rows, expected at most the rows of the "
+                "table if it is cached, and 0 if it is not"
             )
         if not any("slot weights" in self.bytes.get(memory, {}) for memory in LEVEL0):
             raise ConfigError(f"table {self.table!r}: bytes lack the slot weights in {' or '.join(LEVEL0)}")

@@ -177,7 +177,7 @@ class ExchangeModel:
             raise ConfigError(f"exchange.compression is {self.compression:g}, expected 1 or more")
         if self.kind == "flat" and self.compression != 1:
             raise ConfigError(
-                f"exchange.compression is {self.compression:g}, expected 1: only towers, of sptt, compress"
+                f"exchange.compression is {self.compression:g}, expected 1: only exchange by towers (sptt) compresses"
             )
 
 

@@ -173,7 +173,7 @@ def _improved(labels: Labels, points: Floats, sizes: Floats, clusters: int, limi
 
 
 def _neighbours(labels: Labels, item: int, clusters: int) -> list[Labels]:
-    """Return all labels in which `item` is in another cluster, or has swapped clusters with a later item."""
+    """Return all copies of `labels` with one change: `item` moved to another cluster, or swapped with a later item."""
     neighbours = []
     for cluster in range(clusters):
         if cluster != labels[item]:
@@ -276,11 +276,11 @@ def check_bounds(items: Sequence[Item], bounds: TowerBounds) -> None:
     """
     count = sum(len(item.features) for item in items)
     if count < bounds.towers:
-        raise ConfigError(f"{bounds.towers} towers of {count} sparse features: expected at most as many towers")
+        raise ConfigError(f"--towers is {bounds.towers}, expected at most {count}, the number of sparse features")
     largest = max(items, key=lambda item: len(item.features))
     if len(items) < bounds.towers:
         raise ConfigError(
-            f"{bounds.towers} towers, but only {len(items)} sets of features can be apart: "
+            f"{bounds.towers} towers, but only {len(items)} sets of features can be separated: "
             f"{', '.join(largest.features)} share a table or are a history of one another"
         )
     _, most = bounds.features(count)
@@ -329,7 +329,7 @@ def tightest(items: Sequence[Item], bounds: TowerBounds, labels: Callable[[Limit
         if most >= total:
             heavy = max(items, key=lambda item: item.bytes)
             raise ConfigError(
-                f"no {bounds.towers} towers keep within a balance of {bounds.ratio:g} and the memory of a host (the "
+                f"no {bounds.towers} towers fit a balance of {bounds.ratio:g} and the memory of a host (the "
                 f"largest table is {heavy.tables[0]!r}, {format_bytes(heavy.bytes)}): ask for fewer towers or a larger "
                 "--balance, or raise memory.dram"
             )

@@ -51,7 +51,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.name in ("", ".", "..") or "/" in self.name or visible(self.name) != self.name:
-            raise ConfigError(f"name is {self.name!r}, expected a name without '/' and control characters, and no path")
+            raise ConfigError(f"name is {self.name!r}, expected a name without '/' or control characters, not . or ..")
         if len(self.name) > _LONGEST:
             raise ConfigError(f"name is {short(self.name)}, expected at most {_LONGEST} characters")
         schema = getattr(self.data.source, "schema", None)
@@ -211,7 +211,7 @@ def read_yaml(path: Path, what: str) -> Any:
         with open_regular(path) as file:
             text = file.read(yaml.LARGEST + 1)
         if len(text) > yaml.LARGEST:
-            raise ConfigError(f"{path} is no {what.split()[-1]}: it has more than {yaml.LARGEST:,} bytes")
+            raise ConfigError(f"{path} is not a {what.split()[-1]}: it has more than {yaml.LARGEST:,} bytes")
         return yaml.load(text.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read {what} {path}: {error.strerror}") from error

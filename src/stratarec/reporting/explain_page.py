@@ -36,7 +36,7 @@ def print_explanation(content: Content) -> None:
         if numbers:
             heads = ("number", "where", "lowest", "where", "highest", "at median")
             console.print("")
-            console.print("mean prediction where all samples have one value of a number")
+            console.print("mean prediction when all samples get one value of a numeric feature")
             print_table(console, heads, numbers, text=heads[:1])
     console.print("")
     console.print(f"({_CAVEAT})")
@@ -95,7 +95,7 @@ def importance_sections(content: Content) -> list[tuple[str, list[tuple[str, ...
         left_out = f"; {columns - len(rows):,} features are less important" if columns > len(rows) else ""
         note = (
             f"Of {column['samples']:,} samples of the split {content['split']}, permuted {content['repeats']} times: "
-            f"{_CAVEAT}{left_out}. Behind ± is half of a 95 % interval: a smaller drop may be by chance. "
+            f"{_CAVEAT}{left_out}. The number after ± is half of a 95 % interval: a smaller drop may be by chance. "
             "Run `stratarec explain` for more."
         )
         sections.append((f"Importance, {label}" if several else "Importance", rows, note))

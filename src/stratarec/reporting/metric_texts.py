@@ -53,7 +53,7 @@ def bins(split: str, figures: Mapping[str, Any]) -> Sequence[str]:
     for name, part in by_label(split, figures):
         rows = part["reliability"] or ()
         if rows:
-            output.append(f"{name}: {len(rows)} bins of about as many samples each")
+            output.append(f"{name}: {len(rows)} bins with about the same number of samples")
             output.append(f"  {'samples':>12} {'predicted':>10} {'observed':>10} {INTERVAL:>14}")
         output += [
             f"  {row['samples']:>12,} {row['predicted']:>10.5f} {row['observed']:>10.5f} {interval(row):>14}"
@@ -89,7 +89,7 @@ def ranks(split: str, column: str, rankings: Mapping[str, Ranked]) -> Sequence[s
         ]
         without = max((one.left_out for one in ranked.figures.values()), default=0)
         if without:
-            output_lines.append("  (groups without a positive are left out; of the AUC those without a negative, too)")
+            output_lines.append("  (groups without a positive are left out; for the AUC also those without a negative)")
         if ranked.ungrouped:
             output_lines.append(
                 f"  ({ranked.ungrouped:,} samples without a {visible(column)[:_WIDEST]} are in no group)"

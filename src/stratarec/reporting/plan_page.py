@@ -79,7 +79,7 @@ def write_plan_report(path: Path, name: str, content: Content) -> None:
         path,
         "plan.html.jinja",
         title=f"{name}: where the tables live",
-        lead=f"batches of {content['batch_size']:,}, rows of {content['lookahead']} fetched ahead, slots given up by "
+        lead=f"batches of {content['batch_size']:,}, rows of {content['lookahead']} fetched ahead, slots evicted by "
         f"{content['policy']}",
         cards=[(f"{label} {note}".rstrip(), value) for label, value, note in _figures(content)],
         levels=levels(content, None, ()),

@@ -151,7 +151,7 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
 def _without(importance: Mapping[str, Any] | str) -> list[str]:
     if not isinstance(importance, str) or not importance:
         return []
-    return [f"No importance of features, as {importance}: `stratarec explain` finds it."]
+    return [f"Feature importance was not measured, because {importance}: run `stratarec explain`."]
 
 
 def _correction(train: Mapping[str, Any]) -> str:

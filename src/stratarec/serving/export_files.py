@@ -126,7 +126,7 @@ def _check_hash(path: Path, content: mmap.mmap, expected: ExportedFile) -> None:
         for first in range(0, len(view), _HASH_BYTES):
             digest.update(view[first : first + _HASH_BYTES])
     if digest.hexdigest() != expected.hash:
-        raise ExportError(f"{path} is damaged, or of another export, as its hash differs; {ADVICE}")
+        raise ExportError(f"{path} is damaged or of another export: its hash does not match; {ADVICE}")
 
 
 def _is_finite(values: Floats) -> bool:

@@ -96,7 +96,7 @@ class ExportedTable(Model):
     @pydantic.model_validator(mode="after")
     def _check(self) -> ExportedTable:
         if self.float32_rows > (0 if self.codec == "fp32" else self.rows):
-            raise ValueError(f"{self.float32_rows} of {self.rows} rows of {self.codec} as float32")
+            raise ValueError(f"float32_rows is {self.float32_rows}, too many for {self.rows} rows of {self.codec}")
         return self
 
     @property
@@ -188,7 +188,7 @@ class ExportManifest(Model):
         }
         for field, (keys, names) in expected.items():
             if keys != names:
-                yield f"{field}: of {sorted(keys)}, expected of {sorted(names)}"
+                yield f"{field}: entries for {sorted(keys)}, expected {sorted(names)}"
                 return
         for name, table in self.tables.items():
             vocabulary = self.vocabularies[name]
@@ -199,16 +199,16 @@ class ExportManifest(Model):
     def _inputs(self) -> Iterator[str]:
         labels = len(self.columns.label_columns)
         if len(self.calibration) not in (0, labels):
-            yield f"calibration: of {len(self.calibration)} labels, expected of {labels}"
+            yield f"calibration: entries for {len(self.calibration)} labels, expected {labels}"
         pooled, sequences = inputs(self.configs(), self.columns)
         if self.pooled != pooled or self.sequences != sequences:
-            yield "pooled and sequences: other features, tables or pooling than model and schema give"
+            yield "pooled and sequences: features, tables or pooling do not match model and schema"
 
     def _files(self) -> Iterator[str]:
         paths = [entry.path for entry in self.vocabularies.values()]
         needed = {NETWORK, TABLES, README, *paths}
         if len(set(paths)) != len(paths) or set(self.files) - {PROGRAM, ONNX} != needed:
-            yield f"files: {sorted(self.files)}, expected {sorted(needed)}, and {PROGRAM} and {ONNX} at most"
+            yield f"files: {sorted(self.files)}, expected {sorted(needed)}, optionally {PROGRAM} and {ONNX}"
 
     def configs(self) -> list[EmbeddingBagConfig]:
         """Return the configurations of the tables."""
@@ -229,7 +229,7 @@ class ExportManifest(Model):
         if not (folder / MANIFEST).exists():
             reason = f"it has no {MANIFEST}" if folder.exists() else "it does not exist"
             raise ExportError(
-                f"{folder} is no exported model: {reason}; name a directory that `stratarec export` wrote"
+                f"{folder} is not an exported model: {reason}; name a directory that `stratarec export` wrote"
             )
         return read_sealed(folder / MANIFEST, cls, ADVICE, ExportError)
 
@@ -277,11 +277,11 @@ class DeltaManifest(Model):
 
     def _faults(self) -> Iterator[str]:
         if set(self.changed) != set(self.manifest.tables):
-            yield f"changed: of {sorted(self.changed)}, expected of {sorted(self.manifest.tables)}"
+            yield f"changed: entries for {sorted(self.changed)}, expected {sorted(self.manifest.tables)}"
             return
         for name, rows in self.changed.items():
             if rows > self.manifest.tables[name].rows:
-                yield f"changed.{name}: {rows} of {self.manifest.tables[name].rows} rows"
+                yield f"changed.{name}: {rows} rows, expected at most {self.manifest.tables[name].rows}"
         for name, ids in self.gone.items():
             if name not in self.manifest.vocabularies or not 0 < ids <= self.manifest.vocabularies[name].holes:
                 yield f"gone: {ids} of {name!r}, which does not have that many holes"
@@ -305,7 +305,7 @@ class DeltaManifest(Model):
         """Read the manifest of the delta in `folder`; `ExportError` names the file and field that is wrong."""
         if not (folder / DELTA).exists():
             reason = f"it has no {DELTA}" if folder.exists() else "it does not exist"
-            raise ExportError(f"{folder} is no delta: {reason}; name a directory of `stratarec export --since`")
+            raise ExportError(f"{folder} is not a delta: {reason}; name a directory of `stratarec export --since`")
         return read_sealed(folder / DELTA, cls, DELTA_ADVICE, ExportError)
 
 

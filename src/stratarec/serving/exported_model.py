@@ -135,7 +135,7 @@ class ExportedModel:
 def _row_fault(rows: NDArray[np.int64], before: int, after: int) -> str:
     """Check the changed rows of a table that had `before` rows; return what is wrong, or an empty string."""
     if (np.diff(rows) <= 0).any() or (rows < 0).any() or (rows >= after).any():
-        return f"changed rows that do not rise from 0 to {after}"
+        return f"changed rows that are not ascending from 0 to {after - 1}"
     missing = after - before - int((rows >= before).sum())
     return f"{missing} new rows without values" if missing else ""
 
@@ -213,12 +213,12 @@ def _updated_vocabulary(
     if entry is not None:
         appended = _vocabulary(folder, entry, delta.files[entry.path]).values
         if appended.drop_nulls().is_in(values.implode()).any():
-            raise ExportError(f"{folder / entry.path} has a value that is there already; {DELTA_ADVICE}")
+            raise ExportError(f"{folder / entry.path} repeats a value of the earlier export; {DELTA_ADVICE}")
         values = pl.concat([values, appended])
     # Scoring needs no counts.
     vocabulary = replace(old, values=values, counts=np.zeros(len(values) + old.tail_buckets, dtype=np.int64))
     if vocabulary.digest != delta.manifest.vocabularies[name].digest:
-        raise ExportError(f"{folder}: the values of {name!r} are not those that it leads to; {DELTA_ADVICE}")
+        raise ExportError(f"{folder}: the resulting values of {name!r} do not match its manifest; {DELTA_ADVICE}")
     return vocabulary
 
 

@@ -105,8 +105,8 @@ class FeatureEncoder:
                 values = cast_exactly(values, index.type)
             except pl.exceptions.PolarsError as error:
                 raise DataError(
-                    f"{origin}: column {feature.name!r} is {values.dtype}, with values that are no {index.type}, as "
-                    f"they were in the log ({' '.join(str(error).split())[:200]})"
+                    f"{origin}: column {feature.name!r} is {values.dtype}, with values that are no {index.type}, "
+                    f"the type in the log ({' '.join(str(error).split())[:200]})"
                 ) from error
         return index.ids(values)
 

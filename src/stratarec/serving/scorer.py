@@ -113,7 +113,7 @@ class Scorer:
         wrong = np.isnan(logits)
         if wrong.any():
             raise ExportError(
-                f"the score of row {int(np.argwhere(wrong)[0, 0]) + 1} is no number: the exported weights overflow"
+                f"the score of row {int(np.argwhere(wrong)[0, 0]) + 1} is not a number: the exported weights overflow"
             )
         return probabilities(logits)
 

@@ -137,7 +137,7 @@ def new_model(
     except torch.OutOfMemoryError as error:
         assert plan is not None
         raise TrainingError(
-            f"{device} has too little free memory for the rows that the plan has there, "
+            f"{device} has too little free memory for the rows that the plan places there, "
             f"{format_bytes(plan.used('hbm'))}: end other programs on the GPU, or lower memory.hbm"
         ) from error
     model.place(device)
@@ -157,7 +157,7 @@ def _check_plan(plan: Plan, recipe: Recipe, dataset: Dataset) -> None:
     for table in sorted({*planned, *actual}):
         if planned.get(table) != actual.get(table):
             raise ConfigError(
-                f"the plan is of other tables: {table!r} has {planned.get(table, 'no place')} in it and "
+                f"the plan is for other tables: {table!r} has {planned.get(table, 'no place')} in it and "
                 f"{actual.get(table, 'no place')} in this recipe's data; plan again"
             )
 
@@ -233,7 +233,7 @@ def sharding_plan(
         return plan_sharding(loads, ranks, kind, budget)
     towers = _loads_by_tower(recipe, dataset, loads)
     if ranks % len(towers):
-        raise ConfigError(f"{ranks} ranks on {len(towers)} hosts, expected as many ranks on every host")
+        raise ConfigError(f"{ranks} ranks on {len(towers)} hosts, expected the same number of ranks on every host")
 
     def of_host(host: int) -> ShardingPlan:
         try:
@@ -294,7 +294,7 @@ def shared_collection(
     """
     for feature in dataset.schema.weighted:
         raise ConfigError(
-            f"sparse feature {feature.name!r} has weights: per-sample weights do not travel between ranks; leave them "
+            f"sparse feature {feature.name!r} has weights: per-sample weights are not sent between ranks; leave them "
             "out, or use one process"
         )
     by_towers = mesh.between is not None

@@ -181,7 +181,7 @@ class CheckpointState(Model):
         if latest > step:
             raise ValueError(f"losses, evaluations, epochs or batches up to {latest} in a checkpoint of step {step}")
         if not max(state.untimed_samples, step) <= state.trained_samples:
-            raise ValueError(f"{state.trained_samples} samples trained, {state.untimed_samples} of them untimed")
+            raise ValueError(f"{state.trained_samples} samples in {step} steps, {state.untimed_samples} untimed")
         return self
 
 
@@ -298,7 +298,7 @@ def read_state(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is a link, expected a checkpoint; {_ADVICE}")
     state = read_sealed(path / STATE, CheckpointState, _ADVICE, CheckpointError)
     if step_path(path.parent, state.step) != path:
-        raise CheckpointError(f"{path} is the checkpoint of step {state.step}; {_ADVICE}")
+        raise CheckpointError(f"{path} has the state of step {state.step}; {_ADVICE}")
     return state.model_dump(mode="json", exclude_unset=True)
 
 
@@ -465,7 +465,7 @@ def restore_optimizer(path: Path, optimizer: torch.optim.Optimizer, tensors: Map
         _check_random(random)
     except (LookupError, ValueError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise CheckpointError(f"{path / OPTIMIZER} is no state of this optimizer ({reason}); {_ADVICE}") from error
+        raise CheckpointError(f"{path / OPTIMIZER} is not a state of this optimizer ({reason}); {_ADVICE}") from error
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

@@ -265,7 +265,7 @@ def check_group_column(schema: Schema, by: str, option: str = "--rank-by") -> No
     """Raise `ConfigError` if samples of a prepared data set cannot be grouped by `by`."""
     if by not in ("user", "session"):
         raise ConfigError(
-            f"{option} {by}: a prepared data set knows user and session of its samples; name one of these, or raw logs"
+            f"{option} {by}: samples of a prepared data set have only user and session; name one of these, or raw logs"
         )
     if not getattr(schema, by):
         raise ConfigError(f"{option} {by}: the data set was prepared without schema.{by}; name it and prepare again")

@@ -164,13 +164,13 @@ class FinalEvaluation:
         if not split:
             return "the data set has neither a test nor a validation split"
         if self.mesh.ranks > 1:
-            return "several ranks trained it"
+            return "several ranks trained the model"
         network = self.model.network
         network.calibration = Calibration(maps).to(self.model.device) if maps else None
         try:
             return for_report(self.model, self.dataset, split, self.recipe.train.precision, self.check)
         except Stopped:
-            return "it was stopped"
+            return "the measurement was stopped"
         finally:
             network.calibration = None
 

@@ -208,7 +208,7 @@ def device_rates(name: str) -> DeviceRates:
         return card_rates(name)
     try:
         if name == "cpu":
-            raise ConfigError("--device is cpu, which predictions are compared with: name a device such as cuda")
+            raise ConfigError("--device is cpu, but predictions are compared with the CPU: name a device such as cuda")
         device = open_device(name, "--device")
     except ConfigError as error:
         raise ConfigError(f"{error}; or name {cards}") from None
@@ -290,7 +290,7 @@ def device_steps(recipe: Recipe, dataset: Dataset, rates: DeviceRates) -> Device
         }
         for (device, rows), time in times.items()
     ]  # fmt: skip
-    assumed = (f"assumed: {rates.origin}", "assumed: the network of the CPU in float32, as it was timed here")
+    assumed = (f"assumed: {rates.origin}", "assumed: the CPU computes the network in float32, as timed here")
     return DeviceForecast(steps=steps, lines=[*lines, *assumed], plan=on_gpu, age_seconds=host.tiers.age_seconds)
 
 
@@ -337,7 +337,7 @@ def predict_exchanges(recipe: Recipe, dataset: Dataset, machine: Machine) -> lis
     ranks, hosts = machine.cluster.all_ranks, machine.cluster.hosts
     if recipe.train.batch_size < ranks:
         raise ConfigError(
-            f"train.batch_size is {recipe.train.batch_size}, expected at least a sample for each of {ranks} ranks"
+            f"train.batch_size is {recipe.train.batch_size}, expected at least one sample for each of {ranks} ranks"
         )
     work = step_work(recipe, dataset, None, ranks)
     kinds: tuple[Literal["flat", "sptt"], ...] = ("flat", "sptt")
@@ -398,7 +398,7 @@ def assumptions(recipe: Recipe, dataset: Dataset, machine: Machine, *, measured:
     """Return the assumptions behind `predict_exchanges`, one line each."""
     cluster, network, apart = machine.cluster, machine.network, len(tied(dataset.schema))
     batch, latency = max(recipe.train.batch_size // cluster.all_ranks, 1), cluster.between
-    origin = "measured here" if measured else "not measured: start it by torchrun with 3 ranks or more"
+    origin = "measured here" if measured else "not measured: for that, start `plan` by torchrun with 3 ranks or more"
     none = [f"no towers: {cluster.hosts} hosts need one each, but only {apart} sets of features can be separated"]
     return [
         *(none if cluster.hosts > apart else ()),

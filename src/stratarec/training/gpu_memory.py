@@ -58,7 +58,7 @@ def check_rows_device(recipe: Recipe, device: torch.device, plan: Plan | None = 
         )
     if plan is not None and plan.level0 == "hbm":
         raise ConfigError(
-            f"the plan has rows in GPU memory, but train.device is {recipe.train.device} and memory.hbm "
+            f"the plan has rows in GPU memory, but train.device is {recipe.train.device} and memory.hbm is "
             f"{recipe.memory.hbm}: set train.device to cuda without memory.hbm, or plan again"
         )
 

@@ -70,7 +70,7 @@ def predict(trained: TrainedModel, split: str, output: Path, progress: Progress,
         if not keys.fields:
             raise ConfigError(
                 "--top needs rows of the log, and the data set was prepared with data.keep_rows: false; prepare it "
-                "with them, or name raw logs"
+                "with the rows, or name raw logs"
             )
         best = TopRows(top.most)
         if top.by == "session" and trained.dataset.schema.user:

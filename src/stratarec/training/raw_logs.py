@@ -148,7 +148,7 @@ class RawLogs:
         if present and len(present) < len(histories):
             missing = next(name for name in histories if name not in names)
             raise DataError(
-                f"{path}: a column for the history {present[0]!r} and none for {missing!r}; give both or none"
+                f"{path}: a column for the history {present[0]!r} but none for {missing!r}; give both or none"
             )
         return bool(present)
 
@@ -246,7 +246,7 @@ class RawLogs:
                 unknown = np.full((1, len(self.labels)) if len(self.labels) > 1 else 1, np.nan, dtype=np.float32)
                 label = self._label(frame) if self.labelled else unknown
                 return Batch(label=torch.from_numpy(label), dense=dense, sparse=sparse)
-        raise DataError(f"{path}: row {row} is no sample; rows are counted from 1, lines in text files")
+        raise DataError(f"{path}: row {row} is not a sample; rows are counted from 1, in text files by lines")
 
     def _features(
         self, frame: pl.DataFrame, path: str, encoder: FeatureEncoder, events: Events | None

@@ -204,7 +204,7 @@ def exchange_remark(recipe: Recipe, mesh: Mesh) -> str:
         )
     if recipe.distributed.exchange == "flat":
         return "the exchange is flat, as distributed.exchange says"
-    return "the exchange is flat: by towers it would send more without modules (model.towers.compression 1)"
+    return "the exchange is flat: by towers it sends more if towers have no modules (model.towers.compression 1)"
 
 
 def load_training_state(run: Path, path: Path, recipe: Recipe, total_steps: int) -> TrainingState:

@@ -114,7 +114,7 @@ class Trainer:
         check_rows_device(self.recipe, self._device, plan)
         self.run = named_directory(self.recipe.run)
         self._directory, self._identity = RunDirectory(self.run), identity(self.recipe, dataset)
-        self._stop = StopSignal(f"stopped at once; {self.run} is as of its last checkpoint; resume with --resume")
+        self._stop = StopSignal(f"stopped at once; {self.run} is at its last checkpoint; resume with --resume")
         self.threads = ThreadTuner(self.config.threads, self.mesh.ranks // self.mesh.hosts, self._may_differ)
         self.state = TrainingState()
         self._used = False

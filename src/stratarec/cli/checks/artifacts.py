@@ -112,7 +112,7 @@ def _check_run(path: Path, read: set[Path]) -> Iterator[str]:
     if result is not None:
         yield f"result: of {result.checkpoint}"
         if checkpoint.step_path(Path(), result.steps).name < result.checkpoint:
-            raise CheckpointError(f"{path / RESULT} names {result.checkpoint}, after {result.steps} steps")
+            raise CheckpointError(f"{path / RESULT} names {result.checkpoint}, but has {result.steps} steps")
     checkpoints = checkpoint.list_checkpoints(path / "checkpoints")
     if result is not None and path / "checkpoints" / result.checkpoint not in checkpoints:
         raise CheckpointError(f"{path / RESULT} names {result.checkpoint}, which does not exist")
@@ -161,7 +161,7 @@ def _check_checkpoint(path: Path, recipe: Recipe, read: set[Path]) -> int:
     difference = first_difference(recipe.to_dict()["model"], loaded.state["identity"]["model"], "model")
     if difference is not None:
         raise CheckpointError(
-            f"{path} has {difference.field} {difference.have!r}, {path.parents[1] / RECIPE} {difference.want!r}"
+            f"{path} has {difference.field} {difference.have!r}, but {path.parents[1] / RECIPE} {difference.want!r}"
         )
     read |= {path / name for name in (STATE, NETWORK, OPTIMIZER)}
     for group in loaded.state["tables"]["groups"]:

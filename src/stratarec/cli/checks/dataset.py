@@ -93,7 +93,7 @@ def _check_content(path: Path, dataset: Dataset) -> Iterator[str]:
                 of = f" of {count.known} with {label!r}" if dataset.schema.labels else ""
                 have = f"{positives} of {known}" if dataset.schema.labels else str(positives)
                 raise DatasetError(
-                    f"{path / MANIFEST} names {count.positives} positive samples{of} in {split}, its files have "
+                    f"{path / MANIFEST} names {count.positives} positive samples{of} in {split}, but its files have "
                     f"{have}; prepare the data again"
                 )
         yield f"{split}: {dataset.samples(split):,} samples, every value within its range"

@@ -80,7 +80,7 @@ def _huge_pages(root: Path) -> Finding:
     setting = _text(path).partition("[")[2].partition("]")[0] or "none"
     change = ""
     if setting in ("never", "none"):
-        change = f"lookups in large tables take up to 50 % longer: echo madvise > {path}"
+        change = f"lookups in large tables take up to 50 % longer: run echo madvise > {path}"
     return Finding("huge pages", setting, change, must=False)
 
 

@@ -158,7 +158,7 @@ def guess(sample: LogSample, label: str = "") -> Guesses:
             f"{sample.incomplete_note}"
         )
     columns += tuple(
-        Guess(name=column, role="ignored", reason=f"not in every file, such as {path}")
+        Guess(name=column, role="ignored", reason=f"missing in some files, such as {path}")
         for column, path in sorted(sample.incomplete.items())
     )
     return Guesses(
@@ -299,7 +299,7 @@ def _as_ids(guess: Guess, column: pl.Series, positive: pl.Series, sample: LogSam
     if not is_number or column.n_unique() <= _FEW or not _predicts_by_value(column, positive):
         return guess
     values = growth(column, len(column), sample.total)
-    reason = f"about {values:,} values, which predict more than their order{_missing(column, sample)}"
+    reason = f"about {values:,} values, which predict better as categories than as numbers{_missing(column, sample)}"
     return Guess(name=guess.name, role="sparse", reason=reason, values=values, integer=sample.kind == "csv")
 
 

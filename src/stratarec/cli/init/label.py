@@ -42,7 +42,7 @@ def find_label(sample: LogSample, name: str) -> tuple[str | LabelRule, str]:
     two_words = [name for name in frame.columns if len(_words(frame[name])) == 2]
     for name in frame.columns:
         if tokens(name) & _LABELS and name in binary:
-            return name, "its name, and only 0 and 1 in it"
+            return name, "its name, and its values are 0 and 1"
         if tokens(name) & _LABELS and name in two_words:
             return _word_rule(frame[name], "its name")
         if tokens(name) & _LABELS and _has_two_numbers(frame[name]):
@@ -229,7 +229,7 @@ def _no_label(sample: LogSample, binary: list[str], two_words: list[str]) -> str
     named = [name for name in frame.columns if tokens(name) & _LABELS]
     candidates = ", ".join([*binary, *two_words][:_SHOWN])
     if len(binary) > 1:
-        reason = f"several columns are 0 and 1 ({candidates})"
+        reason = f"several columns contain 0 and 1 ({candidates})"
     elif binary:
         reason = f"several columns have two values, such as 0 and 1 or yes and no ({candidates})"
     else:

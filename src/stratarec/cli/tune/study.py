@@ -117,7 +117,7 @@ class Study:
         dimensions = self._space.dimensions
         for number, trial_record in enumerate(record.trials):
             if trial_record.params.keys() != dimensions.keys():
-                raise ConfigError(f"{inner / FILE}: trial {number} has values of other fields than --space; {ADVICE}")
+                raise ConfigError(f"{inner / FILE}: fields of trial {number} are not those of --space; {ADVICE}")
             for field, value in trial_record.params.items():
                 if not dimensions[field].holds(value):
                     summary = f"{field} {str(value)[:80]}"

@@ -51,7 +51,7 @@ class StudyRecord(Model):
     @classmethod
     def _check_trials(cls, value: tuple[TrialRecord, ...]) -> tuple[TrialRecord, ...]:
         if any(each.state == "running" for each in value[:-1]):
-            raise ValueError("a trial before the last is running")
+            raise ValueError("a trial is running, but is not the last")
         return value
 
 

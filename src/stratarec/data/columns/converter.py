@@ -37,7 +37,7 @@ OnBadRow = Literal["error", "skip"]
 MAX_NUMBER = 3.0e38
 """Maximum absolute value of a number, slightly less than the maximum of float32."""
 _EXAMPLES = 5
-_INTEGER = ", without leading zeros, as its type is integer; type text keeps them"
+_INTEGER = ", without leading zeros, because its type is integer; set type to text to keep them"
 
 
 @dataclass
@@ -72,7 +72,7 @@ class BadRows:
             return
         if self.on_bad_row is None:
             raise DataError(self.examples[0])
-        advice = "data.on_bad_row=skip leaves bad rows out"
+        advice = "set data.on_bad_row=skip to leave out bad rows"
         if self.count * 2 > rows > 1:
             advice = f"{self.count:,} of {max(rows, self.count):,} rows around it are bad: check data.source"
         elif self.count > 1:
@@ -205,13 +205,13 @@ class Converter:
             raw = raw.fill_nan(None)
         if threshold is None:
             value = self._numeric(
-                raw, "0 and 1, or booleans; for words let schema.label be {column: NAME, equals: WORD}", booleans=True
+                raw, "0 and 1, or booleans; for words set schema.label to {column: NAME, equals: WORD}", booleans=True
             )
             fits, positive = (value == 0) | (value == 1), value == 1
             expected = "0 or 1"
             if self._from_text:
                 expected += (
-                    f", or true or false; for other words let schema.label be {{column: {raw.name}, equals: WORD}}"
+                    f", or true or false; for other words set schema.label to {{column: {raw.name}, equals: WORD}}"
                 )
         else:
             value = self._numeric(raw, "numbers for a label", booleans=True)
@@ -223,7 +223,7 @@ class Converter:
     def _label_by_word(self, raw: pl.Series, word: str, *, optional: bool) -> pl.Series:
         """Return a label that is 1 if the text is `word`, else 0."""
         if raw.dtype not in (*TEXT_TYPES, pl.Null):
-            raise self._type_error(raw, f"text, as its rule is equals {word!r}; at_least is for numbers")
+            raise self._type_error(raw, f"text, because its rule is equals {word!r}; at_least is for numbers")
         text = raw.cast(pl.String).str.strip_chars()
         missing = text.is_null() | (text == "").fill_null(False)
         if not optional:
@@ -352,9 +352,9 @@ class Converter:
         """Return a column of lists of any type; an empty part of a text is null in its list."""
         if raw.dtype in TEXT_TYPES or (separator and raw.dtype == pl.Null):
             lists, is_list = lists_from_text(raw.cast(pl.String), separator)
-            form = f"values divided by {separator!r}; to read lists in brackets leave out `separator`"
+            form = f"values separated by {separator!r}; to read lists in brackets leave out `separator`"
             if not separator:
-                form = 'a list such as [1, 2] or ["a", "b"]; for values divided by a mark set `separator`'
+                form = 'a list such as [1, 2] or ["a", "b"]; for separated values set `separator`'
             self.require(raw, is_list.fill_null(True), form)
             return lists
         if raw.dtype == pl.Null:

@@ -101,7 +101,7 @@ def check_lengths(columns: Mapping[str, pl.Series]) -> int:
     lengths = {len(column) for column in columns.values()}
     if len(lengths) != 1:
         sizes = ", ".join(f"{name!r} {len(column):,}" for name, column in list(columns.items())[-6:])
-        raise DataError(f"{FRAME}: columns of different lengths, expected as many values in each: {sizes}")
+        raise DataError(f"{FRAME}: columns of different lengths, expected the same length: {sizes}")
     return lengths.pop()
 
 
@@ -143,8 +143,8 @@ def _from_array(name: str, column: np.ndarray[Any, Any]) -> pl.Series:
     kind = column.dtype
     if column.ndim not in (1, 2) or kind.kind not in "biufUO":
         raise DataError(
-            f"{FRAME}: column {name!r} is an array of {kind} of {column.ndim} dimensions, expected one of numbers or "
-            "text, and a second dimension where values are lists"
+            f"{FRAME}: column {name!r} is an array of {kind} of {column.ndim} dimensions, expected one dimension "
+            "of numbers or text, or two dimensions for lists of numbers or text"
         )
     if kind.kind in "UO" or kind.itemsize > 8 or isinstance(column, np.ma.MaskedArray):
         return _from_cells(name, column.tolist())

@@ -99,8 +99,8 @@ def _compare_logs(config: PrepareConfig, dataset: Dataset) -> str:
         return f"cannot compare the recipe's logs with those that {dataset.path} was prepared from: {error}"
     if source != prepared.source:
         raise ConfigError(
-            f"data.source.paths is {paths!r} in the recipe, but {dataset.path} was prepared from logs of other content "
-            f"({list(dataset.about.paths)!r}): prepare it again with --overwrite, or at another data.path"
+            f"data.source.paths is {paths!r} in the recipe, but {dataset.path} was prepared from logs with other "
+            f"content ({list(dataset.about.paths)!r}): prepare it again with --overwrite, or at another data.path"
         )
     return ""
 

@@ -288,7 +288,7 @@ class Dataset:
             If the data set was prepared without rows.
         """
         if not self.about.rows.kept:
-            raise DatasetError(f"{self.path} does not store rows of the log; prepare it with data.keep_rows")
+            raise DatasetError(f"{self.path} does not store rows of the log; prepare it again with data.keep_rows")
         yield from self._by_row_group(split, RowGroupReader.row_numbers)
 
     def session_keys(self, split: str) -> Iterator[NDArray[np.int64]]:

@@ -69,7 +69,7 @@ class Shard(StoredFile):
     @pydantic.model_validator(mode="after")
     def _check(self) -> Shard:
         if self.samples != sum(self.row_groups) or not self.row_groups:
-            raise ValueError(f"{self.path} has {self.samples} samples, its row groups {sum(self.row_groups)}")
+            raise ValueError(f"{self.path} has {self.samples} samples, but its row groups {sum(self.row_groups)}")
         return self
 
 
@@ -83,7 +83,7 @@ class LabelCount(Model):
     @pydantic.model_validator(mode="after")
     def _check(self) -> LabelCount:
         if self.positives > self.known:
-            raise ValueError(f"{self.positives} positive samples of {self.known}")
+            raise ValueError(f"{self.positives} positive samples, expected at most {self.known}")
         return self
 
 
@@ -97,7 +97,7 @@ class VocabularyInfo(StoredFile, Ids):
     @pydantic.model_validator(mode="after")
     def _check(self) -> VocabularyInfo:
         if self.rows != self.values + self.tail_buckets:
-            raise ValueError(f"{self.path}: {self.rows} rows for {self.values} values and {self.tail_buckets} buckets")
+            raise ValueError(f"{self.path}: {self.rows} rows, not {self.values} values + {self.tail_buckets} buckets")
         return self
 
 
@@ -242,7 +242,7 @@ class DatasetManifest(Model):
         for split, shards in self.splits.items():
             samples = sum(shard.samples for shard in shards)
             if self.positives[split] > samples:
-                yield f"{self.positives[split]} positive samples of {samples} in the {split} split"
+                yield f"{self.positives[split]} positive samples in the {split} split, expected at most {samples}"
             if any(not shard.path.startswith(f"{split}/") for shard in shards):
                 yield f"the {split} split has shards of another split"
 
@@ -279,7 +279,7 @@ class DatasetManifest(Model):
         }
         for part, (present, names) in expected.items():
             if present != names:
-                yield f"{part} of {sorted(present)}, expected of {sorted(names)}"
+                yield f"{part} has entries for {sorted(present)}, expected {sorted(names)}"
         members = [name for group in (self.groups or {}).values() for name in group]
         ungrouped = (*self.columns.histories, *self.columns.weighted)
         allowed = features - {feature.name for feature in ungrouped}
@@ -298,7 +298,7 @@ class DatasetManifest(Model):
         needed = self.deduplicated and bool(self.groups or self.columns.histories or self.columns.session_keys)
         for shard in shards:
             if (shard.tables is not None) != needed:
-                yield f"{shard.path} has {'no' if needed else 'a'} file of tables"
+                yield f"{shard.path}: {'no' if needed else 'a'} file of tables, expected {'one' if needed else 'none'}"
         paths = [entry.path for entry in self.files()]
         if len(set(paths)) != len(paths):
             yield "a file is named twice"

@@ -146,10 +146,10 @@ class ShardLayout:
         if not len(rows):
             return
         if rows.min() < 0 or len(np.unique(rows)) != len(rows):
-            yield "rows of the log that are negative or repeated"
+            yield "row numbers of the log are negative or repeated"
         last = int(split_rows(rows)[0].max())
         if self.files and last >= self.files:
-            yield f"a row of file {last} of the log, expected 0 to {self.files - 1}"
+            yield f"a row is of file {last} of the log, expected 0 to {self.files - 1}"
 
     def _values(self, table: pa.Table) -> Iterator[str]:
         for name in table.column_names:

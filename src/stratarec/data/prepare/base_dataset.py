@@ -125,10 +125,10 @@ def _other_features(schema: Schema, base: Dataset) -> Iterator[str]:
     for part in ("sparse", "dense"):
         names, others = ([feature["name"] for feature in inputs[part]] for inputs in (mine, theirs))
         if names != others:
-            yield f"schema.{part} is {_listed(names)}, and {_listed(others)} in {_FIELD}, {base.path}"
+            yield f"schema.{part} is {_listed(names)}, but {_listed(others)} in {_FIELD}, {base.path}"
     difference = first_difference(mine, theirs)
     if difference is not None:
-        yield f"schema.{difference.field} is {difference.want!r}, and {difference.have!r} in {_FIELD}, {base.path}"
+        yield f"schema.{difference.field} is {difference.want!r}, but {difference.have!r} in {_FIELD}, {base.path}"
 
 
 def _listed(names: list[str]) -> str:
@@ -145,4 +145,4 @@ def _other_tails(config: VocabularyConfig, base: Dataset) -> Iterator[str]:
             (tail, getattr(limits, tail), info.tail_buckets),
         ):
             if mine != theirs:
-                yield f"data.vocabulary.{field} of {name!r} is {mine!r}, and {theirs!r} in {_FIELD}, {base.path}"
+                yield f"data.vocabulary.{field} of {name!r} is {mine!r}, but {theirs!r} in {_FIELD}, {base.path}"

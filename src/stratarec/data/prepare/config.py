@@ -40,7 +40,7 @@ class PrepareConfig:
         if self.shard_samples < 1:
             raise ConfigError(f"data.shard_samples is {self.shard_samples}, expected at least 1")
         if not self.path:
-            raise ConfigError("data.path is empty, expected a directory for the prepared data set")
+            raise ConfigError("data.path is empty; set it to a directory for the prepared data set")
         check_directory(self.path, "data.path")
         schema = getattr(self.source, "schema", None)
         if schema is not None and schema.labels and self.split.negatives < 1:

@@ -118,7 +118,7 @@ def leased(work: Path, token: str) -> Iterator[Callable[[], None]]:
     StorageError
         If the directory does not exist, or the token is no longer valid.
     """
-    over = StorageError(f"{work} does not exist, or belongs to another call of `prepare` now")
+    over = StorageError(f"{work} does not exist, or now belongs to another call of `prepare`")
     try:
         file = open_regular(work / LEASE)
     except FileNotFoundError as error:

@@ -246,7 +246,7 @@ class PreparePipeline:
         shards, labels = writer.shards(), writer.labels()
         self._check_splits(partitions, shards, labels["train"])
         if not writer.weight():
-            raise DataError(f"column {schema.weight!r}: every weight of the training split is 0, expected others")
+            raise DataError(f"column {schema.weight!r}: every weight of the training split is 0, expected one above 0")
         return DatasetManifest(
             name=self.name,
             columns=schema,

@@ -68,7 +68,7 @@ def connect(address: str) -> Iterator[Any]:
         If the cluster cannot be reached, or Ray is not installed.
     """
     if not address or "://" in address:
-        raise ConfigError(f"--ray is {address!r}, expected auto or HOST:PORT, on a machine of the cluster")
+        raise ConfigError(f"--ray is {address!r}, expected auto or HOST:PORT; run on a machine of the cluster")
     environment = dict(os.environ)
     os.environ.update(_QUIET)
     try:
@@ -143,14 +143,14 @@ class TaskRequirements:
             os.chdir(self.folder)
         for (name, expected), (_, version) in zip(self.versions, _versions(), strict=True):
             if version != expected:
-                raise _refusal(f"has {name} {version}, expected {expected}: install the same on all machines")
+                raise _refusal(f"has {name} {version}, expected {expected}: install the same version on all machines")
         for path, *stamp in self.logs:
             try:
                 same = _stamp(path) == tuple(stamp)
             except OSError as error:
                 raise _refusal(f"cannot read {path} ({error.strerror}): {_SHARED}") from error
             if not same:
-                raise _refusal(f"has another file as {path}, of other size or time: {_SHARED}")
+                raise _refusal(f"has another file at {path}: its size or time differs; {_SHARED}")
         if not self.work.is_dir():
             raise _refusal(f"has no {self.work.absolute()}: name a data.path that all machines share")
 
@@ -247,7 +247,7 @@ class RayExecutor:
 
     def begin(self, work: Path, logs: Sequence[str]) -> None:
         if not self._ray.cluster_resources().get("CPU"):
-            raise ClusterError("the Ray cluster has no machine with a processor for tasks")
+            raise ClusterError("the Ray cluster has no machine with CPUs for tasks")
         self._requirements = TaskRequirements.of(work, grant(work), logs)
 
     def run(self, stage: Stage, numbers: Sequence[int], progress: Progress) -> None:

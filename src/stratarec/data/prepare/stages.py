@@ -117,7 +117,7 @@ class Partitions:
         for name in events.columns:
             if events[name].dtype != frame[name].dtype:
                 raise DataError(
-                    f"column {name!r} has values of type {frame[name].dtype} in the log, and of {events[name].dtype} "
+                    f"column {name!r} has values of type {frame[name].dtype} in the log, but of {events[name].dtype} "
                     "in data.vocabulary.base: set `type` of the feature, or the type of the column"
                 )
         numbers = pl.Series(ROW, np.arange(-len(events), 0, dtype=np.int64))

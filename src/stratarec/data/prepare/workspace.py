@@ -323,7 +323,7 @@ class Workspace:
         path = self.root / ORIGIN
         resumed = self._is_resumable(path)
         if not resumed and len(list_entries(self.root)) > 1:
-            self.restart(f"{self.root} is of other logs, settings or another version", say)
+            self.restart(f"{self.root} belongs to other logs, settings or another version", say)
         make_directory(self.source)
         if not resumed:
             partitions = estimate_partitions()

@@ -160,7 +160,7 @@ class ClicksSource:
         """Continue an earlier log: its waiting clicks become the first samples, and its other clicks are counted."""
         names = self._columns
         if sorted(memory.recent.columns) != sorted(names):
-            raise ConfigError(f"data.source has columns {names}, and {memory.recent.columns} in data.vocabulary.base")
+            raise ConfigError(f"columns are {names} in data.source, {memory.recent.columns} in data.vocabulary.base")
         self._before = replace(memory, recent=memory.recent.select(names), waiting=memory.waiting.select(names))
 
     @property
@@ -198,9 +198,9 @@ class ClicksSource:
         end = last_time - self._window if self._config.last_window == "wait" else last_time + 1
         if following[time][0] >= end:
             raise DataError(
-                f"{', '.join(self.files[:3])}: all clicks, including those that wait, are of one window of "
-                f"{self._config.negative_window} (data.source.negative_window), so that no negatives are known yet: "
-                "expected a longer log, such as this one and the next in one file"
+                f"{', '.join(self.files[:3])}: all clicks, including waiting ones, are in one window of "
+                f"{self._config.negative_window} (data.source.negative_window), so no negatives are known yet: "
+                "name a longer log, or this log and the next one together"
             )
         index, unpaired, earlier = 0, 0, self._before.clicks if self._before else 0
         number = earlier
@@ -297,8 +297,8 @@ class ClicksSource:
         for name, kind in ({} if self._before is None else dict(self._before.waiting.schema)).items():
             if frame[name].dtype != kind:
                 raise DataError(
-                    f"{path}: column {name!r} has values of type {frame[name].dtype}, and {kind} in the earlier log: "
-                    "write it with the earlier type"
+                    f"{path}: column {name!r} has values of type {frame[name].dtype}, but {kind} in the earlier log: "
+                    "write the column with the earlier type"
                 )
 
     def _write_clicks(self, workspace: Path, clicks: pl.DataFrame, file: int, name: str) -> None:

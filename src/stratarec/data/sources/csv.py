@@ -90,7 +90,7 @@ class CsvConfig:
                 f"data.source.encoding is {self.encoding!r}, expected one such as utf-8, latin-1, cp1252 or utf-16"
             ) from error
         if self.quote and self.quote == self.delimiter:
-            raise ConfigError(f"data.source.quote is {self.quote!r}, which is the delimiter, too")
+            raise ConfigError(f"data.source.quote is {self.quote!r}, which is also the delimiter")
 
 
 class CsvSource:
@@ -139,7 +139,7 @@ class CsvSource:
         config, names = self._config, set(self._names)
         default = _delimiter(config, file)
         if default == config.quote:
-            raise ConfigError(f"data.source.quote is {config.quote!r}, which divides the fields of {file.path}")
+            raise ConfigError(f"data.source.quote is {config.quote!r}, which separates the fields of {file.path}")
         may_have_header = not config.columns or names <= set(config.columns)
         for delimiter in dict.fromkeys([default, *_DELIMITERS] if may_have_header else []):
             with suppress(DataError):

@@ -74,7 +74,7 @@ def expand(paths: tuple[str, ...]) -> tuple[InputFile, ...]:
             file, key = _input_file(system, path, info), _identity(system, path)
             if key in files:
                 other = "" if files[key].path == file.path else f", which is {files[key].path}"
-                raise DataError(f"{file.path}{other}: named twice; let data.source.paths name each file once")
+                raise DataError(f"{file.path}{other}: named twice; name each file once in data.source.paths")
             files[key] = file
     return tuple(files.values())
 

@@ -203,7 +203,7 @@ def _damaged(path: str, run: _Run, fault: str) -> DataError:
 
 def _reason(error: BaseException) -> str:
     if "Expected all lists to be of size" in str(error):
-        return f"pyarrow {pa.__version__} reads no lists of a fixed size of which some are null; install pyarrow>=26"
+        return f"pyarrow {pa.__version__} cannot read fixed-size lists if some are null; install pyarrow>=26"
     return f"damaged ({error})"
 
 

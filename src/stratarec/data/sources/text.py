@@ -216,10 +216,10 @@ def _check_front(front: bytes, path: str, encoding: str) -> None:
     if wide:
         raise DataError(f"{path}, {place}: {wide.upper()} text, expected UTF-8; {_reencode(wide)}")
     if zero >= 0:
-        raise DataError(f"{path}, {place}: a zero byte, expected text in UTF-8; write the log without")
+        raise DataError(f"{path}, {place}: a zero byte, expected text in UTF-8; write the log without zero bytes")
     if b"\r" in front and b"\n" not in front:
         raise DataError(
-            f"{path}, line 1: lines end in a carriage return alone, expected a line feed; convert the log, as by "
+            f"{path}, line 1: lines end in a carriage return alone, expected a line feed; convert the log: "
             f"tr '\\r' '\\n' < {shell_word(path)}"
         )
 
@@ -233,7 +233,7 @@ def _transcoded(pieces: Iterator[bytes], path: str, encoding: str) -> Iterator[b
             before = getattr(error, "object", b"")[: getattr(error, "start", 0)].decode(encoding, "ignore")
             error_line = line + before.count("\n")
             raise DataError(
-                f"{path}, line {error_line}: no {encoding} ({error}); check data.source.encoding"
+                f"{path}, line {error_line}: not {encoding} ({error}); check data.source.encoding"
             ) from error
         line += text.count("\n")
         yield text.encode("utf-8", "replace")
@@ -384,7 +384,7 @@ def read_header(content: bytes, path: str, delimiter: str, quote: str) -> tuple[
     front = content[:_MAX_HEADER_BYTES]
     records = csv_records.split(np.frombuffer(front, dtype=np.uint8), ord(delimiter), ord(quote) if quote else -1)
     if not len(records.ends):
-        raise DataError(f"{path}, line 1: no header ends in its first {_MAX_HEADER_BYTES:,} bytes; check the format")
+        raise DataError(f"{path}, line 1: the header exceeds {_MAX_HEADER_BYTES:,} bytes; check the format")
     end = int(records.ends[0])
     try:
         text = front[:end].decode("utf-8-sig").rstrip("\r\n")
@@ -487,7 +487,7 @@ def check_json_lines(content: bytes, path: str) -> None:
     """Raise `DataError` if a file is a JSON array instead of JSON lines."""
     if content.lstrip().startswith(b"["):
         raise DataError(
-            f"{path}, line 1: a JSON array, expected an object on each line; write it as JSON lines, as by "
+            f"{path}, line 1: a JSON array, expected an object on each line; write it as JSON lines: "
             f"jq -c '.[]' {shell_word(path)}"
         )
 

@@ -126,8 +126,8 @@ class Segments:
                 raise NoRoom(error.strerror) from error
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise StorageError(
-                    f"{path} cannot be opened: {error.strerror}, and {len(self.used)} segments of this log are; raise "
-                    "the limit (ulimit -n)"
+                    f"{path} cannot be opened: {error.strerror}; this log has {len(self.used)} open segments: "
+                    "raise the limit of open files (ulimit -n)"
                 ) from error
             raise storage_error(path, error) from error
 

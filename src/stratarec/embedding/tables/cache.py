@@ -363,7 +363,7 @@ class Mover(ABC):
     def _unfit(self, table: int, row: int) -> TrainingError:
         return TrainingError(
             f"table {self._names[table]!r}, row {row}: a weight or its optimizer state is not a finite number that "
-            f"{self.codec.config.kind} can hold; lower the learning rate or give the table a wider precision"
+            f"{self.codec.config.kind} can hold; lower the learning rate or give the table a larger precision"
         )
 
 

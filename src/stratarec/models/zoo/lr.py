@@ -27,7 +27,7 @@ class LRConfig(VectorsConfig):
         super().__post_init__()
         if self.embedding_dim != 1:
             raise ConfigError(
-                f"model.embedding_dim is {self.embedding_dim}, expected 1: model.kind lr has one weight a value"
+                f"model.embedding_dim is {self.embedding_dim}, expected 1: model.kind lr has one weight per value"
             )
 
 

@@ -109,7 +109,7 @@ class _Step:
         """Score, train and commit the period."""
         with suppress(DatasetError):  # the user may have deleted the data set of the run
             if self._log in str(DatasetManifest.read(Path(read_recipe(self._run).data.path)).about.origin.source):
-                raise DataError(f"{self._file} is not new: {self._run} was trained on it")
+                raise DataError(f"{self._file} is not new: {self._run} was trained on it; name a later log")
         with periods.working_directory(self._run) as work:
             with open_run(self._run) as trained:
                 before, parent = self._chain.before(trained)

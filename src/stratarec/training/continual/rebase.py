@@ -1,4 +1,4 @@
-"""`stratarec rebase`: renumber rows by falling `recent` count, without holes. The commit is shared with `forget`.
+"""`stratarec rebase`: renumber rows by falling `recent` count, without holes. `forget` commits by the same code.
 
 Rows move together with their optimizer state, and encoded rows stay encoded. If a row of an encoded table is in the
 cache, as floats, it is rounded as if it left the cache, because its slot belongs to its old number. Before the commit,

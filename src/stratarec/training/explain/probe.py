@@ -180,7 +180,7 @@ def row_of_split(dataset: Dataset, split: str, file: str, row: int) -> Batch:
     files = dataset.about.rows.files
     chosen = [place for place, name in enumerate(files) if not file or f"/{name}".endswith(f"/{file}")]
     if file and not chosen:
-        raise ConfigError(f"--row {file}:{row}: no such file; {_some(files) if files else 'rows are of no file'}")
+        raise ConfigError(f"--row {file}:{row}: no such file; {_some(files) if files else 'rows have no file names'}")
     of_file, of_row = split_rows(np.concatenate([np.zeros(0, dtype=np.int64), *dataset.row_numbers(split)]))
     matches = np.flatnonzero((of_row == row) & (np.isin(of_file, chosen) if files else True))
     if not len(matches):

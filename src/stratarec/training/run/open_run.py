@@ -54,7 +54,7 @@ def check_identity(path: Path, identity: Mapping[str, Any], dataset: Dataset) ->
     if identity["dataset"] != stored["dataset"]:
         detail = input_difference(dataset, stored["inputs"]) or "it holds other samples"
         raise CheckpointError(
-            f"{path} is of another model or data set: {dataset.path} is not what it was trained on ({detail}); prepare "
+            f"{path} is of another model or data set: {dataset.path} is not its training data ({detail}); prepare "
             "the data as it was, or train again with --overwrite or another train.run"
         )
 

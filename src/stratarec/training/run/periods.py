@@ -152,7 +152,7 @@ def check(path: Path, parent: Path | None = None) -> Period:
     hashes = [(path / DATA / MANIFEST, period.dataset), (only_checkpoint(path) / checkpoint.STATE, period.state)]
     for file, expected in (*hashes, *([] if parent is None else [(parent, period.parent)])):
         if not file.is_file() or file_hash(file) != expected:
-            raise CheckpointError(f"{path / PERIOD} does not go with {file}: its hash does not match; {ADVICE}")
+            raise CheckpointError(f"{path / PERIOD} does not match {file}, which is missing or was changed; {ADVICE}")
     return period
 
 

@@ -147,9 +147,9 @@ class BestMembers:
         return {_STEPS: self._steps, **self._current()}
 
     def restore(self, weights: Mapping[str, Tensor]) -> None:
-        """Restore from a checkpoint: the model must already have its best members, and gets the current `weights`.
+        """Restore from a checkpoint. Before the call the model has the best members, afterwards the current weights.
 
-        `weights` is the property `stored` at the time of the checkpoint.
+        `weights` is what the property `stored` returned when the checkpoint was written.
         """
         current = self._current()
         self._steps = weights[_STEPS].clone()
