@@ -139,7 +139,7 @@ class Channel:
         return gathered
 
     def _gather_equal(self, mine: Tensor, stopped: Callable[[], bool]) -> Tensor:
-        """Gather ``[n]`` from every of N ranks; return ``[N, n]``."""
+        """Gather ``[n]`` from each of N ranks; return ``[N, n]``."""
         even = [mine.numel()] * self.ranks
         return self.exchange(mine.repeat(self.ranks), even, even, stopped).view(self.ranks, -1)
 

@@ -52,7 +52,7 @@ class RowRequest:
 
     @property
     def announced(self) -> tuple[int, int, int]:
-        """The `WORDS` numbers that are sent ahead to announce the request."""
+        """The numbers (`WORDS` of them) that are sent before the request, to announce its size."""
         return self.bags, self.ids.numel(), int(self.lengths is None)
 
 

@@ -51,9 +51,9 @@ class Mesh:
     ids : Channel
         Channel of the thread that prepares batches.
     rows : Channel
-        Channel of the training thread for rows, gradients and decisions of all ranks.
+        Channel of the training thread for rows, gradients and common decisions.
     files : Channel
-        Channel of the training thread while other ranks read and write files, which may take any time.
+        Channel of the training thread for collectives in which ranks read or write files, which may take long.
     devices : DeviceMesh or None
         ``[host, local]``; None for a single rank.
     records : Store or None
@@ -193,7 +193,7 @@ def joined(
     config: DistributedConfig | None = None, towers: int = 0, settings: Mapping[str, object] | None = None,
     *, modules: bool = True,
 ) -> Iterator[Mesh]:  # fmt: skip
-    """Connect the ranks of this run, by torchrun's environment, and disconnect at the end of the `with` block.
+    """Connect the ranks that torchrun's environment variables describe; disconnect at the end of the `with` block.
 
     Parameters
     ----------

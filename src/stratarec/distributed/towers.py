@@ -193,7 +193,7 @@ class TowerRequest:
     Parameters
     ----------
     asked : sequence of RowRequest
-        Requests stream by stream.
+        Requests, one per stream.
     samples : int
         B_s.
     runs : Tensor or None

@@ -188,7 +188,7 @@ class FeatureBags:
     start, stop : ndarray or None
         ``[features * bags]`` int64; None if every bag holds one value.
     rows : ndarray or None
-        ``[M]`` integers in [0, bags), the bags of every feature to use; None for all, in order.
+        ``[M]`` numbers of the bags to use of every feature, in [0, bags); None for all bags, in order.
     """
 
     values: NDArray[Any]

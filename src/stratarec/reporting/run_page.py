@@ -162,7 +162,7 @@ def _correction(train: Mapping[str, Any]) -> str:
 
 
 def _evaluations(position: Mapping[str, Any], result: Mapping[str, Any], *, of_tested: bool) -> ShownTable:
-    """Return a table of the evaluations of the tested checkpoint, or of all other checkpoints."""
+    """Return a table of the evaluations of the tested checkpoint if `of_tested`, else of all other checkpoints."""
     tested = step_of(result["checkpoint"])
     evaluations = [
         ("validation", entry["step"], entry)

@@ -44,14 +44,14 @@ def make_console() -> Console:
 def print_table(
     console: Console, heads: Sequence[str], rows: Rows, *, text: Collection[str] = (), keys: int = 1
 ) -> None:
-    """Print `rows` under `heads`; any characters are safe.
+    """Print `rows` under `heads`; control characters in them are escaped.
 
     Parameters
     ----------
     text : collection of str
         Heads of text columns, which are aligned left; the others are numbers.
     keys : int
-        Number of first columns that name a row. They are repeated if the table is printed in parts.
+        Number of leading columns that identify a row. They are repeated if the table is printed in parts.
     """
     heads, *rows = ([visible(cell) for cell in row] for row in (heads, *rows))
     wide = [max(map(cell_len, (head, *(row[i] for row in rows)))) for i, head in enumerate(heads)]

@@ -177,7 +177,7 @@ def find_slot(tags, area, row, reach):
 
 @njit(**BODY)
 def oldest(stamps, first, ways, horizon):
-    """Return the slot with the smallest stamp in the set at slot `first`, or -1 if even this slot is in use."""
+    """Return the slot with the smallest stamp in the set that starts at `first`, or -1 if even this slot is in use."""
     stamp = least(stamps, first, U(ways))
     for block in range(U(LANES), U(ways), U(LANES)):
         stamp = min(stamp, least(stamps, first + block, U(ways) - block))
@@ -186,7 +186,7 @@ def oldest(stamps, first, ways, horizon):
 
 @njit(**BODY)
 def victim(state, first, ways, policy, horizon):
-    """Return the slot to reuse in the set at slot `first`, or -1 if all slots are in use.
+    """Return the slot to reuse in the set that starts at slot `first`, or -1 if all slots are in use.
 
     An empty slot is best; otherwise the policy chooses among the slots that are not in use. The lower way wins ties, so
     the choice is a function of the contents of the set.
@@ -368,7 +368,7 @@ def stage(team, lookups, places, state, stamps, lists, result, out):
 
 @njit(nogil=True, cache=True)
 def compact(room, count, lists, first_row, noise, total, moves):
-    """Append the tables' `lists` (row, slot) to the first `total` entries of `moves`, ordered by table.
+    """Append all entries of `lists` (row, slot) to `moves`, table by table; `moves` already has `total` entries.
 
     An entry of `moves` is a row of the group, a slot, a table and a noise key. Rows below 0 are skipped. Returns the
     new number of entries.

@@ -39,7 +39,7 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RowUpdate:
-    """Kind of a row optimizer, and its numbers at one step.
+    """Kind of a row optimizer, and its parameters at one step.
 
     If `decoupled`, decay shrinks the weights; otherwise it is added to the gradient. Summed gradients are multiplied by
     `scale`.

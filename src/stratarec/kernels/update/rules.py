@@ -30,8 +30,8 @@ class Slots(NamedTuple):
     weights : ndarray
         ``[R * D]`` float32.
     row_state, full_state : ndarray
-        ``[R]`` and ``[R * k * D]`` float32, with k floats per weight: a row has D first floats, then D second floats.
-        Of any size if the rule keeps no such state.
+        ``[R]`` and ``[R * k * D]`` float32, with k floats per weight. For k = 2, a row has D first moments, then D
+        second moments. An array that the rule does not use may have any size.
     clock : ndarray
         ``[R]`` int32, number of steps that each row has taken; empty if a step changes only the rows of its batch.
     """

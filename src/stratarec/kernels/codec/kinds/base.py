@@ -73,7 +73,7 @@ class Kind:
     encode_rate, decode_rate : float
         Float32 bytes per second on one core, for the planner; infinite for a copy, which costs only memory traffic.
     penalty : float
-        How much loss of precision counts for ``precision: auto``: the planner adds this multiple of a table's compute
+        Cost of the loss of precision, for ``precision: auto``: the planner adds this multiple of a table's compute
         seconds to the cost of the kind.
     automatic : bool
         Whether ``precision: auto`` may choose the kind.
