@@ -173,7 +173,7 @@ class FlatExchange:
         sequences = {key: 1 + place for place, key in enumerate(self._sequence_dims)}
         begin = 1 + len(sequences)
         buffer_of = {table: begin + place for place, buffer in enumerate(buffers) for table in buffer.first_row}
-        # Rows of a table are in the order of its owners, so each owner's rows follow those of the previous one.
+        # Rows of a table are in the order of its owners: first all rows of the first owner, then of the next one.
         row_of = {table: first for buffer in buffers for table, first in buffer.first_row.items()}
         layout = MessageLayout(begin + len(buffers))
         for streams, part in zip(self._streams, asked, strict=True):

@@ -201,7 +201,7 @@ class RollCall:
             raise different
 
     def _gather(self, key: str, content: str, heart: Heartbeat, timeout: float, *, leave: bool = False) -> None:
-        """Store this rank's content and wait for that of all ranks; with `leave`, do not wait."""
+        """Store this rank's content. Wait until all ranks have stored theirs, unless `leave` is true."""
         self._store.set(f"{key}/{self._rank}", content)
         deadline, counted = time.monotonic() + timeout, self._store.add(key, 1)
         while counted < self._ranks and not leave:

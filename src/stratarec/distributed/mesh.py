@@ -77,7 +77,7 @@ class Mesh:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """All channels, including those of `inside` and `between`."""
+        """All channels of this mesh, of `inside` and of `between`."""
         others = self.parts[1:]
         return self.ids, self.rows, self.files, *(c for part in others for c in (part.ids, part.rows))
 
@@ -172,7 +172,7 @@ class Mesh:
 
 
 def difference(settings: Sequence[Mapping[str, object]]) -> RankError | None:
-    """Return the error for the first rank whose settings differ from those of rank 0, or None."""
+    """Return the error for the first rank whose settings differ from the settings of rank 0, or None."""
     for rank, mine in enumerate(settings):
         other = first_difference(mine, settings[0])
         if other is not None and other.field.startswith(_VERSIONS):

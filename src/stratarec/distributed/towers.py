@@ -264,7 +264,7 @@ def _repeated(asked: RowRequest, times: Tensor) -> RowRequest:
 
 
 def join(parts: Sequence[TowerRequest], streams: Sequence[IdStream]) -> Request:
-    """Join the requests of all peers into one; the samples of each peer follow those of the previous peer."""
+    """Join the requests of all peers into one; samples are in the order of the peers."""
     shared = frozenset[str]().union(*(part.shared for part in parts))
     # If peers use runs for different features, all requests are converted to requests without runs.
     if any(part.runs is not None and part.shared != shared for part in parts):
@@ -360,7 +360,7 @@ def send_requests(
     messages : sequence of Tensor
         Flat uint8, one for each host.
     failed : StrataError or None
-        Error because of which this rank has no messages.
+        Error that left this rank without messages, or None.
     peers, everybody : Channel
     order : sequence of int
         Numbers of this rank's peers among all ranks.

@@ -32,7 +32,7 @@ from stratarec.kernels.simd.vector import add, blocks, broadcast, load, multiply
 class Pairs:
     """Pairs of samples and events.
 
-    Pairs ``offsets[b]:offsets[b + 1]`` join sample b with consecutive events, the first of which is ``first[b]``.
+    Pairs ``offsets[b]:offsets[b + 1]`` join sample b with consecutive events, beginning with event ``first[b]``.
 
     Parameters
     ----------

@@ -155,7 +155,7 @@ def _without(importance: Mapping[str, Any] | str) -> list[str]:
 
 
 def _correction(train: Mapping[str, Any]) -> str:
-    """Return the field of the recipe because of which logits are corrected."""
+    """Return a text about the recipe field that makes the run correct its logits."""
     if train["calibration"] != "none":
         return f"train.calibration = {train['calibration']}"
     return "one shift of all logits, as train.class_weight requires"

@@ -38,7 +38,7 @@ def file_place(span, shape):
 
 @njit(nogil=True, cache=True)
 def take_records(number, got, request, buffers, shape):
-    """Verify the blocks of read `number`, of which `got` bytes arrived, and copy their records to `request.out`.
+    """Verify the blocks of read `number`, which returned `got` bytes, and copy their records to `request.out`.
 
     Returns -1, or the number of a failed block.
     """

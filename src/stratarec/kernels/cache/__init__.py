@@ -292,7 +292,7 @@ def initialize(
     level: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]],
     width: int,
 ) -> None:
-    """Write initial values to the slots of rows that were never written; weights are those of `random.fill_uniform`.
+    """Write initial values to the slots of rows that were never written; weights equal those from `fill_uniform`.
 
     Parameters
     ----------

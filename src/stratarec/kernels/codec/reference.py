@@ -1,4 +1,4 @@
-"""Encode and decode one record at a time in plain NumPy; bytes and floats are those of the kernels.
+"""Encode and decode one record at a time in plain NumPy; bytes and floats equal the kernels' results.
 
 Where rounding is exact in real arithmetic, this module uses float64 and the kernels use bit patterns.
 `Kind.plain_encode` encodes the weights.

@@ -58,7 +58,7 @@ class RowUpdate:
 
 @dataclass(frozen=True, kw_only=True)
 class Missed:
-    """Steps taken so far, some of which a row may have missed.
+    """Steps taken so far; each row may have missed some of them.
 
     Parameters
     ----------
