@@ -112,7 +112,7 @@ class KeyedJagged:
         if len(sizes) != 1:
             raise ConfigError(f"features have different batch sizes: {sorted(sizes)}")
         if len({part.weights is None for part in parts}) != 1:
-            raise ConfigError("either every feature has weights or none has")
+            raise ConfigError("only some features have weights; give weights for every feature, or for none")
         offsets = offsets_of(torch.cat([part.lengths() for part in parts]))
         weights = [part.weights[part.offsets[0] : part.offsets[-1]] for part in parts if part.weights is not None]
         return cls(
@@ -189,7 +189,7 @@ class KeyedJagged:
         if not parts or any(part.keys != parts[0].keys for part in parts):
             raise ConfigError(f"concatenate needs parts with the same features, got {[part.keys for part in parts]}")
         if len({part.weights is None for part in parts}) != 1:
-            raise ConfigError("either every part has weights or none has")
+            raise ConfigError("only some parts have weights; give weights for every part, or for none")
         keys, size = parts[0].keys, sum(part.batch_size for part in parts)
         if not keys or all(part.offsets is None and part.weights is None for part in parts):
             # The batch size is passed explicitly, because it cannot be inferred without keys or samples.
@@ -275,7 +275,7 @@ class JaggedWindows:
     def __post_init__(self) -> None:
         if self.start.shape != self.length.shape:
             raise ConfigError(
-                f"windows have {self.start.numel()} starts and {self.length.numel()} lengths, expected as many"
+                f"windows have {self.start.numel()} starts and {self.length.numel()} lengths, expected equal numbers"
             )
         for name in ("start", "length"):
             object.__setattr__(self, name, as_int64(getattr(self, name)))

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def _options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--gpu", nargs="?", const="", metavar="DEVICE",
-        help="verify a GPU against the CPU, as train.device requires; takes some minutes (default: torch's "
-        "accelerator)",
+        help="compare a GPU with the CPU for some minutes; required once before train.device can name the GPU "
+        "(default: torch's accelerator)",
     )  # fmt: skip
     command.add_argument("--disk", metavar="FOLDER", help="measure the disk of FOLDER (default: TMPDIR)")
 

@@ -215,7 +215,7 @@ class Ids(Model):
     @pydantic.model_validator(mode="after")
     def _check_ids(self) -> Ids:
         if max(self.inherited, self.holes) > self.values or (self.kind == "hash" and self.values):
-            raise ValueError(f"{self.values} values of a {self.kind}, {self.inherited} of its base, {self.holes} holes")
+            raise ValueError(f"kind {self.kind}: {self.values} values, {self.inherited} inherited, {self.holes} holes")
         if self.tail_buckets > self.first_rows:
             raise ValueError(f"{self.first_rows} first rows, {self.tail_buckets} of them tail buckets")
         return self
@@ -443,8 +443,8 @@ def _read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids) -> Vocab
     nulls = table["value"].slice(0, expected.tail_buckets).null_count, values.null_count()
     if nulls != (expected.tail_buckets, expected.holes):
         raise ValueError(
-            f"expected {expected.tail_buckets} rows without a value for tail buckets, and {expected.holes} holes of "
-            f"{expected.values} values"
+            f"expected {expected.tail_buckets} tail rows without a value, and {expected.holes} rows without one "
+            f"among {expected.values} values"
         )
     if str(values.dtype) != expected.type:
         raise ValueError(f"its values are {values.dtype}, expected {expected.type}")

@@ -259,7 +259,7 @@ class RollCall:
             return RankError(f"rank {self._rank} received SIGTERM")
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         return RankError(
-            f"rank {self._rank}: ranks lost their connections though all of them run ({first}); check the network "
+            f"rank {self._rank}: ranks lost their connections although all ranks run ({first}); check the network "
             "between them, or increase distributed.timeout"
         )
 
@@ -280,4 +280,4 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _store_gone() -> RankError:
-    return RankError("rank 0 ended, which held the rendezvous store; see its message, and start the run again")
+    return RankError("rank 0, which runs the rendezvous store, ended; see its message, and start the run again")

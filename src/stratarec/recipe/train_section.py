@@ -306,7 +306,7 @@ class TrainConfig:
             raise ConfigError(f"train.loss_weights.{other}: no such label; there are {', '.join(labels)}")
         factors = tuple(float(self.loss_weights.get(label, 1.0)) for label in labels)
         if not any(factors):
-            raise ConfigError("train.loss_weights: every label has a factor of 0, so that nothing would be trained")
+            raise ConfigError("train.loss_weights: every label has a factor of 0, expected at least one above 0")
         return factors
 
     def class_weights(self, labels: Sequence[str]) -> tuple[float, ...]:

@@ -123,7 +123,7 @@ def _verdict(content: Content) -> list[str]:
     times = quick[0]["samples_per_second"] / max(quick[1]["samples_per_second"], 1e-9)
     return [
         *lines,
-        f"fastest: {visible(quick[0]['run'])}, {times:.2f} times the samples a second of {visible(quick[1]['run'])}",
+        f"fastest: {visible(quick[0]['run'])}, {times:.2f} times the samples per second of {visible(quick[1]['run'])}",
     ]
 
 

@@ -143,8 +143,8 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
         yield "The data set has no test split."
     if "valid" in result:
         yield (
-            f"Probabilities are corrected ({_correction(recipe['train'])}), as fitted on the validation split; figures "
-            "of that split, corrected, come from the samples of the fit."
+            f"Probabilities are corrected ({_correction(recipe['train'])}), as fitted on the validation split. "
+            "Corrected metrics of that split are computed on the samples of the fit."
         )
 
 

@@ -138,7 +138,7 @@ def _difference(content: mmap.mmap, specs: Mapping[str, Spec]) -> str:
     """Describe how the header of a file differs from the header of the expected tensors."""
     entries = _header_entries(content)
     if entries is None:
-        return "it is no safetensors file"
+        return "it is not a safetensors file"
     for name in sorted({*specs, *entries}):
         expected = None if name not in specs else _describe(json.loads(header({name: specs[name]})[0][8:])[name])
         actual = None if name not in entries else _describe(entries[name])

@@ -280,7 +280,7 @@ def device_steps(recipe: Recipe, dataset: Dataset, rates: DeviceRates) -> Device
             more = make(replace(memory, hbm=2 * (memory.hbm or 0)), recipe.hot, tiers=tiers)
             lines.append(
                 f"twice the GPU memory for rows, {format_bytes(2 * (memory.hbm or 0))}: hit rate {more.hit_rate:.1%} "
-                f"for {on_gpu.hit_rate:.1%}, steps {_times(times['GPU', 'GPU memory'], with_rows(more))} as fast"
+                f"instead of {on_gpu.hit_rate:.1%}, steps {_times(times['GPU', 'GPU memory'], with_rows(more))} as fast"
             )
     steps = [
         {

@@ -42,7 +42,7 @@ def choose_history(guesses: Guesses, sample: LogSample, positive: pl.Series) -> 
     clicks = float(positive.mean() or 0.0) * sample.total  # type: ignore[arg-type]
     by_user = clicks / max(growth(sample.frame[users[0].name], sample.frame.height, sample.total), 1)
     by_value = clicks / max(item.values, 1)
-    counts = f"{by_user:.1f} positive rows a user, {by_value:.1f} a value"
+    counts = f"{by_user:.1f} positive rows per user, {by_value:.1f} per value"
     if by_user < _USER_ROWS or by_value < _VALUE_ROWS:
         return HistoryChoice(item.name, False, f"{counts}; a history needs {_USER_ROWS:g} and {_VALUE_ROWS:g}")
     return HistoryChoice(item.name, True, f"earlier choices of the user; {counts}")

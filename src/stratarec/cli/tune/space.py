@@ -144,7 +144,7 @@ def _range(field: str, kind: str, given: list[Any], content: Mapping[str, Any], 
         # YAML reads 1e-4 as text.
         low, high = (float(value) for value in given if not isinstance(value, bool))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"--space {field}: {kind} takes two numbers, got {str(given)[:80]}") from error
+        raise ConfigError(f"--space {field}: {kind} requires two numbers, got {str(given)[:80]}") from error
     if not low < high or (kind == "log" and low <= 0):
         above = ", above 0" if kind == "log" else ""
         raise ConfigError(f"--space {field}: {kind}({low:g}, {high:g}), expected a lower and a higher number{above}")

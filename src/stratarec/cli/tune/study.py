@@ -382,5 +382,5 @@ class Trial:
 def _metric(entry: Evaluation, name: str) -> float:
     value = entry[name]
     if value is None or not math.isfinite(value):
-        raise TrainingError(f"validation at step {entry['step']} gives no {name}")
+        raise TrainingError(f"validation at step {entry['step']} gives no finite {name}")
     return float(value)

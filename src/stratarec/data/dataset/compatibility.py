@@ -125,9 +125,9 @@ def input_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
             if {**theirs, "first_rows": entry["first_rows"]} == entry:
                 return (
                     f"vocabulary {name!r} had {entry['first_rows']:,} rows in the first data set of its chain, that of "
-                    f"the run {theirs['first_rows']:,}, so that rows begin with other weights"
+                    f"the run {theirs['first_rows']:,}, so rows start with other weights"
                 )
-            return f"vocabulary {name!r} has {detail}, so that ids mean other values than in training"
+            return f"vocabulary {name!r} has {detail}, so ids mean other values than in training"
     return feature_difference(dataset, trained_on)
 
 

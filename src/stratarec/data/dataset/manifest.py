@@ -249,13 +249,13 @@ class DatasetManifest(Model):
     def _label_counts(self) -> Iterator[str]:
         names = set(self.columns.label_columns) if self.columns.labels else set()
         if set(self.labels) != (set(SPLITS) if names else set()):
-            yield f"labels of {sorted(self.labels)}, expected {sorted(SPLITS) if names else 'none'}"
+            yield f"labels are counted in {sorted(self.labels)}, expected {sorted(SPLITS) if names else 'none'}"
             return
         for split, counts in self.labels.items():
             samples = sum(shard.samples for shard in self.splits[split])
             first = counts.get(self.columns.label_column)
             if set(counts) != names or any(count.known > samples for count in counts.values()):
-                yield f"labels of {sorted(counts)} in {samples} samples of {split}, expected {sorted(names)}"
+                yield f"labels are {sorted(counts)} in {samples} samples of {split}, expected {sorted(names)}"
             elif first is not None and first.positives != self.positives[split]:
                 yield f"{first.positives} positive samples of {split} by the first label, not {self.positives[split]}"
 
@@ -284,7 +284,7 @@ class DatasetManifest(Model):
         ungrouped = (*self.columns.histories, *self.columns.weighted)
         allowed = features - {feature.name for feature in ungrouped}
         if len(set(members)) != len(members) or not set(members) <= allowed:
-            yield f"groups of {sorted(members)}, expected each of {sorted(allowed)} at most once"
+            yield f"groups contain {sorted(members)}, expected each of {sorted(allowed)} at most once"
         for columns in self.columns.sequences.values():
             names = {feature.name for feature in columns}
             if any(names & set(group) not in (set(), names) for group in (self.groups or {}).values()):

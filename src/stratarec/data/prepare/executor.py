@@ -96,7 +96,7 @@ def grant(work: Path, token: str | None = None) -> str:
     with _open(work) as file:
         while not try_lock(file):
             if time.monotonic() > limit:
-                raise StorageError(f"{work} is in use by tasks of an earlier call on a cluster: wait, or end them")
+                raise StorageError(f"{work} is in use by tasks of an earlier call: wait for them, or end them")
             time.sleep(0.1)
         file.truncate(0)
         file.write(token.encode())

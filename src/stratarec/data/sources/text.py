@@ -507,4 +507,4 @@ def first_json_values(content: bytes) -> dict[str, Any]:
 
 
 def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")

@@ -61,7 +61,7 @@ def fit_methods(
         for split, part in (("train", train), ("valid", valid)):
             if not 0 < part.label.sum() < len(part.label):
                 raise DatasetError(
-                    f"{dataset.path}: {len(part.label)} samples drawn from its {split} split are all of one class"
+                    f"{dataset.path}: {len(part.label)} samples drawn from its {split} split have a single class"
                 )
         tables = dataset.table_rows()
         settings = Settings({item.name: tables[item.vocabulary] for item in dataset.schema.sparse}, seed, threads)
