@@ -112,7 +112,7 @@ def execute(page: Path, folder: Path, languages: set[str]) -> None:
             for line in commands(text):
                 command(line, folder)
         elif language == "python":
-            ran(text, folder, SHORT)
+            ran(text, folder, SHORT if "ClickModel" in text else "")
         else:
             name = re.match(r"# ([\w.-]+\.yaml)\n", text)
             if name:
