@@ -1,1 +1,1 @@
-"""Batches of samples and their jagged id lists, used by all rooms above."""
+"""Batches of samples and their jagged id lists, used by the packages above this one."""

@@ -23,11 +23,11 @@ class Batch:
         ``[B, F_dense]`` float32, after their transforms; F_dense may be 0.
     sparse : KeyedJagged
         The sparse features that are in no group, in the order of the schema. If any feature of the schema has weights,
-        so has `sparse`, and values of other features have weight 1.
+        `sparse` has weights, which are 1 for values of other features.
     groups : tuple of InverseJagged
         The deduplicated features, one group each.
     user : Tensor or None
-        ``[B]`` int64, the user (or else the session) of each sample, for grouped AUC.
+        ``[B]`` int64, a number for the user of each sample (or the session if there are no users), for grouped AUC.
     weight : Tensor or None
         ``[B]`` float32, the weight of each sample; None if all weights are equal.
     slates : Tensor or None
@@ -59,7 +59,7 @@ class Batch:
         )
 
     def expanded(self, keys: Sequence[str] | None = None) -> Batch:
-        """Return the same samples without deduplication; features are in the order of `keys` (default: as stored)."""
+        """Return the same samples without deduplication. `keys` is the order of features; by default as stored."""
         if not self.groups:
             return self
         parts = [group.expand() for group in self.groups]

@@ -149,8 +149,7 @@ class KeyedJagged:
             raise ConfigError("select needs at least one feature")
         size, offsets, spans = self.batch_size, self.bag_offsets(), list[tuple[int, int]]()
         for f in map(self._place, keys):
-            # Features that are next to each other are copied together: 29 features in three runs took 2.5 ms one by
-            # one.
+            # Adjacent features are copied together. Copying 29 features one by one took 2.5 ms.
             first = spans.pop()[0] if spans and spans[-1][1] == f else f
             spans.append((first, f + 1))
         ends = [(int(offsets[first * size]), int(offsets[last * size])) for first, last in spans]
@@ -169,7 +168,7 @@ class KeyedJagged:
         return self.keys.index(key)
 
     def take(self, rows: Tensor) -> KeyedJagged:
-        """Return the samples `rows` (``[M]`` integers, may repeat) of every feature, in the order of `rows`."""
+        """Select samples by their indices `rows`: ``[M]`` integers in any order, which may repeat."""
         rows = rows.long()
         features, size = len(self.keys), rows.numel()
         if self.offsets is None and self.weights is None:
@@ -208,7 +207,7 @@ class KeyedJagged:
 
 
 def with_weights(features: Mapping[str, JaggedTensor], weights: Mapping[str, Tensor]) -> dict[str, JaggedTensor]:
-    """Return features with their `weights`, ``[N]`` float32; if any feature has weights, others get weights of 1."""
+    """Return features with their `weights`, ``[N]`` float32. If there are any, other features get weights of 1."""
     if not weights:
         return dict(features)
     return {
@@ -228,14 +227,14 @@ def as_int64(places: Tensor) -> Tensor:
 
 
 def slice_places(start: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ``[N]`` indices of all slices ``start[i]:start[i] + lengths[i]``, and their ``[M + 1]`` offsets."""
+    """Return the ``[N]`` indices in all M slices ``start[i]:start[i] + lengths[i]``, and their ``[M + 1]`` offsets."""
     offsets = offsets_of(lengths)
     shift = torch.repeat_interleave(start - offsets[:-1], lengths)
     return torch.arange(shift.numel(), dtype=torch.int64, device=shift.device) + shift, offsets
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """Return the ``[B + 1]`` int64 offsets of ``[B]`` bags with the given lengths."""
+    """Return the ``[B + 1]`` int64 offsets of B bags with these lengths."""
     offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets
@@ -246,8 +245,8 @@ def _weights(bag: JaggedTensor) -> Tensor:
     return bag.weights
 
 
-# Smallest average length at which runs are worthwhile. A run is neighbouring samples with the same values in all groups
-# that leave runs of at least this length; other groups are shuffled and looked up sample by sample.
+# Minimum average length of runs. A run is adjacent samples with the same values in each group. Groups whose values
+# change so often that runs would be shorter are not considered; their values are looked up sample by sample.
 LEAST_RUN = 2
 
 

@@ -1,4 +1,4 @@
-"""Validate plain data: pydantic's errors in one line, checks of values, and the first difference of two values."""
+"""Validate plain data: describe pydantic's errors in one line, check values, and find the first difference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pydantic
 
 from stratarec.errors import ConfigError
 
-# Longest value that a message repeats, in characters.
+# Maximum number of characters of a value in a message.
 _MAX_VALUE = 120
 _TOO_LARGE = 1 << 63
 _UNKNOWN = ("unexpected_keyword_argument", "invalid_key")
@@ -30,7 +30,8 @@ def first_mistake(error: pydantic.ValidationError, content: Any, kind: Any) -> s
     itself, this error is described before type errors of the same value.
     """
     errors = [(_place(one["loc"], content, one["type"]), one) for one in error.errors()]
-    # A value that fits no member of a union has one error per member; the deepest error is from the intended member.
+    # If a value fits no member of a union, there is an error for each member. The error with the longest path is most
+    # likely from the intended member.
     unknown = [entry for entry in errors if entry[1]["type"] in _UNKNOWN]
     first_place = (unknown or errors)[0][0]
     place, first = max(
@@ -63,7 +64,7 @@ def unsupported_value(content: Any, where: str = "") -> str:
 
 
 def boolean_as_number(content: Any, parsed: Any) -> str:
-    """Describe the first boolean in `content` that `parsed` has as a number; empty if there is none."""
+    """Describe the first boolean in `content` that became a number in `parsed`; empty if there is none."""
     leaves = dict(_leaves(parsed, ""))
     for place, value in _leaves(content, ""):
         if isinstance(value, bool) and not isinstance(leaves.get(place, value), bool):
@@ -72,7 +73,7 @@ def boolean_as_number(content: Any, parsed: Any) -> str:
 
 
 def short(value: Any) -> str:
-    """Return a value as Python writes it, cut to a limited length."""
+    """Return the `repr` of a value, cut to a limited length."""
     try:
         text = repr(value)
     except ValueError:  # Python writes at most some thousand digits
@@ -114,7 +115,7 @@ def _fields(kind: Any, location: Sequence[str | int]) -> list[str]:
 
 
 def _at(kind: Any, location: Sequence[str | int]) -> Any:
-    """Return the type at `location`, which comes from a pydantic error; it names members of unions by kind or class."""
+    """Return the type at `location` from a pydantic error. Such a location names union members by kind or class."""
     for part in location:
         kind = _bare(kind)
         if dataclasses.is_dataclass(kind):
@@ -146,7 +147,7 @@ def _kinds(kind: Any) -> Iterator[str]:
 
 
 def _place(location: Sequence[str | int], content: Any, kind: str) -> str:
-    """Return the path of a field in the recipe from a pydantic location, which also names members of unions."""
+    """Return the recipe's path for a location from a pydantic error, without the names of union members."""
     path = ""
     for place, part in enumerate(location):
         absent = kind == "missing" and place == len(location) - 1

@@ -18,7 +18,7 @@ _MAX_DIGITS = 100
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that refuses texts of excessive size and duplicate keys, of which YAML would silently keep the last."""
+    """Loader that refuses too many values, too deep nesting, and duplicate keys (else the last one would win)."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -28,7 +28,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         before = self._values
-        # An alias counts as many values as its anchor, and must not occur inside that anchor.
+        # An alias counts as many values as the section of its anchor, and must not occur inside that section.
         alias = isinstance(event, yaml.AliasEvent)
         if alias and event.anchor in self.anchors and event.anchor not in self._sizes:
             raise ConstructorError(None, None, f"alias {event.anchor} refers to its own section", event.start_mark)

@@ -91,13 +91,13 @@ class ClickModel:
     result_ : dict
         Result of the training: validation metrics, seconds, bytes.
     n_features_in_, feature_names_in_
-        Columns of the frame, except for the label.
+        Number and names of the columns of the frame, without the label.
 
     Notes
     -----
-    If the recipe has histories (``kind: history``), a frame to score needs the columns of users and times, and each
-    row gets its user's history from the training log. Or the frame has a column of lists for each history, as for
-    `Scorer`. `evaluate` and `score` also add the earlier positive rows of the frame itself to histories.
+    If the recipe has histories (``kind: history``), a frame to score needs the columns of users and times. Each row
+    then gets its user's history from the training log. Instead, the frame may have a column of lists for each history,
+    as for `Scorer`. `evaluate` and `score` also add earlier positive rows of the frame to the histories.
     """
 
     # the recipe as it was passed in; `recipe_` is the complete one
@@ -227,9 +227,10 @@ class ClickModel:
         return content
 
     def _take(self, folder: Path, recipe: dict[str, Any], result: dict[str, Any]) -> None:
-        """Copy an export into a directory that is removed with the model."""
+        """Copy the export in `folder` to a directory that is deleted together with the model, and open it."""
         scratch = _scratch("model")
-        # Removed with the scorer, which maps its tables from these files. Copies of a model share both.
+        # The directory is deleted with the scorer, whose tables are mapped from its files. Copies of a model share the
+        # scorer and the directory.
         try:
             shutil.copytree(folder, scratch.path / _EXPORT)
             self._scorer, self._export = Scorer.open(scratch.path / _EXPORT), scratch.path / _EXPORT
@@ -253,7 +254,7 @@ class ClickModel:
         return self._probabilities(frame, None)
 
     def _probabilities(self, frame: Any, truth: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-        """Score rows. `truth` marks positive rows, which are added to the histories of later rows; None adds none."""
+        """Score rows. `truth` flags positive rows, which are then part of the histories of later rows."""
         self._check_fitted()
         columns = read_columns(frame)
         if len(columns) != self.n_features_in_ and is_array(frame):
@@ -266,7 +267,7 @@ class ClickModel:
         return np.stack([1 - positive, positive], axis=1)
 
     def predict(self, frame: Any) -> NDArray[Any]:
-        """Return ``[N]`` the more likely class of each row."""
+        """Return the more likely class of each row, ``[N]``."""
         likely = self.predict_proba(frame)[:, 1] >= 0.5
         classes: NDArray[Any] = self.classes_[likely.astype(np.int64)]
         return classes
@@ -370,9 +371,7 @@ class ClickModel:
         return model
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle, for copies and worker processes; it includes the content of the export's
-        files.
-        """
+        """Return the state to pickle, for copies and worker processes. It includes the bytes of the export's files."""
         state = {name: value for name, value in vars(self).items() if name not in ("_scorer", "_export")}
         if hasattr(self, "_export"):
             files = (path for path in sorted(self._export.rglob("*")) if path.is_file())

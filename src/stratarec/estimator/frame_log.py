@@ -91,8 +91,9 @@ class FitArguments:
 
 
 def check_rows(log: FrameLog, name: str, config: PrepareConfig) -> None:
-    """Raise `DataError` for the first row that `prepare` would refuse. It names the row's number in the frame
-    `name`.
+    """Raise `DataError` for the first row that `prepare` would refuse.
+
+    The message names the frame as `name`, and the row's number in the frame.
     """
     schema = getattr(config.source, "schema", None)
     if log.is_frame and schema is not None:
@@ -101,7 +102,7 @@ def check_rows(log: FrameLog, name: str, config: PrepareConfig) -> None:
 
 
 def split_log(data: dict[str, Any], log: FrameLog, valid: FrameLog | None) -> None:
-    """Set the splits in the data section of a recipe: rows of `valid`, or a part of the frame, are for validation."""
+    """Set the splits in `data`, a recipe's data section. Validation rows are `valid`, or else a part of the frame."""
     if valid is not None:
         files = (list(log.paths), list(valid.paths))
     elif not log.is_frame or data.get("split", {}).get("by") == "time":
@@ -115,8 +116,9 @@ def split_log(data: dict[str, Any], log: FrameLog, valid: FrameLog | None) -> No
 
 
 def _split_frame(log: FrameLog) -> tuple[list[str], list[str]]:
-    """Split the file of a frame in two: a random tenth of each class is for validation, or nothing if a class is
-    small.
+    """Split the file of a frame, and return the files for training and for validation.
+
+    A random tenth of each class is for validation; nothing if a class is small.
     """
     path = Path(log.paths[0])
     frame = pl.read_parquet(path)
@@ -173,7 +175,7 @@ def read_weights(weights: Any) -> NDArray[np.float64]:
 
 
 def _classes(labels: pl.Series, *, named: bool) -> NDArray[Any] | None:
-    """Return the two values of a label, sorted; None for a column with more values, which ``init`` interprets."""
+    """Return the two values of a label, sorted. None for a column with more values, for which ``init`` finds a rule."""
     missing = labels.is_null()
     if missing.any():
         raise DataError(f"the label of row {int(missing.arg_max() or 0) + 1} is missing, expected one of two classes")

@@ -81,7 +81,7 @@ def check_output(path: Path, *endings: str) -> None:
 
 
 def check_absent(path: Path, *endings: str) -> None:
-    """Refuse an output file that exists, because it may hold the user's work; otherwise check as `check_output`."""
+    """Refuse an output file that exists, as it may be the user's work; otherwise do the checks of `check_output`."""
     if os.path.lexists(path):
         raise StorageError(f"cannot write {path}: it exists; remove it, or name another --output")
     check_output(path, *endings)
@@ -172,7 +172,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_frame(path: Path) -> pl.DataFrame:
-    """Read one Parquet file; wildcard characters in its name have no special meaning."""
+    """Read one Parquet file. Characters such as ``*`` in its name are not wildcards."""
     with open_regular(path) as file:
         return pl.read_parquet(file)
 
@@ -241,7 +241,7 @@ def remove_working_directories(final: Path, parts: Collection[str]) -> list[Path
 
 def remove_tree(path: Path) -> None:
     """Delete as much of a directory as possible; do nothing if `path` is not a directory."""
-    # rmtree opens its argument: if this were a pipe, it would wait for a writer.
+    # rmtree opens its argument. Opening a pipe would wait for a writer.
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
 
@@ -275,18 +275,18 @@ def file_hash(path: Path) -> str:
 
 
 def temporary_name(path: Path) -> Path:
-    """Return an unused name next to `path` for writing until the content of `path` is complete."""
+    """Return an unused path next to `path`, for content that is renamed to `path` when it is complete."""
     return path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(8)}.tmp")
 
 
 def is_leftover(entry: str, patterns: Iterable[str] = ("*",)) -> bool:
-    """Whether `entry` is a temporary name of a file or directory whose name matches one of `patterns`."""
+    """Whether `entry` is a temporary name, and the final name in it matches one of `patterns`."""
     match = _TEMPORARY.fullmatch(entry)
     return match is not None and any(fnmatchcase(match[1], pattern) for pattern in patterns)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete temporary files and directories below `folder` that are not locked, because their writers were killed."""
+    """Delete temporary files and directories below `folder` that are not locked. Their writers were killed."""
     for inside, folders, names in os.walk(folder):
         for name in filter(is_leftover, names):
             _remove_unlocked(Path(inside, name))
@@ -309,7 +309,7 @@ def remove_leftovers_of(path: Path) -> None:
 
 
 def leftover_directories(path: Path, *, locked: bool = False) -> list[Path]:
-    """Return temporary directories of `path` whose writers were killed; if `locked`, also those of running writers."""
+    """Return temporary directories of `path` whose writers were killed, and of running writers if `locked`."""
     folders = [Path(entry.path) for entry in _leftovers_of(path) if entry.is_dir(follow_symlinks=False)]
     return [folder for folder in folders if locked or not is_locked(folder)]
 
@@ -323,7 +323,7 @@ def _leftovers_of(path: Path) -> list[os.DirEntry[str]]:
 
 
 def lock_directory(path: Path) -> int:
-    """Lock a temporary directory; return a file descriptor that unlocks the directory when it is closed."""
+    """Lock a temporary directory. Return a file descriptor; closing it unlocks the directory."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with suppress(OSError):  # a file system without locks
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -348,7 +348,7 @@ def is_locked(path: Path) -> bool:
 def create_locked(path: Path) -> BinaryIO:
     """Create a file, lock it, and open it for writing; `FileExistsError` if `path` exists."""
     file = path.open("xb")
-    # Without the lock, another process would consider the file left behind, and delete it.
+    # The file is locked, because another process would otherwise consider it left behind, and delete it.
     with suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return file
@@ -368,7 +368,7 @@ def open_regular(path: str | Path) -> BinaryIO:
 
 
 class SpecialFileError(OSError):
-    """Raised if a pipe, device, socket or directory is in the place of a file; `strerror` says which."""
+    """Raised if a path that should be a file is a pipe, device, socket or directory; `strerror` says which."""
 
 
 def _require_regular(path: str | Path, mode: int) -> None:

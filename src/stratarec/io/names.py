@@ -13,7 +13,7 @@ import xxhash
 
 _MAX_SLUG = 40
 _OTHERS = re.compile(r"[^A-Za-z0-9_]+")
-# Unicode categories: control characters, marks of text direction, surrogates, and line ends.
+# Unicode categories of hidden characters: control characters, marks of text direction, surrogates, and line ends.
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
@@ -40,7 +40,7 @@ def visible(text: str) -> str:
 
 
 def shell_word(text: str | os.PathLike[str]) -> str:
-    """Quote a path for a shell command that is printed; hidden characters become escapes of bash."""
+    """Quote a path for a printed shell command. Hidden characters become escape sequences of bash."""
     text = os.fspath(text)
     text = f"./{text}" if text.startswith("-") else text  # an option otherwise
     if visible(text) == text:
@@ -78,5 +78,6 @@ def _shown(mark: str) -> str:
 
 
 def _escaped_bytes(mark: str) -> str:
-    # Bytes instead of code points, because a path may have bytes that are not UTF-8, and the shell may have any locale.
+    # Escapes are of bytes and not of code points: a path may have bytes that are not UTF-8, and the shell may have any
+    # locale.
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(mark)) if _is_hidden(mark) else mark

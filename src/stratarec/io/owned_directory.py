@@ -4,8 +4,8 @@ An owned directory contains the file `MARKER`, which names its kind. The marker 
 run or data set is also recognized. A directory is never changed if it has no marker, or if it has files that do not
 belong to its kind.
 
-Only one process at a time writes in an owned directory; any number may read. The system's lock of the marker ensures
-this, and ends with its process.
+Only one process at a time writes in an owned directory; any number may read. This is ensured by a file lock on the
+marker, which the system releases when the process ends.
 
 While a directory is replaced, the earlier directory is kept next to it under another name. If the process is killed,
 the next start finds the earlier directory there.
@@ -53,7 +53,7 @@ class DirectoryKind:
 
 
 def named_directory(text: str | Path) -> Path:
-    """Return the path of a directory that a user named; a link and a name such as ``.`` or ``..`` are resolved."""
+    """Return the path of a directory that a user named. A link and a name such as ``.`` or ``..`` are resolved."""
     path = Path(text)
     try:
         Path.cwd()
@@ -117,7 +117,7 @@ def directory_state(path: Path, kind: DirectoryKind) -> Literal["free", "ours"]:
 
 
 def check_replaceable(path: Path, kind: DirectoryKind) -> None:
-    """Refuse to replace `path`, unless it is free or is a directory of `kind` without other files."""
+    """Raise `StorageError` unless `path` is free, or is a directory of `kind` that contains only files of this kind."""
     if directory_state(path, kind) == "free":
         return
     _check_place(path, kind)
@@ -137,14 +137,14 @@ def list_entries(path: Path) -> list[str]:
 
 
 def _check_place(path: Path, kind: DirectoryKind) -> None:
-    """Refuse a directory inside an owned directory."""
+    """Raise `StorageError` if `path` is inside an owned directory."""
     for parent in Path(os.path.abspath(path)).parents:
         if name := kind_of(parent):
             raise StorageError(f"{path} is inside {parent}, which is a {name}; name another {kind.field}")
 
 
 def claim(path: Path, kind: DirectoryKind) -> None:
-    """If `path` is free, create a directory of `kind` there; errors are as in `directory_state`."""
+    """If `path` is free, create a directory of `kind` there. Raises the same errors as `directory_state`."""
     if directory_state(path, kind) == "free":
         make_directory(path)
         write_marker(path, kind)
@@ -178,7 +178,7 @@ def directory_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
     Raises
     ------
     StorageError
-        If another process, or another part of this one, has the lock. The message names a process of this host.
+        If another process, or another part of this process, has the lock. If possible, the message names the process.
     """
     try:
         file = open_regular(path / MARKER)
@@ -194,7 +194,7 @@ def directory_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
 
 
 def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
-    """Lock an open file; return False if another process has the lock. On a file system without locks, return True."""
+    """Try to lock an open file. False if another process has the lock; True also if the file system has no locks."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -208,7 +208,7 @@ def _in_use(path: Path) -> StorageError:
     who = "another process or trainer"
     with contextlib.suppress(OSError):
         lock = f":{(path / MARKER).stat().st_ino}"
-        # Lines such as ``1: FLOCK ADVISORY WRITE 4242 08:01:131078 0 EOF``; processes of other hosts have none.
+        # Lines are like ``1: FLOCK ADVISORY WRITE 4242 08:01:131078 0 EOF``. Locks of other hosts are not listed.
         lines = map(str.split, Path("/proc/locks").read_text().splitlines())
         who = next((f"process {line[4]}" for line in lines if line[1] == "FLOCK" and line[5].endswith(lock)), who)
     return StorageError(f"{path} is in use by {who}, which reads or writes it: wait for it, or end it")
@@ -255,7 +255,7 @@ def replaced_path(path: Path) -> Path:
 def move_aside(path: Path, kind: DirectoryKind) -> Path:
     """Check that a directory may be replaced, rename it, and return its new path.
 
-    `recover_replacement` completes the replacement or undoes it.
+    If the process ends before the replacement is complete, `recover_replacement` completes or undoes it later.
     """
     check_replaceable(path, kind)
     old = replaced_path(path)
@@ -281,7 +281,7 @@ def restore_replaced(path: Path, kind: DirectoryKind) -> None:
 
 
 def recover_replacement(path: Path, kind: DirectoryKind, is_complete: Callable[[Path], bool]) -> None:
-    """If a replacement was interrupted, complete it if `path` holds a complete directory; otherwise undo it."""
+    """Finish an interrupted replacement, if there is one: complete it if `path` is complete, otherwise undo it."""
     old = replaced_path(path)
     if kind_of(old) != kind.name:
         return

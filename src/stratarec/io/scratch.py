@@ -22,8 +22,8 @@ READING_PREFIX = "stratarec-reading-"
 class ScratchDirectory:
     """New directory ``<parent>/<prefix><token>``, which is locked until it is closed and then removed.
 
-    The system releases a lock when its process ends for any reason. So directories with the same prefix that are not
-    locked are abandoned; they are removed first.
+    The system releases a lock when its process ends for any reason. So a directory with the same prefix that is not
+    locked is abandoned. Abandoned directories are removed before the new one is created.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class ScratchDirectory:
         make_directory(parent)
         remove_abandoned(parent, prefix)
         self.path = parent / f"{prefix}{token or secrets.token_hex(6)}"
-        # Created under another name, so that no other process sees the directory before it is locked.
+        # The directory is created under another name and then renamed, so that other processes only see it locked.
         hidden = parent / f".making-{self.path.name}"
         try:
             hidden.mkdir(mode=0o700)  # the parent may be shared by all users

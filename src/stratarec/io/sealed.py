@@ -18,17 +18,17 @@ from stratarec.errors import DatasetError, StrataError
 from stratarec.io.atomic import read_json, write_json
 
 _SEAL = "hash"
-# Longest value that a message repeats, in characters.
+# Maximum number of characters of a value in a message.
 _MAX_VALUE = 80
 
 Hash = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{32}$")]
 """xxh3_128 hash of a file, as `atomic.file_hash` returns it."""
 Count = Annotated[int, pydantic.Field(ge=0, lt=1 << 62)]
-"""Number of things or of bytes."""
+"""Non-negative number, of items or of bytes."""
 
 
 class Model(pydantic.BaseModel):
-    """Part of a sealed file: no unknown fields, strict types, finite numbers."""
+    """Part of a sealed file. Unknown fields, values of other types, NaN and infinities are refused."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -79,7 +79,7 @@ def validate(
 ) -> M:
     """Convert JSON data to a `model`; raise `error`, which names the first invalid field."""
     try:
-        # Parsed as JSON: lists become tuples, and no other type is converted.
+        # The content is parsed as JSON, where strict mode converts lists to tuples, but no other type.
         return model.model_validate_json(json.dumps(content))
     except (pydantic.ValidationError, StrataError) as fault:
         raise error(f"{origin}: {describe_error(fault)}; {advice}") from fault

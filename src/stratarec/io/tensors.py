@@ -64,7 +64,7 @@ class ChunkedTensor:
 def header(specs: Mapping[str, Spec]) -> tuple[bytes, dict[str, int]]:
     """Return the header of a file, and the byte offset of each tensor in the order in which tensors are stored.
 
-    The order is that of the safetensors library: wide types first, so that each tensor is aligned, then by name.
+    The order is the same as in the safetensors library: wide types first, so that each tensor is aligned, then by name.
     """
     content: dict[str, dict[str, object]] = {}
     offset = 0

@@ -1,6 +1,7 @@
-"""One YAML file -> a typed recipe, with overrides from the command line.
+"""Read a YAML file and overrides from the command line as a typed recipe.
 
-Every unknown key is refused, with the key that was probably meant. Relative paths start at the working directory.
+An unknown key is an error, which suggests the key that was probably meant. Relative paths start at the working
+directory.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Recipe:
         Raises
         ------
         ConfigError
-            Names the file, the field, its value and what was expected.
+            If a field is invalid. The message names the file, the field, its value and what is expected.
         """
         return cls.from_dict(read_content(path, overrides), str(path))
 
@@ -103,7 +104,7 @@ class Recipe:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults, by path."""
+        """Return path -> value of the fields that differ from their defaults."""
         return leaves(_adapter().dump_python(self, mode="json", exclude_defaults=True))
 
     def _repr_html_(self) -> str:
@@ -111,12 +112,12 @@ class Recipe:
 
     @property
     def scratch_prefix(self) -> str:
-        """Name prefix of the temporary directories for rows below ``memory.*.path``."""
+        """Name prefix of the temporary directories in ``memory.*.path``, which store the rows of temporary models."""
         return f"{self.place}-reading-"
 
     @property
     def place(self) -> str:
-        """Name of this recipe as part of directory names."""
+        """Name of the recipe in a form that directory names can contain."""
         return file_name(self.name)
 
     @property
@@ -162,7 +163,7 @@ def _check_mapping(content: Any, origin: str) -> None:
 
 
 def leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a recipe's fields by path, such as ``train.batch_size``; an empty section is one value."""
+    """Return path -> value of a recipe's fields. A path is like ``train.batch_size``; an empty section is one value."""
     fields: dict[str, Any] = {}
     for key, value in content.items():
         is_section = isinstance(value, Mapping) and value
@@ -224,12 +225,12 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def _take_in_towers(content: dict[str, Any], folder: Path) -> None:
-    """Replace the name of a tower file, relative to `folder`, by its content."""
+    """If `model.towers.plan` is a file name, relative to `folder`, replace it by the content of the file."""
     model = content.get("model")
     towers = model.get("towers") if isinstance(model, dict) else None
     if isinstance(model, dict) and isinstance(towers, dict) and isinstance(towers.get("plan"), str):
         plan = read_yaml(folder / towers["plan"], "model.towers.plan")
-        # Replaced by a new mapping, because sections that a YAML alias refers to are shared.
+        # The section is copied and not changed, because a YAML alias may share it with other sections.
         content["model"] = {**model, "towers": {**towers, "plan": plan}}
 
 

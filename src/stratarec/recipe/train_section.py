@@ -47,7 +47,7 @@ class DenseOptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStoppingConfig:
-    """Choice of the best checkpoint by validation, and early stopping; the best checkpoint is tested."""
+    """Choice of the best checkpoint by a validation metric, and early stopping. The best checkpoint is tested."""
 
     patience: int = 0
     """Stop after this many evaluations in a row without improvement; 0 never stops early."""
@@ -64,7 +64,7 @@ class PlateauConfig:
     """Lower learning rates when validation no longer improves."""
 
     patience: int = 0
-    """Lower all learning rates, of rows too, after this many evaluations in a row without improvement; 0 never does."""
+    """Lower all learning rates, also of rows, after this many evaluations without improvement in a row; 0 for never."""
     factor: float = 0.1
     """Factor that multiplies all rates at each reduction."""
     min_factor: float = 1e-3
@@ -85,11 +85,11 @@ class PlateauConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AverageConfig:
-    """The average of the network's weights over steps, which evaluations, the test and exports use."""
+    """Average of the network's weights over steps. Evaluations, the test and exports use the average."""
 
     decay: float = 0.0
-    """Share of the old average that each step keeps, such as 0.999; smaller in the first steps. 0 for no average. Rows
-    of tables are not averaged."""
+    """Share of the old average that is kept in each step, such as 0.999; in the first steps it is smaller. 0 for no
+    average. Rows of tables are not averaged."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
@@ -167,8 +167,8 @@ class TrainConfig:
     clip_norm: float = 0.0
     """Scale the network's gradient down to this norm where it is larger; 0 for no clipping."""
     clip_rows: bool = False
-    """Include the summed gradients of the batch's rows in the norm, and scale them too. Weight decay is added
-    afterwards and is not part of the norm."""
+    """Whether `clip_norm` also applies to rows: the norm then includes the summed gradients of the batch's rows, which
+    are scaled too. Weight decay is added afterwards and is not part of the norm."""
     eval_every: int = 0
     """Evaluate on the validation split every N steps; 0 to evaluate at the end of each epoch."""
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
@@ -281,7 +281,10 @@ class TrainConfig:
         return steps if len(steps) <= _MOST_TRACED else range(0)
 
     def of_run(self, steps: int, odds: Mapping[str, float]) -> TrainConfig:
-        """Return a copy with schedules for `steps` steps, and balanced class weights from the odds of each label."""
+        """Return a copy for a run of `steps` steps, with complete schedules. Balanced class weights become numbers.
+
+        `odds` has the number of positive samples per negative sample, for each label.
+        """
         dense = replace(self.dense, schedule=self.dense.schedule.of_run(steps))
         rows = replace(self.embedding, schedule=self.embedding.schedule.of_run(steps))
         balanced = self.class_weight == "balanced"
@@ -290,9 +293,9 @@ class TrainConfig:
 
     @property
     def fitted(self) -> tuple[CalibrationKind, ...]:
-        """Kinds of calibration to try on the validation split, from the simplest; with class weights at least a shift.
+        """Kinds of calibration to try on the validation split, the simplest first. With class weights, it is a shift.
 
-        A later kind is used only where it is better by more than chance.
+        A later kind is used only if it is better by more than chance.
         """
         if self.calibration in ("platt", "isotonic"):
             return (self.calibration,)
@@ -300,7 +303,7 @@ class TrainConfig:
         return (simplest,) if self.calibration == "none" else (simplest, "platt", "isotonic")
 
     def loss_factors(self, labels: Sequence[str]) -> tuple[float, ...]:
-        """Factor on the loss of each label; `ConfigError` if a label does not exist or all factors are 0."""
+        """Return the factor on each label's loss. `ConfigError` if a label does not exist, or all factors are 0."""
         other = next((name for name in self.loss_weights if name not in labels), None)
         if other is not None:
             raise ConfigError(f"train.loss_weights.{other}: no such label; there are {', '.join(labels)}")
@@ -318,9 +321,7 @@ class TrainConfig:
         return tuple(float(self.class_weight.get(label, 1.0)) for label in labels)
 
     def check_labels(self, labels: Sequence[str]) -> None:
-        """Refuse a loss that supports only one label if there are several, and settings for labels that do not
-        exist.
-        """
+        """Raise `ConfigError` if a setting names a label that does not exist, or the loss does not support `labels`."""
         if self.loss.by and len(labels) > 1:
             raise ConfigError(
                 f"train.loss.kind is {self.loss.kind}, which supports one label; got {', '.join(labels)}. Set it to "

@@ -1,7 +1,7 @@
 """Open and check the files of an export. Each is opened once, so the bytes that are hashed are the bytes that are read.
 
-A file is opened without following links. A process that can write the file can still change it later, and with it the
-scores, or end this process by truncating it: do not use an export that others can write while it is open.
+Files are opened without following links. A process that may write to an open file can still change the scores, or crash
+this process by truncating the file. So do not use an export to which others can write while it is open.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from stratarec.io.sealed import regular_file_below
 from stratarec.io.tensors import Spec, header
 from stratarec.serving.export_manifest import ADVICE, ExportedFile
 
-# Bytes that are hashed at a time.
+# Number of bytes that are hashed at a time.
 _HASH_BYTES = 1 << 22
-# Largest header that the safetensors library accepts.
+# Maximum size in bytes of a header that the safetensors library accepts.
 _MAX_HEADER = 100_000_000
 # Maximum number of characters of a name that an error message shows.
 _MAX_NAME = 80
@@ -58,13 +58,13 @@ class MappedTensors:
     specs: Mapping[str, Spec]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """Return a tensor, flat."""
+        """Return the tensor `name`, flattened."""
         spec = self.specs[name]
         kind = _TYPES[spec.dtype]
         return np.frombuffer(self.content, kind, spec.nbytes // spec.dtype.itemsize, self.places[name])
 
     def all_floats(self) -> tuple[Floats, dict[str, int]]:
-        """Return one array with all float32 tensors, which are adjacent in the file, and the first element of each."""
+        """Return all float32 tensors, which are adjacent in the file, as one array, and the position of each in it."""
         names = [name for name, spec in self.specs.items() if spec.dtype == torch.float32]
         if not names:
             return np.zeros(0, dtype=np.float32), {}
@@ -135,7 +135,7 @@ def _is_finite(values: Floats) -> bool:
 
 
 def _difference(content: mmap.mmap, specs: Mapping[str, Spec]) -> str:
-    """Describe how the header of a file differs from the header of the expected tensors."""
+    """Describe how the header of a file differs from the header that the expected tensors would have."""
     entries = _header_entries(content)
     if entries is None:
         return "it is not a safetensors file"

@@ -1,4 +1,4 @@
-"""Manifests of an export and of a delta: how the model is built, and which files contain its weights.
+"""Manifests of exports and deltas, which describe how the model is built and which files contain its weights.
 
 An export is a directory:
 
@@ -19,11 +19,10 @@ A delta contains the changes between an export, its parent, and a later export:
                                whose values were removed
     vocabulary/0000-x.parquet  values that follow the values of the parent
 
-Deltas are applied in order without a gap: each names its parent by a hash of the parent's manifest and files.
-Except for the program, all files are data. An export or delta may be untrusted, so nothing in it is used before it is
-checked, and `Scorer` never opens program.pt2 and network.onnx: torch unpickles parts of a program, and a pickle can run
-any code.
-"""
+Deltas must be applied in order without a gap: each names its parent by a hash of the parent's manifest and files.
+Except for program.pt2, all files contain only data. An export or delta may be untrusted, so nothing in it is used
+before it is checked, and `Scorer` never opens program.pt2 and network.onnx: torch unpickles parts of a program, and a
+pickle can run any code."""
 
 from __future__ import annotations
 
@@ -55,15 +54,15 @@ MANIFEST, NETWORK, TABLES, README, PROGRAM, ONNX = (
 DELTA, DELTA_ROWS = "delta.json", "rows.safetensors"
 ADVICE = "export the model again"
 DELTA_ADVICE = "export the delta again, or open the full export"
-# Maximum number of layers of each kind. Layers are built before missing weights are noticed, so a huge number would
+# Maximum number of layers of each kind. Layers are built before weights are read, so a huge number in a manifest would
 # exhaust memory.
 _MAX_LAYERS = 1 << 10
-# Ids are int32.
+# The number of rows is limited because ids are int32.
 _MAX_ROWS = 1 << 31
 _Rows = Annotated[int, pydantic.Field(ge=0, le=_MAX_ROWS)]
 _Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 _Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
-# Prefixes of tensor names; no vocabulary has a name that begins with @.
+# Prefixes of tensor names. They are unambiguous, because names of vocabularies do not begin with @.
 ROWS, FLOATS, CHANGED, GONE = "@rows/", "@float32/", "@changed/", "@gone/"
 
 
@@ -106,7 +105,7 @@ class ExportedTable(Model):
         return RecordCodec(config, width=self.width, row_state=False, full_state=0)
 
     def tensors(self, name: str) -> dict[str, Spec]:
-        """Return the tensors of the table in the file."""
+        """Return name -> type and shape of the tensors that store the table `name` in the file."""
         if self.codec == "fp32":
             return {name: Spec(torch.float32, (self.rows, self.width))}
         exact = {
@@ -131,7 +130,7 @@ class PooledInput(Model):
 
 
 class SequenceInput(Model):
-    """A history, or a column of a sequence. Its rows are not pooled: the network gets each of them."""
+    """A history, or a column of a sequence. Its rows are not pooled: the network gets every single row."""
 
     feature: str
     table: str
@@ -215,7 +214,7 @@ class ExportManifest(Model):
         return build_tables(self.model, self.columns, {name: table.rows for name, table in self.tables.items()})
 
     def tensors(self) -> dict[str, Spec]:
-        """Return the tensors of ``tables.safetensors``."""
+        """Return name -> type and shape of the tensors in ``tables.safetensors``."""
         return {key: spec for name, table in self.tables.items() for key, spec in table.tensors(name).items()}
 
     @property
@@ -290,7 +289,7 @@ class DeltaManifest(Model):
             yield f"files: {sorted(self.files)}, expected {sorted({NETWORK, DELTA_ROWS, *paths})}"
 
     def tensors(self) -> dict[str, Spec]:
-        """Return the tensors of ``rows.safetensors``."""
+        """Return name -> type and shape of the tensors in ``rows.safetensors``."""
         tensors = {GONE + name: Spec(torch.int64, (ids,)) for name, ids in self.gone.items()}
         for name, table in self.manifest.tables.items():
             specs, rows = table.tensors(name), self.changed[name]
@@ -310,9 +309,7 @@ class DeltaManifest(Model):
 
 
 def _untyped(schema: Schema) -> Schema:
-    """Return a schema without the types of values. They depend on the format of the log; vocabularies have their
-    own.
-    """
+    """Return a schema without types of values: they depend on the log's format, and vocabularies store their own."""
     return replace(schema, sparse=tuple(replace(feature, type="auto") for feature in schema.sparse))
 
 

@@ -1,6 +1,6 @@
-"""An opened export whose files were checked. Tables are mapped files, or arrays in memory after a delta.
+"""An opened export whose files were checked. Tables are mapped files; after a delta, they are arrays in memory.
 
-Tables are only read: the kernels of training look up rows in the mapped file.
+Tables are never written. The same kernels as in training look up rows in the mapped file.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ from stratarec.serving.features import FeatureEncoder
 Arrays = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float32]
 
-# Number of rows of a table whose rows were decoded for a batch: any id of the batch is valid.
+# Number of rows in the layout of encoded tables. Their rows are decoded by position in the batch, so any number of ids
+# must be valid.
 _ANY_ROWS = 1 << 31
 # Number of bytes of a table that are decoded at a time when it is checked.
 _CHECK_BYTES = 8 << 20
@@ -172,7 +173,7 @@ def _network(folder: Path, manifest: ExportManifest) -> Network:
         reason = " ".join(str(error).split())[:200]
         raise ExportError(f"{folder}: its manifest describes no network ({reason}); {ADVICE}") from error
     weights = map_tensors(folder, NETWORK, manifest.files[NETWORK], specs)
-    # Copied, because the tensors in the file are read-only and not aligned.
+    # Tensors are copied, because in the file they are read-only and not aligned.
     state = {name: torch.from_numpy(weights[name].copy()).view(spec.shape) for name, spec in specs.items()}
     network.load_state_dict(state, assign=True)
     network.calibration = Calibration(manifest.calibration) if manifest.calibration else None
@@ -215,7 +216,7 @@ def _updated_vocabulary(
         if appended.drop_nulls().is_in(values.implode()).any():
             raise ExportError(f"{folder / entry.path} repeats a value of the earlier export; {DELTA_ADVICE}")
         values = pl.concat([values, appended])
-    # Scoring needs no counts.
+    # Counts are set to 0, because scoring does not use them.
     vocabulary = replace(old, values=values, counts=np.zeros(len(values) + old.tail_buckets, dtype=np.int64))
     if vocabulary.digest != delta.manifest.vocabularies[name].digest:
         raise ExportError(f"{folder}: the resulting values of {name!r} do not match its manifest; {DELTA_ADVICE}")
@@ -229,7 +230,7 @@ class FloatTables:
     weights: Floats
     """``[R * D]``, possibly a mapped file; never written."""
     place: Mapping[str, int]
-    """Table -> its first element in `weights`."""
+    """Table -> position of its first element in `weights`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +307,7 @@ class ReadOnlyTables:
         ]
 
     def look_up(self, features: KeyedJagged) -> tuple[Tensor, list[History]]:
-        """Return pooled rows ``[B, columns]`` and the rows of each history. All ids must be valid rows."""
+        """Return pooled rows ``[B, columns]`` and the rows of each history. Every id must be the number of a row."""
         pooled = torch.empty(features.batch_size, self.columns)
         rows: dict[str, Tensor] = {}
         for keys, layout, weights in self._float_groups:
@@ -320,8 +321,9 @@ class ReadOnlyTables:
     def _decoded(
         self, features: KeyedJagged, bags: BagBatch, keys: Sequence[tuple[EmbeddingBagConfig, str]], width: int
     ) -> Floats:
-        """Return ``[N * D]`` decoded rows, one for each id of the batch; rows of ids of float32 tables are
-        arbitrary.
+        """Return ``[N * D]`` decoded rows, one for each id of the batch.
+
+        Only the rows for features in `keys` are set; others are arbitrary.
         """
         ids, out = features.values.numpy(), np.empty((len(features.values), width), dtype=np.float32)
         for place, (table, _) in enumerate(keys):

@@ -1,4 +1,4 @@
-"""Convert raw columns or rows to the inputs of a model; `prepare` converts the same values of a log to equal inputs."""
+"""Convert raw columns or rows to the inputs of a model. The inputs equal what `prepare` makes of the same values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class FeatureEncoder:
         return encoded if encoded is not None else self.encode_columns(read_frame(frame, self._schema), FRAME)
 
     def _encode_plain_rows(self, frame: Any) -> tuple[Tensor, KeyedJagged] | None:
-        """Encode a few rows cell by cell, which is faster; return None if a value must be converted first."""
+        """Encode a few rows cell by cell, which is faster. None if a value needs conversion, or rows are too many."""
         rows = self._plain_rows.read(frame)
         if rows is None:
             return None
@@ -77,7 +77,7 @@ class FeatureEncoder:
         return torch.from_numpy(self._standard.transform(numbers)), sparse
 
     def encode_columns(self, columns: Mapping[str, pl.Series], origin: str) -> tuple[Tensor, KeyedJagged]:
-        """Encode columns that already have the types of the schema; error messages call them columns of `origin`."""
+        """Encode columns that already have the types of the schema. Error messages name `origin` as their origin."""
         schema = self._schema
         rows = len(next(iter(columns.values())))
         raw = np.empty((len(schema.dense), rows), dtype=np.float64)
@@ -124,8 +124,8 @@ def _jagged(ids: NDArray[np.int32], lengths: NDArray[Any]) -> JaggedTensor:
 class ValueIndex:
     """Index of a vocabulary that gives the same ids as `Vocabulary.encode` and is faster for a few values.
 
-    `Vocabulary.encode` is a join, which reads the whole vocabulary each time. Here integers and hashes of strings are
-    looked up by binary search, and a string is compared with the value of the matching hash.
+    `Vocabulary.encode` is a join, which reads the whole vocabulary in each call. This index looks up integers, or
+    hashes of strings, by binary search. If the hash of a string matches, the strings themselves are compared.
 
     Notes
     -----
@@ -139,7 +139,7 @@ class ValueIndex:
         order = np.argsort(keys, kind="stable")
         places = np.flatnonzero(self._values.is_not_null().to_numpy())
         self._keys, self._places = keys[order], places[order].astype(np.int32)
-        # Memory views for single values: reading one item takes a tenth of the time that it takes from a NumPy array.
+        # Single values are read from memory views, which takes a tenth of the time of reading from a NumPy array.
         self._key_view, self._place_view = self._keys.data, self._places.data
         repeated = np.flatnonzero(self._keys[1:] == self._keys[:-1]) + 1
         self._same_hash = {self._values[int(place)]: int(place) for place in self._places[repeated]}

@@ -1,8 +1,8 @@
 """Score raw samples with an exported model. The files of an export contain only data and are checked.
 
-Scores equal those of `predict` up to rounding: they are the same bits if batches are the same and nothing is
-deduplicated, and within 0.004 in bf16, where matrix products round differently for other batch sizes. A seal is not a
-signature: it does not show who wrote the export.
+Scores equal the scores of `predict` up to rounding. They have the same bits if batches are equal and nothing is
+deduplicated. In bf16 they differ by at most 0.004, because matrix products round differently for other batch sizes. The
+seal of a manifest (a hash of its content) is not a signature: it does not show who wrote the export.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Scorer:
 
     Notes
     -----
-    Several threads may use one scorer. With several threads, or to score one row at a time, call
-    ``torch.set_num_threads(1)``: synchronizing torch's threads takes longer than computing one row. Tables are read
+    Several threads may use one scorer. If they do, or if single rows are scored, call ``torch.set_num_threads(1)``:
+    synchronizing torch's threads takes longer than computing one row. Tables are read
     from their mapped file, which must not change while the scorer is in use.
     """
 
@@ -71,7 +71,7 @@ class Scorer:
         """Apply a delta that ``stratarec export --since`` wrote; scores are then exactly those of the later model.
 
         Threads that score at the same time use either the old or the new model. The tables of the new model are kept in
-        memory, and during the update those of both models are.
+        memory; during the update, memory holds the tables of both models.
 
         Raises
         ------
