@@ -87,7 +87,7 @@ def build_model(
         if collection is None:
             collection = partial(TieredEmbeddingBagCollection, optimizer=optimizer, seed=seed, tiers=tiers)
         embeddings = collection(tables)
-        # The features of all tables, although a collection may look up only the features of its host.
+        # Features of all tables are included, although a collection may look up only the features of its host.
         network = build_network(config, schema, tuple(key for table in tables for key in table.feature_names))
         initialize(network, seed, config.initialization)
         seed_dropout(dropouts(network), seed)

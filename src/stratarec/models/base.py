@@ -34,9 +34,9 @@ class VectorsConfig:
     kind: str
     """Name of the model."""
     first_order: ClassVar[bool] = False
-    """Whether a row ends with the first-order weight of its value, after its vector."""
+    """Whether a row has, after its vector, a first-order weight."""
     layer_counts: ClassVar[tuple[str, ...]] = ()
-    """Fields that set a number of layers, which is limited in exports."""
+    """Names of the fields that set a number of layers; exports limit these numbers."""
     default_overrides: ClassVar[Mapping[str, Any]] = {}
     """Field of a recipe, such as ``train.embedding.kind`` -> default value for this model."""
     embedding_dim: int = 16
@@ -56,13 +56,13 @@ class VectorsConfig:
     dropout: float = 0.0
     """Dropout probability after each hidden layer; not applied in the attention over histories."""
     initialization: Initialization = "dlrm"
-    """Initial weights of linear layers: Xavier's normal weights, with random biases (``dlrm``) or zeros
-    (``xavier``)."""
+    """Initialization of linear layers: weights are drawn from Xavier's normal distribution; biases are random
+    (``dlrm``) or 0 (``xavier``)."""
     initial_logit: Literal["click_rate", "zero"] = "click_rate"
     """Initial bias of the last layer: the log-odds of the click rate, or 0. With 0 all rows first learn the click rate
     together, which helps some models whose products of vectors are small at the start."""
     initial_rows: float = 0.0
-    """Bound b of the initial weights of rows, which are uniform in [-b, b]. 0 uses 1 / sqrt(R) for a table of R rows,
+    """Bound b of the initial weights of rows, which are uniform in [-b, b]. 0 means 1 / sqrt(R) for a table of R rows,
     so the weights of small tables are larger. If a table grows later, R remains its first number of rows."""
     batch_norm: bool = False
     """Whether each hidden layer has batch normalization before its ReLU; not applied in the attention over histories.
@@ -113,9 +113,11 @@ class VectorsConfig:
 def build_tables(
     config: VectorsConfig, schema: Schema, table_rows: Mapping[str, int], first_rows: Mapping[str, int] | None = None
 ) -> list[EmbeddingBagConfig]:
-    """Return one table for each vocabulary; histories and sequences that need every row are looked up without pooling.
+    """Return one table for each vocabulary. Histories and sequences are not pooled if the model needs their single
+    rows.
 
-    With `first_rows`, initial weights are those of tables of these first sizes.
+    `first_rows` gives the table sizes from which the bound of initial weights is computed, unless `config` sets the
+    bound. By default these are `table_rows`.
     """
     first_rows = first_rows or table_rows
     unpooled = config.history.pooling != "mean"
@@ -141,9 +143,9 @@ def build_tables(
 class Score(nn.Module):
     """The part that differs between models. It maps dense ``[B, F_dense]`` and vectors ``[B, F, W]`` to logits.
 
-    Logits are ``[B]``, or ``[B, T]`` for T labels. A score is built from its `config` and the counts F_dense and F.
-    The third argument of `forward` is the `Runs` of shared vectors, or None. Models with tower modules take one more
-    argument in the constructor and in `forward`: N, and numbers ``[B, N]`` that are input of the last layers only.
+    Logits are ``[B]``, or ``[B, T]`` for T labels. The constructor takes `config` and the counts F_dense and F. The
+    third argument of `forward` is the `Runs` of shared vectors, or None. Models with tower modules take one more
+    argument: a count N in the constructor, and in `forward` numbers ``[B, N]`` that only the last layers use.
     """
 
     config: ClassVar[type[VectorsConfig]]
@@ -164,7 +166,8 @@ class Network(nn.Module):
     """The dense part of a model: pools histories and sequences, then calls `score`.
 
     The vector of an event in a sequence is the sum of the rows of its columns. Attention compares it with the sum of
-    the vectors of the features to which the columns refer; this needs no weights, and both sums are in one space.
+    the vectors of the features to which the columns refer (`of` in the schema). Both sums are in the same vector space,
+    and computing them needs no weights.
     """
 
     labels: tuple[str, ...]
@@ -200,9 +203,9 @@ class Network(nn.Module):
         self.projections = Projections(schema, config.table_width, self.width, pooled_keys)
         self.score = score(len(schema.dense), len(pooled_keys) + len(behaviours))
         self.correction: tuple[float, ...] = ()
-        """Correction that is added to the logit of each label, except in training; empty for none. It is the logarithm
-        of (share of negatives kept in training / weight of a positive sample), by which training changed the odds
-        (Elkan 2001, theorem 2)."""
+        """Correction that is added to the logit of each label, except in training; empty for none. If training keeps a
+        share s of the negatives and weights positives by w, it multiplies the odds by w / s, and the correction is
+        log(s / w) (Elkan 2001, theorem 2)."""
         self.calibration: Calibration | None = None
         """Map that is applied to the corrected logits; None if no map was fitted."""
 
@@ -250,8 +253,9 @@ class Network(nn.Module):
         return self._logits(dense, vectors, extra, runs)
 
     def padded(self, dense: Tensor, pooled: Tensor, *sequences: Tensor) -> Tensor:
-        """Compute the same as `forward`, for export: each history is given as rows ``[B, L, D]`` and mask ``[B,
-        L]``.
+        """Compute the same as `forward`, for export.
+
+        Each history is given as two tensors: rows ``[B, L, D]`` and a mask ``[B, L]``.
         """
         vectors = self.projections.of_pooled(pooled)
         wide = list(map(self.projections.of_rows, self.sequence_keys, sequences[::2]))
@@ -344,8 +348,9 @@ class CTRModel(nn.Module):
         return Request.of(batch, self.network.sequence_keys, self.network.weighted_means)
 
     def lookup_zero(self, batch: Batch, request: Request | None = None, prepared: Handle | None = None) -> Tensor:
-        """Return a zero that depends on the lookups. A rank without samples uses it as its loss, so that it takes part
-        in the exchanges of the backward pass.
+        """Return a zero that depends on the lookups.
+
+        A rank without samples uses it as its loss, so that it takes part in the exchanges of the backward pass.
         """
         output = self.embeddings(prepared or (request or self.request(batch)).features)
         total: Tensor = output.pooled.sum() + sum(bags.values.sum() for bags in output.sequences.values())
@@ -388,7 +393,7 @@ def probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class Projections(nn.ModuleList):
-    """Linear layers without bias that project vectors of other widths to width D, one for each such vocabulary.
+    """Linear layers without bias that project vectors to width D, one for each vocabulary with another width.
 
     Shapes: B samples, F pooled features, D width of the network's input vectors.
 
@@ -422,8 +427,9 @@ class Projections(nn.ModuleList):
         return wide.float()
 
     def of_pooled(self, pooled: Tensor, runs: Runs | None = None) -> Tensor:
-        """Project pooled embeddings to ``[B, F, D]``. With `runs`, only the first rows, one for each run, are
-        defined.
+        """Project pooled embeddings to ``[B, F, D]``.
+
+        With `runs`, a shared feature has one row per run, and its rows after them are undefined.
         """
         if not len(self):
             return pooled.view(pooled.shape[0], -1, self.width)

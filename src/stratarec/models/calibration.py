@@ -23,7 +23,7 @@ from stratarec.io.sealed import Model
 
 _Finite = Annotated[float, pydantic.Field(allow_inf_nan=False, ge=-1e30, le=1e30)]
 _MOST_KNOTS = 1 << 14
-# Between two knots: slopes between closer knots are noise.
+# Least distance between two knots. If they were closer, the slope between them would be noise.
 LEAST_GAP = 2.0**-6
 
 
@@ -72,7 +72,7 @@ class Calibration(nn.Module):
 
     def _mapped(self, number: int, logits: Tensor) -> Tensor:
         knots, values, slopes = (self.get_buffer(f"{name}_{number}") for name in ("knots", "values", "slopes"))
-        # By comparisons: ONNX has no operation for a search.
+        # Comparisons are used because ONNX has no operation for a search.
         piece = (logits.unsqueeze(-1) >= knots).sum(-1)
         start = (piece - 1).clamp(min=0)
         return values[start] + slopes[piece] * (logits - knots[start])

@@ -24,14 +24,14 @@ class HeadsConfig:
     """Heads for several labels; not used with one label."""
 
     kind: Literal["shared_bottom", "mmoe"] = "shared_bottom"
-    """``shared_bottom``: each label has a tower on the network's last layer; ``mmoe``: on its own mixture of experts
-    (Ma et al. 2018)."""
+    """``shared_bottom``: each label has a tower on the network's last layer; ``mmoe``: each label has a tower on a
+    separate mixture of experts (Ma et al. 2018)."""
     tower_mlp: tuple[int, ...] = (32,)
-    """Hidden sizes of each label's tower; a last layer of 1 follows."""
+    """Hidden sizes of each label's tower; a last layer of size 1 follows."""
     experts: int = 4
     """Number of experts of ``mmoe``."""
     expert_mlp: tuple[int, ...] = (64,)
-    """Sizes of each expert."""
+    """Layer sizes of each expert."""
 
     def __post_init__(self) -> None:
         check_sizes("heads.tower_mlp", self.tower_mlp)
@@ -60,7 +60,7 @@ class SharedBottom(nn.Module):
         self.towers = Towers(inputs, labels, config, mlp)
 
     def forward(self, bottom: Tensor) -> Tensor:
-        """``[B, H]`` -> ``[B, T]``."""
+        """Return logits ``[B, T]`` from the network's output ``[B, H]``."""
         logits: Tensor = self.towers([bottom] * len(self.towers))
         return logits
 
@@ -68,8 +68,8 @@ class SharedBottom(nn.Module):
 class MMoE(nn.Module):
     """Multi-gate mixture of experts (Ma et al., KDD 2018, section 4.2) on the network's output.
 
-    For label k, of x ``[H]``: y_k = h^k(f^k(x)), f^k(x) = sum_i g^k(x)_i f_i(x), g^k(x) = softmax(W_gk x), with experts
-    f_i and towers h^k. Gates have no bias.
+    For label k and input x ``[H]``: y_k = h^k(f^k(x)), f^k(x) = sum_i g^k(x)_i f_i(x), g^k(x) = softmax(W_gk x), with
+    experts f_i and towers h^k. Gates have no bias.
     """
 
     def __init__(self, inputs: int, labels: int, config: HeadsConfig, mlp: Build) -> None:
@@ -79,7 +79,7 @@ class MMoE(nn.Module):
         self.towers = Towers(config.expert_mlp[-1], labels, config, mlp)
 
     def forward(self, bottom: Tensor) -> Tensor:
-        """``[B, H]`` -> ``[B, T]``."""
+        """Return logits ``[B, T]`` from the network's output ``[B, H]``."""
         experts = torch.stack([expert(bottom) for expert in self.experts], dim=1)
         mixed = [torch.softmax(gate(bottom), dim=1).unsqueeze(1).to(experts.dtype) @ experts for gate in self.gates]
         logits: Tensor = self.towers([part.squeeze(1) for part in mixed])

@@ -131,10 +131,12 @@ class HistoryConfig:
 
 
 class TargetAttention(nn.Module):
-    """DIN's activation unit: the weight of a row is an MLP of [query, key, query - key, query * key], not normalized.
+    """DIN's activation unit: an MLP of [query, key, query - key, query * key] returns a row's weight, not normalized.
 
-    The query is the candidate and the key is the row of an event. As the first layer is linear, its terms of the key
-    are computed once for each event and its terms of the query once for each sample; only the product needs both."""
+    The query is the candidate and the key is the row of an event. The first layer is linear. So the part of its output
+    that depends on the key alone is computed once for each event, and the part that depends on the query alone once for
+    each sample. Only the product needs both.
+    """
 
     def __init__(self, width: int, config: HistoryConfig) -> None:
         super().__init__()
@@ -158,8 +160,8 @@ class TargetAttention(nn.Module):
         return pooled
 
     def _first(self, target: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the first layer's terms of queries ``[B, H]`` and of keys ``[..., H]``, and its weights of
-        products.
+        """Return the parts of the first layer's output that depend on the query alone, ``[B, H]``, and on the key
+        alone, ``[..., H]``, and the layer's weights for query * key.
         """
         first = self.score[0]
         assert isinstance(first, nn.Linear)
@@ -198,8 +200,9 @@ class _Block(nn.Module):
 
 
 class TransformerPooling(nn.Module):
-    """Transformer encoder blocks (pre-norm), followed by the mean. Learned positions count from the most recent
-    item.
+    """Transformer encoder blocks (pre-norm), followed by the mean.
+
+    Learned positions count from the most recent item.
     """
 
     def __init__(self, width: int, longest: int, config: HistoryConfig) -> None:
@@ -218,8 +221,8 @@ class TransformerPooling(nn.Module):
         lengths = mask.sum(1, keepdim=True)
         age = (lengths - 1 - torch.arange(rows.shape[1], device=rows.device)).clamp(0, len(self.position) - 1)
         rows = rows + self.position[age]
-        # Attention over no visible place would be NaN. So the first place is always visible, and the results of empty
-        # histories are set to zeros.
+        # Attention would be NaN if no position were visible. So the first position is always visible, and the results
+        # of empty histories are set to zeros.
         visible = mask.clone()
         visible[:, 0] = True
         for block in self.blocks:

@@ -40,7 +40,7 @@ def initialize(module: nn.Module, seed: int, kind: Initialization = "dlrm") -> N
     """Set the weights of all linear and `Drawn` layers. They depend on `seed` and the order of the layers only.
 
     Weights are normal with variance 2 / (in + out) (Glorot and Bengio 2010). Biases are normal with variance 1 / out,
-    as in DLRM's reference, or 0.
+    as in DLRM's reference implementation (``dlrm``), or 0 (``xavier``).
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -113,7 +113,7 @@ class MLP(nn.Sequential):
         unshared, shared : Tensor
             ``[B, .]`` and ``[R, .]``.
         columns : pair of Tensor
-            Column numbers of both in the input of the first layer, without padding.
+            Column numbers of `unshared` and of `shared` in the input of the first layer, without padding.
         starts : Tensor
             ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``.
         """
@@ -127,7 +127,7 @@ class MLP(nn.Sequential):
 
 
 class Cross(nn.Module):
-    """Cross layers: x_{l+1} = x_0 * (W x_l + b) + x_l, with W = U V^T where a rank is given."""
+    """Cross layers: x_{l+1} = x_0 * (W x_l + b) + x_l, with W = U V^T if `rank` is not 0."""
 
     def __init__(self, width: int, layers: int, rank: int) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Cross(nn.Module):
         )
 
     def forward(self, start: Tensor) -> Tensor:
-        """``[B, width]`` -> ``[B, width]``."""
+        """Return ``[B, width]`` from x_0, ``[B, width]``."""
         crossed = start
         for layer in self.layers:
             crossed = torch.addcmul(crossed, start.to(crossed.dtype), layer(crossed).to(crossed.dtype))
@@ -160,8 +160,8 @@ class Dropout(nn.Module):
     Parameters
     ----------
     rate : float or sequence of float
-        A sequence has the rate of each entry of the first dimension, such as the members of an ensemble; all entries
-        use the same random numbers.
+        A sequence has one rate for each entry of the first dimension, such as for each member of an ensemble; all
+        entries use the same random numbers.
     """
 
     def __init__(self, rate: float | Sequence[float]) -> None:
@@ -170,7 +170,7 @@ class Dropout(nn.Module):
         self.shared = not isinstance(rate, int | float)
         dropped = [min(round(each * _STEPS), _STEPS - 1) for each in rates]
         self.dropped = list(dict.fromkeys(dropped))
-        # Place in `dropped` of each entry's rate; on the host in a model that is built on the meta device, too.
+        # Position in `dropped` of each entry's rate. It is on the host, also if the model is built on the meta device.
         self._places = torch.tensor([self.dropped.index(each) for each in dropped], device="cpu")
         self.generator = torch.Generator()
 
@@ -199,7 +199,7 @@ def dropouts(module: nn.Module) -> list[Dropout]:
 
 
 def seed_dropout(layers: Sequence[Dropout], *key: int) -> None:
-    """Seed the next mask of each layer from `key` (non-negative integers) and the layer's place in `layers`."""
+    """Seed the next mask of each layer from `key` (non-negative integers) and the layer's position in `layers`."""
     if layers:
         for layer, seed in zip(layers, np.random.SeedSequence(key).generate_state(len(layers)), strict=True):
             layer.generator.manual_seed(int(seed))
@@ -208,9 +208,9 @@ def seed_dropout(layers: Sequence[Dropout], *key: int) -> None:
 class BatchNorm(nn.Module):
     """Batch normalization by column (Ioffe and Szegedy 2015, arXiv 1502.03167).
 
-    y = (x - mean) / sqrt(variance + 1e-5) * weight + bias. In training, mean and variance are those of the batch, which
-    also replace a tenth of the running statistics. Outside training, and for a batch of one sample, the running
-    statistics are used.
+    y = (x - mean) / sqrt(variance + 1e-5) * weight + bias. In training, mean and variance are computed from the batch,
+    and the running statistics move by a tenth of the difference towards them. Outside training, and for a batch of one
+    sample, the running statistics are used.
     """
 
     running_mean: Tensor

@@ -1,4 +1,4 @@
-"""Metrics of a complete split: AUC, log loss, normalized entropy, calibration, and the order within users.
+"""Metrics of a complete split: AUC, log loss, normalized entropy, calibration, and ranking within users.
 
 A sample of weight w counts as w samples. In rankings it counts as one sample, or as none if its weight is 0. In the
 grouped AUC, the weight of a group is the total weight of its samples.
@@ -31,9 +31,9 @@ _DRAWS = 500
 class RankedGroups:
     """Ranking metrics within groups (users, sessions or slates); the sample with the highest score is first.
 
-    Samples of equal score are in random order, and each metric is its expected value: NDCG (with gain 1 for a positive)
-    as in scikit-learn, the others in closed form. Groups without a positive are left out, and for AUC also groups
-    without a negative.
+    Samples with equal scores are in random order, and each metric is its expected value over these orders. NDCG (with
+    gain 1 for a positive) is computed as in scikit-learn, the other metrics in closed form. Groups without a positive
+    are left out, and for AUC also groups without a negative.
 
     Parameters
     ----------
@@ -69,14 +69,15 @@ class RankedGroups:
             np.add.reduceat(part, self._tie) for part in (self._scale * self._truth, self._scale * (1 - self._truth))
         )
         below = negative.cumsum() - negative
-        # Half of a tie counts as above the other.
+        # In a tie, half of the pairs count as won.
         won = positive * (below - below[self._first][self._group] + negative / 2)
         totals = [np.add.reduceat(part, self._first) for part in (positive, negative, won)]
         return _ratio(totals[2], totals[0] * totals[1]), totals[0] + totals[1]
 
     def ndcg(self, at: int) -> Doubles:
-        """Return ``[G]`` NDCG of the first `at` samples: their discounted gain divided by that of the best order
-        (Järvelin and Kekäläinen).
+        """Return ``[G]`` NDCG of the first `at` samples (Järvelin and Kekäläinen).
+
+        It is their discounted gain, divided by the discounted gain of the best order.
         """
         at = min(at, int(self._size.sum()))
         discount = np.concatenate([[0.0], np.cumsum(1 / np.log2(np.arange(2, at + 2)))])
@@ -86,16 +87,16 @@ class RankedGroups:
         return _ratio(np.add.reduceat(gained, self._first), best)
 
     def recall(self, at: int) -> Doubles:
-        """Return ``[G]`` shares of the positives that are among the first `at` samples."""
+        """Return, for each group, the share of its positives that are among its first `at` samples."""
         recalled = self._positive / self._size * self._inside(at)
         return _ratio(np.add.reduceat(recalled, self._first), self._positives)
 
     def hit_rate(self, at: int) -> Doubles:
-        """Return ``[G]`` probabilities that at least one positive is among the first `at` samples."""
+        """Return, for each group, the probability that at least one positive is among its first `at` samples."""
         inside, size, positive = self._inside(at), self._size, self._positive
         none = positive <= size - inside
-        # Only some samples of a tie at the limit are inside. This is the share of orders with all its positives
-        # outside.
+        # A tie at the limit has only some samples inside. `missed` is the share of the tie's orders in which all of its
+        # positives are outside.
         missed = np.exp(
             _log_ways(np.where(none, size - positive, inside), inside) - _log_ways(size.astype(np.float64), inside)
         )
@@ -103,7 +104,7 @@ class RankedGroups:
         return np.where(self._positives > 0, 1 - np.multiply.reduceat(missed, self._first), np.nan)
 
     def reciprocal_rank(self) -> Doubles:
-        """Return ``[G]`` reciprocals of the place of the first positive, counted from 1."""
+        """Return, for each group, the reciprocal of the rank of its first positive; ranks start at 1."""
         ranks = np.full(len(self._first), np.nan)
         places = np.where(self._positive > 0, np.arange(len(self._tie)), -1)
         best = np.maximum.reduceat(places, self._first)
@@ -121,8 +122,9 @@ class RankedGroups:
         return ranks
 
     def figures(self, at: int) -> dict[str, tuple[Doubles, Doubles]]:
-        """Return all metrics and the weights of groups in their means: the weight of a group's samples for AUC (Zhu et
-        al. 2017), and 1 for the others.
+        """Return all metrics, each with the weights of the groups in its mean.
+
+        For AUC, the weight of a group is the total weight of its samples (Zhu et al. 2017); otherwise it is 1.
         """
         equal = np.ones(len(self._first))
         return {
@@ -134,7 +136,7 @@ class RankedGroups:
         }
 
     def _inside(self, at: int) -> NDArray[np.int64]:
-        """Return ``[T]`` numbers of samples of each tie that are among the first `at` of their group."""
+        """Return, for each tie, how many of its samples are among the first `at` samples of the group."""
         return np.clip(at - self._above, 0, self._size)
 
 
@@ -198,7 +200,7 @@ def mean_and_error(values: Doubles, weight: Doubles) -> tuple[float, float]:
 
 
 def _log_ways(of: NDArray[Any], chosen: NDArray[Any]) -> Doubles:
-    """Return the logarithm of the binomial coefficient `of` over `chosen`."""
+    """Return the logarithm of the number of ways to choose `chosen` items from `of` items."""
     from scipy.special import gammaln  # importing it takes a tenth of a second
 
     ways: Doubles = gammaln(of + 1.0) - gammaln(chosen + 1.0) - gammaln(of - chosen + 1.0)
@@ -359,9 +361,9 @@ class Samples:
 
     @cached_property
     def placements(self) -> Doubles:
-        """``[N]`` share of the samples of the other class that a sample is on the right side of, ties counting half.
+        """``[N]`` share of the other class's samples that are in the right order with a sample; ties count half.
 
-        Its mean over the positives is the AUC, and so is that over the negatives; NaN for one class.
+        The mean over the positives is the AUC, and so is the mean over the negatives. NaN if a class has no samples.
         """
         tie = np.unique(self.score, return_inverse=True)[1]
         positive, negative = (np.bincount(tie, self.scale * part) for part in (self.truth, 1 - self.truth))
@@ -371,14 +373,15 @@ class Samples:
 
     @cached_property
     def auc(self) -> float:
-        """Area under the ROC curve by pairs (Mann and Whitney), ties counting half; NaN for one class."""
+        """Area under the ROC curve by pairs (Mann and Whitney); ties count half. NaN if a class has no samples."""
         positive = self.truth > 0
         return mean_and_error(self.placements[positive], self.scale[positive])[0]
 
     def auc_error(self, placements: Doubles) -> float:
-        """Return the standard error of an AUC, or of the difference of two, from the `placements` of one or of both.
+        """Return the standard error of an AUC, given the `placements` of its samples.
 
-        Placements of the two classes are independent, so their variances add up (DeLong et al. 1988).
+        For the standard error of the difference of two AUCs, pass the difference of their placements. The placements of
+        the two classes are independent, so their variances add up (DeLong et al. 1988).
         """
         classes = (self.truth > 0, self.truth <= 0)
         return math.hypot(*(mean_and_error(placements[chosen], self.scale[chosen])[1] for chosen in classes))
@@ -404,7 +407,7 @@ class Metric:
     Parameters
     ----------
     label : str
-        Name in reports; empty for metrics that they do not list.
+        Name in reports; empty if reports do not list the metric.
     measure : callable
         Returns the value, or NaN if the metric is not defined for the samples.
     better : str or None
@@ -418,7 +421,7 @@ class Metric:
     compared : bool
         Whether ``compare`` shows the metric.
     error : str
-        Metric that is its standard error. Reports show both together.
+        Name of the metric that is the standard error of this one. Reports show both together.
     """
 
     label: str
@@ -485,13 +488,13 @@ def evaluate_labels(
 
 
 def figures(metrics: Mapping[str, Metrics]) -> dict[str, Any]:
-    """Return the metrics of the first label as JSON data. If there are several labels, ``labels`` has those of all."""
+    """Return the metrics of the first label as JSON data; with several labels, ``labels`` has the metrics of each."""
     first = next(iter(metrics.values())).to_dict()
     return first if len(metrics) == 1 else {**first, "labels": {name: m.to_dict() for name, m in metrics.items()}}
 
 
 def normalized_entropy(samples: Samples) -> float:
-    """Return the log loss divided by that of the constant click rate of the split (He et al. 2014); lower is better."""
+    """Return the log loss divided by the log loss of predicting the split's click rate (He et al. 2014)."""
     rate = samples.rate
     if not 0 < rate < 1:
         return float("nan")
@@ -499,7 +502,7 @@ def normalized_entropy(samples: Samples) -> float:
 
 
 def entropy_error(samples: Samples) -> float:
-    """Return the standard error of the normalized entropy, from the difference of both losses of each sample."""
+    """Return the standard error of the normalized entropy, from each sample's loss minus that of the base rate."""
     rate = samples.rate
     if not 0 < rate < 1:
         return float("nan")
@@ -515,7 +518,7 @@ def calibration(samples: Samples) -> float:
 
 
 def _within_users(label: str, measure: Callable[[RankedGroups], tuple[Doubles, Doubles] | Doubles]) -> Metric:
-    """Return a metric that is a mean over users; `measure` returns the values and, if users have weights, these."""
+    """Return a metric that is a mean over users; `measure` returns a value per user, and weights unless all are 1."""
 
     def measured(samples: Samples) -> float:
         if samples.ranked is None:
@@ -543,13 +546,13 @@ METRICS = {
     ),
     "entropy_error": Metric(label="", measure=entropy_error, compared=False),
     "calibration": Metric(label="calibration", measure=calibration),
-    # Weighted by the users' samples (Zhu et al. 2017), the others equally by users.
+    # A mean weighted by the users' samples (Zhu et al. 2017). In the other metrics, all users have the same weight.
     "grouped_auc": _within_users("grouped AUC", lambda ranked: ranked.areas),
     "ndcg_at_10": _within_users("NDCG@10", lambda ranked: ranked.ndcg(10)),
     "recall_at_10": _within_users("recall@10", lambda ranked: ranked.recall(10)),
     "hit_rate_at_10": _within_users("hit rate@10", lambda ranked: ranked.hit_rate(10)),
     "mrr": _within_users("MRR", lambda ranked: ranked.reciprocal_rank()),
-    # The ECE, and the ECE of a perfectly calibrated model with so few samples.
+    # The ECE, and the expected ECE of a perfectly calibrated model with as many samples.
     "calibration_error": Metric(label="calibration error", measure=lambda samples: samples.reliability.error()[0]),
     "calibration_noise": Metric(
         label="by chance alone", measure=lambda samples: samples.reliability.error()[1], compared=False

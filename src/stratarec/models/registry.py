@@ -1,4 +1,4 @@
-"""Registry of models. A recipe selects a model by its `kind`, which is built in or from an installed package.
+"""Registry of models. A recipe selects a model by its `kind`, which is built in or comes from an installed package.
 
 A package provides a model by an entry point of the group ``stratarec.models``. The name of the entry point is the kind,
 and its value is a subclass of `base.Score`. A package is imported only when one of its kinds is used.
@@ -112,7 +112,7 @@ def _load(entry: metadata.EntryPoint) -> type[Score]:
     return score
 
 
-# A union, by which pydantic lists the known kinds; for a type checker its members are VectorsConfig.
+# A union, so that pydantic can list the known kinds. Type checkers see `VectorsConfig` instead.
 if TYPE_CHECKING:
     _BuiltIn: TypeAlias = VectorsConfig
 else:

@@ -2,8 +2,9 @@
 
 Batches are shuffled in *runs*: adjacent samples with equal values in all deduplication groups. The features of groups
 are looked up once per run, and all samples of a run use the same vectors. A batch with runs is looked up in one call,
-so that its backward pass is one optimizer step: the first R of the B bags of a group's feature are those of the R runs,
-and the others are empty. Embedding tables and caches get an ordinary `KeyedJagged` with fewer ids.
+so that its backward pass is one optimizer step. Every feature has B bags. If it is looked up per run, its first R bags
+belong to the runs and the other bags are empty. So embedding tables and caches get an ordinary `KeyedJagged` with fewer
+ids.
 
 Shapes: B samples, R runs, F features, D width.
 """
@@ -41,9 +42,9 @@ class Request:
     starts : Tensor or None
         ``[R + 1]`` int64: run r is samples ``starts[r]:starts[r + 1]``. None if no feature is looked up per run.
     shared : frozenset of str
-        Pooled features that are looked up per run: their first R bags are those of the runs.
+        Pooled features that are looked up per run: their first R bags belong to the runs.
     windows : mapping of str to HistoryWindows
-        Windows of the histories in groups, which are not pooled.
+        Windows of the histories that are in deduplication groups and are not pooled.
     """
 
     features: KeyedJagged
@@ -53,7 +54,7 @@ class Request:
 
     @classmethod
     def of(cls, batch: Batch, sequences: tuple[str, ...], means: tuple[str, ...] = ()) -> Request:
-        """Return the request of a batch: its features and those of its groups, joined.
+        """Return the request of a batch, which joins the features of all groups with the features in no group.
 
         `sequences` are looked up without pooling, and `means` are pooled by weighted means.
         """
@@ -151,7 +152,7 @@ def _runs(groups: Sequence[InverseJagged], size: int) -> tuple[Tensor, list[Inve
 
 
 def averaged(features: KeyedJagged, keys: Collection[str]) -> KeyedJagged:
-    """Scale the weights of the bags of `keys` such that they sum to the number of values.
+    """Scale the weights of each bag of the features `keys` so that they sum to the bag's number of values.
 
     Tables compute the mean as sum(w * row) / n. With the weights w * n / sum(w) this is sum(w * row) / sum(w). If all
     weights of a bag are 0, they stay 0, and the pooled vector is 0.
@@ -225,7 +226,7 @@ class Runs:
 
 
 def chosen(vectors: Tensor, places: Sequence[int]) -> Tensor:
-    """Return the vectors of ``[B, F, ...]`` at `places`, ``[B, n, ...]``."""
+    """Return the vectors at `places` of the second axis: ``[B, n, ...]`` from ``[B, F, ...]``."""
     if vectors.device.type == "cpu":
         return vectors[:, list(places)]
     # Indexing with a list would copy it to the device while the host waits.

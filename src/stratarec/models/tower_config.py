@@ -20,8 +20,8 @@ class TowersConfig:
     """Division of the features into towers, and the size of tower outputs."""
 
     plan: tuple[tuple[str, ...], ...] = ()
-    """Names of the features of each tower; each feature is in one tower. In a recipe it may be the name of a file in
-    the same directory, as `stratarec plan --towers N --write` writes it."""
+    """Names of the features of each tower; each feature is in one tower. A recipe may instead name a file in the same
+    directory that `stratarec plan --towers N --write` has written."""
     compression: float = 2.0
     """Number of columns of a tower's vectors divided by the number of its output columns. With 1 the outputs are the
     vectors, and the model is the same as without towers."""

@@ -26,9 +26,9 @@ from stratarec.models.tower_config import TowersConfig, check_plan
 class TowerModule(nn.Module):
     """Module of a tower, in place of a `Score`: it maps the vectors ``[B, F, D]`` to output columns ``[B, columns]``.
 
-    The columns are `vectors` vectors, which interact with those of other towers, followed by numbers that are used only
-    in the last layers. If `expanded`, the network over all towers computes one more vector from the columns by a linear
-    map. Dense features are not inputs of towers.
+    The first columns are `vectors` vectors, which interact with vectors of other towers. The other columns are numbers
+    that are used only in the last layers. If `expanded`, the network over all towers computes one more vector from the
+    columns by a linear map. Dense features are not inputs of towers.
     """
 
     columns: int
@@ -56,16 +56,16 @@ class Plain(TowerModule):
 
 
 class DotTower(TowerModule):
-    """Tower of a DLRM. Its outputs are the products of its own pairs, and V vectors for pairs with other towers.
+    """Tower of a DLRM. Its outputs are the products of pairs of its vectors, and V vectors for pairs with other towers.
 
-    With E ``[F, D]`` and z the P = F (F - 1) / 2 products of its lower triangle, the columns are ::
+    E ``[F, D]`` are the vectors of the tower, and z are the P = F (F - 1) / 2 products of its pairs. The columns are ::
 
-        vectors = A E + a, of all F D columns
+        vectors = A E + a, a linear map of all F D numbers in E
         numbers = z if they fit in the columns, else C z + c
 
     V is the number of vectors that fit next to the numbers, but at least one if a vector fits at all. If none fits, the
-    columns are a linear map of E and z, and the tower is `expanded`. With mixtures of complete vectors instead of A,
-    which need fewer products, some seeds ended 0.03 to 0.06 AUC below the others.
+    columns are a linear map of E and z, and the tower is `expanded`. A map that only mixes complete vectors would need
+    fewer products than A, but with it some seeds ended 0.03 to 0.06 AUC below the others.
     """
 
     def __init__(self, config: TowersConfig, count: int, width: int) -> None:
@@ -110,7 +110,7 @@ Build: TypeAlias = Callable[[TowersConfig, int, int], TowerModule]
 
 
 class Tower(Network):
-    """Network of one tower's features, whose score is a `TowerModule`, ``[B, W_t]``."""
+    """Network of one tower's features. Its score is a `TowerModule`, so it returns columns ``[B, W_t]``."""
 
     score: TowerModule
 
@@ -129,7 +129,7 @@ class Tower(Network):
 
 
 class TowerNetwork(Network):
-    """Network with towers. Inputs and outputs are those of `Network`.
+    """Network with towers. It has the inputs and outputs of a `Network`.
 
     Parameters
     ----------
@@ -141,7 +141,8 @@ class TowerNetwork(Network):
     build : callable
         Builds the module of a tower of this model.
     score : callable
-        Builds the score over all towers from the numbers of dense features, vectors and, for tower modules, numbers.
+        Builds the score over all towers. Its arguments are how many dense features, vectors and, with tower modules,
+        numbers the score has as inputs.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class TowerNetwork(Network):
         return list(self.towers)  # type: ignore[arg-type]
 
     def _places(self, pooled: int) -> list[int]:
-        """Return, for each vector of a model without towers, its place among the vectors of all towers."""
+        """Return, for each vector of a model without towers, its position among the vectors of all towers."""
         order = [
             place
             for mine, sequences in zip(self._pooled, self._sequences, strict=True)
@@ -236,7 +237,7 @@ def _check_plain(config: VectorsConfig, schema: Schema) -> None:
 
 
 def _part(schema: Schema, pooled_keys: Sequence[str], features: Sequence[str]) -> tuple[Schema, tuple[str, ...]]:
-    """Return the schema of only `features`, and those of them that are pooled, in the order of `pooled_keys`."""
+    """Return the schema of only `features`, and the pooled ones of `features` in the order of `pooled_keys`."""
     sparse = tuple(feature for feature in schema.sparse if feature.name in features)
     return replace(schema, dense=(), sparse=sparse), tuple(key for key in pooled_keys if key in features)
 

@@ -1,1 +1,1 @@
-"""A file a paper."""
+"""Models, one file per paper."""

@@ -1,6 +1,6 @@
 """AutoInt (Song et al. 2019, arXiv 1810.11921): several layers of self-attention over fields.
 
-Shapes: B samples, F fields, D width, A width of attention, of all heads together.
+Shapes: B samples, F fields, D width, A width of all attention heads together.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class AutoIntConfig(VectorsConfig):
     attention_dim: int = 32
     """A, width of a field after each layer."""
     attention_heads: int = 2
-    """Heads of a layer; must divide `attention_dim`."""
+    """Number of heads per layer; must divide `attention_dim`."""
     scaled: bool = False
-    """Whether to divide products by the root of a head's width; the paper does not."""
+    """Whether to divide products by the square root of a head's width; the paper does not."""
     layer_norm: bool = False
-    """Whether to normalise a layer's output; the paper does not."""
+    """Whether to normalize the output of each layer; the paper does not."""
     deep_mlp: tuple[int, ...] = (512, 256)
     """Hidden sizes of a parallel deep network (AutoInt+); empty for none, which is worse with dense features."""
 
@@ -64,7 +64,7 @@ class Interacting(nn.Module):
         self.norm = nn.LayerNorm(size) if config.layer_norm else None
 
     def forward(self, fields: Tensor) -> Tensor:
-        """Return ``[B, F, A]`` of ``[B, F, .]``."""
+        """Return ``[B, F, A]`` from ``[B, F, .]``."""
         query, key, value = (self._by_head(project(fields)) for project in self.project)
         mixed = functional.scaled_dot_product_attention(query, key, value, scale=self.scale)
         joined = mixed.transpose(1, 2).flatten(2) + self.residual(fields)

@@ -1,5 +1,6 @@
 """DCN V2 (Wang et al. 2021, arXiv 2008.13535): explicit crosses of all features, before or parallel to a deep
-network."""
+network.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class DCNv2Config(VectorsConfig):
     structure: Literal["stacked", "parallel"] = "parallel"
     """``stacked``: the deep network follows the crosses; ``parallel``: both use the input and are joined at the end."""
     cross_layers: int = 3
-    """Order of the highest cross minus one."""
+    """Number of cross layers; n layers give crosses of up to n + 1 features."""
     low_rank: int = 0
     """Rank of the cross matrices, U V^T; 0 for full matrices."""
     deep_mlp: tuple[int, ...] = (512, 256)
@@ -40,7 +41,7 @@ class DCNv2Config(VectorsConfig):
 
 
 class DCNv2Score(Score):
-    """logit = b + w · [cross(x), deep(x)], or b + w · deep(cross(x)), of all inputs x side by side."""
+    """logit = b + w · [cross(x), deep(x)], or b + w · deep(cross(x)), where x is the concatenation of all inputs."""
 
     config: ClassVar = DCNv2Config
 

@@ -1,4 +1,4 @@
-"""DLRM (Naumov et al. 2019, arXiv 1906.00091): bottom MLP, pairwise dots or the vectors themselves, top MLP."""
+"""DLRM (Naumov et al. 2019, arXiv 1906.00091): a bottom MLP, dot products of pairs of vectors, and a top MLP."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class DLRMConfig(VectorsConfig):
 
     kind: Literal["dlrm"] = "dlrm"
     bottom_mlp: tuple[int, ...] = (512, 256)
-    """Hidden sizes of the network over dense features; a last layer of `embedding_dim` follows."""
+    """Hidden sizes of the network over dense features; a last layer of size `embedding_dim` follows."""
     top_mlp: tuple[int, ...] = (512, 256)
-    """Hidden sizes of the network over interactions; a last layer of 1 follows."""
+    """Hidden sizes of the network over interactions; a last layer of size 1 follows."""
     interaction: Literal["dot", "cat"] = "dot"
-    """Input of the top MLP in addition to the bottom's vector: ``dot`` products of all pairs of vectors, or ``cat``,
-    the vectors side by side."""
+    """Input of the top MLP. ``dot``: the output of the bottom MLP and the dot products of all pairs of vectors;
+    ``cat``: the output of the bottom MLP and the vectors, concatenated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +70,7 @@ class DLRMScore(Score):
 
 
 def _joined(dense: Tensor | None, vectors: Tensor) -> Tensor:
-    """Return the inputs of `dot_interaction` side by side, ``[B, .]``."""
+    """Return the inputs of `dot_interaction`, concatenated to ``[B, .]``."""
     flat = vectors.flatten(1)
     return flat if dense is None else torch.cat([dense.to(flat.dtype), flat], dim=1)
 
@@ -78,12 +78,12 @@ def _joined(dense: Tensor | None, vectors: Tensor) -> Tensor:
 def _run_joined(
     dense: Tensor | None, vectors: Tensor, shared: Sequence[bool], starts: Tensor
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the columns of `_joined` for each sample and for each run, as `run_interaction` does."""
+    """Return the columns of `_joined` as two tensors, per sample and per run, like `run_interaction`."""
     per_sample, per_run = ([place for place, flag in enumerate(shared) if flag == run] for run in (False, True))
     return _joined(dense, chosen(vectors, per_sample)), chosen(vectors[: len(starts) - 1], per_run).flatten(1)
 
 
 def _split_joined(shared: Sequence[bool], *, dense: bool, width: int) -> tuple[Tensor, Tensor]:
-    """Return the places in `_joined` of the columns of the two outputs of `_run_joined`."""
+    """Return, for each output of `_run_joined`, the positions of its columns in the output of `_joined`."""
     of_run = torch.tensor([*[False] * dense, *shared]).repeat_interleave(width)
     return (~of_run).nonzero().squeeze(1), of_run.nonzero().squeeze(1)

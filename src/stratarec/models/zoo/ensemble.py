@@ -1,10 +1,11 @@
 """An ensemble in one network: parallel members of several kinds, each with its own vectors, weights and loss.
 
-Deep ensembles are from Lakshminarayanan et al. 2017 (arXiv 1612.01474). Members that share a batch and one product a
-layer, and beat single networks of any width on small data, are from TabM (Gorishniy et al. 2024, arXiv 2410.24210).
-Numbers are encoded piecewise linearly between quantiles of the training split (Gorishniy et al. 2022, arXiv 2203.05556,
-formula 1), so that a number's effect may bend where the data are, as in trees. Members differ in their regularization
-and in how they start: which is best depends on the log, so validation weights them (`training/steps/members.py`).
+Deep ensembles are from Lakshminarayanan et al. 2017 (arXiv 1612.01474). In TabM (Gorishniy et al. 2024, arXiv
+2410.24210), members share each batch and one matrix product per layer, and beat single networks of any width on small
+data. Numbers are encoded piecewise linearly between quantiles of the training split (Gorishniy et al. 2022, arXiv
+2203.05556, formula 1). So the effect of a number can change its slope where there are many samples, as in trees.
+Members differ in their regularization and in their initial weights. Which member is best depends on the log, so the
+weights of members are chosen on the validation split (`training/steps/members.py`).
 
 Shapes: B samples, K members, F_dense numbers, F vectors of sparse features and histories, D width of a member's vector,
 Q bins of a number.
@@ -27,7 +28,7 @@ from stratarec.models.layers import Dropout, check_sizes
 from stratarec.models.request import Runs
 from stratarec.models.zoo.fields import Terms
 
-# Limit of standardised numbers, as a single extreme number would otherwise decide the score.
+# Limit of standardized numbers, because a single extreme number would otherwise decide the score.
 _MOST_DEVIATIONS = 8.0
 _LARGEST = 1e30
 
@@ -41,7 +42,7 @@ _SLOW = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleConfig(VectorsConfig):
-    """Sizes of an ensemble. A row holds a vector and a first-order weight for each member."""
+    """Sizes of an ensemble. A row contains a vector and a first-order weight for each member."""
 
     kind: Literal["ensemble"] = "ensemble"
     layer_counts: ClassVar[tuple[str, ...]] = ("members",)
@@ -51,13 +52,13 @@ class EnsembleConfig(VectorsConfig):
     members: int = 8
     """K; training minimizes the log loss of each member, and the score is a weighted mean of their logits."""
     member_kinds: tuple[MemberKind, ...] = ("plain", "dropout", "field_dropout", "narrow", "slow")
-    """Kinds of members, in turn for each pair of members, of which the second one starts as a linear model:
-    ``dropout`` drops three times as many outputs, ``field_dropout`` a fifth of the features of each sample, ``narrow``
-    has a quarter of the hidden outputs and drops none, and the vectors of ``slow`` learn more slowly."""
+    """Kinds of the pairs of members, repeated if there are more pairs; the second of a pair starts as a linear model.
+    ``dropout`` drops three times as many outputs, ``field_dropout`` drops a fifth of the features of each sample,
+    ``narrow`` has a quarter of the hidden outputs and drops none, and the vectors of ``slow`` learn more slowly."""
     member_mlp: tuple[int, ...] = (128, 64)
     """Hidden sizes of each member's network."""
     bins: int = 32
-    """Q, pieces of a number's piecewise linear effect, between quantiles."""
+    """Q, number of bins between quantiles of a number; its effect is linear in each bin."""
     dropout: float = 0.1
     initial_rows: float = 0.08
 
@@ -83,13 +84,13 @@ class EnsembleConfig(VectorsConfig):
         return [self.member_kinds[member // 2 % len(self.member_kinds)] for member in range(self.members)]
 
 
-# Members that start as first-order models: they are better where there is little to learn, the others where effects are
-# sharp.
+# Members that start as first-order models. They are better if there is little to learn; the other members are better if
+# effects are sharp.
 FIRST_ORDER = slice(1, None, 2)
 
 
 class PiecewiseLinear(nn.Module):
-    """Encoding of x by the share of each bin below x: ones, a fraction, then zeros.
+    """Encoding of a number x: for each bin, the share of the bin that is below x (ones, a fraction, then zeros).
 
     `edges` are ``[F_dense, Q + 1]`` ascending quantiles, some of them equal for numbers with few values.
     """
@@ -102,7 +103,7 @@ class PiecewiseLinear(nn.Module):
 
     def forward(self, dense: Tensor) -> Tensor:
         """Encode ``[B, F_dense]`` as ``[B, F_dense, Q]``."""
-        # Clamped, as differences of the largest float32 are infinite.
+        # Clamped, because differences between the largest float32 numbers are infinite.
         edges, dense = self.edges.clamp(-_LARGEST, _LARGEST), dense.clamp(-_LARGEST, _LARGEST)
         low, width = edges[:, :-1], edges.diff(dim=1)
         # A bin without width carries no information.
@@ -113,9 +114,9 @@ class PiecewiseLinear(nn.Module):
 class MemberLinear(nn.Module):
     """A linear layer for each member.
 
-    Initial weights are normal with variance 2 / inputs (He et al. 2015), and half of that in the last layer, where
-    those of first-order members are 0; initial biases are 0. Hidden outputs that narrow members lack have weights of 0:
-    behind a ReLU they have no gradient, so they stay 0.
+    Initial weights are normal with variance 2 / inputs (He et al. 2015). In the last layer the variance is 1 / inputs,
+    and the weights of first-order members are 0. Initial biases are 0. Narrow members do not use all hidden outputs:
+    the weights of unused outputs are 0, and have no gradient behind the ReLU, so they stay 0.
     """
 
     def __init__(self, kinds: Sequence[MemberKind], inputs: int, outputs: int, *, first: bool, last: bool) -> None:
@@ -135,14 +136,15 @@ class MemberLinear(nn.Module):
             self.weight[FIRST_ORDER] = 0
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return ``[K, B, outputs]`` of ``[K, B, inputs]``."""
+        """Return ``[K, B, outputs]`` from ``[K, B, inputs]``."""
         return torch.baddbmm(self.bias, inputs, self.weight)
 
 
 class NumberVectors(nn.Module):
-    """For each number and member a vector, which is a rectified linear map of its bins, and a first-order weight.
+    """For each number and member: a vector, which is a rectified linear map of the number's bins, and a first-order
+    weight.
 
-    First-order members start with equal weights for all bins of a number, a line that training may bend.
+    First-order members start with equal weights for all bins of a number, so its effect is at first a straight line.
     """
 
     def __init__(self, dense: int, config: EnsembleConfig) -> None:
@@ -161,7 +163,7 @@ class NumberVectors(nn.Module):
         lines.copy_(torch.empty_like(lines[:, :1]).normal_(0, 1.5 / bins, generator=generator))
 
     def forward(self, dense: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``[K, B, F_dense, D]`` vectors and ``[B, K]`` first-order terms of ``[B, F_dense]``."""
+        """Return vectors ``[K, B, F_dense, D]`` and first-order terms ``[B, K]`` from numbers ``[B, F_dense]``."""
         bins = self.encode(dense)
         vectors = torch.baddbmm(self.bias, bins.transpose(0, 1), self.weight).relu()
         first = dense.clamp(-_MOST_DEVIATIONS, _MOST_DEVIATIONS) @ self.first
@@ -169,7 +171,7 @@ class NumberVectors(nn.Module):
 
 
 class MemberMean(Terms):
-    """Weighted mean of members, each with its own bias."""
+    """Weighted mean of the members' logits, with a bias for each member."""
 
     weights: Tensor
 
@@ -179,12 +181,12 @@ class MemberMean(Terms):
         self.register_buffer("weights", torch.full((members,), 1 / members))
 
     def forward(self, columns: Tensor) -> Tensor:
-        """Return ``[B, 1]`` of ``[B, K]``."""
+        """Return ``[B, 1]`` from ``[B, K]``."""
         return ((columns + self.bias) * self.weights).sum(1, keepdim=True)
 
 
 class EnsembleScore(Score):
-    """logit_k = b_k + sum of member k's first-order weights + mlp_k(member k's vectors side by side)."""
+    """logit_k = b_k + sum of member k's first-order terms + mlp_k(member k's vectors, concatenated)."""
 
     config: ClassVar = EnsembleConfig
     scales: Tensor
@@ -216,7 +218,7 @@ class EnsembleScore(Score):
         self.numbers.encode.edges.copy_(quantiles)
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """Return logits ``[B]``, or ``[B, K]`` of all members in training and where they are `separate`."""
+        """Return logits ``[B]``, or ``[B, K]`` of all members in training and if `separate` is set."""
         vectors = vectors if runs is None else runs.expand(vectors)
         rows = vectors.view(*vectors.shape[:2], self.members, self.width + 1)
         first, fields = rows[..., -1].sum(1), rows[..., :-1].permute(2, 0, 1, 3)
@@ -260,5 +262,5 @@ def _dropout(kind: MemberKind, rate: float) -> float:
 
 
 def _live(kind: MemberKind, outputs: int) -> int:
-    """Return the number of a hidden layer's outputs that a member has."""
+    """Return how many of a hidden layer's outputs a member of this kind uses."""
     return -(-outputs // _NARROWER) if kind == "narrow" else outputs

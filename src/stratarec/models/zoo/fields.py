@@ -16,10 +16,10 @@ from torch.nn import functional
 from stratarec.models.layers import MLP
 from stratarec.models.request import Runs
 
-# Defaults for rows with a first-order weight. Its gradients are many times larger than those of the vector, and would
-# determine a learning rate that is shared by all weights of the row.
+# Defaults for rows with a first-order weight. The gradients of this weight are many times larger than the gradients of
+# the vector, and would determine a learning rate that is shared by all weights of the row.
 FIRST_ORDER = {"train.embedding.kind": "adagrad"}
-# Defaults for models without a network: they do not overfit in the second epoch, and validation stops training.
+# Defaults for models without a network: they do not overfit in the second epoch, and early stopping ends training.
 SHALLOW = {"train.epochs": 5}
 # Bound of the initial weights of rows whose products are summed: with 40 fields, the sum is then within 0.1 of 0. With
 # 1 / sqrt(rows), which is up to 1 for small tables, the sum would be many logits, which training must unlearn first.
@@ -28,13 +28,14 @@ MULTIPLIED = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Fields, some of which are shared by the samples of a run. Linear functions of shared fields are computed once per
-    run.
+    """Fields, some of which are shared by the samples of a run.
+
+    Linear functions of shared fields are computed once per run.
 
     Parameters
     ----------
     unshared : Tensor
-        ``[B, F_u, W]``, numbers first.
+        ``[B, F_u, W]``, vectors of numbers first.
     shared : Tensor or None
         ``[R, F_s, W]``; None if there are no runs.
     runs : Runs or None
@@ -98,8 +99,8 @@ class Fields(nn.Module):
         Whether the last of the W columns is a first-order weight. First-order weights of numbers start at 0, because a
         few steps would not unlearn random ones.
     deviation : float
-        Standard deviation of the initial v_i. 0 uses that of a linear layer (Glorot and Bengio 2010), which is too
-        large if vectors are multiplied with each other.
+        Standard deviation of the initial v_i. 0 means the deviation of a linear layer (Glorot and Bengio 2010), which
+        is too large if vectors are multiplied with each other.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Fields(nn.Module):
         self.count = dense + features
 
     def forward(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Tensor:
-        """Return the vectors ``[B, F_dense + F, W]`` of each sample, those of numbers first."""
+        """Return the vectors ``[B, F_dense + F, W]`` of each sample, vectors of numbers first."""
         return self._with_numbers(dense, vectors if runs is None else runs.expand(vectors))
 
     def parts(self, dense: Tensor, vectors: Tensor, runs: Runs | None = None) -> Parts:

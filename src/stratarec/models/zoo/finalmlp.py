@@ -29,14 +29,14 @@ class FinalMLPConfig(VectorsConfig):
     second_mlp: tuple[int, ...] = (512,)
     """Hidden sizes of the second network."""
     gate_features: tuple[tuple[str, ...], ...] = ()
-    """Features of each network's gate, such as [[user], [item]]; empty for no gates."""
+    """Features of each network's gate, such as ``[[user], [item]]``; empty for no gates."""
     gate_vectors: Literal["shared", "own"] = "shared"
-    """Vectors of gates: those of the networks, or separate ones (``own``), as in the published results. Separate
-    vectors add D weights to every row of every table."""
+    """Vectors that gates use: the same vectors as the networks (``shared``), or separate vectors (``own``), as in the
+    published results. Separate vectors add D weights to every row of every table."""
     gate_mlp: tuple[int, ...] = (64,)
     """Hidden sizes of a gate, which has neither dropout nor batch normalization."""
     fusion_heads: int = 1
-    """K, number of parts of both outputs; must divide both."""
+    """K, number of heads, into which the outputs of both networks are split; must divide both sizes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,12 +61,14 @@ class FinalMLPConfig(VectorsConfig):
 
     @property
     def vector_width(self) -> int:
-        """D, plus the width of a vector for gates."""
+        """Width of a row: D, or 2 D if gates have separate vectors."""
         return self.embedding_dim * (2 if self.gate_vectors == "own" else 1)
 
 
 class GatedStream(nn.Module):
-    """deep(g * V) with g = 2 sigmoid(gate(the gate's features)); without a gate, deep(V) (section 3.2)."""
+    """deep(g * V) for vectors V, with g = 2 sigmoid(gate(the gate's vectors)); without a gate, deep(V) (section
+    3.2).
+    """
 
     def __init__(self, config: FinalMLPConfig, fields: int, sizes: tuple[int, ...], gated_by: int) -> None:
         super().__init__()
@@ -79,7 +81,7 @@ class GatedStream(nn.Module):
         self.outputs = self.deep.outputs
 
     def forward(self, fields: Tensor, context: Tensor | None) -> Tensor:
-        """Return ``[B, .]`` from ``[B, F D]`` and the gate's vectors side by side."""
+        """Return ``[B, .]`` from all vectors ``[B, F D]`` and the gate's vectors, both concatenated."""
         if self.gate is not None:
             fields = fields * (2 * torch.sigmoid(self.gate(context).to(fields.dtype)))
         hidden: Tensor = self.deep(fields)
@@ -103,7 +105,7 @@ class FinalMLPScore(Score):
             for sizes, inputs in zip((config.first_mlp, config.second_mlp), gated_by, strict=True)
         )
         first, second = config.first_mlp[-1], config.second_mlp[-1]
-        # A layer over all products x_ki y_kj, so that initial weights are scaled for so many inputs.
+        # A linear layer over all products x_ki y_kj, so that initial weights are scaled for this number of inputs.
         self.forms = nn.Linear(first * second // self.heads, 1, bias=False)
         self.out = Terms(first + second, 1)
 

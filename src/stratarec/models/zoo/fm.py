@@ -29,7 +29,7 @@ class FMConfig(VectorsConfig):
 class FMScore(Score):
     """logit = b + sum_i w_i x_i + sum over i < j of <v_i, v_j> x_i x_j.
 
-    The pairs are half of the square of the sum minus the sum of squares, so vectors of a run are summed once.
+    The sum over pairs is half of (square of the sum - sum of squares), so shared vectors are summed once per run.
     """
 
     config: ClassVar = FMConfig
@@ -44,7 +44,7 @@ class FMScore(Score):
 
 
 def fm_terms(fields: Parts) -> Tensor:
-    """Return ``[B, D + 1]``: the pairs by dimension, then the first-order weights."""
+    """Return ``[B, D + 1]``: for each dimension the sum over pairs, and then the sum of the first-order terms."""
     total = fields.sum()
     pairs = 0.5 * (total[:, :-1].square() - fields.columns(0, -1).square_sum())
     return torch.cat([pairs, total[:, -1:]], dim=1)

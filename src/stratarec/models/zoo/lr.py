@@ -15,10 +15,10 @@ from stratarec.models.zoo.fields import SHALLOW, Fields, Terms
 
 @dataclass(frozen=True, kw_only=True)
 class LRConfig(VectorsConfig):
-    """Settings of a logistic regression, whose tables hold one weight a value."""
+    """Settings of a logistic regression, whose tables have one weight per value."""
 
     kind: Literal["lr"] = "lr"
-    # High rates, as there is no network: with the usual ones weights hardly leave 0.
+    # High learning rates, because there is no network: with the usual rates, weights hardly leave 0.
     default_overrides: ClassVar = {**SHALLOW, "train.dense.learning_rate": 0.02, "train.embedding.learning_rate": 0.1}
     embedding_dim: int = 1
     """Must be 1, the width of a weight."""

@@ -1,6 +1,6 @@
 """MaskNet (Wang et al. 2021, arXiv 2102.07619): masks computed from all features scale the columns.
 
-Shapes: B samples, V all fields side by side, H width of a block.
+Shapes: B samples, V columns of all fields, H width of a block.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class MaskNetConfig(VectorsConfig):
     kind: Literal["masknet"] = "masknet"
     layer_counts: ClassVar = ("blocks",)
     structure: Literal["serial", "parallel"] = "parallel"
-    """``serial``: each block follows the previous one; ``parallel``: all use the vectors, and a deep network
-    follows."""
+    """``serial``: each block uses the output of the previous block; ``parallel``: all blocks use the vectors, and a
+    deep network follows."""
     blocks: int = 3
     """Number of mask blocks."""
     block_width: int = 64
     """H, width of a block."""
     reduction: float = 2.0
-    """Width of a mask's hidden layer over the width of the mask."""
+    """Width of a mask's hidden layer, divided by the width of the mask."""
     field_norm: bool = True
-    """Whether to normalise vectors before they are masked."""
+    """Whether to normalize vectors before they are masked."""
     deep_mlp: tuple[int, ...] = (256, 128)
     """Hidden sizes of the deep network after parallel blocks."""
 
@@ -65,7 +65,7 @@ class MaskBlock(nn.Module):
 
 
 class MaskNetScore(Score):
-    """logit = b + w · the last block, or w · deep(all blocks side by side)."""
+    """logit = b + w · (last block) if serial, or b + w · deep(all blocks, concatenated) if parallel."""
 
     config: ClassVar = MaskNetConfig
 

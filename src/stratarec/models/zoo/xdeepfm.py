@@ -28,7 +28,7 @@ class XDeepFMConfig(VectorsConfig):
     default_overrides: ClassVar = FIRST_ORDER
     initial_rows: float = MULTIPLIED
     cin_layers: tuple[int, ...] = (64, 64)
-    """Feature maps of each layer of the compressed interaction network."""
+    """Number of feature maps of each layer of the compressed interaction network."""
     deep_mlp: tuple[int, ...] = (512, 256)
     """Hidden sizes of the deep network."""
 
@@ -48,7 +48,7 @@ class CIN(nn.Module):
         self.outputs = sum(layers)
 
     def forward(self, fields: Tensor) -> Tensor:
-        """Return ``[B, sum of H_k]`` float32 of ``[B, F, D]``."""
+        """Return ``[B, sum of H_k]`` float32 from ``[B, F, D]``."""
         start = fields.transpose(1, 2)
         maps, sums = start, []
         for layer in self.layers:
