@@ -17,7 +17,8 @@ def parse_bytes(value: object, field: str) -> int:
     Parameters
     ----------
     value : object
-        KiB, MiB and so on are powers of 1,024; KB, MB and so on are powers of 1,000; upper and lower case are equal.
+        KiB, MiB and so on are powers of 1,024; KB, MB and so on are powers of 1,000. Upper and lower case do not
+        matter.
     field : str
         Name of the field in the error.
 

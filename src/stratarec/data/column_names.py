@@ -39,7 +39,7 @@ def label_names(labels: int) -> tuple[str, ...]:
 
 
 def pointer(name: str) -> str:
-    """Return the name of the table with the pointers of samples to rows of the table `name`."""
+    """Return the name of the table of pointers from samples to rows of the table `name`."""
     return f"@pointers/{name}"
 
 
@@ -70,7 +70,7 @@ def from_stored(stored: str) -> tuple[str, str]:
 
 
 def check_name(field: str, name: str) -> None:
-    """Raise `ConfigError`, which names `field`, if a feature, group or vocabulary cannot have this name."""
+    """Raise `ConfigError` if a feature, group or vocabulary cannot have this name. The message names `field`."""
     if name.startswith(MARK):
         raise _refused(field, name, f"without {MARK!r} at its beginning, which marks internal columns")
     if name == _TAKEN:

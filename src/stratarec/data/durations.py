@@ -9,11 +9,11 @@ from stratarec.errors import ConfigError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 PER_SECOND: dict[TimeUnit, int] = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
-"""Time unit -> its number per second, from coarse to fine."""
+"""Time unit -> number of these units in a second, from the longest unit to the shortest."""
 
 
 def in_unit(text: str, unit: TimeUnit, field: str) -> int:
-    """Parse a duration and return it in `unit`; `ConfigError`, which names `field`, if it is not a duration."""
+    """Parse a duration and return it in `unit`. Raises `ConfigError`, which names `field`, if it is no duration."""
     match = re.fullmatch(r"(\d+)\s*([smhdw])", str(text).strip())
     if not match or int(match[1]) == 0:
         raise ConfigError(f"{field} is {text!r}, expected a duration such as 90s, 30m, 1h, 2d or 1w")

@@ -2,15 +2,16 @@
 
 With kind ``count``, ids are assigned by descending count (ties by value); with kind ``hash``, by the hash of a value.
 The first rows of a table are the tail buckets, which rare and unseen values share. A missing value is an empty bag.
-Counts are numbers of lookups in the training split, including those of histories.
+A count is the number of lookups of a value in the training split, including lookups in histories.
 
 A vocabulary with a base begins with the values of an earlier data set, which keep their ids. New values follow, ranked
 by count. An evicted value leaves a hole: its id is not used again until `stratarec rebase` ranks all values. So only
-the ids after those of the base are in the order of counts.
+the ids of new values are in the order of counts.
 
 A data set also stores the counts of values without a row, so that a data set based on it can give them a row when they
-are frequent enough in all logs together. `count` is over all logs, `recent` gives older lookups a smaller weight, and
-`last` is the time of the last row with the value. If counts are dropped because of a memory limit, this is reported.
+are frequent enough in all logs together. `count` includes the lookups of all logs with equal weight, `recent` weights
+older lookups less, and `last` is the time of the last row with the value. If a limit of memory requires that counts are
+dropped, a message says so.
 """
 
 from __future__ import annotations
@@ -408,7 +409,8 @@ def read_vocabulary(file: str | Path | pa.BufferReader, expected: Ids, origin: s
     Raises
     ------
     DatasetError
-        If the columns are not those of `Vocabulary.frame`, or the values differ from `expected`; names `origin`.
+        If the columns are not those of `Vocabulary.frame`, or the values differ from `expected`. The message names
+        `origin`.
     """
     with reporting_damage(Path(origin)):
         try:

@@ -169,7 +169,7 @@ class ClickModel:
         Raises
         ------
         ConfigError, DataError
-            If the frame or a setting is wrong; names the column and row, or the field.
+            If the frame or a setting is wrong. The message names the column and row, or the field.
         """
         arguments = FitArguments(frame, y, label or "", sample_weight)
         with _scratch("fit") as folder:
@@ -244,12 +244,13 @@ class ClickModel:
         self.feature_names_in_, self.n_features_in_ = np.array(columns, dtype=object), len(columns)
 
     def predict_proba(self, frame: Any) -> NDArray[np.float64]:
-        """Return ``[N, 2]`` probabilities of `classes_`, equal to those of ``stratarec predict`` and `Scorer`.
+        """Return ``[N, 2]`` probabilities of `classes_`. ``stratarec predict`` and `Scorer` give the same
+        probabilities.
 
         Raises
         ------
         DataError
-            If a column is missing or a value does not fit the type of its column; names the column.
+            If a column is missing or a value does not fit the type of its column. The message names the column.
         """
         return self._probabilities(frame, None)
 
@@ -460,7 +461,7 @@ class Histories:
 
     @classmethod
     def read(cls, folder: Path, expected: str, recipe: Mapping[str, Any]) -> Histories:
-        """Read what `write` wrote; `ExportError` if its hash is not `expected` or it is damaged."""
+        """Read what `write` wrote. Raises `ExportError` if its hash is not `expected` or it is damaged."""
         path, schema = folder / _EVENTS, getattr(Recipe.from_dict(recipe).data.source, "schema", None)
         try:
             if schema is None or file_hash(path) != expected:

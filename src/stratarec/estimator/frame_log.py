@@ -16,7 +16,7 @@ from stratarec.data.columns.frames import check_lengths, has_column_names, read_
 from stratarec.data.prepare.config import PrepareConfig
 from stratarec.errors import ConfigError, DataError
 
-# Share of rows that become validation samples if none are given, and the fewest rows of a class for such a split.
+# Share of rows that become validation samples if none are given, and the minimum rows of a class for such a split.
 _VALID, _FEW = 0.1, 20
 
 

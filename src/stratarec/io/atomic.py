@@ -157,7 +157,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON value in a file; `DatasetError` if the file is damaged or missing."""
+    """Return the JSON value in a file. Raises `DatasetError` if the file is damaged or missing."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -190,12 +190,12 @@ def reporting_damage(path: Path) -> Iterator[None]:
 
 
 def cache_directory() -> Path:
-    """Return the user's directory for data that can be recomputed; `RuntimeError` if the user has no home directory."""
+    """Return the user's directory for data that can be recomputed. Raises `RuntimeError` if the user has no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratarec"
 
 
 def make_directory(path: Path) -> None:
-    """Create `path` and its parents; `StorageError` if that fails."""
+    """Create `path` and its parents. Raises `StorageError` if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -346,7 +346,7 @@ def is_locked(path: Path) -> bool:
 
 
 def create_locked(path: Path) -> BinaryIO:
-    """Create a file, lock it, and open it for writing; `FileExistsError` if `path` exists."""
+    """Create a file, lock it, and open it for writing. Raises `FileExistsError` if `path` exists."""
     file = path.open("xb")
     # The file is locked, because another process would otherwise consider it left behind, and delete it.
     with suppress(OSError):  # a file system without locks
@@ -355,7 +355,7 @@ def create_locked(path: Path) -> BinaryIO:
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading; `SpecialFileError` for any other, such as a pipe, which may never end."""
+    """Open a regular file for reading. Raises `SpecialFileError` for others, such as a pipe, which may never end."""
     _require_regular(path, os.stat(path).st_mode)  # before opening it, which may have an effect on a device
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     file = os.fdopen(descriptor, "rb")

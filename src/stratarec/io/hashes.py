@@ -1,4 +1,4 @@
-"""Hashes of files, with a cache, and versions of packages and of this project's code.
+"""Cached hashes of files, and versions of packages and of this project's code.
 
 The cache has one file per folder under ``$XDG_CACHE_HOME/stratarec/hashes`` (``~/.cache`` by default). The cached hash
 of a file is used if the file's size, times and inode are unchanged. If a file was written just before it is hashed, its

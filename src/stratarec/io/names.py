@@ -1,4 +1,4 @@
-"""Names that users chose, written as file names, on terminals, in shell commands and in HTML."""
+"""Conversion of names that users choose to text for file names, terminals, shell commands and HTML."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class DirectoryKind:
     name: str
     """Name in the marker and in messages."""
     field: str
-    """Recipe field or option with which a user names such a directory."""
+    """Recipe field or command-line option with which a user names such a directory."""
     content: tuple[str, ...]
     """Names or patterns of the entries that such a directory may have."""
 

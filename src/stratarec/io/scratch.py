@@ -85,7 +85,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def lock_store(path: Path) -> IO[bytes]:
-    """Lock a directory until the returned file is closed; `StorageError` if another process has locked it."""
+    """Lock a directory until the returned file is closed. Raises `StorageError` if another process has locked it."""
     make_directory(path)
     try:
         file = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "wb")

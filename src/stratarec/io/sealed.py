@@ -58,7 +58,7 @@ def read_sealed(path: Path, model: type[M], advice: str, error: type[StrataError
     advice : str
         End of an error message, which says what to do if the file cannot be used.
     error : type
-        Raised if the file is missing, changed, of another format or invalid; names the file and the field.
+        Raised if the file is missing, changed, of another format or invalid. The message names the file and the field.
     """
     known = model.model_fields["format"].annotation.__args__[0]  # type: ignore[union-attr]
     return validate(model, read_unvalidated(path, known, advice, error), str(path), advice, error)

@@ -94,7 +94,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | ChunkedTensor]) -> 
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a safetensors file; `CheckpointError` if it is damaged or missing."""
+    """Read all tensors of a safetensors file. Raises `CheckpointError` if it is damaged or missing."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -122,7 +122,7 @@ class ExportedVocabulary(Ids):
 
 
 class PooledInput(Model):
-    """A feature whose rows are pooled into one vector."""
+    """A feature whose looked-up rows are pooled into one vector per sample."""
 
     feature: str
     table: str

@@ -68,7 +68,8 @@ class Scorer:
         return cls(ExportedModel.open(Path(folder)))
 
     def update(self, delta: str | Path) -> None:
-        """Apply a delta that ``stratarec export --since`` wrote; scores are then exactly those of the later model.
+        """Apply a delta that ``stratarec export --since`` wrote. Scores then equal the scores of the later model
+        exactly.
 
         Threads that score at the same time use either the old or the new model. The tables of the new model are kept in
         memory; during the update, memory holds the tables of both models.
@@ -101,7 +102,7 @@ class Scorer:
         Raises
         ------
         DataError
-            If a column is missing or a value cannot be converted; names the column and the row.
+            If a column is missing or a value cannot be converted. The message names the column and the row.
         ExportError
             If a score is NaN.
         """

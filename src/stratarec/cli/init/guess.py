@@ -64,7 +64,7 @@ class Guess:
     ordered: bool = False
     """Whether the sparse feature has few values that are numbers, which could also be amounts."""
     of: str = ""
-    """Feature whose values a list contains, if the list seems to be a sequence of user actions."""
+    """Name of the feature whose values a list contains, if the list seems to be a sequence of user actions."""
     leak: Guess | None = None
     """Guess for the column if its suspected leak is ignored; set for a column that is left out because of the leak."""
 
@@ -73,7 +73,7 @@ class HistoryChoice(NamedTuple):
     """Whether a drafted recipe has a history of each user, and why."""
 
     of: str
-    """Feature whose earlier values the history has."""
+    """Name of the feature whose earlier values the history contains."""
     drafted: bool
     reason: str
 

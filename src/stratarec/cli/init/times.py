@@ -46,7 +46,7 @@ class Times:
 
     unit: TimeUnit
     form: str
-    """`schema.time_format`; empty if none is needed."""
+    """Value for `schema.time_format`; empty if no format is needed."""
     span: Span
     how: str
     """Description of the values for the user."""

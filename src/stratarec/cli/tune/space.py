@@ -156,7 +156,7 @@ def _range(field: str, kind: str, given: list[Any], content: Mapping[str, Any], 
 
 
 def _checked(field: str, value: Any, content: Mapping[str, Any], origin: str) -> Any:
-    """Return a value as the recipe stores it; `ConfigError` if the recipe refuses it."""
+    """Return a value as the recipe stores it. Raises `ConfigError` if the recipe refuses it."""
     try:
         return _at(Recipe.from_dict(with_values(content, {field: value}), origin).to_dict(), field)
     except ConfigError as error:

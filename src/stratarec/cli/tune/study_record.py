@@ -21,7 +21,7 @@ class TrialRecord(Model):
     """A trial and its result."""
 
     params: dict[str, int | float | str]
-    """Values of the fields as Optuna stores them; `Space.values` decodes them."""
+    """Values of the fields in the form that Optuna stores; `Space.values` decodes them."""
     state: Literal["running", "complete", "pruned", "failed"] = "running"
     evaluations: tuple[float, ...] = ()
     """Validation metrics during training, once the trial has ended."""
@@ -45,7 +45,7 @@ class StudyRecord(Model):
     recipe: dict[str, pydantic.JsonValue]
     dataset: str
     trials: tuple[TrialRecord, ...] = ()
-    """Trials in order; their index names their run. Only the last may be running."""
+    """Trials in order. A trial's index names its run. Only the last trial may be running."""
 
     @pydantic.field_validator("trials")
     @classmethod
@@ -61,5 +61,5 @@ def run_name(number: int) -> str:
 
 
 def read_study(folder: Path) -> StudyRecord:
-    """Read the file of the study in `folder`; `ConfigError` if it is damaged."""
+    """Read the file of the study in `folder`. Raises `ConfigError` if it is damaged."""
     return read_sealed(folder / FILE, StudyRecord, ADVICE, ConfigError)

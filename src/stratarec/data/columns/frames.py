@@ -49,7 +49,7 @@ def read_frame(frame: Any, schema: Schema) -> dict[str, pl.Series]:
     Raises
     ------
     DataError
-        If a column or value cannot be read; names the column and the row, counted from 1.
+        If a column or value cannot be read. The message names the column and the row, counted from 1.
     """
     sparse = tuple(
         replace(f, kind="multi", of="", max_length=_UNLIMITED, separator="") if f.kind == "history" else f
@@ -75,7 +75,7 @@ def read_columns(frame: Any) -> dict[str, pl.Series]:
     Raises
     ------
     DataError
-        If a column cannot be read; names the column.
+        If a column cannot be read. The message names the column.
     """
     if hasattr(frame, "toarray"):
         raise DataError("got a sparse matrix, and sparse input is not supported; give a DataFrame or a dense array")
@@ -97,7 +97,7 @@ def read_columns(frame: Any) -> dict[str, pl.Series]:
 
 
 def check_lengths(columns: Mapping[str, pl.Series]) -> int:
-    """Return the number of rows; `DataError` if columns have different lengths."""
+    """Return the number of rows. Raises `DataError` if columns have different lengths."""
     lengths = {len(column) for column in columns.values()}
     if len(lengths) != 1:
         sizes = ", ".join(f"{name!r} {len(column):,}" for name, column in list(columns.items())[-6:])
@@ -106,7 +106,7 @@ def check_lengths(columns: Mapping[str, pl.Series]) -> int:
 
 
 def has_column_names(frame: Any) -> bool:
-    """Whether a frame has column names, which a 2-d array has not."""
+    """Whether a frame has column names. A 2-d array has none."""
     return isinstance(frame, Mapping) or any(hasattr(frame, name) for name in ("columns", "column_names"))
 
 
@@ -336,7 +336,7 @@ def _plain_numbers(columns: Sequence[Sequence[Any]], rows: int) -> NDArray[np.fl
 
 
 def _plain_values(column: Sequence[Any], feature: SparseFeature, type: pl.DataType) -> list[list[Any]]:
-    """Return a list with the values of each row."""
+    """Return a list for each row, with the row's values of a sparse feature."""
     if feature.kind == "single":
         lists = [[] if cell is None else [cell] for cell in column]
     else:

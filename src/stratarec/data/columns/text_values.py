@@ -106,7 +106,7 @@ def _ticks(unit: TimeUnit) -> Literal["us", "ns"]:
 
 
 def parse_times(text: pl.Series, form: str, ticks: Literal["us", "ns"] = "us") -> pl.Series:
-    """Parse text in the format `form` as ``Datetime``, null for text in other formats; `ConfigError` for a bad format.
+    """Parse text in the format `form` as ``Datetime``, null for other text. Raises `ConfigError` for an invalid format.
 
     This is stricter than Polars, which also parses 2023111 as ``%Y%m%d``, and 23 as ``%Y``.
     """
@@ -179,7 +179,7 @@ def integers_from_text(raw: pl.Series) -> pl.Series:
 
 
 def _digits(integers: pl.Series) -> pl.Series:
-    """Return the number of characters of each integer in decimal notation."""
+    """Return how many characters each integer has in decimal notation."""
     present = integers.fill_null(0).to_numpy()
     digits = 1 + (present < 0).astype(np.uint32)
     largest = max(int(present.max(initial=0)), -int(present.min(initial=0)))

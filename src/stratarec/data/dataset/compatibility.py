@@ -54,7 +54,7 @@ def check_prepared(config: PrepareConfig, dataset: Dataset) -> str:
     Raises
     ------
     ConfigError
-        If a setting or a log differs; names the field and both values.
+        If a setting or a log differs. The message names the field and both values.
     """
     prepared = dataset.about.origin
     difference = settings_difference(settings(config), prepared.settings, _FREE)
@@ -146,7 +146,10 @@ def feature_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
 
 
 def _same_figures(mine: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the mean and deviation of a dense input by those of training if they differ only by rounding."""
+    """Return `mine`, but with the mean and deviation of `trained` where the difference is only rounding.
+
+    Both describe the same dense input: in this data set, and in the data set of the training.
+    """
     margin = _TOLERANCE * trained.get("deviation", 0.0)
     close = {
         key: trained[key]

@@ -93,7 +93,7 @@ class Dataset:
         Raises
         ------
         DatasetError
-            If the data set is missing or of another format version, or a file was changed; names the file.
+            If the data set is missing or of another format version, or a file was changed. The message names the file.
         """
         path = Path(path)
         for tries in range(_TRIES):

@@ -51,13 +51,13 @@ class StoredFile(Model):
 
 
 class TablesFile(StoredFile):
-    """File of the tables to which the samples of a shard point."""
+    """File of a shard's tables, to whose rows the samples of the shard point."""
 
     path: Annotated[str, pydantic.Field(pattern=r"^(train|valid|test)/shard-\d{5,}\.tables\.parquet$")]
 
 
 class Shard(StoredFile):
-    """File of the samples of a shard, and the file of its tables."""
+    """A shard: the file of its samples, and the file of its tables."""
 
     path: Annotated[str, pydantic.Field(pattern=r"^(train|valid|test)/shard-\d{5,}\.parquet$")]
     samples: Count
@@ -217,7 +217,7 @@ class DatasetManifest(Model):
     name: str
     columns: Annotated[Schema, pydantic.Field(alias="schema")]
     groups: dict[str, tuple[str, ...]] | None
-    """Group -> its features; None if nothing is deduplicated, not even histories."""
+    """Deduplication group -> its features. None if nothing is deduplicated, not even histories."""
     splits: dict[str, tuple[Shard, ...]]
     positives: dict[str, Count]
     """Split -> positive samples, by the first label."""

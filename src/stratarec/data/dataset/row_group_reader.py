@@ -63,7 +63,7 @@ class ShardLayout:
     ids: Mapping[str, int]
     """Sparse feature -> number of rows of its embedding table."""
     pointed: tuple[str, ...]
-    """Names of the groups and histories to which samples point."""
+    """Names of the groups and histories, to whose tables samples point."""
     windows: tuple[str, ...]
     """Names of the histories that are stored as windows."""
     aligned: tuple[tuple[str, ...], ...]
@@ -288,7 +288,7 @@ class RowGroupReader:
         Raises
         ------
         DatasetError
-            If the file cannot be read or has a fault; names the file.
+            If the file cannot be read or has a fault. The message names the file.
         """
         info = self._shards[shard]
         samples = self._table(shard, group)

@@ -358,7 +358,7 @@ def _label(columns: NDArray[np.int32]) -> Tensor:
 def _dense(
     buffer: ShuffleBuffer, rows: NDArray[np.int32], pointers: Mapping[str, NDArray[np.int32]], features: int
 ) -> Tensor:
-    """Return ``[B, features]`` dense features, including those of groups."""
+    """Return all dense features ``[B, features]``, including dense features in groups."""
     # Allocated by torch, which aligns to 64 bytes: in MKL's matrix products, the alignment can change the order of sums
     # (Intel, "Getting Reproducible Results with Intel MKL", 2011).
     dense = torch.empty(len(rows), features)

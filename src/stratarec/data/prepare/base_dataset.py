@@ -43,8 +43,8 @@ class BaseDataset:
         Raises
         ------
         ConfigError
-            If the base is the data set itself, or has other features, kinds of vocabularies or tail buckets; names the
-            field.
+            If the base is the data set itself, or has other features, kinds of vocabularies or tail buckets. The
+            message names the field.
         DatasetError
             If the base is missing or damaged.
         """
@@ -101,7 +101,7 @@ class BaseDataset:
         return self._dataset.events()
 
     def clicks(self) -> ClickMemory:
-        """Read the clicks of the base; `ConfigError` if it has none."""
+        """Read the clicks of the base. Raises `ConfigError` if it has none."""
         clicks = self._dataset.clicks()
         if clicks is None:
             raise ConfigError(

@@ -27,7 +27,7 @@ from stratarec.progress import Progress
 
 
 class Stage(Protocol):
-    """A part of `prepare` that consists of pieces 0, 1, ...; it can be pickled."""
+    """A part of `prepare` that is divided into pieces with the numbers 0, 1 and so on. It can be pickled."""
 
     def __call__(self, number: int) -> Iterator[int]:
         """Run a piece. After each part of the work, yield the number of steps by which the progress bar advances."""

@@ -225,7 +225,10 @@ class _Encoder:
 
 
 def _distinct(rows: pl.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the code of each row, numbered in order of first appearance, and the first row of each code."""
+    """Number the distinct rows in order of first appearance.
+
+    Return the number of each row, and for each number the index of the first row that has it.
+    """
     bare = pl.DataFrame([column.alias(str(place)) for place, column in enumerate(rows.iter_columns())])
     query = bare.lazy().with_row_index(PLACE).group_by(bare.columns, maintain_order=True).agg(PLACE).select(PLACE)
     groups = query.collect().to_series().to_arrow()

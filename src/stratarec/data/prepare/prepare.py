@@ -94,7 +94,7 @@ def prepare(
     Raises
     ------
     DataError
-        If the logs cannot be read as the recipe says; names the file, the row and the field.
+        If the logs cannot be read as the recipe says. The message names the file, the row and the field.
     DatasetError
         If ``config.path`` contains a data set of other logs or settings, and `overwrite` is false.
     StorageError

@@ -41,7 +41,7 @@ _ONE_THREAD = dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "NUMBA_NUM
 
 
 def import_ray() -> Any:
-    """Import Ray; `ClusterError` if it is not installed."""
+    """Import Ray. Raises `ClusterError` if it is not installed."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:
@@ -137,7 +137,7 @@ class TaskRequirements:
         Raises
         ------
         ClusterError
-            If a version or a log differs; names the machine, and the library or path.
+            If a version or a log differs. The message names the machine, and the library or path.
         """
         if os.path.isdir(self.folder):  # absolute paths need no such directory
             os.chdir(self.folder)
@@ -287,7 +287,7 @@ class RayExecutor:
         progress.advance(ended.advance)
 
     def _get(self, reference: Any, what: str) -> Any:
-        """Return the result of a task; `ClusterError` if the cluster lost it."""
+        """Return the result of a task. Raises `ClusterError` if the cluster lost it."""
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayError as error:

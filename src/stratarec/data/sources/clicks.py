@@ -89,7 +89,7 @@ class ClicksConfig:
     from the known clicks. ``wait`` leaves these clicks to a data set with this one as its base, as `stratarec continue`
     does."""
     popularity_window: str = "1h"
-    """Time over which the `popularity` feature counts clicks; `recent_popularity` counts over a sixth of it."""
+    """Length of time over which `popularity` counts clicks; `recent_popularity` counts over a sixth of this time."""
     memory: str = "1d"
     """Length of the time before a sample over which moves between items, clicks of the user and session, and
     `long_popularity` are counted."""

@@ -88,7 +88,7 @@ class FileSlice:
 
 
 def open_parquet(raw: IO[bytes], file: InputFile) -> pq.ParquetFile:
-    """Return the reader of a file; `DataError` if it is not a Parquet file."""
+    """Return the reader of a file. Raises `DataError` if it is not a Parquet file."""
     try:
         return pq.ParquetFile(raw)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
