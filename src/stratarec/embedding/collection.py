@@ -56,8 +56,8 @@ class Embeddings:
 class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
     """Embedding tables that train themselves: the module that models use, with any engine.
 
-    It has what a model and a custom training loop need. Memory use, the factor on the learning rate and other details
-    are available from `engine`.
+    It has the methods that a model and a custom training loop need. Memory use, the factor on the learning rate and
+    other details are available from `engine`.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         return self.engine.prepare(features)
 
     def forward(self, features: KeyedJagged | AnyHandle) -> Embeddings:
-        """Look up every feature of the collection; `features` may contain additional ones, in any order."""
+        """Look up every feature of the collection. `features` may also contain other features, in any order."""
         training, engine = torch.is_grad_enabled(), self.engine
         if not isinstance(features, KeyedJagged):
             prepared, features = features, features.features
@@ -135,8 +135,8 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
     def table(self, name: str) -> dict[str, Tensor]:
         """Return ``weight`` ``[R, D]`` and optimizer state of a table.
 
-        If `RowOptimizerConfig.rows` is all, ``clock`` is the number of steps that each row has taken. For a table that
-        is completely in level 0 these are views: writing them changes the model. For other tables they are copies,
+        If `RowOptimizerConfig.rows` is ``all``, ``clock`` is the number of steps that each row has taken. For a table
+        that is completely in level 0 these are views: writing them changes the model. For other tables they are copies,
         which take as much memory as the complete table in float32; use `rows` to read a part.
         """
         return self.engine.tables_of(name).table(name)
@@ -151,8 +151,8 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         Parameters
         ----------
         previous : Path
-            Directory of the last save or load of this collection: only rows that changed since then are written, and
-            other files are linked.
+            Directory of the last save or load of this collection. Only rows that changed since then are written, and
+            the files of `previous` are linked.
 
         Raises
         ------
@@ -169,7 +169,7 @@ class EmbeddingCollection(nn.Module, Generic[AnyHandle]):
         Returns
         -------
         str
-            Reason why further training may give other bits than the saved run would have given; empty if it does not.
+            Reason why further training may give other bits than the saved run would have given; empty if there is none.
 
         Raises
         ------
@@ -262,8 +262,8 @@ class TieredEmbeddingBagCollection(EmbeddingCollection[Prepared]):
     -----
     With gradients enabled, a batch is *prepared* (its rows are brought into level 0), looked up, and released by its
     backward pass. ``collection(features)`` prepares and looks up at once; ``collection(collection.prepare(features))``
-    is the same in two steps, and `Prefetcher` does the first step ahead on a thread. Without gradients, rows are read
-    in place and nothing changes.
+    is the same in two steps, and `Prefetcher` does the first step ahead of time on another thread. Without gradients,
+    rows are read in place and nothing changes.
     """
 
     def __init__(

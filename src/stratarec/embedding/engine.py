@@ -294,7 +294,7 @@ class Engine(LookupEngine[Prepared]):
 
     @traced("prepare ahead")
     def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> Prepared:
-        """Prepare a batch on another thread, after the backward pass of the batch `lookahead` + 1 before it.
+        """Prepare a batch on another thread. Waits for the backward pass of the batch `lookahead` + 1 before it.
 
         Raises
         ------
@@ -476,8 +476,8 @@ class Engine(LookupEngine[Prepared]):
         rank : int
             As for `save`.
         agreed : callable
-            Called with whether the layout of the checkpoint is unchanged in this process; returns whether it is
-            unchanged in all processes.
+            Returns true if its argument is true in all processes. The argument is whether this process has the layout
+            of the checkpoint.
         """
         # A failed collection may be loaded, which repairs it.
         if self.health.state == "closed":

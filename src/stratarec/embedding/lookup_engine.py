@@ -1,4 +1,4 @@
-"""Base class of embedding engines, with what all engines share: health, in-flight batches, clocks and names.
+"""Base class of embedding engines. It contains what is common to all: health, in-flight batches, clocks and names.
 
 `embedding.collection` and `embedding.prefetch` use engines only through this interface. `Engine` trains the tables of
 one process; `distributed.sharded_engine` distributes tables over several.
@@ -29,8 +29,8 @@ class Health:
     """Whether the rows of a collection are consistent: `open`, `failed` or `closed`.
 
     A log is read and written before any slot changes. So an error of the log, such as a full disk, does no damage, and
-    the state stays `open`. The state becomes `failed` if a move of rows can be neither finished nor undone: after an
-    interrupt, or if rows are swapped with an addressable home and one of them does not fit its codec.
+    the state stays `open`. The state becomes `failed` if rows may be incomplete: after an interrupt during a change, or
+    if rows are swapped with an addressable home and one of them does not fit its codec.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Prepared:
     staged : tuple of StagedBatch
         The staged batch of each table group, with slots in place of ids; empty after release.
     number : int
-        Number of batches prepared before.
+        Number of batches that were prepared before this one.
     """
 
     __slots__ = ("__weakref__", "_generation", "_in_flight", "_state", "features", "number", "staged")
@@ -378,7 +378,7 @@ class LookupEngine(ABC, Generic[AnyHandle]):
 
     @abstractmethod
     def prepare_ahead(self, features: KeyedJagged, lookahead: int, stopped: Callable[[], bool]) -> AnyHandle:
-        """Prepare a batch on another thread, after the backward pass of the batch `lookahead` + 1 before it."""
+        """Prepare a batch on another thread. Waits for the backward pass of the batch `lookahead` + 1 before it."""
 
     @abstractmethod
     def look_up(self, prepared: AnyHandle) -> tuple[Tensor, ...]:
@@ -414,7 +414,7 @@ class LookupEngine(ABC, Generic[AnyHandle]):
     def initialize_from(
         self, directory: Path, manifest: Mapping[str, Any], optimizer: RowOptimizerConfig
     ) -> None:  # fmt: skip
-        """Start new training with the rows and optimizer state of other tables, whatever their tiers and codecs.
+        """Start new training with the rows and optimizer state of other tables. Tiers and codecs may differ.
 
         Rows that were never trained keep their initial values. Steps and schedules start from 0, but Adam's bias
         correction continues.

@@ -26,7 +26,7 @@ _DEVICE_THREADS = 8
 
 
 class Prefetcher(Generic[Item]):
-    """Iterates over ``(item, prepared)`` of `source`, with up to `depth` items prepared ahead.
+    """Iterates over pairs ``(item, prepared)`` for the items of `source`, with up to `depth` items prepared ahead.
 
     Parameters
     ----------

@@ -142,7 +142,7 @@ class SlotMemory(Protocol):
         """Decode records into slots; see `RecordCodec.decode`."""
 
     def initialize(self, layout: cache.CacheLayout, moves: cache.Moves, absent: NDArray[np.bool_]) -> None:
-        """Write initial values to the slots of those `moves` that are `absent`: their rows have no record at home."""
+        """Write initial values to the slots of `moves` where `absent` is true: these rows have no record at home."""
 
     def swap(
         self, layout: cache.CacheLayout, staging: cache.Staging, workspace: cache.StageWorkspace, codec: RecordCodec,

@@ -1,4 +1,4 @@
-"""The log store: rows on a block device, many of which are read at once and without the page cache.
+"""The log store: rows on a block device. Many rows are read at once, without the page cache.
 
 Two threads may be active at once: the caller reads or writes rows, and the compactor moves them. `_lock` guards the
 locations, the segment table and the buffers, and is locked for microseconds. `_moving` is locked while a thread moves

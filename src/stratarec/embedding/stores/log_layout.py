@@ -90,7 +90,7 @@ class BlockLayout:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Values that must equal those of a checkpoint. The length of segments may differ; see `adopting`."""
+        """Values that must be the same in a checkpoint. The length of segments may differ; see `adopting`."""
         return {name: getattr(self, name) for name in ("rows", "record_bytes", "tag_bytes", "block_bytes", "per_block")}
 
     @property

@@ -149,7 +149,7 @@ class TableGroup(ABC):
         Parameters
         ----------
         out : ndarray
-            ``[N]`` slots of the complete batch; the group writes those of its features.
+            ``[N]`` slots of the complete batch; the group writes the slots of its features.
 
         Raises
         ------
@@ -181,7 +181,7 @@ class TableGroup(ABC):
         return rows
 
     def update(self, staged: StagedBatch, gradients: Gradients, rule: RowUpdate) -> None:
-        """Apply the row optimizer, given the gradients of what `pool` returned."""
+        """Apply the row optimizer, given the gradients of the output of `pool`."""
         self.memory.update(staged, gradients, rule, self.step_clock.missed)
 
     def bags(self, features: KeyedJagged) -> BagBatch:

@@ -60,7 +60,7 @@ class ResidentTables(TableGroup):
     def _mark_trained(self) -> None:
         """Mark in `_trained` the rows that differ from their initial values.
 
-        If every change is recorded in `_changed`, those marks are added. Otherwise each row is compared.
+        If every change is recorded in `_changed`, its marks are added. Otherwise each row is compared.
         """
         if not self._viewed and (self._chain.started or self.step_clock.optimizer.clocked):
             np.bitwise_or(self._trained, self._changed, out=self._trained)

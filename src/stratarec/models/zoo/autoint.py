@@ -52,7 +52,7 @@ class AutoIntConfig(VectorsConfig):
 
 
 class Interacting(nn.Module):
-    """e_m' = relu([sum over k of softmax_k(<Q e_m, K e_k>) V e_k of each head] + R e_m) (section 4.4)."""
+    """e_m' = relu([head_1, ...] + R e_m), with head = sum over k of softmax_k(<Q e_m, K e_k>) V e_k (section 4.4)."""
 
     def __init__(self, width: int, config: AutoIntConfig) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Interacting(nn.Module):
 
 
 class AutoIntScore(Score):
-    """logit = b + w · [fields after the last attention layer, deep(fields before the first)]."""
+    """logit = b + w · [outputs of the last attention layer, deep(fields)]."""
 
     config: ClassVar = AutoIntConfig
 
