@@ -24,7 +24,7 @@ _TAGS = ("union_tag_not_found", "union_tag_invalid")
 
 
 def first_mistake(error: pydantic.ValidationError, content: Any, kind: Any) -> str:
-    """Describe the first mistake in `content`, which is not a valid `kind`, by field, expectation and value.
+    """Describe the first mistake in `content`, which is not a valid `kind`: the field, what is expected, the value.
 
     An unknown field is described before other mistakes, because they may follow from it. If a section refuses a value
     itself, this error is described before type errors of the same value.

@@ -46,9 +46,7 @@ def item_keys(values: pl.Series) -> pl.Series:
 
 
 def read_click_memory(paths: Mapping[str, Path], clicks: int, time: str) -> ClickMemory:
-    """Read the click memory of a data set from Parquet files. They are not trusted: `DatasetError` if they are
-    invalid.
-    """
+    """Read the click memory of a data set from Parquet files. Raises `DatasetError` if the files are invalid."""
     frames = {part: _read(paths[part]) for part in PARTS}
     with reporting_damage(paths["first"]):
         kinds = dict(frames["first"].schema)

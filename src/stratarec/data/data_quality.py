@@ -1,7 +1,8 @@
 """Two warnings about a log: features that reveal the label, and held-out samples that repeat training samples.
 
-*Leaks.* `init` checks the rows that it reads, and `prepare` a sample of raw training rows, because ids no longer show
-the order of numbers and missing values. The results are stored in ``dataset.json`` and appear in every report of a run.
+*Leaks.* `init` checks the rows that it reads. `prepare` checks a sample of raw training rows, because encoded rows do
+not show the order of numbers and which values were missing. The results of `prepare` are stored in ``dataset.json`` and
+appear in every report of a run.
 
 *Repeated samples.* A model can memorize them, so metrics on them say little about new samples. Samples are compared by
 64-bit hashes of their columns. For a large log only hashes that are divisible by a number m are kept, so that all

@@ -124,8 +124,8 @@ class Repeats:
         return dedup_factor(self.samples_per_session, self.stays(*names))
 
     def propose(self, grouped: Sequence[str] = (), names: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-        """Propose groups of the features that are not in `grouped`. Groups are named found_1, found_2 and so on,
-        without the names in `names`, which are in use.
+        """Propose groups of the features that are not in `grouped`. Groups are named found_1, found_2 and so on;
+        names that are in use (`names`) are skipped.
         """
         free = [name for name in self.names if name not in grouped and self.factor(name) >= _LEAST_FACTOR]
         groups: list[list[str]] = []

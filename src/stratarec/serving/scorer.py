@@ -36,8 +36,8 @@ class Scorer:
     Notes
     -----
     Several threads may use one scorer. If they do, or if single rows are scored, call ``torch.set_num_threads(1)``:
-    synchronizing torch's threads takes longer than computing one row. Tables are read
-    from their mapped file, which must not change while the scorer is in use.
+    synchronizing torch's threads takes longer than computing one row. Tables are read from their mapped file, which
+    must not change while the scorer is in use.
     """
 
     def __init__(self, model: ExportedModel) -> None:

@@ -88,7 +88,9 @@ class Space:
         return cls({field: _dimension(field, form, content, origin) for field, form in text.items()}, text)
 
     def own(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the recipe's value of each field in the space, if the space contains the value; choices as JSON."""
+        """Return the recipe's value of each field, if the space contains this value. Values of choices are JSON
+        text.
+        """
         plain = Recipe.from_dict(dict(content)).to_dict()
         result = {
             field: json.dumps(_at(plain, field)) if isinstance(dimension, Choice) else _at(plain, field)

@@ -1,4 +1,5 @@
-"""Read the columns of DataFrames, tables, mappings and Python objects, for `Converter`; and a few rows without Polars.
+"""Read the columns of DataFrames, tables, mappings and Python objects for `Converter`. A few rows are read without
+Polars, which is faster.
 
 The types of Python objects are determined here. Polars would take time cubic in the depth of nested lists, would read
 2.5 as 2 in a list of integers, and would raise unexpected errors for some objects.

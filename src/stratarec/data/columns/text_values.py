@@ -75,8 +75,8 @@ def read_times(raw: pl.Series, unit: TimeUnit, form: str = "") -> tuple[pl.Serie
 def _times_from_numbers(numbers: pl.Series, unit: TimeUnit) -> tuple[pl.Series, str]:
     """Read times from numbers, which may have fractions; returns the same as `read_times`.
 
-    Integers count in `unit`. If the column has fractions, or its numbers are not dates in `unit`, they are read as
-    seconds or milliseconds if they are dates in that unit.
+    Integers count in `unit`. If the column has fractions, or its numbers are not dates in `unit`, the numbers are read
+    as seconds or as milliseconds, if that makes them dates.
     """
     integers = integers_from_numbers(numbers)
     missing = numbers.fill_nan(None).null_count() if numbers.dtype.is_float() else numbers.null_count()

@@ -1,7 +1,7 @@
 """Comparison of a data set with a recipe, and with the data set that a model was trained on.
 
 A recipe's data section and the data set at its path can change independently. The recipe's settings are compared field
-by field with those of the data set. These fields may differ:
+by field with the settings of the data set. These fields may differ:
 
 - ``path``, and the ``paths`` of the logs if these have the same content or do not exist;
 - ``on_bad_row``, which decides whether bad rows are refused, and does not change the good rows;

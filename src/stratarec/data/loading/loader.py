@@ -44,7 +44,7 @@ class BatchShare:
     ranks: int = 1
 
     def parts(self, parts: int) -> range:
-        """Return the parts of the epoch from which this rank's samples come."""
+        """Return which of the epoch's parts contain samples of this rank. `parts` is the number of parts."""
         return range(parts * self.rank // self.ranks, -(-parts * (self.rank + 1) // self.ranks))
 
     def of(self, samples: int, part: int = 0, parts: int = 1) -> tuple[int, int]:
