@@ -22,7 +22,7 @@ def _prepare_options(command: argparse.ArgumentParser) -> None:
     add_recipe(command)
     add_json(command)
     command.add_argument(
-        "--overwrite", action="store_true", help="replace a data set that was made from other logs or settings"
+        "--overwrite", action="store_true", help="replace a data set that was prepared from other logs or settings"
     )
     command.add_argument(
         "--ray",

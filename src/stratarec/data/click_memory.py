@@ -53,7 +53,7 @@ def read_click_memory(paths: Mapping[str, Path], clicks: int, time: str) -> Clic
         if kinds != {ITEM: pl.UInt64(), TIME: pl.Int64()} or frames["first"].null_count().sum_horizontal().item():
             raise ValueError(f"its columns are {kinds}, expected {ITEM}: UInt64 and {TIME}: Int64, without nulls")
         if frames["first"][ITEM].n_unique() != len(frames["first"]):
-            raise ValueError("an item is there twice")
+            raise ValueError("an item occurs twice")
     for part in ("recent", "waiting"):
         frame = frames[part]
         with reporting_damage(paths[part]):

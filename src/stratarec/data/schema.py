@@ -249,7 +249,7 @@ class Schema:
             raise ConfigError(f"schema: feature names must be distinct, repeated: {', '.join(repeated)}")
         for label in self.label_columns:
             if label in names:
-                raise ConfigError(f"schema: the label column {label!r} is also a feature")
+                raise ConfigError(f"schema: the label column {label!r} is also a feature; remove the feature")
         clash = sorted(set(self.groups) & set(names))
         if clash:
             raise ConfigError(f"schema: groups and features must have different names, shared: {', '.join(clash)}")

@@ -54,7 +54,7 @@ class SplitConfig:
             if self.by == "file" and value and isinstance(value, float | int):
                 raise ConfigError(f"data.split.{name} is {value!r}, expected file name patterns")
         if self.by == "fraction" and float(self.valid) + float(self.test) >= 1:  # type: ignore[arg-type]
-            raise ConfigError("data.split.valid and data.split.test leave nothing to train on")
+            raise ConfigError("data.split.valid and data.split.test leave nothing to train on; lower one of them")
         if not 0 < self.negatives <= 1:
             raise ConfigError(f"data.split.negatives is {self.negatives}, expected a share above 0 and at most 1")
         check_seed(self.seed, "data.split.seed")

@@ -108,7 +108,7 @@ class Eviction:
 
     def __post_init__(self) -> None:
         if not self.idle and not self.keep:
-            raise ConfigError("data.vocabulary.evict: set idle, such as 3d, or keep, a number of values")
+            raise ConfigError("data.vocabulary.evict has no rule: set idle, such as 3d, or keep, a number of values")
         if self.keep < 0:
             raise ConfigError(f"data.vocabulary.evict: keep is {self.keep}, expected at least 1")
         if self.idle:
@@ -218,7 +218,7 @@ class Ids(Model):
         if max(self.inherited, self.holes) > self.values or (self.kind == "hash" and self.values):
             raise ValueError(f"kind {self.kind}: {self.values} values, {self.inherited} inherited, {self.holes} holes")
         if self.tail_buckets > self.first_rows:
-            raise ValueError(f"{self.first_rows} first rows, {self.tail_buckets} of them tail buckets")
+            raise ValueError(f"tail_buckets is {self.tail_buckets}, expected at most first_rows, {self.first_rows}")
         return self
 
 

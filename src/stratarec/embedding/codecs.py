@@ -315,7 +315,7 @@ class RecordCodec:
         if any(used and size != level.slots * share for used, size, share in state_sizes):
             raise ConfigError(f"the optimizer state of the {level.slots} slots of level 0 is missing")
         if slots.shape != places.shape:
-            raise ConfigError(f"{slots.shape} slots for {places.shape} places, expected as many")
+            raise ConfigError(f"{slots.shape} slots for {places.shape} places, expected equal numbers")
         _check_indices("slots", slots, level.slots)
         _check_indices("places", places, len(records))
 

@@ -296,7 +296,7 @@ class ClickModel:
             name = self._scorer.labels[0]
             labels = read_columns(frame).get(name)
             if labels is None:
-                raise DataError(f"the frame has no column {name!r}, which is the label; give labels as y")
+                raise DataError(f"the frame has no column {name!r}, which is the label; pass the labels as y")
         else:
             labels = read_labels(y)
         rule = self._scorer.manifest.columns.label_rules[0]

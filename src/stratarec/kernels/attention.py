@@ -94,7 +94,7 @@ def pair_pool(weights: Tensor, events: Tensor, pairs: Pairs) -> Tensor:
     """
     pairs.check(None, events)
     if weights.shape != (len(pairs),):
-        raise ConfigError(f"{len(pairs)} pairs got weights {tuple(weights.shape)}")
+        raise ConfigError(f"{len(pairs)} pairs got weights {tuple(weights.shape)}, expected one for each pair")
     if events.device.type != "cpu":
         return reference_pair_pool(weights.float(), events.float(), *_places(pairs, events), pairs.samples)
     out: Tensor = _Pool.apply(weights.float(), events.float(), pairs)

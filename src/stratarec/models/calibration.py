@@ -39,9 +39,9 @@ class LogitMap(Model):
         if len(self.values) != len(self.knots):
             raise ValueError(f"{len(self.values)} values, expected one for each of {len(self.knots)} knots")
         if any(after - before < LEAST_GAP for before, after in pairwise(self.knots)):
-            raise ValueError(f"knots that do not rise by {LEAST_GAP} each")
+            raise ValueError(f"knots must rise by at least {LEAST_GAP} each")
         if any(after < before for before, after in pairwise(self.values)) or min(self.slopes) < 0:
-            raise ValueError("a map that falls")
+            raise ValueError("values must not fall, and slopes must not be negative")
         return self
 
 

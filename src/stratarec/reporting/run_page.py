@@ -130,7 +130,7 @@ def _notes(recipe: Mapping[str, Any], position: Mapping[str, Any], result: Mappi
     """Yield notes: what the page lacks and why, and whether the run can be reproduced to the bit."""
     if len(position["losses"]) < 2:
         yield (
-            f"No curve of the training loss: it has a point every train.log_every = {recipe['train']['log_every']} "
+            f"No curve of the training loss: there is a point every train.log_every = {recipe['train']['log_every']} "
             f"steps, and this run had {result['steps']:,}."
         )
     if not position["evaluations"]:
@@ -318,7 +318,7 @@ def _reliability_chart(label: str, lines: list[tuple[str, Mapping[str, Any]]]) -
         top = max(top, *x, *high)
         samples = sum(row["samples"] for row in bins) / len(bins)
         error, noise = (show(figures[name], 4) for name in ("calibration_error", "calibration_noise"))
-        words[split] = f"{split}: error {error} ({noise} by chance), {len(bins)} bins of some {samples:,.0f} samples"
+        words[split] = f"{split}: error {error} ({noise} by chance), {len(bins)} bins of about {samples:,.0f} samples"
     top = min(top * 1.05, 1.0)
     axes.plot([0, top], [0, top], color=MUTED, linestyle="--", linewidth=1)
     axes.set(xlabel="predicted click rate", ylabel="observed click rate", xlim=(0, top), ylim=(0, top))

@@ -94,7 +94,7 @@ class ExportedModel:
         manifest = delta.manifest
         if delta.parent != self.manifest.fingerprint:
             raise ExportError(
-                f"{folder} is a delta of another model than this one: apply all deltas in order, none twice, or open "
+                f"{folder} is not a delta of this model: apply all deltas in order, each only once, or open "
                 "the full export"
             )
         if fault := delta_fault(self.manifest, manifest):

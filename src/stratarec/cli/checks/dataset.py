@@ -66,7 +66,7 @@ def _check_baselines(dataset: Dataset) -> str:
     baselines = read_baselines(dataset)
     assert baselines is not None
     read_scores(dataset, baselines)
-    return f"baseline: {len(baselines.methods)} methods, of this data set"
+    return f"baseline: {len(baselines.methods)} methods, fitted on this data set"
 
 
 def _check_content(path: Path, dataset: Dataset) -> Iterator[str]:
@@ -78,7 +78,7 @@ def _check_content(path: Path, dataset: Dataset) -> Iterator[str]:
         yield f"vocabulary {name}: {info.values - info.holes:,} distinct values{more}"
     events = dataset.events()
     if events is not None:
-        yield f"events: the last {len(events):,} of users"
+        yield f"events: the last {len(events):,} of all users"
     clicks = dataset.clicks()
     if clicks is not None:
         yield f"clicks: {len(clicks.recent):,} for later look-back, {len(clicks.waiting):,} not yet samples"

@@ -146,7 +146,7 @@ class ShardLayout:
         if not len(rows):
             return
         if rows.min() < 0 or len(np.unique(rows)) != len(rows):
-            yield "row numbers of the log are negative or repeated"
+            yield "rows of the log are negative or repeated"
         last = int(split_rows(rows)[0].max())
         if self.files and last >= self.files:
             yield f"a row is of file {last} of the log, expected 0 to {self.files - 1}"

@@ -247,7 +247,7 @@ class RayExecutor:
 
     def begin(self, work: Path, logs: Sequence[str]) -> None:
         if not self._ray.cluster_resources().get("CPU"):
-            raise ClusterError("the Ray cluster has no machine with CPUs for tasks")
+            raise ClusterError("the Ray cluster has no machine with CPUs for tasks; add one")
         self._requirements = TaskRequirements.of(work, grant(work), logs)
 
     def run(self, stage: Stage, numbers: Sequence[int], progress: Progress) -> None:

@@ -154,7 +154,7 @@ class _Run:
 def _runs(reader: pq.ParquetFile, path: str) -> Iterator[_Run]:
     sizes = [reader.metadata.row_group(group).num_rows for group in range(reader.metadata.num_row_groups)]
     if min(sizes, default=0) < 0 or sum(sizes) != reader.metadata.num_rows:
-        raise DataError(f"{path}: damaged (its footer counts other rows than its row groups have)")
+        raise DataError(f"{path}: damaged (its footer counts more or fewer rows than its row groups have)")
     first, first_row, rows, piece = 0, 0, 0, 0
     for group, size in enumerate([*sizes, _CHUNK_ROWS]):
         if rows and rows + size > _CHUNK_ROWS:

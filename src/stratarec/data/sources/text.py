@@ -463,7 +463,7 @@ class JsonLines:
         except UnicodeDecodeError as error:
             return _no_utf8(error)
         except (ValueError, RecursionError) as error:
-            return f"no JSON ({error})"
+            return f"not JSON ({error})"
         if not isinstance(row, dict):
             return f"got {_JSON_TYPES.get(type(row), 'a number')}, expected an object with names"
         for name in names:
