@@ -497,10 +497,10 @@ class Engine(LookupEngine[Prepared]):
         self.step_clock.load_position(manifest["step"], manifest["earlier"], manifest.get("changes", ()))
         self.batches, self._origin = batches, origin if same else batches
         if not same:
-            return "its rows were transferred into other tiers"
+            return "the rows were transferred into other tiers"
         before, now = int(manifest["lookahead"]), self.tiers.lookahead
         if before != now and not all(tables.resident or tables.codec.is_exact for tables in self.tables):
-            return f"its lookahead was {before} and is {now} now, so encoded rows are rounded at other steps"
+            return f"memory.lookahead was {before} and is {now} now, so encoded rows are rounded at other steps"
         return ""
 
     def initialize_from(

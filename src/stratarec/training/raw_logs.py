@@ -246,7 +246,7 @@ class RawLogs:
                 unknown = np.full((1, len(self.labels)) if len(self.labels) > 1 else 1, np.nan, dtype=np.float32)
                 label = self._label(frame) if self.labelled else unknown
                 return Batch(label=torch.from_numpy(label), dense=dense, sparse=sparse)
-        raise DataError(f"{path}: row {row} is not a sample; rows are counted from 1, in text files by lines")
+        raise DataError(f"{path}: row {row} is not a sample; rows are counted from 1, in text files as lines")
 
     def _features(
         self, frame: pl.DataFrame, path: str, encoder: FeatureEncoder, events: Events | None

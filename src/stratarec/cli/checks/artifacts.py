@@ -112,7 +112,7 @@ def _check_run(path: Path, read: set[Path]) -> Iterator[str]:
     if result is not None:
         yield f"result: of {result.checkpoint}"
         if checkpoint.step_path(Path(), result.steps).name < result.checkpoint:
-            raise CheckpointError(f"{path / RESULT} names {result.checkpoint}, but has {result.steps} steps")
+            raise CheckpointError(f"{path / RESULT} names {result.checkpoint}, but only {result.steps} steps")
     checkpoints = checkpoint.list_checkpoints(path / "checkpoints")
     if result is not None and path / "checkpoints" / result.checkpoint not in checkpoints:
         raise CheckpointError(f"{path / RESULT} names {result.checkpoint}, which does not exist")

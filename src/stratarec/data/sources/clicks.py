@@ -200,7 +200,7 @@ class ClicksSource:
             raise DataError(
                 f"{', '.join(self.files[:3])}: all clicks, including waiting ones, are in one window of "
                 f"{self._config.negative_window} (data.source.negative_window), so no negatives are known yet: "
-                "name a longer log, or this log and the next one together"
+                "give a longer log, such as this one and the next in one file"
             )
         index, unpaired, earlier = 0, 0, self._before.clicks if self._before else 0
         number = earlier
