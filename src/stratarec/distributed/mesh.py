@@ -90,9 +90,9 @@ class Mesh:
     def order(self) -> tuple[int, ...]:
         """Ranks in the order of their samples in a batch.
 
-        With the exchange by towers, ranks with the same place on their hosts are adjacent. Rank (t, l) joins their
-        requests to tower t before it sends requests inside its host, so owners of rows see samples in this order.
-        """
+        With the exchange by towers, ranks with the same place on their hosts are adjacent. The rank at place l of host
+        t concatenates the requests to tower t from all ranks at place l, and then sends them inside its host. So owners
+        of rows get samples in this order."""
         if self.inside is None or self.between is None:
             return tuple(range(self.ranks))
         local = self.inside.ranks

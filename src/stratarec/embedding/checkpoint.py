@@ -112,7 +112,7 @@ class SlotFiles(_Files):
 
 
 class CacheShape(Model):
-    """Shape of a cache: the value of `Directory.shape`."""
+    """Layout of a cache in a checkpoint (ways, policy, sets, hot rows), from `Directory.shape`."""
 
     ways: _Small
     policy: str

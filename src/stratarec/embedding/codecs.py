@@ -86,7 +86,7 @@ class FloatRows:
                 target_part.reshape(self.slots, -1)[rows] = source_part.reshape(source.slots, -1)[source_rows]
 
     def to_records(self) -> NDArray[np.uint8]:
-        """Return ``[S, bytes]`` float32 records as an exact codec encodes them: the parts of each row concatenated."""
+        """Return ``[S, bytes]`` uint8: the bytes of each row's weights, state and clock, one after another."""
         parts = [part.reshape(self.slots, -1).view(np.uint8) for part in self.parts if len(part)]
         return np.concatenate(parts, axis=1) if parts else np.empty((0, 0), dtype=np.uint8)
 

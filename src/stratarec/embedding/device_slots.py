@@ -1,9 +1,9 @@
 """Slots in the memory of a GPU: Triton kernels for frequent operations, torch for others.
 
-All kernels run on the default stream, which every thread shares. Operations run in the order in which they are queued,
-so no thread waits for a step. Copies from and to the host use separate streams and pinned buffers (`DeviceTransfers`).
-The host waits for the device where it needs a result: in `encode`, `square_norms`, `weight_gradient` and for copies of
-rows.
+All kernels run on the default stream, which all threads share. Operations run in the order in which they are queued, so
+a thread can queue work without waiting until the current step has ended. Copies from and to the host use separate
+streams and pinned buffers (`DeviceTransfers`). The host waits for the device only if it needs a result: in `encode`,
+`square_norms`, `weight_gradient` and for copies of rows.
 
 A batch is staged as lists of slots on the device: first the lookups of pooled features, then the lookups of sequence
 features. The lookups of each table keep their order. `update` sorts the lists on the device, and the host does not wait

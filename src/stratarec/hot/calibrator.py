@@ -126,7 +126,7 @@ _CHOOSING = 1 << 17
 
 
 def estimate(shares: NDArray[np.float64]) -> InputShare:
-    """Estimate the share of hot inputs from the shares in random samples of equal size, by Student's t."""
+    """Estimate the share of hot inputs, with Student's t interval, from the shares in random subsets of equal size."""
     mean, number = float(shares.mean()), len(shares)
     if number < 2:
         return InputShare(share=mean, low=0.0, high=1.0)

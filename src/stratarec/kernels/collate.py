@@ -205,7 +205,7 @@ class FeatureBags:
 
     @property
     def ids(self) -> int:
-        """Number of ids in all bags to use."""
+        """Number of ids in the selected bags of all features."""
         return self.features * self.count if self.start is None else int(_count_ids(self.places))
 
     @property

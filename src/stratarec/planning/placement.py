@@ -209,7 +209,9 @@ def _worst(chosen: Sequence[Candidate], memory: Memory, workspace: int, ranks: i
             f"flight pin up to {placed.pinned:,}"
         )
     if placed.log is not None:
-        text += f"; {format_bytes(needed - in_memory(placed.bytes, memory))} of this is its log, which tables may share"
+        text += (
+            f"; {format_bytes(needed - in_memory(placed.bytes, memory))} of this is for its log, which tables can share"
+        )
     return text
 
 

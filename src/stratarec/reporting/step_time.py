@@ -87,7 +87,7 @@ class MeasuredStep:
 
     @property
     def lead(self) -> str:
-        """Return the times as a sentence."""
+        """Return a sentence with the time of a step, of all steps, and the share of parallel work that is hidden."""
         return (
             f"a step takes {format_milliseconds(self.seconds)}, and all of them {format_seconds(self.total)}; "
             f"{self.hidden:.0%} of reading batches and fetching rows runs in parallel with earlier steps"

@@ -88,8 +88,8 @@ def logits(
 ) -> Iterator[list[ScoredSamples]]:
     """Score a split, and yield for each batch a list with the scored samples of each rank.
 
-    `check` is called before each batch and may raise to stop. Batches are in the order in which the data set stores
-    samples, and within a batch, so are the ranks' parts. With several portions, this order holds only within each
+    `check` is called before each batch and may raise to stop. Batches are in the stored order of the data set, and the
+    parts in a batch are in the order of ranks. With several portions (one per rank), this order holds only within each
     portion, and a rank reads only the portions that it scores.
     """
     mesh = mesh or Mesh.alone()

@@ -133,7 +133,7 @@ class FinalEvaluation:
         return result
 
     def _gather_reasons(self, state: TrainingState) -> None:
-        """Add to `state` the reasons of all ranks why another run may differ in its last bits."""
+        """Collect from all ranks the reasons why a repeated run may not give the same bits; add them to `state`."""
         reasons, say = {tuple(entry) for entry in state.may_differ}, self.progress.say
         for rank, text in enumerate(self.mesh.rows.gather(json.dumps(state.may_differ).encode())):
             for step, reason in json.loads(text):

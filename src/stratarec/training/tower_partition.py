@@ -58,7 +58,7 @@ class TowerRequest:
 
     @property
     def source(self) -> str:
-        """Text that describes how interactions are measured. `steps` must be set (`on`)."""
+        """Text that describes how interactions are measured. For a probe, `steps` must be set; `on` sets it."""
         asked = self.run or f"a probe of {self.steps} steps"
         return f"interaction: how much changing one feature alters the effect of the other on the logit, in {asked}"
 

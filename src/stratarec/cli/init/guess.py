@@ -326,8 +326,8 @@ def _predicts_by_value(column: pl.Series, positive: pl.Series) -> bool:
 def _losses(value: NDArray[np.int64], label: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the log loss of each row, ``[N]``.
 
-    The prediction for a row is the positive rate of its value in the other half of the rows.
-    """
+    Rows are divided at random into two halves. The prediction for a row is the smoothed positive rate of its value in
+    the half that does not contain the row."""
     half = np.random.default_rng(0).integers(0, 2, len(label)) > 0
     values, mean, rate = int(value.max()) + 1, label.mean(), np.empty(len(label))
     for rows in (half, ~half):

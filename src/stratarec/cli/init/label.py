@@ -169,7 +169,7 @@ def _threshold_rule(column: pl.Series, reason: str) -> tuple[LabelRule, str]:
         return rule, f"{reason}; counts from 0 to {most:g}, {values[1]:g} or more is 1"
     threshold = float(values.filter(values >= least + 0.7 * (most - least))[0])
     rule = LabelRule(column=column.name, at_least=int(threshold) if threshold == int(threshold) else threshold)
-    return rule, f"{reason}; {threshold:g} is in the upper third of {least:g} to {most:g}"
+    return rule, f"{reason}; {threshold:g} or more is 1, as it is in the upper third of {least:g} to {most:g}"
 
 
 def _is_count(column: pl.Series) -> bool:

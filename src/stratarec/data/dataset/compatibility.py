@@ -124,8 +124,8 @@ def input_difference(dataset: Dataset, trained_on: Mapping[str, Any]) -> str:
             detail = "other values, or the same in another order" if alike else " instead of ".join(counts)
             if {**theirs, "first_rows": entry["first_rows"]} == entry:
                 return (
-                    f"vocabulary {name!r} had {entry['first_rows']:,} rows in the first data set of its chain, that of "
-                    f"the run {theirs['first_rows']:,}, so rows start with other weights"
+                    f"vocabulary {name!r} had {entry['first_rows']:,} rows in the first of its base data sets, and in "
+                    f"the run {theirs['first_rows']:,}, so new rows would start with other weights"
                 )
             return f"vocabulary {name!r} has {detail}, so ids mean other values than in training"
     return feature_difference(dataset, trained_on)

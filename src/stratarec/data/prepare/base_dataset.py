@@ -88,8 +88,8 @@ class BaseDataset:
         vocabulary = self._dataset.vocabulary(name)
         if len(counted) and kind != vocabulary.values.dtype:
             raise DataError(
-                f"vocabulary {name!r} has values of type {kind} in the log and of {vocabulary.values.dtype} in "
-                f"{_FIELD}, {self._dataset.path}: set `type` of its features, or the type of the column"
+                f"vocabulary {name!r} has values of type {kind} in the log and {vocabulary.values.dtype} in the base "
+                f"{self._dataset.path} ({_FIELD}): set `type` of its features, or the type of the log's column"
             )
         if vocabulary.kind == "hash":
             return vocabulary, counted

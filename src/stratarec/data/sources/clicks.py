@@ -242,8 +242,8 @@ class ClicksSource:
         window, notes = self._config.negative_window, []
         if unpaired:
             notes.append(
-                f"left out {unpaired:,} of {clicks:,} clicks: no other user of their split clicks within {window} "
-                "after them (data.source.negative_window)"
+                f"left out {unpaired:,} of {clicks:,} clicks, because no other user in the same split clicked within "
+                f"{window} after them (data.source.negative_window)"
             )
         if self._config.last_window == "wait":
             notes.append(f"clicks of the last {window} wait for the next log, which has their negatives")

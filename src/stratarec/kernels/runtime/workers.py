@@ -150,7 +150,7 @@ def close(board, job):
 
 @njit(**_BODY)
 def lead(board, threads, function, data):
-    """Call ``function(data)`` on this thread and on up to ``threads - 1`` helpers that come before it is done."""
+    """Call ``function(data)`` on this thread and on up to ``threads - 1`` helpers that join before its call ends."""
     job = claim(board)
     if job < 0:
         # Other Python threads use all lines, so this thread works alone.

@@ -52,9 +52,10 @@ class EnsembleConfig(VectorsConfig):
     members: int = 8
     """K; training minimizes the log loss of each member, and the score is a weighted mean of their logits."""
     member_kinds: tuple[MemberKind, ...] = ("plain", "dropout", "field_dropout", "narrow", "slow")
-    """Kinds of the pairs of members, repeated if there are more pairs; the second of a pair starts as a linear model.
-    ``dropout`` drops three times as many outputs, ``field_dropout`` drops a fifth of the features of each sample,
-    ``narrow`` has a quarter of the hidden outputs and drops none, and the vectors of ``slow`` learn more slowly."""
+    """Members are in pairs, and these are the kinds of the pairs, repeated if there are more. The second member of a
+    pair starts as a linear model. ``dropout``: up to three times the dropout rate. ``field_dropout``: drops a fifth of
+    each sample's features. ``narrow``: a quarter of the hidden outputs, no dropout. ``slow``: vectors learn more
+    slowly."""
     member_mlp: tuple[int, ...] = (128, 64)
     """Hidden sizes of each member's network."""
     bins: int = 32

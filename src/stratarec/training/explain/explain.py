@@ -174,7 +174,7 @@ class Curve:
     log_scale: bool
     """Whether the model uses the logarithm of the feature."""
     values: tuple[float, ...]
-    """Distinct quantiles in ascending order, as numbers in the log."""
+    """Distinct quantiles of the feature in ascending order, as raw values without a transform."""
     predictions: dict[str, tuple[float, ...]]
     """Label -> mean probability at each of `values`."""
     edges: tuple[float, ...]

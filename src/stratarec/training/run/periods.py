@@ -142,7 +142,7 @@ def read(path: Path) -> Period:
     """Read ``period.json``; `CheckpointError` if `path` is not a period."""
     period = read_sealed(path / PERIOD, Period, ADVICE, CheckpointError)
     if path.name != of_number(Path(), period.number).name:
-        raise CheckpointError(f"{path / PERIOD} is of period {period.number}; {ADVICE}")
+        raise CheckpointError(f"{path / PERIOD} is that of period {period.number}; {ADVICE}")
     return period
 
 

@@ -163,7 +163,7 @@ class BestMembers:
         self._stored, self._losses = {}, np.empty(0)
 
     def _current(self) -> dict[str, Tensor]:
-        """Return the model's tensors that contain parts of each member, and the tensor of the members' weights."""
+        """Return, by name, the tensors that are divided among members, and the weights of the members' mean."""
         network, embeddings = self._model.network.state_dict(), self._model.embeddings
         own = {_NETWORK + name: tensor for name, tensor in network.items()}
         own = {

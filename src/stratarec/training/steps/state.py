@@ -34,8 +34,9 @@ class TrainingState:
     train_seconds: float = 0.0
     """Seconds of all timed steps in all sessions. A session's first step is not timed: it may compile kernels."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    """Stage -> seconds: parts of `train_seconds`, including `wait` for the next batch, and the stages of other threads,
-    which run at the same time: `read`, and `bring in`, which fetches rows into level 0."""
+    """Stage -> seconds. Stages of the training thread, such as `wait` (for the next batch), are parts of
+    `train_seconds`. The stages `read` and `bring in` (fetching rows into level 0) run on other threads at the same
+    time."""
     paces: list[tuple[int, float, int]] = field(default_factory=list)
     """At several steps: the step, `train_seconds` until then, and the number of samples trained in these seconds."""
     trained_samples: int = 0
