@@ -96,5 +96,6 @@ def test_a_large_log_is_not_trained(tmp_path: Path, losses: dict[str, float], mo
 
 @pytest.mark.slow
 def test_short_trainings_keep_a_history_only_where_users_differ(tmp_path: Path) -> None:
-    assert "item_id_history" in names(content_of(log(tmp_path / "taste.csv", users=600, taste=2.0)))
-    assert "item_id_history" not in names(content_of(log(tmp_path / "none.csv")))
+    for name, options, is_kept in (("taste", {"users": 600, "taste": 2.0}, True), ("none", {}, False)):
+        recipe, _, _ = draft(log(tmp_path / f"{name}.csv", **options), tmp_path / f"{name}.yaml")
+        assert ("item_id_history" in names(yaml.safe_load(recipe.read_text()))) == is_kept
