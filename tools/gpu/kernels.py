@@ -12,7 +12,9 @@ import time
 
 import numpy as np
 import torch
-from cells import DEVICE, GPU, SMALL, triton, use_device_slots, write
+from cells import DEVICE, GPU, SMALL, use_device_slots, write  # before Triton, which it may set up for interpretation
+
+import triton  # isort: skip
 
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
 from stratarec.embedding.codecs import CodecConfig, RecordCodec
