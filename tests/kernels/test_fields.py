@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from stratarec.data.sources import text as text_source
 from stratarec.kernels import csv_records
 
 
@@ -43,12 +44,12 @@ def test_what_python_writes_has_no_fault(rows: list[list[str]]) -> None:
 @example('"07",1\n', True)
 def test_leading_zeros_are_those_of_the_reference(text: str, quoted: bool) -> None:
     quote = '"' if quoted else ""
-    expected = csv_records.reference_has_leading_zeros(text.encode(), b",", quote.encode())
-    assert csv_records.has_leading_zeros(text.encode(), ",", quote) == expected
+    expected = text_source.reference_has_leading_zeros(text.encode(), b",", quote.encode())
+    assert text_source.has_leading_zeros(text.encode(), ",", quote) == expected
 
 
 def test_a_leading_zero_is_detected_anywhere_in_a_long_text() -> None:
     text = bytearray(b"10,0.5,a0\n" * 2000)
-    assert not csv_records.has_leading_zeros(bytes(text), ",", '"')
+    assert not text_source.has_leading_zeros(bytes(text), ",", '"')
     for place in (10, 4090, 4100, 19990):
-        assert csv_records.has_leading_zeros(bytes(text[:place]) + b"07,1,a\n" + bytes(text[place:]), ",", '"')
+        assert text_source.has_leading_zeros(bytes(text[:place]) + b"07,1,a\n" + bytes(text[place:]), ",", '"')

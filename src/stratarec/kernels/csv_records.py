@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, uint8
+from numba import njit
 from numpy.typing import NDArray
 
 _LF, _CR = 10, 13
@@ -81,49 +81,6 @@ def _split(content, delimiter, quote, ends, lines, fields, faults):
         elif byte == _CR and place + 1 < len(content) and content[place + 1] != _LF and not fault:
             fault = 2
     return count
-
-
-# Number of bytes that are examined before the loop can stop at a match.
-_CHECK_BYTES = 4096
-
-
-def has_leading_zeros(content: bytes, delimiter: str, quote: str) -> bool:
-    """Whether a field may start with a zero and another digit, such as 007 or -07; blanks may come first.
-
-    May also be true for other text, because every byte up to ``-`` (45) before the zero counts as a blank or a sign.
-    """
-    # The first field is treated as if a line end preceded it.
-    front = np.frombuffer(b"\n\n" + content[:3], dtype=np.uint8)
-    edge, mark = np.uint8(ord(delimiter)), np.uint8(ord(quote or delimiter))
-    return any(_has_leading_zeros(part, edge, mark) for part in (front, np.frombuffer(content, dtype=np.uint8)))
-
-
-@njit(nogil=True, cache=True)
-def _has_leading_zeros(content, delimiter, quote):
-    # Slices and uint8 everywhere, so that LLVM compares many bytes at a time.
-    for start in range(0, len(content) - 3, _CHECK_BYTES):
-        size = min(_CHECK_BYTES, len(content) - 3 - start)
-        second = content[start : start + size]
-        first = content[start + 1 : start + 1 + size]
-        zero = content[start + 2 : start + 2 + size]
-        digit = content[start + 3 : start + 3 + size]
-        matches = uint8(0)
-        for place in range(size):
-            near, far = first[place], second[place]
-            near_edge = uint8(near == delimiter) | uint8(near == quote) | uint8(near == uint8(_LF))
-            far_edge = uint8(far == delimiter) | uint8(far == quote) | uint8(far <= uint8(45))
-            begins = near_edge | (uint8(near <= uint8(45)) & far_edge)
-            is_digit = uint8(digit[place] >= uint8(48)) & uint8(digit[place] <= uint8(57))
-            matches |= uint8(zero[place] == uint8(48)) & is_digit & begins
-        if matches:
-            return True
-    return False
-
-
-def reference_has_leading_zeros(content: bytes, delimiter: bytes, quote: bytes) -> bool:
-    """Compute `has_leading_zeros` with a regular expression."""
-    begin = rb"(?:^|[\n" + re.escape(delimiter + quote) + b"]"
-    return re.search(begin + rb"|" + begin + rb"|[\x00-\x2d])[\x00-\x2d])0[0-9]", content) is not None
 
 
 def reference_split(content: bytes, delimiter: bytes, quote: bytes) -> list[tuple[int, int, int, int]]:

@@ -37,7 +37,6 @@ from stratarec.data.dataset.row_group import RowGroup, SlateKey, row_numbers, sl
 from stratarec.data.schema import UNKNOWN
 from stratarec.errors import DatasetError
 from stratarec.io.atomic import reporting_damage
-from stratarec.kernels.collate import least_and_total, outside, outside_windows
 
 _IDS, _FLOATS, _PLACES = pa.int32(), pa.float32(), pa.int32()
 # Maximum decompressed size of a row group, because a crafted file of kilobytes can decompress to any size.
@@ -170,6 +169,8 @@ class ShardLayout:
                     yield f"columns {main!r} and {name!r} have lists of different lengths"
 
     def _pointers(self, row_group: RowGroup) -> Iterator[str]:
+        from stratarec.kernels.collate import outside, outside_windows  # loads torch and Numba
+
         for name in self.pointed:
             runs, rows = row_group.tables[pointer(name)], len(row_group.tables[name])
             places = runs["row"].to_numpy()
@@ -213,6 +214,8 @@ def _ids_outside(name: str, ids: np.ndarray, rows: int) -> Iterator[str]:
 
 def _miscounted(parts: pa.Table, samples: int, what: str) -> Iterator[str]:
     """Yield a message if the parts of a row group (sessions or runs) have sizes below 1 or a wrong total."""
+    from stratarec.kernels.collate import least_and_total  # loads torch and Numba
+
     least, counted = least_and_total(parts["samples"].to_numpy())
     if counted != samples or least < 1:
         yield f"{what} {counted} samples in parts of {least} and more, expected {samples} in parts of 1 and more"

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import polars as pl
@@ -48,9 +48,10 @@ from stratarec.data.sources.parquet import FileSlice, count_rows, parquet_pieces
 from stratarec.data.splits import SplitConfig, Splitter
 from stratarec.errors import ConfigError, DataError
 from stratarec.io.atomic import make_directory, read_frame, read_json, reporting_damage, write_atomic, write_json
-from stratarec.kernels.click_counts import FEATURES, Clicks, Lookback
-from stratarec.kernels.negatives import draw_negatives
 from stratarec.kernels.random import table_key
+
+if TYPE_CHECKING:  # these load Numba, which takes a second that other sources do not need
+    from stratarec.kernels.click_counts import Clicks, Lookback
 
 # Features that are computed for a sample, in addition to the columns of its click.
 _DERIVED = ("hour_of_day", "weekday", "history")
@@ -124,6 +125,8 @@ class ClicksConfig:
     @property
     def countable(self) -> tuple[str, ...]:
         """Names of all counts that `dense` may contain."""
+        from stratarec.kernels.click_counts import FEATURES
+
         return (*FEATURES, *(f"{name}_popularity" for name in self.contexts))
 
     @property
@@ -250,6 +253,8 @@ class ClicksSource:
         return "; ".join(notes)
 
     def _lookback(self) -> Lookback:
+        from stratarec.kernels.click_counts import Lookback
+
         config = self._config
         window = in_unit(config.popularity_window, config.time_unit, "data.source.popularity_window")
         lookback = Lookback(
@@ -395,6 +400,8 @@ class _ClickWindow:
 
     def draw(self, first: int, last: int, window: int, number: int) -> NDArray[np.int64]:
         """Draw K clicks, whose items are negatives, for each of the clicks ``first:last``; -1 if none can be drawn."""
+        from stratarec.kernels.negatives import draw_negatives
+
         return draw_negatives(
             self.times, self._users, self._splits, clicks=(first, last), window=window,
             count=self._config.negatives, key=self._key, number=number,
@@ -414,6 +421,8 @@ class _ClickWindow:
 
     def part(self, first: int, last: int) -> Clicks:
         """Return the clicks ``first:last`` in the form that `Lookback` needs."""
+        from stratarec.kernels.click_counts import Clicks
+
         config, clicks = self._config, self.frame[first:last]
         contexts = [
             np.where(clicks[name].is_null().to_numpy(), np.uint64(0), stable_hash(clicks[name]))

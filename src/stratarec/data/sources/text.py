@@ -16,10 +16,11 @@ import codecs
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -31,7 +32,9 @@ from stratarec.data.columns.text_values import lists_from_text
 from stratarec.data.sources.files import InputFile
 from stratarec.errors import DataError
 from stratarec.io.names import shell_word
-from stratarec.kernels import csv_records
+
+if TYPE_CHECKING:
+    from stratarec.kernels.csv_records import Records
 
 BLOCK_BYTES = 16 << 20
 CODECS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
@@ -50,11 +53,13 @@ _WIDE = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_FAULTS = {
-    csv_records.STRAY: "a quote in the middle of a field; if quotes are text in this log, write them doubled in a "
-    "quoted field, or set data.source.quote to ''",
-    csv_records.RETURN: "a carriage return inside the line",
-}
+# Text of each fault of `kernels.csv_records`.
+_FAULTS = (
+    "",
+    "a quote in the middle of a field; if quotes are text in this log, write them doubled in a quoted field, or set "
+    "data.source.quote to ''",
+    "a carriage return inside the line",
+)
 _JSON_TYPES = {list: "a list", dict: "an object", str: "text", bool: "a truth value", type(None): "null"}
 
 ColumnTypes = Mapping[str, "pl.DataType | type[pl.DataType]"]
@@ -302,7 +307,7 @@ class Delimited:
 
     def has_leading_zeros(self, content: bytes) -> bool:
         """Whether a field may have leading zeros, such as 007, which Polars would read as the integer 7."""
-        return csv_records.has_leading_zeros(content, self.delimiter, self.quote)
+        return has_leading_zeros(content, self.delimiter, self.quote)
 
     def _is_plain(self, content: bytes, lines: int) -> bool:
         """Whether nothing is quoted and there are enough delimiters. (Polars refuses records with too many fields.)"""
@@ -317,11 +322,11 @@ class Delimited:
         records = self._split(content)
         lines = first_line + records.lines
         has_all = records.fields == len(self.names)
-        is_good = (records.fields > 0) & has_all & (records.faults == csv_records.WHOLE)
+        is_good = (records.fields > 0) & has_all & (records.faults == 0)
         for row in np.flatnonzero((records.fields > 0) & ~is_good):
             count = int(records.fields[row])
             problem = f"got {count} field{'s' * (count > 1)}, expected {len(self.names)}"
-            bad.add(self.path, int(lines[row]), _FAULTS.get(int(records.faults[row])) or problem)
+            bad.add(self.path, int(lines[row]), _FAULTS[records.faults[row]] or problem)
         end = int(records.ends[-1]) if len(lines) else 0
         if end < len(content):
             bad.raise_first()  # a stray quote in an earlier line may have opened this one
@@ -338,9 +343,11 @@ class Delimited:
             raise DataError(f"{self.path}, line {first_line} and after: cannot be read as delimited text")
         return frame, lines
 
-    def _split(self, content: bytes) -> csv_records.Records:
+    def _split(self, content: bytes) -> Records:
+        from stratarec.kernels.csv_records import split  # Numba takes a second to load, and most logs do not need it
+
         quote = ord(self.quote) if self.quote else -1
-        return csv_records.split(np.frombuffer(content, dtype=np.uint8), ord(self.delimiter), quote)
+        return split(np.frombuffer(content, dtype=np.uint8), ord(self.delimiter), quote)
 
     def _decodable(self, content: bytes, lines: NDArray[np.int64], bad: BadRows) -> tuple[bytes, NDArray[np.int64]]:
         """Remove records that are not valid UTF-8, and add them to `bad`."""
@@ -382,10 +389,9 @@ class Delimited:
 def read_header(content: bytes, path: str, delimiter: str, quote: str) -> tuple[list[str], int, int]:
     """Return the field names in the first record, stripped, and the numbers of bytes and lines of the record."""
     front = content[:_MAX_HEADER_BYTES]
-    records = csv_records.split(np.frombuffer(front, dtype=np.uint8), ord(delimiter), ord(quote) if quote else -1)
-    if not len(records.ends):
+    end = _first_record_end(front, quote.encode())
+    if not end:
         raise DataError(f"{path}, line 1: the header exceeds {_MAX_HEADER_BYTES:,} bytes; check the format")
-    end = int(records.ends[0])
     try:
         text = front[:end].decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -396,6 +402,41 @@ def read_header(content: bytes, path: str, delimiter: str, quote: str) -> tuple[
     except csv.Error as error:
         raise DataError(f"{path}, line 1: no header ({error}); check the format") from error
     return [name.strip() for name in names], end, front[:end].count(b"\n")
+
+
+def _first_record_end(content: bytes, quote: bytes) -> int:
+    """Return the position after the first line end outside of quotes; 0 if there is none."""
+    end = content.find(b"\n") + 1
+    inside = bool(quote) and content.count(quote, 0, end) % 2 == 1
+    while end and inside:
+        start, end = end, content.find(b"\n", end) + 1
+        inside ^= content.count(quote, start, end) % 2 == 1
+    return end
+
+
+def has_leading_zeros(content: bytes, delimiter: str, quote: str) -> bool:
+    """Whether a field may start with a zero and another digit, such as 007 or -07; blanks may come first.
+
+    May also be true for other text, because every byte up to ``-`` (45) before the zero counts as a blank or a sign.
+    """
+    # The first field is treated as if a line end preceded it.
+    front = np.frombuffer(b"\n\n" + content[:3], dtype=np.uint8)
+    data, edges = np.frombuffer(content, dtype=np.uint8), np.zeros(256, dtype=bool)
+    edges[[ord("\n"), ord(delimiter), ord(quote or delimiter)]] = True
+    pieces = (data[first : first + _COMPARE_BYTES + 3] for first in range(0, len(data), _COMPARE_BYTES))
+    return any(_has_leading_zeros(piece, edges) for piece in chain([front], pieces))
+
+
+def _has_leading_zeros(data: NDArray[np.uint8], edges: NDArray[np.bool_]) -> bool:
+    zeros = np.flatnonzero((data[2:-1] == ord("0")) & (data[3:] - np.uint8(ord("0")) <= 9))
+    near, far = data[1:][zeros], data[zeros]
+    return bool((edges[near] | ((near <= 45) & (edges[far] | (far <= 45)))).any())
+
+
+def reference_has_leading_zeros(content: bytes, delimiter: bytes, quote: bytes) -> bool:
+    """Compute `has_leading_zeros` with a regular expression."""
+    begin = rb"(?:^|[\n" + re.escape(delimiter + quote) + b"]"
+    return re.search(begin + rb"|" + begin + rb"|[\x00-\x2d])[\x00-\x2d])0[0-9]", content) is not None
 
 
 def _select_records(content: bytes, ends: NDArray[np.int64], is_selected: NDArray[np.bool_]) -> bytes:

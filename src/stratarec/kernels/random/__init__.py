@@ -9,8 +9,6 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from stratarec.kernels.random import cpu
-
 
 def table_key(seed: int, table: str) -> int:
     """Return the 64-bit key of a table's noise. Keys differ between seeds and between table names."""
@@ -51,6 +49,8 @@ def fill_uniform(
     key : int
         Key from `table_key`.
     """
+    from stratarec.kernels.random import cpu  # `prepare` only needs hashes, and Numba takes a second to load
+
     cpu.fill_uniform(out, first_row, stride, np.uint64(key), np.float32(low), np.float32(high))
 
 
