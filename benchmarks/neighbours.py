@@ -31,7 +31,8 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.models import build_model
-from stratarec.models.zoo.dcn import DCNv2Config, DCNv2Score
+from stratarec.models.zoo.config import DCNv2Config
+from stratarec.models.zoo.dcn import DCNv2Score
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
 from stratarec.training.steps.thread_tuner import ThreadConfig

@@ -26,7 +26,7 @@ from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.sources.synthetic import CRITEO_ROWS
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.tiers import TableTier, TierConfig
 
 CODECS = {kind: CodecConfig(kind=kind, state="bf16") for kind in SHARES}

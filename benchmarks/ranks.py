@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import CodecConfig
 from stratarec.recipe import Recipe
 from stratarec.training import checkpoint
 from stratarec.training.build import new_plan

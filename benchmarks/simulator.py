@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.held import held
+from stratarec.distributed.config import WireKind
 from stratarec.distributed.measure import Collective
-from stratarec.distributed.wire import WireKind
 from stratarec.planning.machine import Cluster, DramTier, Machine, NetworkRates, Tiers
 from stratarec.planning.step_model import ExchangeModel, StepWork, step_time
 

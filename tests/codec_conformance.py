@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stratarec.embedding.codecs import CodecConfig, FloatRows, RecordCodec
+from stratarec.embedding.codecs import FloatRows, RecordCodec
+from stratarec.embedding.config import CodecConfig
 from stratarec.kernels.codec import reference
 
 Floats = NDArray[np.float32]

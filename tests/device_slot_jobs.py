@@ -19,7 +19,8 @@ from slot_memories import DEVICE_WORK, OPTIMIZERS, device
 from codec_conformance import difficult_rows, level_of
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection, slots
-from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.codecs import RecordCodec
+from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.slots import CpuSlots, Level0
 from stratarec.embedding.tables.base import group_layout
 from stratarec.embedding.tiers import TableTier, TierConfig

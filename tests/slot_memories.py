@@ -28,7 +28,7 @@ import torch
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, Prefetcher, RowOptimizerConfig, TieredEmbeddingBagCollection, slots
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.slots import CpuSlots, SlotMemory
 from stratarec.embedding.tiers import TableTier, TierConfig
 

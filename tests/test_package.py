@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from packaging.requirements import Requirement
@@ -14,6 +15,12 @@ from packaging.utils import canonicalize_name
 
 import stratarec
 from recipes import prepared, tiny
+from stratarec.distributed.config import DenseWireKind, WireKind
+from stratarec.distributed.wire import WIRES
+from stratarec.embedding.config import CachePolicy, CodecKind
+from stratarec.kernels.cache import POLICIES
+from stratarec.kernels.codec.kinds import KINDS
+from stratarec.models.registry import BUILT_IN, score_of
 from stratarec.recipe import Recipe
 
 if sys.version_info >= (3, 11):
@@ -85,19 +92,32 @@ def test_the_map_of_the_code_names_files_that_exist() -> None:
     assert max(map(len, lines)) <= 100
 
 
-def test_drafting_a_recipe_does_not_load_torch(tmp_path: Path) -> None:
-    """Loading torch takes longer than all of `init`."""
-    (tmp_path / "log.csv").write_text("user,item,click\n" + "1,a,0\n2,b,1\n3,a,1\n" * 40)
-    code = "import sys; from stratarec.cli import main; print(main(['init', 'log.csv']), 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "0 False"
+def loaded(command: list[str], folder: Path) -> str:
+    """Run a command; return its exit code, and which of the libraries it loaded that take seconds to load."""
+    libraries = "sorted({'torch', 'numba'} & {*sys.modules})"
+    code = f"import sys; from stratarec.cli import main; print(main({command}), {libraries})"
+    done = subprocess.run([sys.executable, "-c", code], check=True, cwd=folder, capture_output=True, text=True)
+    return done.stdout.splitlines()[-1]
+
+
+def test_init_and_prepare_load_neither_torch_nor_numba(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("user,item,click\n" + "1,10,0\n2,20,1\n3,10,1\n" * 40)
+    assert loaded(["init", "log.csv"], tmp_path) == "0 []"
+    assert loaded(["prepare", "log.yaml"], tmp_path) == "0 []"
 
 
 def test_checking_a_data_set_does_not_load_torch(tmp_path: Path) -> None:
     prepared(Recipe.from_dict(tiny(tmp_path)).data)
-    code = "import sys; from stratarec.cli import main; print(main(['check', 'data']), 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "0 False"
+    assert "torch" not in loaded(["check", "data"], tmp_path)
+
+
+def test_settings_name_what_the_code_has() -> None:
+    """Settings are read without the modules that need torch and Numba, so they repeat some names."""
+    assert get_args(CodecKind) == tuple(KINDS)
+    assert get_args(CachePolicy) == tuple(POLICIES)
+    assert get_args(WireKind) == tuple(WIRES)
+    assert get_args(DenseWireKind) == tuple(kind for kind, wire in WIRES.items() if wire.dense is not None)
+    assert all(score_of(kind).config is config for kind, (config, _) in BUILT_IN.items())
 
 
 def test_ctrl_c_while_commands_load_is_one_line() -> None:

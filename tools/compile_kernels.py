@@ -29,7 +29,7 @@ from numba.core.caching import IndexDataCacheFile
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.cli import main as stratarec
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
 from stratarec.kernels import runtime

@@ -14,7 +14,7 @@ from distributed.ranks import Ranks
 from recipes import last, prepared, tiny
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.distributed.mesh import Mesh
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import CodecConfig
 from stratarec.models.metrics import figures
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe

@@ -16,7 +16,7 @@ from store_conformance import largest_file, make_failing, make_failing_array
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
 from stratarec.embedding import engine as engine_module
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
 from stratarec.errors import CheckpointError, ConfigError, StorageError, TrainingError

@@ -9,7 +9,7 @@ import pytest
 
 from errors import refuses
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.log_layout import DEAD_SHARE

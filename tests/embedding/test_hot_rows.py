@@ -10,7 +10,7 @@ import pytest
 import torch
 from embedding.test_tiers import ROWS, Model, assert_same, batches, cached_tables, everything, tiers, train
 
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.tiers import TierConfig
 
 STEPS = 120

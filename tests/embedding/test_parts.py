@@ -10,8 +10,7 @@ import torch
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding import EmbeddingBagConfig, TieredEmbeddingBagCollection
-from stratarec.embedding.codecs import CodecConfig
-from stratarec.embedding.config import RowPart
+from stratarec.embedding.config import CodecConfig, RowPart
 from stratarec.embedding.tiers import TableTier, TierConfig
 
 ROWS, WIDTH, STRIDE = 101, 8, 3

@@ -18,7 +18,7 @@ from stratarec.embedding import (
     RowOptimizerConfig,
     TieredEmbeddingBagCollection,
 )
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import HomeKind, TableTier, TierConfig
 from stratarec.errors import ConfigError

@@ -17,7 +17,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.data.prepare.prepare import prepare
 from stratarec.data.splits import SPLITS
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import CodecConfig
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe
 from stratarec.serving.export_files import check_files

@@ -13,7 +13,7 @@ from stratarec.embedding import RowOptimizerConfig
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, build_model
 from stratarec.models import request as request_module
 from stratarec.models.request import Request
-from stratarec.models.zoo.dcn import DCNv2Config
+from stratarec.models.zoo.config import DCNv2Config
 
 ROWS = {"item": 60, "os": 5, "tags": 9}
 KEYS = ("item", "os", "tags", "history")

@@ -16,7 +16,8 @@ from stratarec.batch.batch import Batch
 from stratarec.models import build_network
 from stratarec.models.layers import dropouts, seed_dropout
 from stratarec.models.request import Runs
-from stratarec.models.zoo.ensemble import EnsembleConfig, EnsembleScore
+from stratarec.models.zoo.config import EnsembleConfig
+from stratarec.models.zoo.ensemble import EnsembleScore
 from stratarec.training.steps.loss import Objective
 
 D, K, Q = 3, 10, 5

@@ -12,7 +12,7 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, build_model
-from stratarec.models.zoo.dcn import DCNv2Config
+from stratarec.models.zoo.config import DCNv2Config
 
 ROWS = {"item": 40, "tags": 12, "place": 5}
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from stratarec.models import DLRMConfig, HistoryConfig, ModelConfig, TowersConfig, build_model
 from stratarec.models.towers import DotTower, TowerNetwork
-from stratarec.models.zoo.dcn import DCNv2Config
+from stratarec.models.zoo.config import DCNv2Config
 from stratarec.training.export.program import _Probability
 
 PLAN = (("place",), ("history", "item"), ("tags",))

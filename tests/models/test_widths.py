@@ -18,7 +18,7 @@ from stratarec.cli import main
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.errors import ConfigError
 from stratarec.models import CTRModel, DLRMConfig, HistoryConfig, ModelConfig, build_model
-from stratarec.models.zoo.dcn import DCNv2Config
+from stratarec.models.zoo.config import DCNv2Config
 from stratarec.recipe import Recipe
 from stratarec.serving.scorer import Scorer
 

@@ -20,15 +20,17 @@ from torch.nn import functional
 from stratarec.embedding import RowOptimizerConfig
 from stratarec.models import HistoryConfig, ModelConfig, build_model, build_network
 from stratarec.models.request import Runs
-from stratarec.models.zoo.autoint import AutoIntConfig
-from stratarec.models.zoo.deepfm import DeepFMConfig
-from stratarec.models.zoo.din import DINConfig
-from stratarec.models.zoo.finalmlp import FinalMLPConfig
-from stratarec.models.zoo.fm import FMConfig
-from stratarec.models.zoo.lr import LRConfig
-from stratarec.models.zoo.masknet import MaskNetConfig
-from stratarec.models.zoo.wide_deep import WideDeepConfig
-from stratarec.models.zoo.xdeepfm import XDeepFMConfig
+from stratarec.models.zoo.config import (
+    AutoIntConfig,
+    DeepFMConfig,
+    DINConfig,
+    FinalMLPConfig,
+    FMConfig,
+    LRConfig,
+    MaskNetConfig,
+    WideDeepConfig,
+    XDeepFMConfig,
+)
 
 D = 4
 NARROW = D - 1  # of models with a first-order weight behind each vector: kernels are compiled for rows of four

@@ -19,7 +19,7 @@ from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.sources.synthetic import SyntheticConfig
 from stratarec.errors import ConfigError
 from stratarec.models import build_model
-from stratarec.models.zoo.dcn import DCNv2Config
+from stratarec.models.zoo.config import DCNv2Config
 from stratarec.planning.interaction import _inputs, _mixed, feature_keys, measure
 from stratarec.planning.towers import Item, Limits, TowerBounds, TowerPlan, assign, balanced_clusters, partition, spread
 from stratarec.recipe import Recipe

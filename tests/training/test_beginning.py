@@ -20,7 +20,7 @@ from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.prepare import prepare
 from stratarec.distributed.mesh import Mesh
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import CodecConfig
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.io.tensors import read_tensors
 from stratarec.models import CTRModel

@@ -12,7 +12,7 @@ from training.test_tiered_runs import INT8, content
 
 from recipes import prepared
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import CodecConfig
 from stratarec.hot.hot_loader import HotLoader
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe

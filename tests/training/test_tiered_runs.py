@@ -19,7 +19,7 @@ from errors import missing, refuses
 from recipes import assert_same_model, fill_disk, last, prepared, start, table_values, tiny, train
 from stratarec.cli import main
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import CodecConfig
 from stratarec.errors import CheckpointError
 from stratarec.planning.plan import Plan
 from stratarec.recipe import Recipe

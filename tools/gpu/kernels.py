@@ -17,7 +17,8 @@ from cells import DEVICE, GPU, SMALL, use_device_slots, write  # before Triton, 
 import triton  # isort: skip
 
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
-from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.codecs import RecordCodec
+from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.device_slots import Tile
 from stratarec.embedding.slots import Level0
 from stratarec.embedding.tables.base import group_layout

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from stratarec.distributed.wire import DenseWireKind, WireKind
 from stratarec.errors import ConfigError
 
+WireKind = Literal["fp32", "fp16", "bf16", "int8"]
+"""A key of `wire.WIRES`."""
+DenseWireKind = Literal["fp32", "bf16"]
+"""A key of `wire.WIRES` whose format has a type for gradients of the network."""
 ShardingKind = Literal["auto", "table", "row"]
 ExchangeKind = Literal["auto", "flat", "sptt"]
 

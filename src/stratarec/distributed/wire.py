@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stratarec.embedding.codecs import CodecConfig, FloatRows, RecordCodec
+from stratarec.distributed.config import WireKind
+from stratarec.embedding.codecs import FloatRows, RecordCodec
+from stratarec.embedding.config import CodecConfig
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels.random import mix_array, table_key
 from stratarec.kernels.rectangles import Parts, copy_parts, parts_of, swapped
@@ -61,13 +63,6 @@ WIRES: Mapping[str, WireFormat] = {
     # int8 is rounded stochastically: rounding to nearest has a bias, which would accumulate over steps.
     "int8": WireFormat(codec=CodecConfig(kind="int8", rounding="stochastic", state="bf16"), scaled=True),
 }
-
-if TYPE_CHECKING:
-    WireKind: TypeAlias = str
-    DenseWireKind: TypeAlias = str
-else:  # recipes list the known kinds where they refuse another
-    WireKind = Literal[tuple(WIRES)]
-    DenseWireKind = Literal[tuple(kind for kind, wire in WIRES.items() if wire.dense is not None)]
 
 # The absolute values of a scaled row are below 2 ** 15, and neither a scale nor its inverse is subnormal.
 _LARGEST, _LEAST = 15, -126

@@ -1,19 +1,37 @@
 """The embedding engine: tables, row optimizers and the module that trains them."""
 
-from stratarec.embedding.collection import EmbeddingCollection, Embeddings, TieredEmbeddingBagCollection
-from stratarec.embedding.config import EmbeddingBagConfig
-from stratarec.embedding.lookup_engine import Handle, Prepared
-from stratarec.embedding.optimizers import RowOptimizerConfig, ScheduleConfig
-from stratarec.embedding.prefetch import Prefetcher
+from __future__ import annotations
 
-__all__ = [
-    "EmbeddingBagConfig",
-    "EmbeddingCollection",
-    "Embeddings",
-    "Handle",
-    "Prefetcher",
-    "Prepared",
-    "RowOptimizerConfig",
-    "ScheduleConfig",
-    "TieredEmbeddingBagCollection",
-]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stratarec.embedding.collection import EmbeddingCollection as EmbeddingCollection
+    from stratarec.embedding.collection import Embeddings as Embeddings
+    from stratarec.embedding.collection import TieredEmbeddingBagCollection as TieredEmbeddingBagCollection
+    from stratarec.embedding.config import EmbeddingBagConfig as EmbeddingBagConfig
+    from stratarec.embedding.lookup_engine import Handle as Handle
+    from stratarec.embedding.lookup_engine import Prepared as Prepared
+    from stratarec.embedding.optimizers import RowOptimizerConfig as RowOptimizerConfig
+    from stratarec.embedding.optimizers import ScheduleConfig as ScheduleConfig
+    from stratarec.embedding.prefetch import Prefetcher as Prefetcher
+
+# Loaded when first used: recipes are read without torch and Numba, which take seconds to load.
+_HOMES = {
+    "EmbeddingBagConfig": "config",
+    "EmbeddingCollection": "collection",
+    "Embeddings": "collection",
+    "Handle": "lookup_engine",
+    "Prefetcher": "prefetch",
+    "Prepared": "lookup_engine",
+    "RowOptimizerConfig": "optimizers",
+    "ScheduleConfig": "optimizers",
+    "TieredEmbeddingBagCollection": "collection",
+}
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

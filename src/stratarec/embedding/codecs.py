@@ -7,12 +7,13 @@ optimizer state. `KINDS` lists the codecs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels import codec as kernels
@@ -99,37 +100,10 @@ class FloatRows:
             at = end
 
 
-if TYPE_CHECKING:
-    CodecKind: TypeAlias = str
-else:
-    CodecKind = Literal[tuple(KINDS)]
-"""The name of a codec in recipes, checkpoints and exports."""
-
 Records = NDArray[np.uint8]
 
 # Incremented when the bytes of a record, or the noise that rounds them, change.
 FORMAT = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class CodecConfig:
-    """Precision of rows outside level 0. In level 0, where rows are trained, every row is float32."""
-
-    kind: CodecKind = "fp32"
-    """Storage of a weight. int8 and int4 are codes between the row's minimum and maximum weight."""
-    rounding: Literal["nearest", "stochastic"] = "stochastic"
-    """Stochastic rounding is unbiased: updates smaller than a step of the format add up instead of being lost."""
-    parameters: Literal["fp16", "fp32"] = "fp16"
-    """Storage of the scale and the offset of an int8 or int4 row."""
-    state: Literal["fp32", "bf16"] = "fp32"
-    """Storage of the optimizer state. bf16 is always rounded stochastically: rounded to nearest, sums stop growing."""
-
-    def __post_init__(self) -> None:
-        choices = get_type_hints(type(self))
-        for field in fields(self):
-            value, allowed = getattr(self, field.name), get_args(choices[field.name])
-            if value not in allowed:
-                raise ConfigError(f"codec.{field.name} is {value!r}, expected one of {', '.join(allowed)}")
 
 
 class RecordCodec:

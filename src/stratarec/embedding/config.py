@@ -1,10 +1,10 @@
-"""Configuration of tables, with TorchRec's names."""
+"""Configuration of tables, with TorchRec's names, and of the precision of their rows."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_type_hints
 
 from stratarec.errors import ConfigError
 
@@ -69,6 +69,33 @@ class EmbeddingBagConfig:
         """Initial weights are uniform in plus or minus this value."""
         # Computed from the rows of the complete table, because its parts have the same initial values.
         return self.initial or float(self.numbering.rows**-0.5)
+
+
+CodecKind = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+"""The name of a codec in recipes, checkpoints and exports: the keys of `kernels.codec.kinds.KINDS`."""
+CachePolicy = Literal["lru", "lfu", "rank"]
+"""A key of `kernels.cache.POLICIES`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecConfig:
+    """Precision of rows outside level 0. In level 0, where rows are trained, every row is float32."""
+
+    kind: CodecKind = "fp32"
+    """Storage of a weight. int8 and int4 are codes between the row's minimum and maximum weight."""
+    rounding: Literal["nearest", "stochastic"] = "stochastic"
+    """Stochastic rounding is unbiased: updates smaller than a step of the format add up instead of being lost."""
+    parameters: Literal["fp16", "fp32"] = "fp16"
+    """Storage of the scale and the offset of an int8 or int4 row."""
+    state: Literal["fp32", "bf16"] = "fp32"
+    """Storage of the optimizer state. bf16 is always rounded stochastically: rounded to nearest, sums stop growing."""
+
+    def __post_init__(self) -> None:
+        choices = get_type_hints(type(self))
+        for field in fields(self):
+            value, allowed = getattr(self, field.name), get_args(choices[field.name])
+            if value not in allowed:
+                raise ConfigError(f"codec.{field.name} is {value!r}, expected one of {', '.join(allowed)}")
 
 
 def check_tables(tables: tuple[EmbeddingBagConfig, ...]) -> None:

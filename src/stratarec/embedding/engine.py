@@ -27,8 +27,8 @@ from torch import Tensor
 
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.embedding.checkpoint import checked, initialize_tables, load_tables, same_layout, save_tables
-from stratarec.embedding.codecs import CodecConfig, RecordCodec
-from stratarec.embedding.config import EmbeddingBagConfig, check_tables
+from stratarec.embedding.codecs import RecordCodec
+from stratarec.embedding.config import CodecConfig, EmbeddingBagConfig, check_tables
 from stratarec.embedding.lookup_engine import Health, LookupEngine, Prepared
 from stratarec.embedding.optimizers import RowOptimizerConfig, StepClock
 from stratarec.embedding.slots import Level0, StagedBatch

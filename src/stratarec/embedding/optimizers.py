@@ -22,7 +22,9 @@ import numpy as np
 
 from stratarec.config.validate import check_finite
 from stratarec.errors import ConfigError, TrainingError
-from stratarec.kernels.update import Missed, RowUpdate, step_numbers
+
+if TYPE_CHECKING:  # recipes are read without torch and Numba
+    from stratarec.kernels.update import Missed, RowUpdate
 
 
 class RowState(NamedTuple):
@@ -221,6 +223,8 @@ class RowOptimizerConfig:
         scale : float
             Factor on summed gradients.
         """
+        from stratarec.kernels.update import RowUpdate
+
         return RowUpdate(
             kind=self.kind,
             rate=self.learning_rate * self.schedule.factor(step) * factor,
@@ -299,6 +303,8 @@ class StepClock:
     @property
     def missed(self) -> Missed | None:
         """The steps that rows may have missed; None if a step changes only the rows of its batch."""
+        from stratarec.kernels.update import Missed, step_numbers
+
         if not self.optimizer.clocked:
             return None
         if self.step > len(self._paces):

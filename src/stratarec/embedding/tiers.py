@@ -6,20 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import CachePolicy, CodecConfig
 from stratarec.errors import ConfigError
-from stratarec.kernels.cache import POLICIES
 
 HomeKind = Literal["dram", "mapped", "log"]
-if TYPE_CHECKING:
-    CachePolicy: TypeAlias = str
-else:
-    CachePolicy = Literal[tuple(POLICIES)]
-"""A key of `kernels.cache.POLICIES`, which lists all policies."""
 
 MEMORY_NAMES = {"hbm": "GPU memory", "dram": "DRAM", "mapped": "mapped", "block": "block"}
 """Memory that rows can be in -> its name in texts."""

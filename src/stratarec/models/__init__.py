@@ -1,116 +1,52 @@
 """Models that compute logits from a batch. A recipe selects a model by `model.kind`.
 
-Each model is a module of `zoo/` and an entry of `registry.SCORES`.
+Each model is a module of `zoo/`, its settings in `zoo/config.py`, and an entry of `registry.py`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    from stratarec.models.base import CTRModel as CTRModel
+    from stratarec.models.base import Network as Network
+    from stratarec.models.base import Score as Score
+    from stratarec.models.build import build_model as build_model
+    from stratarec.models.build import build_network as build_network
+    from stratarec.models.config import HeadsConfig as HeadsConfig
+    from stratarec.models.config import HistoryConfig as HistoryConfig
+    from stratarec.models.config import VectorsConfig as VectorsConfig
+    from stratarec.models.layers import MLP as MLP
+    from stratarec.models.registry import ModelConfig as ModelConfig
+    from stratarec.models.request import Runs as Runs
+    from stratarec.models.tower_config import TowersConfig as TowersConfig
+    from stratarec.models.zoo.config import DLRMConfig as DLRMConfig
+    from stratarec.models.zoo.fields import Fields as Fields
+    from stratarec.models.zoo.fields import Terms as Terms
 
-from stratarec.data.schema import Schema
-from stratarec.embedding import (
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    RowOptimizerConfig,
-    TieredEmbeddingBagCollection,
-)
-from stratarec.embedding.tiers import TierConfig
-from stratarec.models.base import CTRModel, Network, Score, VectorsConfig, build_tables
-from stratarec.models.heads import HeadsConfig, last_biases
-from stratarec.models.history import HistoryConfig
-from stratarec.models.layers import MLP, dropouts, initialize, seed_dropout
-from stratarec.models.registry import ModelConfig, score_of, tower_of
-from stratarec.models.request import Runs
-from stratarec.models.tower_config import TowersConfig
-from stratarec.models.towers import TowerNetwork
-from stratarec.models.zoo.dlrm import DLRMConfig
-from stratarec.models.zoo.fields import Fields, Terms
-
-__all__ = [
-    "MLP",
-    "CTRModel",
-    "DLRMConfig",
-    "Fields",
-    "HeadsConfig",
-    "HistoryConfig",
-    "ModelConfig",
-    "Network",
-    "Runs",
-    "Score",
-    "Terms",
-    "TowersConfig",
-    "VectorsConfig",
-    "build_model",
-    "build_network",
-]
+# Loaded when first used: recipes are read without torch and Numba, which take seconds to load.
+_HOMES = {
+    "CTRModel": "base",
+    "DLRMConfig": "zoo.config",
+    "Fields": "zoo.fields",
+    "HeadsConfig": "config",
+    "HistoryConfig": "config",
+    "MLP": "layers",
+    "ModelConfig": "registry",
+    "Network": "base",
+    "Runs": "request",
+    "Score": "base",
+    "Terms": "zoo.fields",
+    "TowersConfig": "tower_config",
+    "VectorsConfig": "config",
+    "build_model": "build",
+    "build_network": "build",
+}
+__all__ = sorted(_HOMES)  # noqa: PLE0605
 
 
-def build_model(
-    config: ModelConfig,
-    schema: Schema,
-    table_rows: Mapping[str, int],
-    first_rows: Mapping[str, int] | None = None,
-    *,
-    optimizer: RowOptimizerConfig | None = None,
-    seed: int = 0,
-    click_rates: Sequence[float] = (),
-    tiers: TierConfig | None = None,
-    collection: Callable[[Sequence[EmbeddingBagConfig]], EmbeddingCollection[Any]] | None = None,
-) -> CTRModel:
-    """Build the model that `config` describes; its initial weights depend on `seed` only.
-
-    Parameters
-    ----------
-    schema : Schema
-        Schema of the data set.
-    table_rows : mapping of str to int
-        Vocabulary -> number of rows of its table, from `Dataset.table_rows`.
-    first_rows : mapping of str to int
-        Vocabulary -> number of rows in its first data set; see `build_tables`.
-    optimizer : RowOptimizerConfig
-        Optimizer of the embedding tables.
-    click_rates : sequence of float
-        Share of positive samples of each label. The initial biases are the log-odds, unless `config` sets them to zero.
-    tiers : TierConfig
-        Homes and caches of tables outside level 0; by default all tables are in level 0.
-    collection : callable
-        Builds the embedding collection if tables are sharded over processes; `optimizer` and `tiers` are then not used.
-    """
-    # torch's layers draw initial weights from the global generator; ours replace them afterwards.
-    with torch.random.fork_rng(devices=[]):
-        tables = build_tables(config, schema, table_rows, first_rows)
-        if collection is None:
-            collection = partial(TieredEmbeddingBagCollection, optimizer=optimizer, seed=seed, tiers=tiers)
-        embeddings = collection(tables)
-        # Features of all tables are included, although a collection may look up only the features of its host.
-        network = build_network(config, schema, tuple(key for table in tables for key in table.feature_names))
-        initialize(network, seed, config.initialization)
-        seed_dropout(dropouts(network), seed)
-    assert isinstance(network.score, Score)
-    with torch.no_grad():
-        for rate, bias in zip(click_rates, last_biases(network.score.out), strict=False):
-            if config.initial_logit == "zero":
-                bias.zero_()
-            elif 0 < rate < 1:
-                bias.fill_(math.log(rate / (1 - rate)))
-    return CTRModel(embeddings, network)
-
-
-def build_network(config: ModelConfig, schema: Schema, pooled_keys: tuple[str, ...]) -> Network:
-    """Build the part of a model that a dense optimizer trains, with torch's initial weights."""
-    score = partial(score_of(config.kind), config)
-    if config.towers is None:
-        network = Network(config, schema, pooled_keys, score)
-    else:
-        network = TowerNetwork(config, schema, pooled_keys, tower_of(config), score)
-    assert isinstance(network.score, Score)
-    if config.towers is None or config.towers.plain:
-        network.score.set_features((*pooled_keys, *(columns[0] for columns in network.event_columns)))
-    network.set_labels(schema.label_columns, config)
-    network.set_weighted(schema, config)
-    return network
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

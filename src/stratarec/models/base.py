@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,95 +18,11 @@ from stratarec.embedding import EmbeddingBagConfig, EmbeddingCollection, Handle
 from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels.runtime.accelerator import CPU, on_device, transfers_of
 from stratarec.models.calibration import Calibration
-from stratarec.models.heads import HeadsConfig, MMoE, SharedBottom, build_heads
-from stratarec.models.history import History, HistoryConfig, HistoryWindows, build_pooling
-from stratarec.models.layers import MLP, Initialization
+from stratarec.models.config import VectorsConfig
+from stratarec.models.heads import MMoE, SharedBottom, build_heads
+from stratarec.models.history import History, HistoryWindows, build_pooling
 from stratarec.models.request import Request, Runs, chosen
-from stratarec.models.tower_config import TowersConfig
 from stratarec.models.zoo.fields import Terms
-
-
-@dataclass(frozen=True, kw_only=True)
-class VectorsConfig:
-    """Settings of all models."""
-
-    kind: str
-    """Name of the model."""
-    first_order: ClassVar[bool] = False
-    """Whether a row has, after its vector, a first-order weight."""
-    layer_counts: ClassVar[tuple[str, ...]] = ()
-    """Names of the fields that set a number of layers; exports limit these numbers."""
-    default_overrides: ClassVar[Mapping[str, Any]] = {}
-    """Field of a recipe, such as ``train.embedding.kind`` -> default value for this model."""
-    embedding_dim: int = 16
-    """D, width of the vectors that are the network's input."""
-    embedding_dims: Mapping[str, int] = field(default_factory=dict)
-    """Vocabulary -> width of its table, if it differs from `embedding_dim`. A learned linear projection maps its
-    vectors to `embedding_dim` (mixed dimensions, Ginart et al. 2019, arXiv 1909.11810). Small vocabularies need smaller
-    widths."""
-    pooling: Literal["mean", "sum"] = "mean"
-    """Pooling of features with several values; a weighted mean or sum if the values have weights."""
-    history: HistoryConfig = field(default_factory=HistoryConfig)
-    """Pooling of histories and sequences."""
-    heads: HeadsConfig = field(default_factory=HeadsConfig)
-    """Layers for several labels on top of the shared network."""
-    towers: TowersConfig | None = None
-    """Towers: groups of features whose outputs are computed separately and then combined; null for no towers."""
-    dropout: float = 0.0
-    """Dropout probability after each hidden layer; not applied in the attention over histories."""
-    initialization: Initialization = "dlrm"
-    """Initialization of linear layers: weights are drawn from Xavier's normal distribution; biases are random
-    (``dlrm``) or 0 (``xavier``)."""
-    initial_logit: Literal["click_rate", "zero"] = "click_rate"
-    """Initial bias of the last layer: the log-odds of the click rate, or 0. With 0 all rows first learn the click rate
-    together, which helps some models whose products of vectors are small at the start."""
-    initial_rows: float = 0.0
-    """Bound b of the initial weights of rows, which are uniform in [-b, b]. 0 means 1 / sqrt(R) for a table of R rows,
-    so the weights of small tables are larger. If a table grows later, R remains its first number of rows."""
-    batch_norm: bool = False
-    """Whether each hidden layer has batch normalization before its ReLU; not applied in the attention over histories.
-    Each rank normalizes over its own samples."""
-
-    one_label: ClassVar[bool] = False
-    """Whether the model supports only one label."""
-
-    def __post_init__(self) -> None:
-        if self.embedding_dim < 1:
-            raise ConfigError(f"model.embedding_dim is {self.embedding_dim}, expected at least 1")
-        if not 0 <= self.initial_rows < math.inf:
-            raise ConfigError(f"model.initial_rows is {self.initial_rows}, expected a finite number of 0 or more")
-        for name, width in self.embedding_dims.items():
-            if width < 1:
-                raise ConfigError(f"model.embedding_dims.{name} is {width}, expected at least 1")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"model.dropout is {self.dropout}, expected 0 or more and less than 1")
-
-    def mlp(self, inputs: int, sizes: Sequence[int], *, last: int | None = None) -> MLP:
-        """Return an `MLP` with the dropout and batch normalization settings of this model."""
-        return MLP(inputs, sizes, dropout=self.dropout, batch_norm=self.batch_norm, last=last)
-
-    def table_width(self, vocabulary: str) -> int:
-        """Return the width of a vocabulary's table."""
-        return self.embedding_dims.get(vocabulary, self.vector_width)
-
-    @property
-    def vector_width(self) -> int:
-        """Width of a value's input to the network: its vector, and its first-order weight if the model has one."""
-        return self.embedding_dim + self.first_order
-
-    def check_labels(self, names: Sequence[str]) -> None:
-        """Raise `ConfigError` if there are several labels and the model supports only one."""
-        if self.one_label and len(names) > 1:
-            raise ConfigError(
-                f"model.kind is {self.kind}, which supports one label; got {', '.join(names)}. Set model.kind to "
-                "another kind, such as dlrm"
-            )
-
-    def check_vocabularies(self, names: Collection[str]) -> None:
-        """Raise `ConfigError` if `embedding_dims` names an unknown vocabulary."""
-        other = next((name for name in self.embedding_dims if name not in names), None)
-        if other is not None:
-            raise ConfigError(f"model.embedding_dims.{other}: no such vocabulary; there are {', '.join(names)}")
 
 
 def build_tables(

@@ -6,38 +6,16 @@ Shapes: B samples, H width of the network's last layer, T labels, E experts, X w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from stratarec.errors import ConfigError
-from stratarec.models.layers import MLP, check_sizes
+from stratarec.models.config import HeadsConfig
+from stratarec.models.layers import MLP
 from stratarec.models.zoo.fields import Terms
 
 Build: TypeAlias = Callable[[int, Sequence[int]], MLP]
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadsConfig:
-    """Heads for several labels; not used with one label."""
-
-    kind: Literal["shared_bottom", "mmoe"] = "shared_bottom"
-    """``shared_bottom``: each label has a tower on the network's last layer; ``mmoe``: each label has a tower on a
-    separate mixture of experts (Ma et al. 2018)."""
-    tower_mlp: tuple[int, ...] = (32,)
-    """Hidden sizes of each label's tower; a last layer of size 1 follows."""
-    experts: int = 4
-    """Number of experts of ``mmoe``."""
-    expert_mlp: tuple[int, ...] = (64,)
-    """Layer sizes of each expert."""
-
-    def __post_init__(self) -> None:
-        check_sizes("heads.tower_mlp", self.tower_mlp)
-        check_sizes("heads.expert_mlp", self.expert_mlp, least=1)
-        if self.experts < 1:
-            raise ConfigError(f"model.heads.experts is {self.experts}, expected at least 1")
 
 
 class Towers(nn.ModuleList):

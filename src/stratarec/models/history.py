@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,8 @@ from stratarec.errors import ConfigError
 from stratarec.kernels import runs
 from stratarec.kernels.attention import Pairs, pair_pool, pair_products, pair_sums
 from stratarec.kernels.runtime.accelerator import on_device
-from stratarec.models.layers import MLP, check_sizes
+from stratarec.models.config import HistoryConfig
+from stratarec.models.layers import MLP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,27 +108,6 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         start, length = ctx.windows
         return runs.scatter_windows(gradient.float(), start, length, ctx.values), None, None, None
-
-
-@dataclass(frozen=True, kw_only=True)
-class HistoryConfig:
-    """Pooling of a history to one vector."""
-
-    pooling: Literal["mean", "target_attention", "transformer"] = "mean"
-    """``mean`` of the rows. ``target_attention``: a sum with weights that depend on the candidate item (DIN, Zhou et
-    al. 2018). ``transformer``: self-attention, then the mean; it does not depend on the candidate."""
-    attention_mlp: tuple[int, ...] = (36,)
-    """Hidden sizes of the attention's scoring MLP."""
-    layers: int = 1
-    """Number of transformer blocks."""
-    heads: int = 2
-    """Number of attention heads per block; must divide the embedding width."""
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "heads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.history.{name} is {getattr(self, name)}, expected at least 1")
-        check_sizes("history.attention_mlp", self.attention_mlp, least=1)
 
 
 class TargetAttention(nn.Module):

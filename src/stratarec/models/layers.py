@@ -7,26 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stratarec.errors import ConfigError
 from stratarec.kernels.linear import pad_weight, run_linear
 from stratarec.kernels.runtime.accelerator import on_device
-
-
-def check_sizes(field_name: str, sizes: Sequence[int], *, least: int = 0) -> None:
-    """Raise `ConfigError` unless all layer sizes are positive and there are at least `least` of them."""
-    if len(sizes) < least or any(size < 1 for size in sizes):
-        count = "at least one positive size" if least else "positive sizes"
-        raise ConfigError(f"model.{field_name} is {list(sizes)}, expected {count}")
-
-
-Initialization = Literal["dlrm", "xavier"]
+from stratarec.models.config import Initialization
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ and its value is a subclass of `base.Score`. A package is imported only when one
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from collections.abc import Mapping
 from functools import cache, reduce
@@ -18,29 +19,44 @@ import pydantic
 
 from stratarec.config.validate import first_mistake
 from stratarec.errors import ConfigError
-from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.towers import Build, CrossTower, DotTower, Plain
-from stratarec.models.zoo.autoint import AutoIntScore
-from stratarec.models.zoo.dcn import DCNv2Score
-from stratarec.models.zoo.deepfm import DeepFMScore
-from stratarec.models.zoo.din import DINScore
-from stratarec.models.zoo.dlrm import DLRMScore
-from stratarec.models.zoo.ensemble import EnsembleScore
-from stratarec.models.zoo.finalmlp import FinalMLPScore
-from stratarec.models.zoo.fm import FMScore
-from stratarec.models.zoo.lr import LRScore
-from stratarec.models.zoo.masknet import MaskNetScore
-from stratarec.models.zoo.wide_deep import WideDeepScore
-from stratarec.models.zoo.xdeepfm import XDeepFMScore
+from stratarec.models.config import VectorsConfig
+from stratarec.models.zoo.config import (
+    AutoIntConfig,
+    DCNv2Config,
+    DeepFMConfig,
+    DINConfig,
+    DLRMConfig,
+    EnsembleConfig,
+    FinalMLPConfig,
+    FMConfig,
+    LRConfig,
+    MaskNetConfig,
+    WideDeepConfig,
+    XDeepFMConfig,
+)
+
+if TYPE_CHECKING:
+    from stratarec.models.base import Score
+    from stratarec.models.towers import Build
 
 GROUP = "stratarec.models"
-# Built-in models. To add one, write its module and add its score here.
-SCORES: tuple[type[Score], ...] = (
-    DLRMScore, DCNv2Score, LRScore, FMScore, WideDeepScore, DeepFMScore, XDeepFMScore, AutoIntScore, MaskNetScore,
-    FinalMLPScore, DINScore, EnsembleScore,
-)  # fmt: skip
-_BUILT_IN = {score.config.kind: score for score in SCORES}  # type: ignore[misc]
-_TOWERS: dict[str, Build] = {"dlrm": DotTower, "dcnv2": CrossTower}
+# Built-in models and their settings. The score of a model is loaded when it is used, because torch takes seconds to
+# load. To add a model, write its module and its settings, and add it here.
+BUILT_IN: dict[str, tuple[type[VectorsConfig], str]] = {
+    "dlrm": (DLRMConfig, "dlrm.DLRMScore"),
+    "dcnv2": (DCNv2Config, "dcn.DCNv2Score"),
+    "lr": (LRConfig, "lr.LRScore"),
+    "fm": (FMConfig, "fm.FMScore"),
+    "wide_deep": (WideDeepConfig, "wide_deep.WideDeepScore"),
+    "deepfm": (DeepFMConfig, "deepfm.DeepFMScore"),
+    "xdeepfm": (XDeepFMConfig, "xdeepfm.XDeepFMScore"),
+    "autoint": (AutoIntConfig, "autoint.AutoIntScore"),
+    "masknet": (MaskNetConfig, "masknet.MaskNetScore"),
+    "finalmlp": (FinalMLPConfig, "finalmlp.FinalMLPScore"),
+    "din": (DINConfig, "din.DINScore"),
+    "ensemble": (EnsembleConfig, "ensemble.EnsembleScore"),
+}
+_WITH_TOWERS = ("dlrm", "dcnv2")
 
 
 def score_of(kind: str) -> type[Score]:
@@ -52,15 +68,17 @@ def score_of(kind: str) -> type[Score]:
         If the kind is unknown or defined more than once, or if the entry point cannot be loaded or is not a model.
     """
     offers = _offers().get(kind, ())
-    if kind in _BUILT_IN:
+    if kind in BUILT_IN:
         if offers:
             raise ConfigError(
                 f"model.kind is {kind!r}, which is built into StrataRec and also provided by {_packages(offers)}: "
                 "uninstall the package, or rename its model"
             )
-        return _BUILT_IN[kind]
+        module, _, name = BUILT_IN[kind][1].partition(".")
+        score: type[Score] = getattr(importlib.import_module(f"stratarec.models.zoo.{module}"), name)
+        return score
     if not offers:
-        raise ConfigError(f"model.kind is {kind!r}, expected one of {', '.join((*_BUILT_IN, *_offers()))}")
+        raise ConfigError(f"model.kind is {kind!r}, expected one of {', '.join((*BUILT_IN, *_offers()))}")
     if len(offers) > 1:
         raise ConfigError(f"model.kind is {kind!r}, which {_packages(offers)} offer: uninstall all but one")
     return _load(offers[0])
@@ -68,18 +86,21 @@ def score_of(kind: str) -> type[Score]:
 
 def tower_of(config: VectorsConfig) -> Build:
     """Return the class of this model's tower modules; `Plain` if the outputs of towers are their vectors."""
+    from stratarec.models.towers import CrossTower, DotTower, Plain
+
     assert config.towers is not None
     if not config.towers.plain and not has_towers(config.kind):
         raise ConfigError(
             f"model.kind {config.kind} has no tower modules, but model.towers.compression is "
-            f"{config.towers.compression}; set it to 1, or model.kind to {' or '.join(_TOWERS)}"
+            f"{config.towers.compression}; set it to 1, or model.kind to {' or '.join(_WITH_TOWERS)}"
         )
-    return _TOWERS.get(config.kind, Plain)
+    with_towers: dict[str, Build] = {"dlrm": DotTower, "dcnv2": CrossTower}
+    return with_towers.get(config.kind, Plain)
 
 
 def has_towers(kind: str) -> bool:
     """Whether a kind of model supports tower modules, which reduce the outputs of towers."""
-    return kind in _TOWERS
+    return kind in _WITH_TOWERS
 
 
 @cache
@@ -97,6 +118,8 @@ def _packages(offers: tuple[metadata.EntryPoint, ...]) -> str:
 
 def _load(entry: metadata.EntryPoint) -> type[Score]:
     """Return the score class of an entry point."""
+    from stratarec.models.base import Score
+
     where = f"model.kind is {entry.name!r}, which {_packages((entry,))} offers as {entry.value}"
     try:
         score = entry.load()
@@ -116,7 +139,7 @@ def _load(entry: metadata.EntryPoint) -> type[Score]:
 if TYPE_CHECKING:
     _BuiltIn: TypeAlias = VectorsConfig
 else:
-    _BuiltIn = Annotated[reduce(or_, (score.config for score in SCORES)), pydantic.Field(discriminator="kind")]
+    _BuiltIn = Annotated[reduce(or_, (model[0] for model in BUILT_IN.values())), pydantic.Field(discriminator="kind")]
 _STRICT = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -141,7 +164,7 @@ def _read(value: Any, handler: Any, info: pydantic.ValidationInfo) -> Any:
     """
     kind = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
     strict = info.mode == "json"
-    if not isinstance(kind, str) or not _offers() or (kind in _BUILT_IN and kind not in _offers()):
+    if not isinstance(kind, str) or not _offers() or (kind in BUILT_IN and kind not in _offers()):
         return _built_in_reader().validate_json(json.dumps(value)) if strict else handler(value)
     config: Any = score_of(kind).config
     if isinstance(value, config):
@@ -156,7 +179,7 @@ def _read(value: Any, handler: Any, info: pydantic.ValidationInfo) -> Any:
 
 def _write(value: Any, handler: Any, info: pydantic.SerializationInfo) -> Any:
     """Return the configuration of a model, built in or from a package, as plain data."""
-    if value.kind in _BUILT_IN:
+    if value.kind in BUILT_IN:
         return handler(value)
     return pydantic.TypeAdapter(type(value)).dump_python(value, mode="json" if info.mode == "json" else "python")
 

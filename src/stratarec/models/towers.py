@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import dot_interaction
-from stratarec.models.base import Network, Score, VectorsConfig
+from stratarec.models.base import Network, Score
+from stratarec.models.config import VectorsConfig
 from stratarec.models.history import History
 from stratarec.models.layers import Cross
 from stratarec.models.request import Runs, chosen

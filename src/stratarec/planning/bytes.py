@@ -33,16 +33,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from stratarec.embedding.codecs import CodecConfig, RecordCodec
+from stratarec.embedding.codecs import RecordCodec
+from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.stores.log_layout import DEAD_BYTES, DEAD_SHARE, LogConfig, location_bytes, plan_layout
 from stratarec.embedding.tiers import OVERFLOW_SHARE, cache_sets
 from stratarec.kernels.codec.layout import RecordLayout
 from stratarec.kernels.runtime.memory import buffer_bytes
 from stratarec.kernels.update import scratch_bytes
+from stratarec.planning.config import Memory as Memory
 
 Home: TypeAlias = Literal["level0", "dram", "mapped", "log"]
-Memory: TypeAlias = Literal["hbm", "dram", "mapped", "block"]
 Parts: TypeAlias = Mapping[Memory, Mapping[str, int]]
 
 MEMORIES: tuple[Memory, ...] = ("hbm", "dram", "mapped", "block")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.config import CodecKind, EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import slots_for_batch
 from stratarec.kernels.codec.kinds import KINDS
@@ -38,7 +39,7 @@ overflow, 1/16 of the slots, has room for four times as many rows."""
 
 _DEVIATIONS = 6
 
-AUTO_KINDS = tuple(name for name, kind in KINDS.items() if kind.automatic)
+AUTO_KINDS: tuple[CodecKind, ...] = tuple(kind for kind in get_args(CodecKind) if KINDS[kind].automatic)
 """Precisions among which ``precision: auto`` chooses."""
 
 DEFAULT_FRACTION = 0.05

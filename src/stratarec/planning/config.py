@@ -10,23 +10,17 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import BeforeValidator
 
 from stratarec.config.units import parse_bytes
 from stratarec.config.validate import check_finite
-from stratarec.embedding.codecs import CodecConfig, CodecKind
-from stratarec.embedding.tiers import CachePolicy
+from stratarec.embedding.config import CachePolicy, CodecConfig, CodecKind
 from stratarec.errors import ConfigError
-from stratarec.kernels.cache import POLICIES
-from stratarec.kernels.codec.kinds import KINDS
-from stratarec.planning.bytes import Memory
 
-if TYPE_CHECKING:
-    Precision: TypeAlias = str
-else:
-    Precision = Literal[("auto", *KINDS)]
+Precision = Literal["auto", CodecKind]
+Memory: TypeAlias = Literal["hbm", "dram", "mapped", "block"]
 
 
 MOST_AHEAD = 64
@@ -93,8 +87,10 @@ class CacheConfig:
     """Number of slots per set."""
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ConfigError(f"memory.cache.policy is {self.policy!r}, expected one of {', '.join(POLICIES)}")
+        if self.policy not in get_args(CachePolicy):
+            raise ConfigError(
+                f"memory.cache.policy is {self.policy!r}, expected one of {', '.join(get_args(CachePolicy))}"
+            )
         check_finite(self, "memory.cache.")
         if self.fraction is not None and not 0 < self.fraction <= 1:
             raise ConfigError(f"memory.cache.fraction is {self.fraction}, expected more than 0 and at most 1")

@@ -23,8 +23,8 @@ import numpy as np
 
 from stratarec.config.units import format_bytes
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.embedding.codecs import CodecConfig, RecordCodec
-from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.codecs import RecordCodec
+from stratarec.embedding.config import CodecConfig, EmbeddingBagConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.embedding.tiers import MEMORY_NAMES
 from stratarec.errors import ConfigError

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import pydantic
 
 from stratarec.config.units import format_bytes
-from stratarec.embedding.codecs import CodecConfig
-from stratarec.embedding.tiers import MEMORY_NAMES, CachePolicy, TableTier, TierConfig
+from stratarec.embedding.config import CachePolicy, CodecConfig
+from stratarec.embedding.tiers import MEMORY_NAMES, TableTier, TierConfig
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.io.names import as_html
 from stratarec.io.sealed import Count, describe_error, read_unvalidated, write_sealed

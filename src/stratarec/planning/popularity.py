@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.embedding.tiers import CachePolicy
+from stratarec.embedding.config import CachePolicy
 from stratarec.errors import ConfigError
 
 Floats = NDArray[np.float64]

@@ -38,8 +38,9 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from stratarec.distributed.wire import Wire, WireKind
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.distributed.config import WireKind
+from stratarec.distributed.wire import Wire
+from stratarec.embedding.config import CodecConfig
 from stratarec.errors import ConfigError
 from stratarec.kernels.codec.kinds import KINDS
 from stratarec.planning.bytes import Home, RowShape, block_bytes, record_bytes

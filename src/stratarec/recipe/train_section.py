@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stratarec.config.validate import check_directory, check_finite, check_seed
-from stratarec.data.loading.shuffle_buffer import Unit
-from stratarec.embedding import RowOptimizerConfig, ScheduleConfig
+from stratarec.data.dataset.row_group import Unit
+from stratarec.embedding.optimizers import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
 from stratarec.models.metrics import MetricName
 

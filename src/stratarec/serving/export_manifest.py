@@ -38,7 +38,8 @@ import torch
 from stratarec.data.schema import Schema
 from stratarec.data.vocabulary import Ids
 from stratarec.embedding import EmbeddingBagConfig
-from stratarec.embedding.codecs import CodecConfig, CodecKind, RecordCodec
+from stratarec.embedding.codecs import RecordCodec
+from stratarec.embedding.config import CodecConfig, CodecKind
 from stratarec.errors import ExportError
 from stratarec.io.sealed import Count, Hash, Model, content_hash, read_sealed, write_sealed
 from stratarec.io.tensors import Spec

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from stratarec.batch.batch import Batch
 from stratarec.distributed.collectives import average, reduce_gradients
+from stratarec.distributed.config import DenseWireKind
 from stratarec.distributed.mesh import Mesh
-from stratarec.distributed.wire import WIRES, DenseWireKind
+from stratarec.distributed.wire import WIRES
 from stratarec.embedding import Handle
 from stratarec.models.base import Network
 from stratarec.models.layers import statistics

@@ -30,9 +30,9 @@ from stratarec.batch.batch import Batch
 from stratarec.config.units import format_bytes, format_milliseconds
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader
+from stratarec.distributed.config import WireKind
 from stratarec.distributed.measure import Collective
 from stratarec.distributed.sharding import rows_sent
-from stratarec.distributed.wire import WireKind
 from stratarec.errors import ConfigError
 from stratarec.hot.config import HotConfig
 from stratarec.kernels.runtime.accelerator import open_device

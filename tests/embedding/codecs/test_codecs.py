@@ -9,7 +9,8 @@ import pytest
 
 from codec_conformance import NearestFloatTests, QuantisedTests, StochasticTests
 from errors import refuses
-from stratarec.embedding.codecs import CodecConfig, FloatRows, RecordCodec
+from stratarec.embedding.codecs import FloatRows, RecordCodec
+from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.optimizers import RowOptimizerConfig
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels.codec.kinds import KINDS

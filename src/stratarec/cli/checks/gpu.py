@@ -21,7 +21,7 @@ from stratarec.cli.checks.machine import Finding
 from stratarec.config.units import format_bytes
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig, TieredEmbeddingBagCollection
-from stratarec.embedding.codecs import CodecConfig
+from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.slots import MEMORIES
 from stratarec.embedding.tiers import TableTier, TierConfig
 from stratarec.errors import ConfigError
@@ -32,7 +32,7 @@ from stratarec.kernels.runtime.accelerator import CPU, device_memory, transfers_
 from stratarec.models import DLRMConfig, HistoryConfig, build_model
 from stratarec.models.history import History, HistoryWindows
 from stratarec.models.request import Runs
-from stratarec.models.zoo.dcn import DCNv2Config
+from stratarec.models.zoo.config import DCNv2Config
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.step import Stages
 from stratarec.training.torch_setup import build_optimizer, torch_settings

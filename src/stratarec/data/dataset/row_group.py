@@ -30,6 +30,8 @@ FILE_BITS = 40
 """Number of low bits of a row number that hold the row in the file; the higher bits hold the index of the file."""
 SlateKey: TypeAlias = Literal["session", "user"]
 """Key that defines slates: all samples of a slate have the same session, or the same user."""
+Unit: TypeAlias = Literal["auto", "session", "run", "sample"]
+"""Unit of samples that `data.loading` permutes."""
 # Maximum number of lists that `slices` builds at a time.
 _PIECE = 1 << 14
 

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from stratarec.batch.batch import Batch
 from stratarec.config.validate import check_seed
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.row_group import SlateKey
+from stratarec.data.dataset.row_group import SlateKey, Unit
 from stratarec.data.dataset.row_group_reader import RowGroupReader
-from stratarec.data.loading.shuffle_buffer import ShuffleBuffer, Unit, assemble, empty
+from stratarec.data.loading.shuffle_buffer import ShuffleBuffer, assemble, empty
 from stratarec.errors import ConfigError, DatasetError
 from stratarec.progress import traced
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,7 @@ from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import LEAST_RUN, InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.data.column_names import SESSIONS, USER, WEIGHT, events, label_names, pointer, weights_of
 from stratarec.data.dataset.dataset import Dataset
-from stratarec.data.dataset.row_group import RowGroup, SlateKey, flat, slate_starts
+from stratarec.data.dataset.row_group import RowGroup, SlateKey, Unit, flat, slate_starts
 from stratarec.data.schema import UNKNOWN, Schema
 from stratarec.kernels.collate import (
     Lists,
@@ -41,8 +41,6 @@ from stratarec.kernels.collate import (
     take_bags,
     take_weights,
 )
-
-Unit: TypeAlias = Literal["auto", "session", "run", "sample"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stratarec.embedding.codecs import CodecConfig, FloatRows, Indices, RecordCodec
-from stratarec.embedding.config import EmbeddingBagConfig
+from stratarec.embedding.codecs import FloatRows, Indices, RecordCodec
+from stratarec.embedding.config import CodecConfig, EmbeddingBagConfig
 from stratarec.embedding.optimizers import StepClock
 from stratarec.embedding.slots import Level0, StagedBatch
 from stratarec.embedding.stores.arrays import allocate_bits, clear_bits, row_chunks, set_rows

@@ -5,50 +5,16 @@ Shapes: B samples, F fields, D width, A width of all attention heads together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stratarec.errors import ConfigError
-from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.layers import check_sizes
+from stratarec.models.base import Score
 from stratarec.models.request import Runs
+from stratarec.models.zoo.config import AutoIntConfig
 from stratarec.models.zoo.fields import Fields
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutoIntConfig(VectorsConfig):
-    """Sizes of an AutoInt."""
-
-    kind: Literal["autoint"] = "autoint"
-    layer_counts: ClassVar = ("attention_layers", "attention_heads")
-    attention_layers: int = 3
-    """Number of attention layers."""
-    attention_dim: int = 32
-    """A, width of a field after each layer."""
-    attention_heads: int = 2
-    """Number of heads per layer; must divide `attention_dim`."""
-    scaled: bool = False
-    """Whether to divide products by the square root of a head's width; the paper does not."""
-    layer_norm: bool = False
-    """Whether to normalize the output of each layer; the paper does not."""
-    deep_mlp: tuple[int, ...] = (512, 256)
-    """Hidden sizes of a parallel deep network (AutoInt+); empty for none, which is worse with dense features."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("deep_mlp", self.deep_mlp)
-        for name in ("attention_layers", "attention_dim", "attention_heads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}, expected at least 1")
-        if self.attention_dim % self.attention_heads:
-            raise ConfigError(
-                f"model.attention_heads is {self.attention_heads}, which does not divide attention_dim "
-                f"{self.attention_dim}"
-            )
 
 
 class Interacting(nn.Module):

@@ -4,40 +4,15 @@ network.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from stratarec.errors import ConfigError
-from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.layers import Cross, check_sizes
+from stratarec.models.base import Score
+from stratarec.models.layers import Cross
 from stratarec.models.request import Runs
-
-
-@dataclass(frozen=True, kw_only=True)
-class DCNv2Config(VectorsConfig):
-    """Sizes of a DCN V2."""
-
-    kind: Literal["dcnv2"] = "dcnv2"
-    layer_counts: ClassVar = ("cross_layers",)
-    structure: Literal["stacked", "parallel"] = "parallel"
-    """``stacked``: the deep network follows the crosses; ``parallel``: both use the input and are joined at the end."""
-    cross_layers: int = 3
-    """Number of cross layers; n layers give crosses of up to n + 1 features."""
-    low_rank: int = 0
-    """Rank of the cross matrices, U V^T; 0 for full matrices."""
-    deep_mlp: tuple[int, ...] = (512, 256)
-    """Hidden sizes of the deep network."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("deep_mlp", self.deep_mlp)
-        if self.cross_layers < 1:
-            raise ConfigError(f"model.cross_layers is {self.cross_layers}, expected at least 1")
-        if self.low_rank < 0:
-            raise ConfigError(f"model.low_rank is {self.low_rank}, expected 0 or more")
+from stratarec.models.zoo.config import DCNv2Config
 
 
 class DCNv2Score(Score):

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.layers import check_sizes
+from stratarec.models.base import Score
 from stratarec.models.request import Runs
-from stratarec.models.zoo.fields import FIRST_ORDER, MULTIPLIED, Fields, Terms
+from stratarec.models.zoo.config import DeepFMConfig
+from stratarec.models.zoo.fields import Fields, Terms
 from stratarec.models.zoo.fm import fm_terms
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeepFMConfig(VectorsConfig):
-    """Sizes of a DeepFM."""
-
-    kind: Literal["deepfm"] = "deepfm"
-    first_order: ClassVar[bool] = True
-    default_overrides: ClassVar = FIRST_ORDER
-    initial_rows: float = MULTIPLIED
-    deep_mlp: tuple[int, ...] = (512, 256)
-    """Hidden sizes of the deep network."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("deep_mlp", self.deep_mlp, least=1)
 
 
 class DeepFMScore(Score):

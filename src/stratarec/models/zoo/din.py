@@ -6,32 +6,14 @@ paper also has an adaptive one (Dice).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor, nn
 
-from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.history import HistoryConfig
-from stratarec.models.layers import check_sizes
+from stratarec.models.base import Score
 from stratarec.models.request import Runs
+from stratarec.models.zoo.config import DINConfig
 from stratarec.models.zoo.fields import Fields
-
-
-@dataclass(frozen=True, kw_only=True)
-class DINConfig(VectorsConfig):
-    """Sizes of a deep interest network."""
-
-    kind: Literal["din"] = "din"
-    history: HistoryConfig = field(default_factory=partial(HistoryConfig, pooling="target_attention"))
-    """Pooling of histories and sequences, by default target attention."""
-    deep_mlp: tuple[int, ...] = (200, 80)
-    """Hidden sizes of the deep network."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("deep_mlp", self.deep_mlp, least=1)
 
 
 class DINScore(Score):

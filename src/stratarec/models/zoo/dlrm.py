@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import dot_interaction, run_interaction, split_columns
-from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.layers import check_sizes
+from stratarec.models.base import Score
 from stratarec.models.request import Runs, chosen
-
-
-@dataclass(frozen=True, kw_only=True)
-class DLRMConfig(VectorsConfig):
-    """Sizes of a DLRM."""
-
-    kind: Literal["dlrm"] = "dlrm"
-    bottom_mlp: tuple[int, ...] = (512, 256)
-    """Hidden sizes of the network over dense features; a last layer of size `embedding_dim` follows."""
-    top_mlp: tuple[int, ...] = (512, 256)
-    """Hidden sizes of the network over interactions; a last layer of size 1 follows."""
-    interaction: Literal["dot", "cat"] = "dot"
-    """Input of the top MLP. ``dot``: the output of the bottom MLP and the dot products of all pairs of vectors;
-    ``cat``: the output of the bottom MLP and the vectors, concatenated."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.interaction == "cat" and self.towers is not None:
-            raise ConfigError("model.towers requires model.interaction dot; remove model.towers, or set dot")
-        check_sizes("bottom_mlp", self.bottom_mlp)
-        check_sizes("top_mlp", self.top_mlp)
+from stratarec.models.zoo.config import DLRMConfig
 
 
 class DLRMScore(Score):

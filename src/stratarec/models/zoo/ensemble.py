@@ -15,74 +15,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from stratarec.errors import ConfigError
-from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.layers import Dropout, check_sizes
+from stratarec.models.base import Score
+from stratarec.models.layers import Dropout
 from stratarec.models.request import Runs
+from stratarec.models.zoo.config import EnsembleConfig, MemberKind
 from stratarec.models.zoo.fields import Terms
 
 # Limit of standardized numbers, because a single extreme number would otherwise decide the score.
 _MOST_DEVIATIONS = 8.0
 _LARGEST = 1e30
 
-MemberKind = Literal["plain", "dropout", "field_dropout", "narrow", "slow"]
 _MORE_DROPOUT, _MOST_DROPOUT = 3, 0.5
 _FIELD_DROPOUT = 0.2
 _NARROWER = 4
 # Factor of the vectors of slow members: they start smaller and learn more slowly.
 _SLOW = 0.3
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnsembleConfig(VectorsConfig):
-    """Sizes of an ensemble. A row contains a vector and a first-order weight for each member."""
-
-    kind: Literal["ensemble"] = "ensemble"
-    layer_counts: ClassVar[tuple[str, ...]] = ("members",)
-    one_label: ClassVar[bool] = True
-    embedding_dim: int = 8
-    """D, width of a member's vectors."""
-    members: int = 8
-    """K; training minimizes the log loss of each member, and the score is a weighted mean of their logits."""
-    member_kinds: tuple[MemberKind, ...] = ("plain", "dropout", "field_dropout", "narrow", "slow")
-    """Members are in pairs, and these are the kinds of the pairs, repeated if there are more. The second member of a
-    pair starts as a linear model. ``dropout``: up to three times the dropout rate. ``field_dropout``: drops a fifth of
-    each sample's features. ``narrow``: a quarter of the hidden outputs, no dropout. ``slow``: vectors learn more
-    slowly."""
-    member_mlp: tuple[int, ...] = (128, 64)
-    """Hidden sizes of each member's network."""
-    bins: int = 32
-    """Q, number of bins between quantiles of a number; its effect is linear in each bin."""
-    dropout: float = 0.1
-    initial_rows: float = 0.08
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("member_mlp", self.member_mlp, least=1)
-        for name in ("members", "bins"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}, expected at least 1")
-        if not self.member_kinds:
-            raise ConfigError("model.member_kinds is empty, expected at least one kind, such as plain")
-        if self.batch_norm:
-            raise ConfigError("ensemble does not support model.batch_norm; set it to false")
-
-    @property
-    def vector_width(self) -> int:
-        """Width of a row: every member's vector, followed by its first-order weight."""
-        return self.members * (self.embedding_dim + 1)
-
-    @property
-    def kinds(self) -> list[MemberKind]:
-        """Kind of each member."""
-        return [self.member_kinds[member // 2 % len(self.member_kinds)] for member in range(self.members)]
 
 
 # Members that start as first-order models. They are better if there is little to learn; the other members are better if

@@ -16,15 +16,6 @@ from torch.nn import functional
 from stratarec.models.layers import MLP
 from stratarec.models.request import Runs
 
-# Defaults for rows with a first-order weight. The gradients of this weight are many times larger than the gradients of
-# the vector, and would determine a learning rate that is shared by all weights of the row.
-FIRST_ORDER = {"train.embedding.kind": "adagrad"}
-# Defaults for models without a network: they do not overfit in the second epoch, and early stopping ends training.
-SHALLOW = {"train.epochs": 5}
-# Bound of the initial weights of rows whose products are summed: with 40 fields, the sum is then within 0.1 of 0. With
-# 1 / sqrt(rows), which is up to 1 for small tables, the sum would be many logits, which training must unlearn first.
-MULTIPLIED = 0.05
-
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:

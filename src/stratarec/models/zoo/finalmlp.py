@@ -5,64 +5,17 @@ Shapes: B samples, F fields, D width, X and Y outputs of the two networks, K hea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from stratarec.errors import ConfigError
-from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.layers import MLP, check_sizes
+from stratarec.models.base import Score
+from stratarec.models.layers import MLP
 from stratarec.models.request import Runs
+from stratarec.models.zoo.config import FinalMLPConfig
 from stratarec.models.zoo.fields import Fields, Terms
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinalMLPConfig(VectorsConfig):
-    """Sizes of a FinalMLP."""
-
-    kind: Literal["finalmlp"] = "finalmlp"
-    layer_counts: ClassVar = ("fusion_heads",)
-    first_mlp: tuple[int, ...] = (512,)
-    """Hidden sizes of the first network."""
-    second_mlp: tuple[int, ...] = (512,)
-    """Hidden sizes of the second network."""
-    gate_features: tuple[tuple[str, ...], ...] = ()
-    """Features of each network's gate, such as ``[[user], [item]]``; empty for no gates."""
-    gate_vectors: Literal["shared", "own"] = "shared"
-    """Vectors that gates use: the same vectors as the networks (``shared``), or separate vectors (``own``), as in the
-    published results. Separate vectors add D weights to every row of every table."""
-    gate_mlp: tuple[int, ...] = (64,)
-    """Hidden sizes of a gate, which has neither dropout nor batch normalization."""
-    fusion_heads: int = 1
-    """K, number of heads, into which the outputs of both networks are split; must divide both sizes."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("first_mlp", "second_mlp"):
-            check_sizes(name, getattr(self, name), least=1)
-            if self.fusion_heads < 1 or getattr(self, name)[-1] % self.fusion_heads:
-                raise ConfigError(
-                    f"model.fusion_heads is {self.fusion_heads}, expected a divisor of the last size of {name}, "
-                    f"{getattr(self, name)[-1]}"
-                )
-        check_sizes("gate_mlp", self.gate_mlp)
-        if self.gate_vectors == "own" and not self.gate_features:
-            raise ConfigError(
-                "model.gate_vectors is own, but model.gate_features is empty: add features, or set gate_vectors to "
-                "shared"
-            )
-        if self.gate_features and (len(self.gate_features) != 2 or not all(self.gate_features)):
-            raise ConfigError(
-                f"model.gate_features is {[list(names) for names in self.gate_features]}, expected two lists of "
-                "features, or none"
-            )
-
-    @property
-    def vector_width(self) -> int:
-        """Width of a row: D, or 2 D if gates have separate vectors."""
-        return self.embedding_dim * (2 if self.gate_vectors == "own" else 1)
 
 
 class GatedStream(nn.Module):

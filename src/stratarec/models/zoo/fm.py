@@ -5,25 +5,15 @@ Shapes: B samples, D width of a vector; the first-order weight is one more colum
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from stratarec.models.base import Score, VectorsConfig
+from stratarec.models.base import Score
 from stratarec.models.request import Runs
-from stratarec.models.zoo.fields import FIRST_ORDER, MULTIPLIED, SHALLOW, Fields, Parts, Terms
-
-
-@dataclass(frozen=True, kw_only=True)
-class FMConfig(VectorsConfig):
-    """Settings of a factorization machine."""
-
-    kind: Literal["fm"] = "fm"
-    first_order: ClassVar[bool] = True
-    default_overrides: ClassVar = {**FIRST_ORDER, **SHALLOW, "train.dense.learning_rate": 0.01}
-    initial_rows: float = MULTIPLIED
+from stratarec.models.zoo.config import FMConfig
+from stratarec.models.zoo.fields import Fields, Parts, Terms
 
 
 class FMScore(Score):

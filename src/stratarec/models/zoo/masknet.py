@@ -5,48 +5,15 @@ Shapes: B samples, V columns of all fields, H width of a block.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from stratarec.errors import ConfigError
-from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.layers import check_sizes
+from stratarec.models.base import Score
 from stratarec.models.request import Runs
+from stratarec.models.zoo.config import MaskNetConfig
 from stratarec.models.zoo.fields import Fields
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskNetConfig(VectorsConfig):
-    """Sizes of a MaskNet."""
-
-    kind: Literal["masknet"] = "masknet"
-    layer_counts: ClassVar = ("blocks",)
-    structure: Literal["serial", "parallel"] = "parallel"
-    """``serial``: each block uses the output of the previous block; ``parallel``: all blocks use the vectors, and a
-    deep network follows."""
-    blocks: int = 3
-    """Number of mask blocks."""
-    block_width: int = 64
-    """H, width of a block."""
-    reduction: float = 2.0
-    """Width of a mask's hidden layer, divided by the width of the mask."""
-    field_norm: bool = True
-    """Whether to normalize vectors before they are masked."""
-    deep_mlp: tuple[int, ...] = (256, 128)
-    """Hidden sizes of the deep network after parallel blocks."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("deep_mlp", self.deep_mlp)
-        for name in ("blocks", "block_width"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}, expected at least 1")
-        if not 0 < self.reduction < math.inf:
-            raise ConfigError(f"model.reduction is {self.reduction}, expected a finite number of more than 0")
 
 
 class MaskBlock(nn.Module):

@@ -5,31 +5,15 @@ The wide part is linear in the features of the data; crossed features must be co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.layers import check_sizes
+from stratarec.models.base import Score
 from stratarec.models.request import Runs
-from stratarec.models.zoo.fields import FIRST_ORDER, Fields, Terms
-
-
-@dataclass(frozen=True, kw_only=True)
-class WideDeepConfig(VectorsConfig):
-    """Sizes of a Wide & Deep network."""
-
-    kind: Literal["wide_deep"] = "wide_deep"
-    first_order: ClassVar[bool] = True
-    default_overrides: ClassVar = FIRST_ORDER
-    deep_mlp: tuple[int, ...] = (512, 256)
-    """Hidden sizes of the deep network."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("deep_mlp", self.deep_mlp, least=1)
+from stratarec.models.zoo.config import WideDeepConfig
+from stratarec.models.zoo.fields import Fields, Terms
 
 
 class WideDeepScore(Score):

@@ -6,36 +6,16 @@ Shapes: B samples, F fields, D width, H_k feature maps of layer k (H_0 = F).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from stratarec.models.base import Score, VectorsConfig
-from stratarec.models.layers import check_sizes
+from stratarec.models.base import Score
 from stratarec.models.request import Runs
-from stratarec.models.zoo.fields import FIRST_ORDER, MULTIPLIED, Fields, Terms
-
-
-@dataclass(frozen=True, kw_only=True)
-class XDeepFMConfig(VectorsConfig):
-    """Sizes of an xDeepFM."""
-
-    kind: Literal["xdeepfm"] = "xdeepfm"
-    first_order: ClassVar[bool] = True
-    default_overrides: ClassVar = FIRST_ORDER
-    initial_rows: float = MULTIPLIED
-    cin_layers: tuple[int, ...] = (64, 64)
-    """Number of feature maps of each layer of the compressed interaction network."""
-    deep_mlp: tuple[int, ...] = (512, 256)
-    """Hidden sizes of the deep network."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("cin_layers", self.cin_layers, least=1)
-        check_sizes("deep_mlp", self.deep_mlp, least=1)
+from stratarec.models.zoo.config import XDeepFMConfig
+from stratarec.models.zoo.fields import Fields, Terms
 
 
 class CIN(nn.Module):

@@ -28,7 +28,8 @@ from torch import Tensor
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.vocabulary import read_vocabulary
 from stratarec.embedding import EmbeddingBagConfig
-from stratarec.embedding.codecs import CodecConfig, FloatRows
+from stratarec.embedding.codecs import FloatRows
+from stratarec.embedding.config import CodecConfig
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.errors import CheckpointError, DatasetError, StorageError
 from stratarec.io.atomic import check_absent, file_hash, storage_error, sync, sync_tree, working_directory

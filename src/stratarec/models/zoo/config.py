@@ -1,0 +1,315 @@
+"""Settings of each model, and its defaults for other fields of a recipe."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar, Literal
+
+from stratarec.errors import ConfigError
+from stratarec.models.config import HistoryConfig, VectorsConfig, check_sizes
+
+# Defaults for rows with a first-order weight. The gradients of this weight are many times larger than the gradients of
+# the vector, and would determine a learning rate that is shared by all weights of the row.
+FIRST_ORDER = {"train.embedding.kind": "adagrad"}
+# Defaults for models without a network: they do not overfit in the second epoch, and early stopping ends training.
+SHALLOW = {"train.epochs": 5}
+# Bound of the initial weights of rows whose products are summed: with 40 fields, the sum is then within 0.1 of 0. With
+# 1 / sqrt(rows), which is up to 1 for small tables, the sum would be many logits, which training must unlearn first.
+MULTIPLIED = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class DLRMConfig(VectorsConfig):
+    """Sizes of a DLRM."""
+
+    kind: Literal["dlrm"] = "dlrm"
+    bottom_mlp: tuple[int, ...] = (512, 256)
+    """Hidden sizes of the network over dense features; a last layer of size `embedding_dim` follows."""
+    top_mlp: tuple[int, ...] = (512, 256)
+    """Hidden sizes of the network over interactions; a last layer of size 1 follows."""
+    interaction: Literal["dot", "cat"] = "dot"
+    """Input of the top MLP. ``dot``: the output of the bottom MLP and the dot products of all pairs of vectors;
+    ``cat``: the output of the bottom MLP and the vectors, concatenated."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.interaction == "cat" and self.towers is not None:
+            raise ConfigError("model.towers requires model.interaction dot; remove model.towers, or set dot")
+        check_sizes("bottom_mlp", self.bottom_mlp)
+        check_sizes("top_mlp", self.top_mlp)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DCNv2Config(VectorsConfig):
+    """Sizes of a DCN V2."""
+
+    kind: Literal["dcnv2"] = "dcnv2"
+    layer_counts: ClassVar = ("cross_layers",)
+    structure: Literal["stacked", "parallel"] = "parallel"
+    """``stacked``: the deep network follows the crosses; ``parallel``: both use the input and are joined at the end."""
+    cross_layers: int = 3
+    """Number of cross layers; n layers give crosses of up to n + 1 features."""
+    low_rank: int = 0
+    """Rank of the cross matrices, U V^T; 0 for full matrices."""
+    deep_mlp: tuple[int, ...] = (512, 256)
+    """Hidden sizes of the deep network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("deep_mlp", self.deep_mlp)
+        if self.cross_layers < 1:
+            raise ConfigError(f"model.cross_layers is {self.cross_layers}, expected at least 1")
+        if self.low_rank < 0:
+            raise ConfigError(f"model.low_rank is {self.low_rank}, expected 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LRConfig(VectorsConfig):
+    """Settings of a logistic regression, whose tables have one weight per value."""
+
+    kind: Literal["lr"] = "lr"
+    # High learning rates, because there is no network: with the usual rates, weights hardly leave 0.
+    default_overrides: ClassVar = {**SHALLOW, "train.dense.learning_rate": 0.02, "train.embedding.learning_rate": 0.1}
+    embedding_dim: int = 1
+    """Must be 1, the width of a weight."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.embedding_dim != 1:
+            raise ConfigError(
+                f"model.embedding_dim is {self.embedding_dim}, expected 1: model.kind lr has one weight per value"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FMConfig(VectorsConfig):
+    """Settings of a factorization machine."""
+
+    kind: Literal["fm"] = "fm"
+    first_order: ClassVar[bool] = True
+    default_overrides: ClassVar = {**FIRST_ORDER, **SHALLOW, "train.dense.learning_rate": 0.01}
+    initial_rows: float = MULTIPLIED
+
+
+@dataclass(frozen=True, kw_only=True)
+class WideDeepConfig(VectorsConfig):
+    """Sizes of a Wide & Deep network."""
+
+    kind: Literal["wide_deep"] = "wide_deep"
+    first_order: ClassVar[bool] = True
+    default_overrides: ClassVar = FIRST_ORDER
+    deep_mlp: tuple[int, ...] = (512, 256)
+    """Hidden sizes of the deep network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("deep_mlp", self.deep_mlp, least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepFMConfig(VectorsConfig):
+    """Sizes of a DeepFM."""
+
+    kind: Literal["deepfm"] = "deepfm"
+    first_order: ClassVar[bool] = True
+    default_overrides: ClassVar = FIRST_ORDER
+    initial_rows: float = MULTIPLIED
+    deep_mlp: tuple[int, ...] = (512, 256)
+    """Hidden sizes of the deep network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("deep_mlp", self.deep_mlp, least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class XDeepFMConfig(VectorsConfig):
+    """Sizes of an xDeepFM."""
+
+    kind: Literal["xdeepfm"] = "xdeepfm"
+    first_order: ClassVar[bool] = True
+    default_overrides: ClassVar = FIRST_ORDER
+    initial_rows: float = MULTIPLIED
+    cin_layers: tuple[int, ...] = (64, 64)
+    """Number of feature maps of each layer of the compressed interaction network."""
+    deep_mlp: tuple[int, ...] = (512, 256)
+    """Hidden sizes of the deep network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("cin_layers", self.cin_layers, least=1)
+        check_sizes("deep_mlp", self.deep_mlp, least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoIntConfig(VectorsConfig):
+    """Sizes of an AutoInt."""
+
+    kind: Literal["autoint"] = "autoint"
+    layer_counts: ClassVar = ("attention_layers", "attention_heads")
+    attention_layers: int = 3
+    """Number of attention layers."""
+    attention_dim: int = 32
+    """A, width of a field after each layer."""
+    attention_heads: int = 2
+    """Number of heads per layer; must divide `attention_dim`."""
+    scaled: bool = False
+    """Whether to divide products by the square root of a head's width; the paper does not."""
+    layer_norm: bool = False
+    """Whether to normalize the output of each layer; the paper does not."""
+    deep_mlp: tuple[int, ...] = (512, 256)
+    """Hidden sizes of a parallel deep network (AutoInt+); empty for none, which is worse with dense features."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("deep_mlp", self.deep_mlp)
+        for name in ("attention_layers", "attention_dim", "attention_heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}, expected at least 1")
+        if self.attention_dim % self.attention_heads:
+            raise ConfigError(
+                f"model.attention_heads is {self.attention_heads}, which does not divide attention_dim "
+                f"{self.attention_dim}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskNetConfig(VectorsConfig):
+    """Sizes of a MaskNet."""
+
+    kind: Literal["masknet"] = "masknet"
+    layer_counts: ClassVar = ("blocks",)
+    structure: Literal["serial", "parallel"] = "parallel"
+    """``serial``: each block uses the output of the previous block; ``parallel``: all blocks use the vectors, and a
+    deep network follows."""
+    blocks: int = 3
+    """Number of mask blocks."""
+    block_width: int = 64
+    """H, width of a block."""
+    reduction: float = 2.0
+    """Width of a mask's hidden layer, divided by the width of the mask."""
+    field_norm: bool = True
+    """Whether to normalize vectors before they are masked."""
+    deep_mlp: tuple[int, ...] = (256, 128)
+    """Hidden sizes of the deep network after parallel blocks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("deep_mlp", self.deep_mlp)
+        for name in ("blocks", "block_width"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}, expected at least 1")
+        if not 0 < self.reduction < math.inf:
+            raise ConfigError(f"model.reduction is {self.reduction}, expected a finite number of more than 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalMLPConfig(VectorsConfig):
+    """Sizes of a FinalMLP."""
+
+    kind: Literal["finalmlp"] = "finalmlp"
+    layer_counts: ClassVar = ("fusion_heads",)
+    first_mlp: tuple[int, ...] = (512,)
+    """Hidden sizes of the first network."""
+    second_mlp: tuple[int, ...] = (512,)
+    """Hidden sizes of the second network."""
+    gate_features: tuple[tuple[str, ...], ...] = ()
+    """Features of each network's gate, such as ``[[user], [item]]``; empty for no gates."""
+    gate_vectors: Literal["shared", "own"] = "shared"
+    """Vectors that gates use: the same vectors as the networks (``shared``), or separate vectors (``own``), as in the
+    published results. Separate vectors add D weights to every row of every table."""
+    gate_mlp: tuple[int, ...] = (64,)
+    """Hidden sizes of a gate, which has neither dropout nor batch normalization."""
+    fusion_heads: int = 1
+    """K, number of heads, into which the outputs of both networks are split; must divide both sizes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("first_mlp", "second_mlp"):
+            check_sizes(name, getattr(self, name), least=1)
+            if self.fusion_heads < 1 or getattr(self, name)[-1] % self.fusion_heads:
+                raise ConfigError(
+                    f"model.fusion_heads is {self.fusion_heads}, expected a divisor of the last size of {name}, "
+                    f"{getattr(self, name)[-1]}"
+                )
+        check_sizes("gate_mlp", self.gate_mlp)
+        if self.gate_vectors == "own" and not self.gate_features:
+            raise ConfigError(
+                "model.gate_vectors is own, but model.gate_features is empty: add features, or set gate_vectors to "
+                "shared"
+            )
+        if self.gate_features and (len(self.gate_features) != 2 or not all(self.gate_features)):
+            raise ConfigError(
+                f"model.gate_features is {[list(names) for names in self.gate_features]}, expected two lists of "
+                "features, or none"
+            )
+
+    @property
+    def vector_width(self) -> int:
+        """Width of a row: D, or 2 D if gates have separate vectors."""
+        return self.embedding_dim * (2 if self.gate_vectors == "own" else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DINConfig(VectorsConfig):
+    """Sizes of a deep interest network."""
+
+    kind: Literal["din"] = "din"
+    history: HistoryConfig = field(default_factory=partial(HistoryConfig, pooling="target_attention"))
+    """Pooling of histories and sequences, by default target attention."""
+    deep_mlp: tuple[int, ...] = (200, 80)
+    """Hidden sizes of the deep network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("deep_mlp", self.deep_mlp, least=1)
+
+
+MemberKind = Literal["plain", "dropout", "field_dropout", "narrow", "slow"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleConfig(VectorsConfig):
+    """Sizes of an ensemble. A row contains a vector and a first-order weight for each member."""
+
+    kind: Literal["ensemble"] = "ensemble"
+    layer_counts: ClassVar[tuple[str, ...]] = ("members",)
+    one_label: ClassVar[bool] = True
+    embedding_dim: int = 8
+    """D, width of a member's vectors."""
+    members: int = 8
+    """K; training minimizes the log loss of each member, and the score is a weighted mean of their logits."""
+    member_kinds: tuple[MemberKind, ...] = ("plain", "dropout", "field_dropout", "narrow", "slow")
+    """Members are in pairs, and these are the kinds of the pairs, repeated if there are more. The second member of a
+    pair starts as a linear model. ``dropout``: up to three times the dropout rate. ``field_dropout``: drops a fifth of
+    each sample's features. ``narrow``: a quarter of the hidden outputs, no dropout. ``slow``: vectors learn more
+    slowly."""
+    member_mlp: tuple[int, ...] = (128, 64)
+    """Hidden sizes of each member's network."""
+    bins: int = 32
+    """Q, number of bins between quantiles of a number; its effect is linear in each bin."""
+    dropout: float = 0.1
+    initial_rows: float = 0.08
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes("member_mlp", self.member_mlp, least=1)
+        for name in ("members", "bins"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} is {getattr(self, name)}, expected at least 1")
+        if not self.member_kinds:
+            raise ConfigError("model.member_kinds is empty, expected at least one kind, such as plain")
+        if self.batch_norm:
+            raise ConfigError("ensemble does not support model.batch_norm; set it to false")
+
+    @property
+    def vector_width(self) -> int:
+        """Width of a row: every member's vector, followed by its first-order weight."""
+        return self.members * (self.embedding_dim + 1)
+
+    @property
+    def kinds(self) -> list[MemberKind]:
+        """Kind of each member."""
+        return [self.member_kinds[member // 2 % len(self.member_kinds)] for member in range(self.members)]
