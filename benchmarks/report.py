@@ -40,8 +40,11 @@ MATTER = (
 )  # fmt: skip
 """Text, which may name the processor, benchmark, metric and form of the README's figures."""
 _OLDER = "\\*"
-GPU_CHECKS = "tools.gpu.steps"
-"""The module of the benchmark `gpu_checks`, which runs on another machine, by `tools/gpu/check.sh`."""
+GPU_BENCHMARKS = {
+    "gpu_embedding": "tools.gpu.kernels",
+    **dict.fromkeys(("gpu_train", "gpu_hot", "gpu_precision", "gpu_tiers", "gpu_dedup"), "tools.gpu.steps"),
+}
+"""Modules of the benchmarks that run on a machine with a GPU, by `tools/gpu/check.sh`."""
 # From here on decimals say nothing.
 _LARGE = 10_000
 
@@ -207,7 +210,7 @@ def _draw_cluster(result: Mapping[str, Any], path: Path) -> None:
 
 def _is_of_this_code(result: dict[str, Any]) -> bool:
     """Whether the modules that it measured are as they were."""
-    module = {**BENCHMARKS, "gpu_checks": GPU_CHECKS}.get(result["benchmark"])
+    module = {**BENCHMARKS, **GPU_BENCHMARKS}.get(result["benchmark"])
     return module is not None and result.get("sources") == source_hash(module)
 
 

@@ -42,11 +42,15 @@ def test_slots_of_a_gpu_agree_with_those_of_the_cpu() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tool", [("kernels.py",), ("steps.py", "cached")], ids=" ".join)
-def test_measurements_run_at_small_sizes(tool: tuple[str, ...], tmp_path: Path) -> None:
-    out = tmp_path / "cells.jsonl"
-    name, *arguments = tool
-    run(sys.executable, str(TOOLS / name), str(out), *arguments)
-    cells = [json.loads(line)["cell"] for line in out.read_text().splitlines()]
-    assert len(cells) > 5
-    assert "wrong" not in cells
+def test_measurements_run_at_small_sizes_and_become_results(tmp_path: Path) -> None:
+    out = tmp_path / "bench.jsonl"
+    run(sys.executable, str(TOOLS / "kernels.py"), str(out), "tiles")
+    for benchmark in ("train", "cached", "hot", "dedup"):
+        run(sys.executable, str(TOOLS / "steps.py"), str(out), benchmark, SECONDS_LEFT="900")
+    kinds = {json.loads(line)["cell"] for line in out.read_text().splitlines()}
+    assert kinds == {"copy", "kernels", "tiles", "records", "steps"}
+    (tmp_path / "env.log").write_text("Model name:  a processor\nCPU(s):  16\n")
+    run(sys.executable, str(TOOLS / "collect.py"), str(tmp_path), str(tmp_path))
+    results = {file.stem: json.loads(file.read_text()) for file in tmp_path.glob("gpu_*.json")}
+    assert len(results) == 6
+    assert all(result["gate"] == "passed" and result["metrics"] for result in results.values())

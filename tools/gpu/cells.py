@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,11 @@ import torch
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 SMALL = not GPU or os.environ.get("SMALL") == "1"
-"""Whether sizes are tiny and nothing is timed: in Triton's interpreter, and under compute-sanitizer."""
+"""Whether sizes are tiny and times mean nothing: in Triton's interpreter, and under compute-sanitizer."""
+MACHINE = {"device": torch.cuda.get_device_name() if GPU else "interpreter"} | {
+    package: metadata.version(package) for package in ("torch", "triton")
+}
+_BUDGET, _BEGAN = float(os.environ.get("SECONDS_LEFT", "150")), time.time()
 
 if not GPU:
     import triton_interpreter  # noqa: F401  # before Triton
@@ -29,9 +35,17 @@ def use_device_slots(on_device: bool = True) -> None:
         _slots.MEMORIES["cpu"] = DeviceSlots if on_device else _slots.CpuSlots
 
 
+def out_of_time(name: str) -> bool:
+    """Whether the time of this process is spent; then a cell says which measurement was left out."""
+    spent = time.time() - _BEGAN > _BUDGET
+    if spent:
+        write(cell="stopped", before=name)
+    return spent
+
+
 def write(**cell: Any) -> None:
-    """Append a cell to the file that the command line names, or print it."""
-    line = json.dumps(cell)
+    """Append a cell to the file that the command line names, or print it; with seconds since the process began."""
+    line = json.dumps({**cell, "at_s": round(time.time() - _BEGAN, 1)})
     if len(sys.argv) > 1:
         with Path(sys.argv[1]).open("a") as file:
             file.write(f"{line}\n")

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Check StrataRec on a machine with a GPU, in at most LIMIT seconds; the most valuable phases come first.
-#   bash tools/gpu/check.sh [PHASE ...]   of: doctor demo pytest slots kernels steps cached memcheck racecheck (default: all)
+#   bash tools/gpu/check.sh [PHASE ...]   of: doctor demo pytest slots embedding train cached hot dedup memcheck racecheck (default: all)
 # Each phase has a time limit and a result file in $OUT (default: build/gpu), so that a phase that fails costs only itself.
 cd "$(dirname "$(readlink -f "$0")")/../.." && TOOLS=$PWD/tools/gpu && export OUT=${OUT:-$PWD/build/gpu} && mkdir -p "$OUT"
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
@@ -13,7 +13,7 @@ phase() { # name, seconds at most, log, command
   SECONDS_LEFT=$((most - 10)) timeout -k 5 $most "$@" >> "$log" 2>&1
   say "$name: exit $? after $((SECONDS - began)) s"
 }
-phases=" ${*:-doctor demo pytest slots kernels steps cached memcheck racecheck} "
+phases=" ${*:-doctor demo pytest slots embedding train cached hot dedup memcheck racecheck} "
 wanted() { [[ $phases == *" $1 "* ]]; }
 if [ -d .gpu/wheels ]; then # packed by pack.sh: install it next to the machine's own packages
   export PYTHONPATH=/tmp/site:$PYTHONPATH XDG_CACHE_HOME=/tmp/cache NUMBA_CACHE_DIR=/tmp/numba TRITON_CACHE_DIR=/tmp/triton
@@ -45,10 +45,12 @@ wanted pytest && phase pytest 300 pytest.log python3 -m pytest tests/training/te
 wanted slots && phase slots 240 slots.log python3 "$TOOLS/slots.py" &
 wait
 unset OMP_NUM_THREADS
-# Speed: nothing else runs.
-wanted kernels && phase kernels 170 rest.log python3 "$TOOLS/kernels.py" "$OUT/bench.jsonl"
-wanted steps && phase steps 170 rest.log python3 "$TOOLS/steps.py" "$OUT/bench.jsonl" whole
-wanted cached && phase cached 240 rest.log python3 "$TOOLS/steps.py" "$OUT/bench.jsonl" cached
+# Speed: nothing else runs. The most valuable measurement comes first.
+wanted embedding && phase embedding 100 rest.log python3 "$TOOLS/kernels.py" "$OUT/bench.jsonl"
+wanted train && phase train 90 rest.log python3 "$TOOLS/steps.py" "$OUT/bench.jsonl" train
+wanted cached && phase cached 100 rest.log python3 "$TOOLS/steps.py" "$OUT/bench.jsonl" cached
+wanted hot && phase hot 60 rest.log python3 "$TOOLS/steps.py" "$OUT/bench.jsonl" hot
+wanted dedup && phase dedup 45 rest.log python3 "$TOOLS/steps.py" "$OUT/bench.jsonl" dedup
 for tool in memcheck racecheck; do
   wanted $tool && SMALL=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 phase $tool 60 rest.log \
     compute-sanitizer --tool $tool python3 "$TOOLS/kernels.py"

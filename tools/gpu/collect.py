@@ -1,4 +1,7 @@
-"""Make a result file of what `check.sh` left in a folder: ``python tools/gpu/collect.py FOLDER RESULT.json``."""
+"""Make result files of what `check.sh` left in a folder: ``python -m tools.gpu.collect FOLDER [RESULTS]``.
+
+Writes a file for each benchmark of `GPU_BENCHMARKS` that has cells, and says which metrics lack a cell.
+"""
 
 from __future__ import annotations
 
@@ -6,54 +9,152 @@ import datetime
 import json
 import re
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from benchmarks.report import GPU_CHECKS, write_result
+from benchmarks.__main__ import RESULTS
+from benchmarks.report import GPU_BENCHMARKS, write_result
 from benchmarks.sources import source_hash
 
+Cells = list[dict[str, Any]]
+PUBLISHED_CARD = "NVIDIA H100 80GB HBM3"
+PUBLISHED = {"dynamicemb_sgd": 0.345 + 0.614, "dynamicemb_adam": 0.345 + 1.005}
+"""Milliseconds of a forward and backward pass of FBGEMM's TBE on that card, in `benchmark_results.json` of NVIDIA's
+recsys-examples: 10 tables of 1,677,721 rows, D = 128, 1,048,570 ids of a power law with exponent 1.05."""
+TARGETS = {
+    "gpu_embedding": {
+        **{f"forward_share_{name}": 0.8 for name in ("bags_uniform", "bags_skewed", "wide_uniform")},
+        **{f"update_share_{name}": 0.7 for name in ("bags_uniform", "bags_skewed", "wide_uniform")},
+        **{f"ratio_fbgemm_published_{name}": 1.1 for name in PUBLISHED},
+        **{f"ratio_torch_{name}": 2.0 for name in ("criteo_4096", "bags_uniform", "bags_skewed", "wide_uniform")},
+    },
+    "gpu_train": {
+        f"ratio_{ratio}_{case}": target
+        for ratio, target in (("hybrid_cpu", 2.0), ("hbm_hybrid", 1.0))
+        for case in ("d16_b1024", "d16_b16384", "d64_b4096")
+    },
+    "gpu_hot": {
+        f"ratio_{ratio}_b{size}": target for ratio, target in (("cpu", 2.3), ("hybrid", 1.52)) for size in (1024, 4096)
+    },
+    "gpu_precision": {"ratio_int8_fp32": 1.16, "bytes_ratio_int8": 3.1, "bytes_ratio_int4": 7.1},
+    "gpu_tiers": {"speed_at_8x": 0.9, "speed_at_37x": 0.74},
+    "gpu_dedup": {"ratio_transformer": 2.49},
+}
 
-def collect(folder: Path) -> dict[str, Any]:
-    """Return the result: cells as they were written, and the ratios that matter as metrics."""
-    cells = [json.loads(line) for line in (folder / "bench.jsonl").read_text().splitlines()]
-    environment = (folder / "env.log").read_text()
-    copy = next(cell for cell in cells if cell["cell"] == "copy")
-    kernels, peers = ({cell["name"]: cell for cell in cells if cell["cell"] == kind} for kind in ("kernels", "torch"))
-    steps = [cell for cell in cells if cell["cell"] == "step"]
-    metrics = {}
-    for name, cell in kernels.items():
+
+def ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
+    """Return the median over rounds of how many times as fast the second side is."""
+    return median(one / other for one, other in zip(slow, fast, strict=True))
+
+
+def embedding(cells: Cells) -> dict[str, float]:
+    """Shares of a copy's bandwidth, and speed compared with torch and with FBGEMM's published times."""
+    metrics: dict[str, float] = {}
+    peers = {cell["name"]: cell["step_ms"] for cell in cells if "step_ms" in cell}
+    if cells[0]["device"] == PUBLISHED_CARD:
+        published = {f"fbgemm_published_{name}": (name, ms) for name, ms in PUBLISHED.items()}
+    else:
+        published = {}
+    for cell in (cell for cell in cells if cell["cell"] == "kernels"):
+        name, ours = cell["name"], cell["forward_ms"] + cell["group_ms"] + cell["update_ms"]
         metrics[f"forward_share_{name}"] = cell["forward_share_distinct"]
         metrics[f"update_share_{name}"] = cell["update_share"]
-        if "step_ms" in peers.get(name, {}):
-            ours = cell["forward_ms"] + cell["group_ms"] + cell["update_ms"]
-            metrics[f"ratio_torch_{name}"] = peers[name]["step_ms"] / ours
-    times = {(cell["name"], cell["width"], cell["batch"], cell["depth"]): cell["median_ms"] for cell in steps}
-    for (name, width, batch, depth), milliseconds in times.items():
-        reference = times.get(("hybrid" if batch < 16_384 or width == 16 else "hybrid, same ids", width, batch, 0))
-        if not name.startswith("hybrid") and reference:
-            words = re.sub("[^a-z0-9]+", "_", name)
-            metrics[f"ratio_hybrid_{words}_d{width}_b{batch}_depth{depth}"] = reference / milliseconds
-    phases = dict(re.findall(r"(\w+): exit (\d+)", (folder / "summary.txt").read_text()))
+        if name in peers:
+            metrics[f"ratio_torch_{name}"] = peers[name] / ours
+        metrics |= {f"ratio_{key}": ms / ours for key, (case, ms) in published.items() if case == name}
+    return metrics
+
+
+def train(cells: Cells) -> dict[str, float]:
+    """Speed of the hybrid over the CPU's, and of rows in GPU memory over the hybrid's."""
+    pairs = (("cpu", "hybrid"), ("hybrid", "hbm"), ("hybrid", "hbm_bf16"))
     return {
-        "benchmark": "gpu_checks",
-        "config": {
-            "peers": "nn.EmbeddingBag(sparse=True) with optim.Adagrad; the network alone on the GPU (hybrid)",
-            "phases": {name: f"exit {code}" for name, code in phases.items()},
-        },
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        # Kernels are timed only where they are right; a step must not be of a network that is wrong.
-        "gate": "passed" if all(phases.get(name) == "0" for name in ("doctor", "pytest", "kernels")) else "failed",
-        "hardware": {
-            "processor": f"{copy['device']}, {_value('Model name', environment)}",
-            "avx512": "avx512f" in environment,
-            "threads": int(_value("CPU(s)", environment)),
-        },
-        "metrics": metrics,
-        "quick": False,
-        "samples": {"rows": cells},
-        "sources": source_hash(GPU_CHECKS),
-        "versions": {name: copy[name] for name in ("torch", "triton")},
+        f"ratio_{fast}_{slow}_{cell['case']}": ratio(cell["ms"][slow], cell["ms"][fast])
+        for slow, fast in pairs
+        for cell in cells
     }
+
+
+def hot(cells: Cells) -> dict[str, float]:
+    """Speed of FAE over that of the CPU and of the hybrid: of a log with hot and other batches, and of hot ones."""
+    metrics = {}
+    for cell in cells:
+        ms, share = cell["ms"], cell["hot_inputs"]
+        log = [share * one + (1 - share) * two for one, two in zip(ms["fae_hot"], ms["fae_others"], strict=True)]
+        for slow in ("cpu", "hybrid"):
+            metrics[f"ratio_{slow}_{cell['case']}"] = ratio(ms[slow], log)
+            metrics[f"ratio_{slow}_hot_batches_{cell['case']}"] = ratio(ms[slow], ms["fae_hot"])
+    return metrics
+
+
+def precision(cells: Cells) -> dict[str, float]:
+    """Speed over that of float32 homes, share of the speed in GPU memory, and bytes of float32 rows over all bytes."""
+    metrics = {}
+    for cell in cells:
+        ms, suffix = cell["ms"], "" if cell["case"] == "depth2" else f"_{cell['case']}"
+        metrics |= {f"ratio_{kind}_fp32{suffix}": ratio(ms["fp32"], ms[kind]) for kind in ("int8", "int4")}
+        metrics |= {f"share_of_hbm_{kind}{suffix}": ratio(ms["hbm"], ms[kind]) for kind in ("fp32", "int8", "int4")}
+        used = {name: sum(parts.values()) - parts["outputs"] for name, parts in cell["bytes"].items()}
+        metrics |= {f"bytes_ratio_{kind}": used["hbm"] / used[kind] for kind in ("int8", "int4")}
+    return metrics
+
+
+def tiers(cells: Cells) -> dict[str, float]:
+    """Share of the speed with all rows in GPU memory."""
+    metrics = {}
+    for cell in cells:
+        ms, suffix = cell["ms"], "" if cell["case"] == "depth2" else "_without_lookahead"
+        metrics |= {f"speed_at_{times}x{suffix}": ratio(ms["hbm"], ms[f"{times}th"]) for times in (8, 37)}
+    return metrics
+
+
+def dedup(cells: Cells) -> dict[str, float]:
+    """Speed with deduplication over that without, with rows in GPU memory and in host memory."""
+    names = {"hbm": "ratio_transformer", "hybrid": "ratio_transformer_hybrid"}
+    return {names[cell["case"]]: ratio(cell["ms"]["plain"], cell["ms"]["dedup"]) for cell in cells}
+
+
+METRICS: dict[str, Callable[[Cells], dict[str, float]]] = {
+    "gpu_embedding": embedding,
+    "gpu_train": train,
+    "gpu_hot": hot,
+    "gpu_precision": precision,
+    "gpu_tiers": tiers,
+    "gpu_dedup": dedup,
+}
+
+
+def collect(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the result of each benchmark: its cells as they were written, and the ratios that matter as metrics."""
+    cells = [json.loads(line) for line in (folder / "bench.jsonl").read_text().splitlines()]
+    environment, results = (folder / "env.log").read_text(), {}
+    for name, metrics in METRICS.items():
+        # Cells of `kernels.py` name no benchmark.
+        mine = [cell for cell in cells if cell.get("benchmark", "gpu_embedding") == name and cell["cell"] != "stopped"]
+        right = [cell for cell in mine if cell["cell"] != "wrong"]
+        if not right:
+            continue
+        card = right[0]
+        results[name] = {
+            "benchmark": name,
+            "config": {"targets": TARGETS[name]},
+            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            # What is wrong gives no metrics.
+            "gate": "passed" if len(right) == len(mine) else "failed",
+            "hardware": {
+                "processor": f"{card['device']}, {_value('Model name', environment)}",
+                "avx512": "avx512f" in environment,
+                "threads": int(_value("CPU(s)", environment)),
+            },
+            "metrics": metrics(right),
+            "quick": card["device"] == "interpreter",
+            "samples": {"rows": mine},
+            "sources": source_hash(GPU_BENCHMARKS[name]),
+            "versions": {package: card[package] for package in ("torch", "triton")},
+        }
+    return results
 
 
 def _value(name: str, text: str) -> str:
@@ -63,4 +164,13 @@ def _value(name: str, text: str) -> str:
 
 
 if __name__ == "__main__":
-    write_result(Path(sys.argv[2]), collect(Path(sys.argv[1])))
+    found = collect(Path(sys.argv[1]))
+    for name, targets in TARGETS.items():
+        metrics = found[name]["metrics"] if name in found else {}
+        print(f"{name}: {found[name]['gate'] if name in found else 'no cells'}")
+        for metric, value in metrics.items():
+            print(f"  {metric:45} {value:8.3f}  {targets.get(metric, '')}")
+        for metric in targets.keys() - metrics.keys():
+            print(f"  {metric:45}  missing  {targets[metric]}")
+        if name in found:
+            write_result((Path(sys.argv[2]) if len(sys.argv) > 2 else RESULTS) / f"{name}.json", found[name])

@@ -1,18 +1,18 @@
 """Check slots in GPU memory against float64, then compare their speed with torch and with a large copy.
 
-``python tools/gpu/kernels.py [OUT.jsonl]`` writes one line of JSON a cell. With ``SMALL=1`` (for compute-sanitizer), or
-in Triton's interpreter, sizes are tiny and no times are measured.
+``python tools/gpu/kernels.py [OUT.jsonl [tiles]]`` writes one line of JSON a cell. Kernels have the tiles of
+`DeviceSlots`; with ``tiles``, others are timed, too. With ``SMALL=1`` (for compute-sanitizer), or in Triton's
+interpreter, sizes are tiny and times mean nothing.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
 import numpy as np
 import torch
-from cells import DEVICE, GPU, SMALL, use_device_slots, write  # before Triton, which it may set up for interpretation
+from cells import DEVICE, GPU, MACHINE, SMALL, out_of_time, use_device_slots, write  # before Triton: may set it up
 
 import triton  # isort: skip
 
@@ -26,16 +26,13 @@ from stratarec.kernels.bags import BagBatch
 from stratarec.kernels.runtime.accelerator import open_device
 from stratarec.kernels.update import Gradients
 
-BUDGET = float(os.environ.get("SECONDS_LEFT", "150"))
-BEGAN = time.time()
 RATE = 0.05
 
 
 def clock(run):
     """Return median milliseconds."""
     if SMALL:
-        run()
-        return float("nan")
+        return host_clock(run)
     return triton.testing.do_bench(run, warmup=10, rep=60, return_mode="median")
 
 
@@ -168,11 +165,9 @@ CASES = [
     ("wide_uniform", 10, 1_000_000, 128, 32_768, 10, 0.0, "adagrad"),
     ("small_1000_bags", 1, 1_000_000, 64, 1000, 10, 0.0, "sgd"),
 ]
-# Bags or rows of a program, warps. The first is that of `DeviceSlots` for 64 columns.
+# Bags or rows of a program, warps.
 TILES = [(4, 1), (8, 1), (8, 2), (8, 4), (16, 4)]
 STEPS = [(8, 4), (4, 1), (4, 2), (2, 1), (8, 2)]
-if SMALL:
-    del TILES[1:], STEPS[1:]
 
 
 def torch_step(case):
@@ -202,9 +197,9 @@ def measure(case, peak):
     if not (forward < 1e-5 and update < 1e-3 and untouched):
         write(cell="wrong", name=case.name, forward=forward, update=update, untouched=untouched)
         return False
-    forward_ms, forward_tile = min((clock(lambda: case.forward(tile)), tile) for tile in TILES)
+    forward_ms = clock(case.forward)
     case.group()
-    update_ms, update_tile = min((clock(lambda: case.update(tile)), tile) for tile in STEPS)
+    update_ms = clock(case.update)
     write(
         cell="kernels",
         name=case.name,
@@ -212,13 +207,11 @@ def measure(case, peak):
         lookups=case.n,
         distinct=case.distinct,
         forward_ms=forward_ms,
-        forward_tile=forward_tile,
         forward_share=case.forward_bytes(case.n) / forward_ms / 1e6 / peak,
         forward_share_distinct=case.forward_bytes(case.distinct) / forward_ms / 1e6 / peak,
         stage_ms=host_clock(case.stage),
         group_ms=clock(case.regroup),
         update_ms=update_ms,
-        update_tile=update_tile,
         update_share=case.update_bytes() / update_ms / 1e6 / peak,
         index_select_ms=clock(lambda: torch.index_select(case.weights, 0, case.rows))
         if case.n * case.D < 2**30
@@ -231,6 +224,13 @@ def measure(case, peak):
             write(cell="torch", name=case.name, forward_ms=forward_ms, step_ms=step_ms)
         except torch.OutOfMemoryError:
             write(cell="torch", name=case.name, out_of_memory=True)
+    if "tiles" in sys.argv[2:]:
+        write(
+            cell="tiles",
+            name=case.name,
+            forward_ms={str(tile): clock(lambda: case.forward(tile)) for tile in TILES},
+            update_ms={str(tile): clock(lambda: case.update(tile)) for tile in STEPS},
+        )
     return True
 
 
@@ -269,14 +269,11 @@ def main() -> int:
     write(
         cell="copy",
         GBps=peak,
-        device=torch.cuda.get_device_name() if GPU else "interpreter",
-        torch=torch.__version__,
-        triton=triton.__version__,
+        **MACHINE,
     )
     wrong = 0
     for given in CASES:
-        if time.time() - BEGAN > BUDGET:
-            write(cell="stopped", before=given[0])
+        if out_of_time(given[0]):
             return 1
         wrong += not measure(Case(*given), peak)
         if GPU:

@@ -1,164 +1,361 @@
-"""Time training steps of a DLRM: on the CPU, with the network on a GPU, with rows there too, and cached there.
+"""Time training steps with rows in host memory, in GPU memory, and in both, in alternation.
 
-``python tools/gpu/steps.py OUT.jsonl whole|cached`` writes one line of JSON a configuration. Sizes are those of Criteo
-Kaggle in the published code of FAE (D = 16), and D = 64; ids are synthetic. Without a GPU, sizes are tiny.
+``python tools/gpu/steps.py OUT.jsonl train|cached|hot|dedup`` writes one line of JSON a comparison. Ids follow
+`SyntheticConfig`: 6.8 % of a table's rows get 76 % of its lookups; Criteo's tables have 33.8 million rows. Without a
+GPU, sizes are tiny.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from statistics import median
+from statistics import mean
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from cells import GPU, use_device_slots, write
+from cells import GPU, MACHINE, SMALL, out_of_time, use_device_slots, write
 
+from benchmarks.__main__ import give_everyone_good_memory
 from stratarec.batch.batch import Batch
-from stratarec.batch.jagged import KeyedJagged
+from stratarec.batch.jagged import InverseJagged, JaggedWindows, KeyedJagged
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
-from stratarec.data.sources.synthetic import CRITEO_ROWS
+from stratarec.data.sources.synthetic import CRITEO_ROWS, EXPONENT
 from stratarec.embedding import Prefetcher, RowOptimizerConfig
+from stratarec.embedding.codecs import FloatRows
 from stratarec.embedding.config import CodecConfig
+from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TableTier, TierConfig
+from stratarec.kernels.random import fill_uniform, table_key
 from stratarec.kernels.runtime.accelerator import CPU, open_device
 from stratarec.models import DLRMConfig, build_model
+from stratarec.models.config import HistoryConfig
 from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.step import Stages
 from stratarec.training.torch_setup import build_optimizer, torch_settings
 
-BUDGET, BEGAN = float(os.environ.get("SECONDS_LEFT", "150")), time.time()
-TINY = not GPU
+SEED = 1
 NAMES = [f"C{place}" for place in range(26)]
-ROWS = {name: min(int(rows), 997) if TINY else int(rows) for name, rows in zip(NAMES, CRITEO_ROWS, strict=True)}
+ROWS = {name: min(rows, 997) if SMALL else rows for name, rows in zip(NAMES, CRITEO_ROWS, strict=True)}
 SCHEMA = Schema(
     dense=tuple(DenseFeature(name=f"I{place}") for place in range(13)),
     sparse=tuple(SparseFeature(name=name) for name in NAMES),
 )
-STEPS = 4 if TINY else 40
+LARGEST = max(ROWS, key=ROWS.__getitem__)
+OPTIMIZER = RowOptimizerConfig(learning_rate=0.02)
+# A stretch of steps: the first ones are not timed, and neither are the last ones, which prepare nothing ahead.
+LEAD, TIMED, ROUNDS, WARM_UP = (1, 1, 1, 2) if SMALL else (2, 6, 4, 10)
+# Samples that use hot rows only, where hot rows have 12.4 % of the bytes: metric `hot_inputs_globo_12.4` of the
+# benchmark `hot_published`, which is of a real log.
+HOT_BYTES, HOT_INPUTS = 0.124, 0.758
+# Largest relative differences of the loss of the first step, and of the mean loss of the first steps.
+FIRST, ROUNDED, MEAN = 1e-4, 2e-2, 2e-2
 
 
-def batches(size, skew, count, hot=1.0):
-    """Ids R * hot * u ** skew: popular rows come first."""
-    found = []
+def dense_and_labels(draws: np.random.Generator, size: int) -> dict[str, torch.Tensor]:
+    """Draw dense features, and labels that the first of them and chance decide, so that losses stay comparable."""
+    dense = draws.standard_normal((size, 13), dtype=np.float32)
+    label = dense[:, 0] + draws.standard_normal(size, dtype=np.float32) > 0.5
+    return {"dense": torch.from_numpy(dense), "label": torch.from_numpy(label.astype(np.float32))}
+
+
+def batches(size: int, count: int, seed: int, hot: Mapping[str, int] = ROWS, share: float = 0.0) -> list[Batch]:
+    """Draw batches. Popular rows come first; a `share` of the samples draws from the `hot` first rows of each table,
+    and the others from all rows, but in the largest table from rows that are not hot."""
+    drawn = []
     for number in range(count):
-        draws = np.random.default_rng(number)
-        ids = np.concatenate(
-            [(max(int(rows * hot), 1) * draws.random(size) ** skew).astype(np.int64) for rows in ROWS.values()]
-        )
-        sparse = KeyedJagged(keys=tuple(NAMES), values=torch.from_numpy(ids), offsets=None, batch_size=size)
-        dense = torch.from_numpy(draws.standard_normal((size, 13), dtype=np.float32))
-        found.append(Batch(label=(dense[:, 0] > 0.5).float(), dense=dense, sparse=sparse))
-    return found
+        draws = np.random.default_rng([seed, number])
+        in_hot, ids = draws.random(size) < share, []
+        for name, rows in ROWS.items():
+            uniform = draws.random(size)
+            if name == LARGEST and hot[name] < rows:
+                coldest = (hot[name] / rows) ** (1 / EXPONENT)
+                uniform = np.where(in_hot, uniform, coldest + (1 - coldest) * uniform)
+            ids.append((np.where(in_hot, hot[name], rows) * uniform**EXPONENT).astype(np.int64))
+        values = torch.from_numpy(np.concatenate(ids))
+        sparse = KeyedJagged(keys=tuple(NAMES), values=values, offsets=None, batch_size=size)
+        drawn.append(Batch(sparse=sparse, **dense_and_labels(draws, size)))
+    return drawn
 
 
-def tiers_of(kind, share):
-    large = {name: rows for name, rows in ROWS.items() if rows >= (500 if TINY else 100_000)}
+def slots_within(share: float) -> dict[str, int]:
+    """Divide a share of all rows among tables, equally but for tables that have fewer: the best where all tables have
+    the same skew and number of lookups."""
+    slots, left = {}, (0.5 if SMALL else share) * sum(ROWS.values())
+    for place, (name, rows) in enumerate(sorted(ROWS.items(), key=lambda item: item[1])):
+        slots[name] = min(rows, int(left / (len(ROWS) - place)))
+        left -= slots[name]
+    return slots
+
+
+def cached(kind: str, slots: Mapping[str, int]) -> TierConfig:
+    """Return tables in host memory under caches of so many slots; tables that have as few rows are in GPU memory."""
+    codec = CodecConfig(kind=kind, state="fp32" if kind == "fp32" else "bf16")
     return TierConfig(
-        tables={
-            name: TableTier(codec=CodecConfig(kind=kind), cache_rows=max(int(rows * share), 300 if TINY else 65_536))
-            for name, rows in large.items()
-        },
+        tables={name: TableTier(codec=codec, cache_rows=slots[name]) for name in NAMES if slots[name] < ROWS[name]},
+        lookahead=2,
     )
 
 
-def fill(model):
-    """Write every row of cached tables home, so that a miss is a read."""
-    for tables in model.embeddings.engine.tables:
-        if not tables.resident:
-            array = tables.store.array
-            array[:] = np.random.default_rng(0).integers(0, 60, (1, array.shape[1]), dtype=np.uint8)
-            for first in range(0, tables.store.rows, 1 << 22):
-                tables.store.mark_written(np.arange(first, min(first + (1 << 22), tables.store.rows), dtype=np.int64))
+def write_home(tables: CachedTables) -> None:
+    """Write the initial value of every row home, so that a miss reads a record."""
+    rows = FloatRows.allocate(1 << 18, tables.codec.width, **tables.codec.layout.kept)
+    weights, array = rows.weights.reshape(rows.slots, -1), tables.store.array
+    for table in tables.configs:
+        for first in range(0, table.num_embeddings, rows.slots):
+            places = np.arange(min(rows.slots, table.num_embeddings - first), dtype=np.int64)
+            key, bound = table_key(SEED, table.name), table.bound
+            fill_uniform(weights[: len(places)], key=key, first_row=first, low=-bound, high=bound)
+            at_home = places + tables.first_row[table.name] + first
+            tables.codec.encode(rows, places, array, at_home, np.zeros(len(places), dtype=np.uint64), 0)
+            tables.store.mark_written(at_home)
 
 
-def run(name, width, size, data, *, network, rows, tiers=None, depth=None, precision="float32"):
-    if time.time() - BEGAN > BUDGET:
+class Side:
+    """A model in training.
+
+    Parameters
+    ----------
+    width : int
+        D.
+    rows, network : str
+        ``cpu`` or ``gpu``: where rows are trained, and where the network is.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        rows: str,
+        network: str = "gpu",
+        *,
+        tiers: TierConfig | None = None,
+        precision: str = "float32",
+        schema: Schema = SCHEMA,
+        table_rows: Mapping[str, int] = ROWS,
+    ) -> None:
+        use_device_slots(rows == "gpu")
+        config = DLRMConfig(
+            embedding_dim=width, bottom_mlp=(512, 256, 64), top_mlp=(512, 256), pooling="sum",
+            history=HistoryConfig(pooling="transformer"),
+        )  # fmt: skip
+        tiers = replace(tiers or TierConfig(), device="cuda" if GPU and rows == "gpu" else "cpu")
+        self.model = build_model(config, schema, table_rows, seed=SEED, optimizer=OPTIMIZER, tiers=tiers)
+        self.engine = self.model.embeddings.engine
+        for tables in self.engine.tables:
+            if not tables.resident:
+                write_home(tables)
+        self.model.place(open_device("cuda") if GPU and network == "gpu" else CPU)
+        self.model.train()
+        train = TrainConfig(precision=precision)
+        self.stages = Stages(self.model, build_optimizer(train.dense, self.model.network), train, None)
+        self.exact = precision == "float32" and all(tier.codec.kind == "fp32" for tier in tiers.tables.values())
+        self.step = 0
+        self._fill_caches(tiers.tables, size=128 if SMALL else 16_384)
+
+    def _fill_caches(self, tiers: Mapping[str, TableTier], size: int) -> None:
+        """Bring as many rows as there are slots into the caches, popular ones last, so that misses evict rows."""
+        spans = {name: (tiers[name].hot_rows, tiers[name].cache_rows) if name in tiers else (0, 1) for name in ROWS}
+        for first in reversed(range(0, max(slots for _, slots in spans.values()) if tiers else 0, size)):
+            ids = [
+                hot + (first + np.arange(size)) % min(slots, ROWS[name] - hot) for name, (hot, slots) in spans.items()
+            ]
+            values = torch.from_numpy(np.concatenate(ids))
+            self.engine.prepare(KeyedJagged(keys=tuple(NAMES), values=values, offsets=None, batch_size=size)).release()
+
+    def train(self, data: Iterable[Batch], depth: int) -> tuple[list[float], list[float]]:
+        """Train batches, prepared `depth` ahead; return their losses, and when each step had ended."""
+        items = [(batch, self.model.request(batch)) for batch in data]
+        losses, ends = [], []
+        with Prefetcher(self.engine, iter(items), lambda item, stop: item[1].features, depth=depth) as ahead:
+            for (batch, request), prepared in ahead:
+                losses.append(self.stages.train(self.step, batch, request, prepared).loss)
+                ends.append(time.perf_counter())
+                self.step += 1
+        if GPU:
+            torch.cuda.synchronize()
+        return losses, ends
+
+    def rows_in(self) -> int:
+        """Return how many rows were fetched from homes so far."""
+        return sum(tables.traffic.rows_in for tables in self.engine.tables if not tables.resident)
+
+
+class Entry(NamedTuple):
+    """What one side of a comparison trains: batches for the gate, and batches that are timed."""
+
+    side: Side
+    warm_up: list[Batch]
+    timed: list[Batch]
+
+
+def compare(benchmark: str, case: str, entries: Mapping[str, Entry], depth: int | None = None, **more: Any) -> None:
+    """Time steps in alternation, and write a cell; before that, the first losses of all sides must agree.
+
+    `depth` is by default what training has. The losses of the first entry are the reference.
+    """
+    if out_of_time(f"{benchmark} {case}"):
         return
-    on_device = rows == "gpu"
-    use_device_slots(on_device)
-    config = DLRMConfig(embedding_dim=width, bottom_mlp=(512, 256, 64), top_mlp=(512, 256), pooling="sum")
-    train = TrainConfig(precision=precision)
-    began = time.time()
-    placed = replace(tiers or TierConfig(), device="cuda" if on_device and GPU else "cpu", lookahead=max(depth or 1, 1))
-    model = build_model(config, SCHEMA, ROWS, seed=1, optimizer=RowOptimizerConfig(learning_rate=0.02), tiers=placed)
-    if tiers:
-        fill(model)
-    depth = model.embeddings.engine.lookahead if depth is None else depth
-    made = time.time() - began
-    model.place(CPU if network == "cpu" or TINY else open_device("cuda"))
-    model.train()
-    stages = Stages(model, build_optimizer(train.dense, model.network), train, None)
-    seconds, losses = [], []
-    items = [(batch, model.request(batch)) for batch in data]
-    source = (items[step % len(items)] for step in range(STEPS + len(items)))
-    with (
-        torch_settings(seed=1),
-        Prefetcher(model.embeddings.engine, source, lambda item, stop: item[1].features, depth=depth) as ahead,
-    ):
-        # A step includes the wait for its rows.
-        began = time.perf_counter()
-        for step, ((batch, request), prepared) in enumerate(ahead):
-            losses.append(stages.train(step, batch, request, prepared).loss)
-            ended = time.perf_counter()
-            seconds.append(ended - began)
-            began = ended
-    timed = seconds[len(items) :]
-    parts = {key: round(1e3 * value / len(seconds), 3) for key, value in model.embeddings.engine.seconds.items()}
-    moved = [tables.traffic.rows_in for tables in model.embeddings.engine.tables if not tables.resident]
-    model.embeddings.close()
+    depths = {name: entry.side.engine.lookahead if depth is None else depth for name, entry in entries.items()}
+    losses = {name: entry.side.train(entry.warm_up, depths[name])[0] for name, entry in entries.items()}
+    reference, apart, right = next(iter(losses.values())), {}, True
+    for name, found in losses.items():
+        if found:
+            apart[name] = first, whole = abs(found[0] / reference[0] - 1), abs(mean(found) / mean(reference) - 1)
+            right &= first <= (FIRST if entries[name].side.exact else ROUNDED) and whole <= MEAN
+    if not right:
+        write(cell="wrong", benchmark=benchmark, case=case, apart=apart, losses=losses)
+        return
+    seconds: dict[str, list[float]] = {name: [] for name in entries}
+    fetched = {name: [0, 0] for name in entries}
+    for round_ in range(ROUNDS):
+        for name, entry in list(entries.items())[:: 1 if round_ % 2 else -1]:
+            count = LEAD + TIMED + depths[name]
+            data = (entry.timed[(round_ * count + place) % len(entry.timed)] for place in range(count))
+            before = entry.side.rows_in()
+            _, ends = entry.side.train(data, depths[name])
+            seconds[name].append((ends[LEAD + TIMED - 1] - ends[LEAD - 1]) / TIMED)
+            fetched[name] = [fetched[name][0] + entry.side.rows_in() - before, fetched[name][1] + count]
     write(
-        cell="step",
-        name=name,
-        width=width,
-        batch=size,
-        network=network,
-        rows=rows,
-        depth=depth,
-        precision=precision,
-        median_ms=1e3 * median(timed),
-        samples_s=size / median(timed),
-        parts_ms=parts,
-        rows_in=moved,
-        last_loss=losses[-1],
-        build_s=round(made, 1),
+        cell="steps",
+        benchmark=benchmark,
+        case=case,
+        **MACHINE,
+        ms={name: [1e3 * each for each in found] for name, found in seconds.items()},
+        depths=depths,
+        apart=apart,
+        rows_in_a_step={name: rows / steps for name, (rows, steps) in fetched.items()},
+        bytes={name: entry.side.engine.bytes_by_part() for name, entry in entries.items()},
+        **more,
     )
+
+
+def data_for(size: int, depth: int, seed: int, **hot: Any) -> tuple[list[Batch], list[Batch]]:
+    """Draw batches for the gate, and for the timed steps."""
+    drawn = batches(size, WARM_UP + ROUNDS * (LEAD + TIMED + depth), seed, **hot)
+    return drawn[:WARM_UP], drawn[WARM_UP:]
+
+
+def train() -> None:
+    """CPU alone; the network on the GPU (hybrid); rows, too, also in bf16."""
+    for width, size in ((16, 32),) if SMALL else ((16, 1024), (16, 16_384), (64, 4096)):
+        sides = {
+            "cpu": Side(width, "cpu", "cpu"),
+            "hybrid": Side(width, "cpu"),
+            "hbm": Side(width, "gpu"),
+            "hbm_bf16": Side(width, "gpu", precision="bf16"),
+        }
+        data = data_for(size, 1, size)
+        compare("gpu_train", f"d{width}_b{size}", {name: Entry(side, *data) for name, side in sides.items()})
+        close(sides)
+
+
+def against_whole(benchmark: str, homes: Mapping[str, tuple[str, float]]) -> None:
+    """Compare homes of a precision, under caches in GPU memory with a share of the rows, with all rows there."""
+    size = 32 if SMALL else 16_384
+    sides = {"hbm": Side(64, "gpu")}
+    for name, (kind, share) in homes.items():
+        sides[name] = Side(64, "gpu", tiers=cached(kind, slots_within(share)))
+    for depth in (2, 0):
+        warm_up, timed = data_for(size, depth, depth)
+        # Losses are compared as long as rounding has not spread.
+        entries = {name: Entry(side, warm_up if side.step == 0 else [], timed) for name, side in sides.items()}
+        compare(benchmark, f"depth{depth}", entries, depth)
+    close(sides)
+
+
+def precision_and_tiers() -> None:
+    """MPE: homes of three precisions under 5 % and 1 % of the rows. MTrainS: int8 homes under an 8th and a 37th."""
+    against_whole("gpu_precision", {"fp32": ("fp32", 0.05), "int8": ("int8", 0.05), "int4": ("int4", 0.01)})
+    against_whole("gpu_tiers", {"8th": ("int8", 1 / 8), "37th": ("int8", 1 / 37)})
+
+
+def hot() -> None:
+    """FAE: hot rows stay in GPU memory, and samples that use no others have batches of their own."""
+    heads = slots_within(HOT_BYTES)
+    tables = {
+        name: TableTier(cache_rows=300 if SMALL else 65_536, hot_rows=heads[name])
+        for name in NAMES
+        if heads[name] < ROWS[name]
+    }
+    for size in (32,) if SMALL else (1024, 4096):
+        warm_up, log = data_for(size, 1, size, hot=heads, share=HOT_INPUTS)
+        _, only_hot = data_for(size, 1, size + 1, hot=heads, share=1.0)
+        _, others = data_for(size, 1, size + 2, hot=heads)
+        sides = {
+            "cpu": Side(16, "cpu", "cpu"),
+            "hybrid": Side(16, "cpu"),
+            "fae": Side(16, "gpu", tiers=TierConfig(tables=tables)),
+        }
+        entries = {
+            "cpu": Entry(sides["cpu"], warm_up, log),
+            "hybrid": Entry(sides["hybrid"], warm_up, log),
+            "fae_hot": Entry(sides["fae"], warm_up, only_hot),
+            "fae_others": Entry(sides["fae"], [], others),
+        }
+        compare("gpu_hot", f"b{size}", entries, hot_inputs=HOT_INPUTS)
+        close(sides)
+
+
+def close(sides: Mapping[str, Side]) -> None:
+    for side in sides.values():
+        side.model.embeddings.close()
+        del side.model, side.engine, side.stages
     if GPU:
         torch.cuda.empty_cache()
 
 
-def whole(gpu):
-    """Time tables that are stored whole where their rows are looked up."""
-    for width, sizes in ((16, (1024, 16_384)), (64, (4096,))):
-        for size in sizes if not TINY else (64,):
-            data = batches(size, 3.0, 12 if not TINY else 2)
-            run("cpu", width, size, data, network="cpu", rows="cpu")
-            run("hybrid", width, size, data, network=gpu, rows="cpu")
-            run("rows in GPU memory", width, size, data, network=gpu, rows=gpu)
-            run("rows in GPU memory, bf16", width, size, data, network=gpu, rows=gpu, precision="bf16")
+def sessions(size: int, count: int, rows: Mapping[str, int], length: int = 20, samples: float = 16.5) -> list[Batch]:
+    """Draw batches of sessions: their samples share a user and a history, and each has an item and contexts."""
+    drawn, distinct = [], max(int(size / samples), 1)
+
+    def ids(draws: np.random.Generator, table: str, number: int) -> torch.Tensor:
+        return torch.from_numpy((rows[table] * draws.random(number) ** EXPONENT).astype(np.int64))
+
+    for number in range(count):
+        draws = np.random.default_rng([2, number])
+        inverse = torch.from_numpy(np.sort(draws.integers(0, distinct, size)))
+        single = [ids(draws, table, size) for table in rows if table != "user"]
+        alone = KeyedJagged(
+            keys=tuple(table for table in rows if table != "user"),
+            values=torch.cat(single), offsets=None, batch_size=size,
+        )  # fmt: skip
+        user = KeyedJagged(keys=("user",), values=ids(draws, "user", distinct), offsets=None, batch_size=distinct)
+        history = JaggedWindows(
+            key="history", values=ids(draws, "item", distinct * length), start=length * torch.arange(distinct),
+            length=torch.full((distinct,), length),
+        )  # fmt: skip
+        groups = tuple(InverseJagged(unique=unique, inverse=inverse).compact() for unique in (user, history))
+        drawn.append(Batch(sparse=alone, groups=groups, **dense_and_labels(draws, size)))
+    return drawn
 
 
-def cached(gpu):
-    """Time tables in host memory under a cache in GPU memory, and tables without one, on the same ids."""
-    size = 16_384 if not TINY else 32
-    data = batches(size, 1.5, 12 if not TINY else 2)
-    for kind in ("fp32", "int8"):
-        for depth in (0, 2):
-            run(
-                f"{kind} home, 5 % cache",
-                64,
-                size,
-                data,
-                network=gpu,
-                rows=gpu,
-                tiers=tiers_of(kind, 0.05),
-                depth=depth,
-            )
-    run("hybrid, same ids", 64, size, data, network=gpu, rows="cpu")
-    run("rows in GPU memory, same ids", 64, size, data, network=gpu, rows=gpu)
+def dedup() -> None:
+    """RecD: a transformer over histories, computed once for each session, against once for each sample."""
+    size, context = 32 if SMALL else 4096, tuple(f"context{place}" for place in range(6))
+    rows = dict.fromkeys(("item", "user"), 997 if SMALL else 1_000_000) | dict.fromkeys(context, 100)
+    schema = Schema(
+        user="user",
+        time="time",
+        dense=SCHEMA.dense,
+        sparse=(
+            *(SparseFeature(name=name) for name in rows),
+            SparseFeature(name="history", kind="history", of="item", max_length=20),
+        ),
+    )
+    drawn = sessions(size, WARM_UP + ROUNDS * (LEAD + TIMED + 1), rows)
+    keys = [feature.name for feature in schema.sparse]
+    plain = [batch.expanded(keys) for batch in drawn]
+    for case, place in (("hbm", "gpu"), ("hybrid", "cpu")):
+        sides = {name: Side(64, place, schema=schema, table_rows=rows) for name in ("plain", "dedup")}
+        data = {"plain": plain, "dedup": drawn}
+        entries = {name: Entry(side, data[name][:WARM_UP], data[name][WARM_UP:]) for name, side in sides.items()}
+        compare("gpu_dedup", case, entries)
+        close(sides)
 
 
 if __name__ == "__main__":
-    {"whole": whole, "cached": cached}[sys.argv[2]]("gpu")
+    give_everyone_good_memory()
+    with torch_settings(seed=SEED):
+        {"train": train, "cached": precision_and_tiers, "hot": hot, "dedup": dedup}[sys.argv[2]]()
