@@ -45,12 +45,14 @@ wanted pytest && phase pytest 300 pytest.log python3 -m pytest tests/training/te
 wanted slots && phase slots 240 slots.log python3 "$TOOLS/slots.py" &
 wait
 unset OMP_NUM_THREADS
-# Speed: nothing else runs. The most valuable measurement comes first.
-wanted embedding && phase embedding 100 rest.log python3 "$TOOLS/kernels.py" "$OUT/bench.jsonl"
-wanted train && phase train 90 rest.log python3 "$TOOLS/steps.py" "$OUT/bench.jsonl" train
-wanted cached && phase cached 100 rest.log python3 "$TOOLS/steps.py" "$OUT/bench.jsonl" cached
-wanted hot && phase hot 60 rest.log python3 "$TOOLS/steps.py" "$OUT/bench.jsonl" hot
-wanted dedup && phase dedup 45 rest.log python3 "$TOOLS/steps.py" "$OUT/bench.jsonl" dedup
+# Speed: nothing else runs. In the order in which the phases are named.
+for name in $phases; do
+  case $name in
+    embedding) phase embedding 100 rest.log python3 "$TOOLS/kernels.py" "$OUT/bench.jsonl" ;;
+    train | cached) phase $name 100 rest.log python3 "$TOOLS/steps.py" "$OUT/bench.jsonl" $name ;;
+    hot | dedup) phase $name 50 rest.log python3 "$TOOLS/steps.py" "$OUT/bench.jsonl" $name ;;
+  esac
+done
 for tool in memcheck racecheck; do
   wanted $tool && SMALL=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 phase $tool 60 rest.log \
     compute-sanitizer --tool $tool python3 "$TOOLS/kernels.py"

@@ -10,7 +10,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -36,7 +38,7 @@ from stratarec.recipe.train_section import TrainConfig
 from stratarec.training.steps.step import Stages
 from stratarec.training.torch_setup import build_optimizer, torch_settings
 
-SEED = 1
+SEED, POOL = 1, ThreadPoolExecutor(16)
 NAMES = [f"C{place}" for place in range(26)]
 ROWS = {name: min(rows, 997) if SMALL else rows for name, rows in zip(NAMES, CRITEO_ROWS, strict=True)}
 SCHEMA = Schema(
@@ -106,8 +108,9 @@ def write_home(tables: CachedTables) -> None:
     for table in tables.configs:
         for first in range(0, table.num_embeddings, rows.slots):
             places = np.arange(min(rows.slots, table.num_embeddings - first), dtype=np.int64)
-            key, bound = table_key(SEED, table.name), table.bound
-            fill_uniform(weights[: len(places)], key=key, first_row=first, low=-bound, high=bound)
+            draw = partial(fill_uniform, key=table_key(SEED, table.name), low=-table.bound, high=table.bound)
+            parts = filter(len, np.array_split(places, 16))
+            list(POOL.map(lambda part: draw(weights[part[0] : part[-1] + 1], first_row=first + int(part[0])), parts))
             at_home = places + tables.first_row[table.name] + first
             tables.codec.encode(rows, places, array, at_home, np.zeros(len(places), dtype=np.uint64), 0)
             tables.store.mark_written(at_home)
