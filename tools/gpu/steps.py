@@ -256,7 +256,7 @@ def train() -> None:
 
 def against_whole(benchmark: str, homes: Mapping[str, tuple[str, float]]) -> None:
     """Compare homes of a precision, under caches in GPU memory with a share of the rows, with all rows there."""
-    size = 32 if SMALL else 16_384
+    size = 8 if SMALL else 16_384
     sides = {"hbm": Side(64, "gpu")}
     for name, (kind, share) in homes.items():
         sides[name] = Side(64, "gpu", tiers=cached(kind, slots_within(share)))
