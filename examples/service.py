@@ -43,5 +43,5 @@ def score(request: Request) -> dict[str, list[float]]:
 
 @app.get("/health")
 def health() -> dict[str, Any]:
-    """Return the labels and the kind of the model."""
-    return {"labels": list(scorer.labels), "model": scorer.manifest.model.kind}
+    """Return the labels, the kind of the model and the library that computes it."""
+    return {"labels": list(scorer.labels), "model": scorer.manifest.model.kind, "runtime": scorer.runtime}

@@ -31,11 +31,12 @@ from stratarec import Scorer
 from stratarec.batch.jagged import KeyedJagged
 from stratarec.data.columns.frames import read_frame
 from stratarec.data.prepare.prepare import prepare
+from stratarec.data.schema import Schema, SparseFeature
 from stratarec.data.vocabulary import Vocabulary, VocabularyLimits
 from stratarec.errors import DataError
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.serving.features import ValueIndex
+from stratarec.serving.features import FeatureEncoder
 from stratarec.training.export.export import export
 from stratarec.training.export.program import _program
 from stratarec.training.predict import predict
@@ -237,7 +238,7 @@ def test_scores_have_the_bits_of_predict_where_batches_hold_the_same_samples(roo
     with open_run(root / "run-bits") as trained:
         predict(trained, "test", root / "s.parquet", SilentProgress())
     test = pl.read_parquet(root / "s.parquet")
-    found = Scorer.open(root / "bits").score(log[(test["row"] - 1).to_list()])
+    found = Scorer.open(root / "bits", runtime="torch").score(log[(test["row"] - 1).to_list()])
     np.testing.assert_array_equal(found, test["score"].to_numpy())
     assert len(scores) == len(log)
 
@@ -484,10 +485,13 @@ def test_searching_finds_what_joining_finds(values: pl.Series) -> None:
     counted = pl.DataFrame({"value": values, "count": np.arange(len(values)) + 2})
     vocabulary = Vocabulary.rank(counted, VocabularyLimits(tail_buckets=3))
     strange = ["q", "aa"] if values.dtype == pl.String else [1, 9, 2**40]
-    asked = pl.concat([values, pl.Series("value", [None, *strange, *strange, None], dtype=values.dtype), values])
-    index, expected = ValueIndex(vocabulary), vocabulary.encode(asked)
-    np.testing.assert_array_equal(index.ids(asked), expected)
-    assert [-1 if value is None else index.id_of(value) for value in asked] == expected.tolist()
+    asked = pl.concat([values, pl.Series("value", [*strange, *strange], dtype=values.dtype), values])
+    name = {pl.Int64: "integer", pl.UInt64: "integer", pl.String: "text"}[values.dtype.base_type()]
+    schema = Schema(sparse=(SparseFeature(name="value", type=name),))  # type: ignore[arg-type]
+    encoder = FeatureEncoder(schema, {}, {"value": vocabulary})
+    expected = vocabulary.encode(asked)
+    for encoded in (encoder.encode({"value": asked.to_list()}), encoder.encode_columns({"value": asked}, "x")):
+        np.testing.assert_array_equal(encoded[1].values.numpy(), expected)
 
 
 @pytest.mark.slow
@@ -499,6 +503,8 @@ def test_tables_stay_in_their_file(root: Path, log: pl.DataFrame) -> None:
         "import sys, polars as pl, numpy as np\n"
         "from stratarec import Scorer\n"
         "from stratarec.models import build_model\n"
+        "from onnx import helper, numpy_helper\n"
+        "import onnxruntime\n"
         "frame = pl.read_parquet(sys.argv[2])\n"
         "def own():\n"
         "    lines = open('/proc/self/status').read().splitlines()\n"

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from stratarec.errors import DataError
 from stratarec.kernels.random import mix_array
-from stratarec.kernels.random.reference import mix
 
 _SEED = 0x5DEECE66D
-_MASK = (1 << 64) - 1
 # Maximum number of strings for which hashing every string is faster than hashing distinct strings and joining.
 _FEW = 1000
 
@@ -42,19 +40,14 @@ def hash_integers(values: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.
     return mix_array(values.view(np.uint64) + np.uint64(_SEED))
 
 
-def hash_text(value: str) -> int:
-    """Return `stable_hash` of one string."""
-    return xxhash.xxh3_64_intdigest(value.encode())
+def hash_encoded(value: bytes) -> int:
+    """Return `stable_hash` of one string in UTF-8."""
+    return xxhash.xxh3_64_intdigest(value)
 
 
 def hash_texts(values: Sequence[str]) -> NDArray[np.uint64]:
     """Return `stable_hash` of strings that UTF-8 can encode, without calling a Python function for each."""
     return np.fromiter(map(xxhash.xxh3_64_intdigest, map(str.encode, values)), dtype=np.uint64, count=len(values))
-
-
-def hash_integer(value: int) -> int:
-    """Return `stable_hash` of one integer."""
-    return mix((value + _SEED) & _MASK)
 
 
 def unit_interval(hashes: NDArray[np.uint64]) -> NDArray[np.float64]:

@@ -101,7 +101,7 @@ def _bounded(squashed: NDArray[np.float64]) -> NDArray[np.float32]:
 
     A value far outside the training data may exceed that range when it is divided by a small deviation.
     """
-    return np.nan_to_num(squashed, nan=0.0).clip(-_LARGEST, _LARGEST).astype(np.float32)
+    return np.where(np.isnan(squashed), 0.0, squashed).clip(-_LARGEST, _LARGEST).astype(np.float32)
 
 
 class Standardizer:

@@ -203,8 +203,7 @@ class TransformerPooling(nn.Module):
         rows = rows + self.position[age]
         # Attention would be NaN if no position were visible. So the first position is always visible, and the results
         # of empty histories are set to zeros.
-        visible = mask.clone()
-        visible[:, 0] = True
+        visible = mask | (torch.arange(rows.shape[1], device=rows.device) == 0)
         for block in self.blocks:
             rows = block(rows, visible[:, None, None, :])
         return (rows * mask.unsqueeze(-1)).sum(1) / lengths.clamp(min=1)

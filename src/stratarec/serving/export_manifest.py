@@ -22,7 +22,7 @@ A delta contains the changes between an export, its parent, and a later export:
 Deltas must be applied in order without a gap: each names its parent by a hash of the parent's manifest and files.
 Except for program.pt2, all files contain only data. An export or delta may be untrusted, so nothing in it is used
 before it is checked, and `Scorer` never opens program.pt2 and network.onnx: torch unpickles parts of a program, and a
-pickle can run any code."""
+pickle can run any code; a graph can take any time and memory."""
 
 from __future__ import annotations
 

@@ -51,6 +51,7 @@ from stratarec.serving.export_manifest import (
     delta_fault,
 )
 from stratarec.serving.features import FeatureEncoder
+from stratarec.serving.onnx_network import OnnxNetwork
 
 Arrays = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float32]
@@ -73,6 +74,8 @@ class ExportedModel:
     encoder: FeatureEncoder
     tables: ReadOnlyTables
     network: Network
+    onnx: OnnxNetwork | None = None
+    """The same network, computed by ONNX Runtime; None if torch computes it."""
 
     @classmethod
     def open(cls, folder: Path) -> ExportedModel:
@@ -156,7 +159,11 @@ def _assemble(
         arrays=arrays,
         encoder=FeatureEncoder(manifest.columns, manifest.moments, vocabularies),
         tables=ReadOnlyTables(
-            manifest.configs(), FloatTables(weights=floats[0], place=plain), encoded, network.sequence_keys
+            manifest.configs(),
+            FloatTables(weights=floats[0], place=plain),
+            encoded,
+            network.sequence_keys,
+            tuple(feature.name for feature in manifest.columns.sparse),
         ),
         network=network,
     )
@@ -282,6 +289,8 @@ class ReadOnlyTables:
         All other tables; the rows of a batch are decoded for each lookup.
     histories : sequence of str
         Unpooled features, in the order of the network's inputs.
+    keys : sequence of str
+        Names of all features, in the order in which they are looked up.
     """
 
     def __init__(
@@ -290,6 +299,7 @@ class ReadOnlyTables:
         floats: FloatTables,
         encoded: Mapping[str, EncodedTable],
         histories: Sequence[str],
+        keys: Sequence[str],
     ) -> None:
         self._histories, self._encoded = tuple(histories), encoded
         widths = {table.embedding_dim for table in configs}
@@ -300,9 +310,13 @@ class ReadOnlyTables:
         in_floats = [table for table in configs if table.name not in encoded]
         in_records = [table for table in configs if table.name in encoded]
         # Tables of one width are looked up together.
-        self._float_groups = [_float_group(group, floats, columns) for group in _groups(in_floats, len(widths))]
+        self._float_groups = [_float_group(group, floats, columns, keys) for group in _groups(in_floats, len(widths))]
         self._encoded_groups = [
-            (features_of(group), group_layout(group, columns, [0] * len(group), [_ANY_ROWS] * len(group)))
+            (
+                features_of(group),
+                _key_places(group, keys),
+                group_layout(group, columns, [0] * len(group), [_ANY_ROWS] * len(group)),
+            )
             for group in _groups(in_records, len(widths))
         ]
 
@@ -310,11 +324,11 @@ class ReadOnlyTables:
         """Return pooled rows ``[B, columns]`` and the rows of each history. Every id must be the number of a row."""
         pooled = torch.empty(features.batch_size, self.columns)
         rows: dict[str, Tensor] = {}
-        for keys, layout, weights in self._float_groups:
-            bags = _bags(features, features.values.numpy(), keys)
+        for keys, places, layout, weights in self._float_groups:
+            bags = _bags(features, features.values.numpy(), places)
             rows |= _pool(weights, layout, bags, keys, pooled)
-        for keys, layout in self._encoded_groups:
-            bags = _bags(features, np.arange(len(features.values), dtype=np.int32), keys)
+        for keys, places, layout in self._encoded_groups:
+            bags = _bags(features, np.arange(len(features.values), dtype=np.int32), places)
             rows |= _pool(self._decoded(features, bags, keys, layout.width), layout, bags, keys, pooled)
         return pooled, [_history(rows[name], features, name) for name in self._histories]
 
@@ -337,12 +351,17 @@ def _groups(configs: Sequence[EmbeddingBagConfig], widths: int) -> list[list[Emb
 
 
 def _float_group(
-    configs: Sequence[EmbeddingBagConfig], floats: FloatTables, columns: Mapping[str, int]
-) -> tuple[list[tuple[EmbeddingBagConfig, str]], GroupLayout, Floats]:
+    configs: Sequence[EmbeddingBagConfig], floats: FloatTables, columns: Mapping[str, int], keys: Sequence[str]
+) -> tuple[list[tuple[EmbeddingBagConfig, str]], NDArray[np.int64], GroupLayout, Floats]:
     width, start = configs[0].embedding_dim, min(floats.place[table.name] for table in configs)
     first = [(floats.place[table.name] - start) // width for table in configs]
     layout = group_layout(configs, columns, first, [table.num_embeddings for table in configs])
-    return features_of(configs), layout, floats.weights[start:]
+    return features_of(configs), _key_places(configs, keys), layout, floats.weights[start:]
+
+
+def _key_places(configs: Sequence[EmbeddingBagConfig], keys: Sequence[str]) -> NDArray[np.int64]:
+    """Return the position of each feature of some tables among `keys`."""
+    return np.array([keys.index(name) for _, name in features_of(configs)], dtype=np.int64)
 
 
 def _decode(layout: RecordLayout, records: NDArray[np.uint8], places: NDArray[np.int64], out: Floats) -> None:
@@ -350,8 +369,7 @@ def _decode(layout: RecordLayout, records: NDArray[np.uint8], places: NDArray[np
     decode(layout, records, places, FloatRows.without_state(out.reshape(-1), layout.width).parts, slots)
 
 
-def _bags(features: KeyedJagged, values: NDArray[np.int32], keys: Sequence[tuple[object, str]]) -> BagBatch:
-    key = np.array([features.keys.index(name) for _, name in keys], dtype=np.int64)
+def _bags(features: KeyedJagged, values: NDArray[np.int32], key: NDArray[np.int64]) -> BagBatch:
     offsets = features.bag_offsets().numpy()
     weights = None if features.weights is None else features.weights.numpy()
     return BagBatch(values=values, offsets=offsets, weights=weights, batch=features.batch_size, key=key)

@@ -27,8 +27,11 @@ from stratarec.errors import DataError
 
 FRAME = "the frame"
 """Name of a frame in error messages."""
-MAX_PLAIN_ROWS = 32
-"""Maximum number of rows that are converted cell by cell; for more rows, conversion by column is faster."""
+MAX_PLAIN_ROWS = 1024
+"""Maximum number of rows that are read as Python values; for more rows, conversion by Polars is faster."""
+# Up to this number of rows, Polars' rows are transposed by Python, which takes less time than reading each column.
+_TRANSPOSED_ROWS = 32
+_INT64_END = float(1 << 63)
 _UNLIMITED = 1 << 62
 _POLARS_TYPES: Mapping[type, Any] = {float: pl.Float64, int: pl.Int64, str: pl.String}
 """Python types whose columns Polars converts correctly."""
@@ -259,7 +262,7 @@ class _NotPlain(Exception):
 
 
 class PlainRowReader:
-    """Reader of a few rows, cell by cell. It avoids the cost of library calls for each column.
+    """Reader of a few rows of Python values. It avoids the cost of library calls for each column.
 
     Polars takes 30 ms for one row of 26 categories and 13 numbers. Only *plain* cells are read, which need no
     conversion: integers or text with the type of the vocabulary, numbers, lists of these, and None.
@@ -273,28 +276,43 @@ class PlainRowReader:
 
     def __init__(self, schema: Schema, types: Mapping[str, pl.DataType]) -> None:
         self._names, self._dense = schema.names, len(schema.dense)
-        self._features = [(feature, types[feature.vocabulary]) for feature in schema.sparse]
+        self._features = [(feature, _python_type(feature, types[feature.vocabulary])) for feature in schema.sparse]
         # In columns of one sequence, a missing value removes values of the other columns too. Only `Converter` does
         # that.
         self._is_supported = not any(feature.kind == "sequence" or feature.weights for feature in schema.sparse)
 
-    def read(self, frame: Any) -> tuple[NDArray[np.float64], list[list[list[Any]]]] | None:
-        """Return ``[F_dense, N]`` numbers, NaN if missing, and for each sparse feature the values of each row.
+    def read(self, frame: Any) -> tuple[NDArray[np.float64], list[list[Any]], list[list[int] | None]] | None:
+        """Return ``[F_dense, N]`` numbers, NaN if missing, and for each sparse feature its values and their number in
+        each row, which is None if every row has one value.
 
         Return None if the rows cannot be read this way, for example because a cell is not plain or there are more than
-        `MAX_PLAIN_ROWS` rows.
+        `MAX_PLAIN_ROWS` rows. Integers may be beyond the range of their vocabulary's type.
         """
         if not self._is_supported:
             return None
         try:
             columns = _plain_columns(frame, self._names)
-            if any(len(column) != len(columns[0]) for column in columns):
+            rows = len(columns[0])
+            if any(len(column) != rows for column in columns):
                 return None
-            numbers = _plain_numbers(columns[: self._dense], len(columns[0]))
-            sparse = zip(columns[self._dense :], self._features, strict=True)
-            return numbers, [_plain_values(column, feature, type) for column, (feature, type) in sparse]
+            numbers = _plain_numbers(columns[: self._dense], rows)
+            features = zip(columns[self._dense :], self._features, strict=True)
+            values = [_plain_values(column, feature, kind) for column, (feature, kind) in features]
         except _NotPlain:
             return None
+        return numbers, [cells for cells, _ in values], [counts for _, counts in values]
+
+
+def _python_type(feature: SparseFeature, type: pl.DataType) -> type | None:
+    """Return the Python type of plain values of a feature, str or int.
+
+    None if no value is plain: integers that the schema reads as text must be converted, as must text that it reads as
+    integers.
+    """
+    is_text = type == pl.String
+    if feature.type not in ("auto", "text" if is_text else "integer"):
+        return None
+    return str if is_text else int
 
 
 def _plain_columns(frame: Any, names: Sequence[str]) -> list[Sequence[Any]]:
@@ -302,8 +320,10 @@ def _plain_columns(frame: Any, names: Sequence[str]) -> list[Sequence[Any]]:
     try:
         if isinstance(frame, Mapping):
             columns = [_plain_list(frame[name]) for name in names]
-        elif isinstance(frame, pl.DataFrame) and frame.height <= MAX_PLAIN_ROWS:
+        elif isinstance(frame, pl.DataFrame) and frame.height <= _TRANSPOSED_ROWS:
             columns = list(zip(*frame[list(names)].rows(), strict=True))
+        elif isinstance(frame, pl.DataFrame) and frame.height <= MAX_PLAIN_ROWS:
+            columns = [frame[name].to_list() for name in names]
         elif isinstance(frame, pa.Table | pa.RecordBatch) and frame.num_rows <= MAX_PLAIN_ROWS:
             columns = [frame.column(name).to_pylist() for name in names]
         else:
@@ -326,32 +346,38 @@ def _plain_list(column: Any) -> Sequence[Any]:
 
 
 def _plain_numbers(columns: Sequence[Sequence[Any]], rows: int) -> NDArray[np.float64]:
-    for column in columns:
-        kind = _common_type(column)
-        if kind not in (float, int, _NoneType) or (kind is int and not _in_range(column, -(1 << 63), 1 << 63)):
-            raise _NotPlain
-    numbers = np.array(columns, dtype=np.float64).reshape(len(columns), rows)  # None becomes NaN
+    kinds = [_common_type(column) for column in columns]
+    if any(kind not in (float, int, _NoneType) for kind in kinds):
+        raise _NotPlain
+    try:
+        numbers = np.array(columns, dtype=np.float64).reshape(len(columns), rows)  # None becomes NaN
+    except OverflowError as error:
+        raise _NotPlain from error
     if (np.abs(numbers) > MAX_NUMBER).any():
+        raise _NotPlain
+    integers = [place for place, kind in enumerate(kinds) if kind is int]
+    if integers and (np.abs(numbers[integers]) >= _INT64_END).any():
         raise _NotPlain
     return numbers
 
 
-def _plain_values(column: Sequence[Any], feature: SparseFeature, type: pl.DataType) -> list[list[Any]]:
-    """Return a list for each row, with the row's values of a sparse feature."""
+def _plain_values(
+    column: Sequence[Any], feature: SparseFeature, kind: type | None
+) -> tuple[list[Any], list[int] | None]:
+    """Return the values of a sparse feature, and their number in each row; None if every row has one value."""
     if feature.kind == "single":
-        lists = [[] if cell is None else [cell] for cell in column]
+        common = _common_type(column)
+        if common is kind and None not in column:
+            return list(column), None
+        cells = [cell for cell in column if cell is not None]
+        counts = [int(cell is not None) for cell in column]
     else:
         lists = [_plain_items(cell, feature) for cell in column]
-    cells = [cell for items in lists for cell in items]
-    is_text = type == pl.String
-    if cells:
-        # Integers that the schema reads as text must be converted, as must text that it reads as integers.
-        has_type = feature.type in ("auto", "text" if is_text else "integer")
-        if not has_type or _common_type(cells) is not (str if is_text else int):
-            raise _NotPlain
-    if not is_text and not _in_range(cells, *((0, 1 << 64) if type == pl.UInt64 else (-(1 << 63), 1 << 63))):
+        cells, counts = list(chain.from_iterable(lists)), list(map(len, lists))
+        common = _common_type(cells)
+    if cells and common is not kind:
         raise _NotPlain
-    return lists
+    return cells, counts
 
 
 def _plain_items(cell: Any, feature: SparseFeature) -> list[Any]:
@@ -370,11 +396,9 @@ def _plain_items(cell: Any, feature: SparseFeature) -> list[Any]:
 
 def _common_type(cells: Sequence[Any]) -> type:
     """Return the one type of all cells that are not None; raise `_NotPlain` if there are several types."""
-    kinds = set(map(type, cells)) - {_NoneType}
+    kinds = set(map(type, cells))
     if len(kinds) > 1:
-        raise _NotPlain
+        kinds.discard(_NoneType)
+        if len(kinds) > 1:
+            raise _NotPlain
     return kinds.pop() if kinds else _NoneType
-
-
-def _in_range(cells: Sequence[Any], least: int, end: int) -> bool:
-    return all(cell is None or least <= cell < end for cell in cells)

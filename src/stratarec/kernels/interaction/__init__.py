@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 
 from stratarec.errors import ConfigError
 from stratarec.kernels.interaction import cpu
@@ -60,6 +61,8 @@ def dot_interaction(dense: Tensor | None, pooled: Tensor) -> Tensor:
         )
     if torch.compiler.is_exporting():
         return _reference(dense, pooled)
+    if has_torch_function((pooled,)):
+        return handle_torch_function(dot_interaction, (pooled,), dense, pooled)
     if pooled.device.type != "cpu":
         with torch.autocast(pooled.device.type, enabled=False):
             front = None if dense is None else dense.float()

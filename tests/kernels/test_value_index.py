@@ -1,0 +1,66 @@
+"""Ids that the index finds are those that a dictionary has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stratarec.kernels.value_index import Query, TextValues, ValueIndex, VocabularyKeys, reference_find
+
+
+def texts(values: list[bytes]) -> TextValues:
+    offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
+    return TextValues(np.frombuffer(b"".join(values) + b"\0", dtype=np.uint8), offsets)
+
+
+def numbers(hashes: list[int], buckets: int, spread: int = 1) -> VocabularyKeys:
+    """Of a vocabulary whose values are `spread` positions apart."""
+    order = sorted(range(len(hashes)), key=hashes.__getitem__)
+    places = np.array(order, dtype=np.int32) * spread
+    return VocabularyKeys(np.array([hashes[place] for place in order], dtype=np.uint64), places, buckets, None)
+
+
+def words(values: list[bytes], hashes: list[int], buckets: int) -> VocabularyKeys:
+    whole = numbers(hashes, buckets)
+    return whole._replace(texts=texts([values[place] for place in whole.places]))
+
+
+def check(vocabularies: list[VocabularyKeys], asked: list[tuple[int, list[int], list[bytes] | None]]) -> list[int]:
+    """What each vocabulary has of hashes, and of the texts that have them; texts come last."""
+    ordered = sorted(range(len(asked)), key=lambda place: asked[place][2] is not None)
+    starts = dict(zip(ordered, np.cumsum([0, *(len(asked[place][1]) for place in ordered)]), strict=False))
+    query = Query(
+        hashes=np.array([key for place in ordered for key in asked[place][1]], dtype=np.uint64),
+        sources=np.array([starts[place] for place in range(len(asked))], dtype=np.int64),
+        counts=np.array([len(keys) for _, keys, _ in asked], dtype=np.int64),
+        vocabularies=np.array([number for number, _, _ in asked], dtype=np.int64),
+        texts=texts([text for place in ordered for text in asked[place][2] or ()]),
+    )
+    found = ValueIndex(vocabularies).find(query)
+    np.testing.assert_array_equal(found, reference_find(vocabularies, query))
+    return found.tolist()
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 9, 1000])
+@pytest.mark.parametrize("most", [2**64, 2**20, 64])
+def test_ids_are_those_of_a_dictionary(size: int, most: int) -> None:
+    """Of random keys, and of keys whose highest bits are equal."""
+    draws = np.random.default_rng(size)
+
+    def keys(count: int) -> list[int]:
+        return [int(key) for key in draws.integers(0, most, count, dtype=np.uint64, endpoint=most < 2**64)]
+
+    one, other = (list(dict.fromkeys(keys(size))) for _ in range(2))
+    vocabularies = [numbers(one, 3), numbers(other, 1, spread=2)]
+    ids = check(vocabularies, [(1, other[::-1] + keys(20), None), (0, one + keys(20), None), (1, [], None)])
+    assert ids[: len(other)] == [1 + 2 * place for place in range(len(other))][::-1]
+
+
+def test_texts_with_equal_hashes_are_compared() -> None:
+    values = [b"a", b"", b"bc", b"bd", "é".encode(), *(b"x%d" % place for place in range(20))]
+    hashes = [7, 7, 7, 5, 2**64 - 1, *[9] * 20]
+    asked = [b"bd", b"bc", b"b", b"", b"a", "é".encode(), b"x19", b"x0", b"x"]
+    keys = [5, 7, 7, 7, 7, 2**64 - 1, 9, 9, 9]
+    vocabularies = [words(values, hashes, 4), numbers([7, 8], 2), words([b"bc"], [7], 5)]
+    ids = check(vocabularies, [(0, keys, asked), (1, [8, 3], None), (2, [7, 7], [b"bc", b"bd"]), (0, [], [])])
+    assert ids == [4 + 3, 4 + 2, 7 % 4, 4 + 1, 4, 4 + 4, 4 + 24, 4 + 5, 9 % 4, 2 + 1, 3 % 2, 5, 7 % 5]

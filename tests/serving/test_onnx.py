@@ -1,0 +1,215 @@
+"""ONNX Runtime computes what torch does, for every model that it can represent; torch computes the others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from serving.test_scorer import FIELDS, MODELS, SPARSE
+
+from errors import refuses
+from recipes import prepared, tiny
+from stratarec import Scorer
+from stratarec.data.schema import Schema
+from stratarec.errors import ConfigError
+from stratarec.models import Network, build_network
+from stratarec.models.base import build_tables
+from stratarec.models.calibration import Calibration, LogitMap
+from stratarec.models.layers import initialize
+from stratarec.recipe import Recipe
+from stratarec.serving import onnx_graph, onnx_network
+from stratarec.serving.onnx_graph import Unsupported, to_onnx
+from stratarec.training.export.export import export
+from stratarec.training.run.open_run import open_run
+from stratarec.training.trainer import Trainer
+
+runtime = pytest.importorskip("onnxruntime")
+POOLINGS = ("mean", "target_attention", "transformer")
+CASES: dict[str, dict[str, Any]] = {
+    **{
+        f"{name}-{pooling}": model | {"history": {"pooling": pooling}}
+        for name, model in MODELS.items() for pooling in POOLINGS
+    },
+    **{name: {"kind": name, "embedding_dim": 4, **model} for name, model in FIELDS.items()},
+    "ensemble": {
+        "kind": "ensemble", "members": 5, "embedding_dim": 3, "member_mlp": [8, 6],
+        "history": {"pooling": "target_attention"},
+    },
+    "widths": MODELS["dlrm"] | {"embedding_dims": {"city": 2, "item": 3}, "history": {"pooling": "target_attention"}},
+    "serial": {"kind": "masknet", "embedding_dim": 4, "blocks": 2, "block_width": 6, "structure": "serial"},
+    "shared_bottom": MODELS["dcnv2"],
+    "mmoe": MODELS["dlrm"] | {"heads": {"kind": "mmoe", "experts": 3}},
+    "towers": MODELS["dlrm"] | {
+        "towers": {"plan": [["item", "twin", "history"], ["city", "tags", "words", "left", "right", "seen"]]}
+    },
+}  # fmt: skip
+SEVERAL = ("shared_bottom", "mmoe")
+"""Cases with several labels."""
+CURVE = LogitMap(knots=(-1.0, 0.0, 1.0), values=(-2.0, 0.1, 1.0), slopes=(0.5, 2.0))
+
+
+def built(name: str, tmp_path: Path) -> tuple[Network, dict[str, int]]:
+    """A network with random weights, and the widths of its inputs."""
+    made = tiny(tmp_path)
+    schema = {
+        "time": "time",
+        "user": "who",
+        "label": "label",
+        "dense": [{"name": "price"}, {"name": "age", "transform": "none"}],
+        "sparse": SPARSE,
+    }
+    if name in SEVERAL:
+        schema["labels"] = [schema.pop("label"), "bought"]
+    made["data"]["source"] = {"kind": "parquet", "paths": [str(tmp_path / "log.parquet")], "schema": schema}
+    recipe = Recipe.from_dict(made | {"model": CASES[name]})
+    columns: Schema = recipe.data.source.schema
+    tables = build_tables(recipe.model, columns, dict.fromkeys(columns.vocabularies(), 50))
+    network = build_network(recipe.model, columns, tuple(key for table in tables for key in table.feature_names))
+    initialize(network, 3)
+    for edges in (buffer for key, buffer in network.named_buffers() if key.endswith("edges")):
+        edges.copy_(torch.linspace(-2, 2, edges.shape[1]).expand_as(edges))
+    widths = {feature: table.embedding_dim for table in tables for feature in table.sequence_features}
+    widths[""] = sum(table.embedding_dim * len(table.feature_names) for table in tables)
+    return network.eval().requires_grad_(False), widths
+
+
+def inputs(network: Network, widths: Mapping[str, int], rows: int, length: int) -> dict[str, torch.Tensor]:
+    given = {"dense": torch.randn(rows, 2), "pooled": torch.randn(rows, widths[""])}
+    for number, name in enumerate(network.sequence_keys):
+        given[f"rows_{number}"] = torch.randn(rows, length + number, widths[name])
+        given[f"mask_{number}"] = torch.arange(length + number) < torch.randint(0, length + 1, (rows, 1))
+    return given
+
+
+@pytest.mark.parametrize("is_calibrated", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_graphs_compute_what_the_network_does(tmp_path: Path, name: str, is_calibrated: bool) -> None:
+    torch.manual_seed(1)
+    network, widths = built(name, tmp_path)
+    if is_calibrated:
+        network.calibration = Calibration([CURVE] * len(network.labels))
+    content = to_onnx(network, inputs(network, widths, 2, 3), inputs(network, widths, 5, 7))
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    for rows, length in ((1, 1), (1, 4), (3, 2), (64, 6)):
+        given = inputs(network, widths, rows, length)
+        found = session.run(None, {key: value.numpy() for key, value in given.items()})[0]
+        expected = network.padded(*given.values()).numpy()
+        assert expected.shape == ((rows, 2) if name in SEVERAL else (rows,))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        assert rows == 1 or len(np.unique(expected)) > 1
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export with several labels and a calibration, and the run of a network in bf16."""
+    root = tmp_path_factory.mktemp("onnx")
+    for precision in ("float32", "bf16"):
+        made = tiny(root, epochs=1, max_steps=20, eval_every=0, precision=precision, run=str(root / precision))
+        recipe = Recipe.from_dict(made)
+        Trainer(recipe, prepared(recipe.data)).train()
+        with open_run(root / precision) as trained:
+            export(trained, root / f"export-{precision}")
+    return root
+
+
+def frame(scorer: Scorer, rows: int) -> dict[str, list[Any]]:
+    columns, draws = scorer.manifest.columns, np.random.default_rng(rows)
+    return {feature.name: draws.integers(0, 90, rows).tolist() for feature in (*columns.dense, *columns.sparse)}
+
+
+def test_scores_are_those_of_torch(whole: Path) -> None:
+    scorer = Scorer.open(whole / "export-float32")
+    other = Scorer.open(whole / "export-float32", runtime="torch")
+    assert (scorer.runtime, other.runtime) == ("onnxruntime", "torch")
+    assert "onnxruntime" in scorer._repr_html_()
+    for rows in (1, 2, 100, 1500, 9000):
+        given = frame(scorer, rows)
+        np.testing.assert_allclose(scorer.score(given), other.score(given), rtol=0, atol=1e-6)
+
+
+def test_several_threads_use_one_scorer(whole: Path) -> None:
+    scorer = Scorer.open(whole / "export-float32", runtime="onnxruntime")
+    frames = [frame(scorer, rows) for rows in range(1, 40)]
+    expected = [scorer.score(given) for given in frames]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        with ThreadPoolExecutor(8) as pool:
+            for one, other in zip(pool.map(scorer.score, frames * 5), expected * 5, strict=True):
+                np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_torch_computes_networks_that_onnx_cannot_represent(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Scorer.open(whole / "export-bf16").runtime == "torch"
+    with refuses(ConfigError, "runtime bf16"):
+        Scorer.open(whole / "export-bf16", runtime="onnxruntime")
+    with refuses(ConfigError, "runtime 'tf'"):
+        Scorer.open(whole / "export-float32", runtime="tf")  # type: ignore[arg-type]
+    # A function of a package's model that the conversion does not know.
+    known = {name: each for name, each in onnx_graph._OPERATIONS.items() if name != "linear"}
+    with monkeypatch.context() as patch:
+        patch.setattr(onnx_graph, "_OPERATIONS", known)
+        assert Scorer.open(whole / "export-float32").runtime == "torch"
+        with refuses(ConfigError, "runtime linear"):
+            Scorer.open(whole / "export-float32", runtime="onnxruntime")
+    # A graph that computes something else.
+    with monkeypatch.context() as patch:
+        patch.setitem(known, "linear", onnx_graph._linear)
+        patch.setitem(known, "relu", onnx_graph._OPERATIONS["sigmoid"])
+        patch.setattr(onnx_graph, "_OPERATIONS", known)
+        with refuses(ConfigError, "runtime differ"):
+            Scorer.open(whole / "export-float32", runtime="onnxruntime")
+    with monkeypatch.context() as patch:
+        patch.setattr(onnx_network, "to_onnx", lambda *_: b"nothing")
+        with refuses(ConfigError, "runtime ONNX"):
+            Scorer.open(whole / "export-float32", runtime="onnxruntime")
+
+
+@pytest.mark.parametrize("name", ["onnx", "onnxruntime"])
+def test_torch_computes_the_network_without_the_extra(whole: Path, name: str) -> None:
+    script = (
+        "import sys\n"
+        f"sys.modules[{name!r}] = None\n"
+        "from stratarec import Scorer\n"
+        "from stratarec.errors import ConfigError\n"
+        "print(Scorer.open(sys.argv[1]).runtime)\n"
+        "try:\n"
+        "    Scorer.open(sys.argv[1], runtime='onnxruntime')\n"
+        "except ConfigError as error:\n"
+        "    print(error)\n"
+    )
+    command = [sys.executable, "-c", script, str(whole / "export-float32")]
+    chosen, error = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert chosen == "torch"
+    assert "stratarec[onnx]" in error
+
+
+class Branching(Network):
+    """A network whose number of functions depends on the batch."""
+
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+
+    def padded(self, dense: torch.Tensor, pooled: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return torch.relu(dense.sum(1)) if len(dense) > 3 else dense.sum(1)
+
+
+class Viewed(Branching):
+    def padded(self, dense: torch.Tensor, pooled: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return torch.ones(len(dense)) * dense[:, 0]
+
+
+@pytest.mark.parametrize("kind", [Branching, Viewed])
+def test_networks_that_depend_on_the_batch_size_are_refused(kind: type[Network]) -> None:
+    one, other = ({"dense": torch.randn(rows, 2), "pooled": torch.randn(rows, 2)} for rows in (2, 5))
+    with pytest.raises(Unsupported):
+        to_onnx(kind(), one, other)
