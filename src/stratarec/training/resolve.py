@@ -253,8 +253,8 @@ def _check_asks_for_no_more(run: Path, recipe: Recipe, state: TrainingState, tot
 # Best batch size for this number of training samples, and the exponent of its growth with their number.
 _BATCH, _SAMPLES, _GROWTH = 256, 80_000, 0.3
 _SMALLEST, _LARGEST = 128, 4096
-# With fewer training samples than _FEW, a run has _EPOCHS epochs.
-_FEW, _EPOCHS = 20_000, 2
+# With fewer training samples than _FEW, a run has _EPOCHS epochs. With fewer than _MEDIUM, an ensemble has ten.
+_FEW, _EPOCHS, _MEDIUM = 20_000, 2, 50_000
 _EVALUATIONS = 4
 # Number of columns above which an ensemble's learning rates fall, and its sizes by the maximum number of columns.
 _COLUMNS = 200
@@ -306,7 +306,8 @@ def _of_ensemble(samples: int, validated: bool, batch_size: int, columns: int) -
 
     With few samples, it is trained for many epochs until the validation metric gets worse, with patience, because on
     some logs it improves again. With many samples, or without validation, it is trained for a few epochs with a falling
-    learning rate, which takes a tenth of the work.
+    learning rate, which takes a tenth of the work. With a medium number of samples, five epochs are too few on logs
+    with sharp effects, and ten do little harm on others.
     """
     several = validated and samples < _FEW
     batch = batch_size or _power_of_two(samples / (60 if several else 120), 32, 256)
@@ -315,7 +316,7 @@ def _of_ensemble(samples: int, validated: bool, batch_size: int, columns: int) -
     return {
         "model.members": 10 if samples < _FEW else 8,
         "train.batch_size": batch,
-        "train.epochs": 100 if several else 5,
+        "train.epochs": 100 if several else 10 if validated and samples < _MEDIUM else 5,
         **({} if several else falling),
         "train.eval_every": 0 if samples < 100_000 else max(samples // (batch * _EVALUATIONS), 1),
         "train.early_stopping.patience": 5 if validated else 0,
