@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import forked
 import lazy_device
@@ -28,6 +29,7 @@ from stratarec.errors import Interrupted, StrataError
 from stratarec.kernels.runtime import accelerator
 from stratarec.kernels.runtime.accelerator import open_device
 from stratarec.models import CTRModel, build_model
+from stratarec.models.calibration import LogitMap
 from stratarec.models.history import HistoryConfig
 from stratarec.models.registry import score_of
 from stratarec.models.tower_config import TowersConfig
@@ -37,6 +39,7 @@ from stratarec.recipe.train_section import AverageConfig, DenseOptimizerConfig, 
 from stratarec.training.evaluate import score_split
 from stratarec.training.forecast import device_rates
 from stratarec.training.run.open_run import open_run
+from stratarec.training.run.run_directory import read_result
 from stratarec.training.steps.loss import Objective
 from stratarec.training.steps.step import Stages
 from stratarec.training.torch_setup import build_optimizer, record, torch_settings
@@ -99,10 +102,11 @@ SHIPPED = _shipped()
 CASES |= SHIPPED
 
 
-def built(case: dict[str, Any]) -> tuple[CTRModel, TrainConfig]:
-    """The model of a case, and how it is trained."""
+def built(case: dict[str, Any], rows_on: str = "cpu") -> tuple[CTRModel, TrainConfig]:
+    """The model of a case, with its rows in the memory of `rows_on`, and how it is trained."""
+    tiers = TierConfig(device=rows_on)
     if "shipped" in case:
-        model = build_model(case["shipped"], schema(), ROWS, seed=3, optimizer=case["rows"])
+        model = build_model(case["shipped"], schema(), ROWS, seed=3, optimizer=case["rows"], tiers=tiers)
         return model, TrainConfig(**case["train"])
     sizes = {} if case["kind"] == "lr" else {"embedding_dim": 8}
     config: Any = score_of(case["kind"]).config(**sizes, **case.get("model", {}))
@@ -110,14 +114,14 @@ def built(case: dict[str, Any]) -> tuple[CTRModel, TrainConfig]:
     config = replace(config, history=HistoryConfig(pooling=pooling))
     config = small(config) if case.get("small") else config
     rows = case.get("rows", RowOptimizerConfig(kind="adagrad", learning_rate=0.05))
-    tiers = TierConfig(tables={"item": TableTier(home="dram", cache_rows=64)}) if case.get("tiers") else None
+    tiers = replace(tiers, tables={"item": TableTier(home="dram", cache_rows=64)} if case.get("tiers") else {})
     model = build_model(config, schema(), ROWS, seed=3, optimizer=rows, tiers=tiers)
     return model, TrainConfig(**case.get("train", {}))
 
 
-def stages_of(case: dict[str, Any], device: str) -> Stages:
+def stages_of(case: dict[str, Any], device: str, rows_on: str = "cpu") -> Stages:
     """Of the model of a case, on a device."""
-    model, train = built(case)
+    model, train = built(case, rows_on)
     model.place(open_device(device))
     model.train()
     nothing: Any = None
@@ -131,9 +135,9 @@ def batch_of(case: dict[str, Any], step: int) -> Batch:
     return given.replace(slates=torch.tensor([5] * 8)) if case.get("slates") else given
 
 
-def losses(case: dict[str, Any], device: str, steps: int) -> list[float]:
+def losses(case: dict[str, Any], device: str, steps: int, rows_on: str = "cpu") -> list[float]:
     """Of each step, and the mean of the scores after the last."""
-    stages, found = stages_of(case, device), []
+    stages, found = stages_of(case, device, rows_on), []
     with torch_settings(threads=1):
         for step in range(steps):
             lazy_device.WAITS.clear()
@@ -237,8 +241,18 @@ def whole(root: str) -> None:
     for name in ("lazy", "both"):
         assert_same_model(same["cpu"], same[name])
     scores = []
+    line = LogitMap(knots=(0.0,), values=(0.1,), slopes=(1.2, 1.2))
+
+    def calibrated(path: Path) -> Any:
+        result = read_result(path)
+        assert result is not None
+        return result.model_copy(update={"calibration": (line,)})
+
     for device in ("cpu", None):
-        with open_run(home / "lazy", device=device) as opened:
+        with (
+            mock.patch("stratarec.training.run.open_run.read_result", calibrated),
+            open_run(home / "lazy", device=device) as opened,
+        ):
             assert opened.model.device.type == (device or "lazy")
             scores.append(
                 score_split(opened.model, opened.dataset, "test", precision="float32", progress=SilentProgress())

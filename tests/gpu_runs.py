@@ -7,7 +7,6 @@ sheet, whose memory is that of the CPU: `as_gpu`.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,11 +18,10 @@ import pytest
 import slot_memories
 import torch
 
-from errors import refuses
-from recipes import assert_same_model, interrupt, last, prepared, tiny
+from recipes import assert_same_model, interrupt, last, least_gpu_memory, prepared, tiny
 from stratarec.cli.checks.gpu import Sizes, _trained_rows
 from stratarec.embedding import slots
-from stratarec.errors import ConfigError, Interrupted
+from stratarec.errors import Interrupted
 from stratarec.kernels.runtime.accelerator import CPU
 from stratarec.planning.machine import DramTier, Tiers, card_rates
 from stratarec.progress import SilentProgress
@@ -61,12 +59,7 @@ def recipe(home: Path, name: str, **sections: Any) -> Recipe:
 
 
 def tight(made: Recipe) -> Recipe:
-    """Return a recipe with as little GPU memory as its tables need."""
-    with refuses(ConfigError, "memory.hbm") as caught:
-        new_plan(made.with_fields({"memory.hbm": 1, "hot.budget": None}), prepared(made.data))
-    least = re.search(r"memory.hbm to at least (\d+)", str(caught.value))
-    assert least is not None
-    return made.with_fields({"memory.hbm": int(least[1]) + int(made.hot.budget or 0)})
+    return least_gpu_memory(made, prepared(made.data), CPU)
 
 
 def trained(made: Recipe, at: int = 0, *, resume: bool = False) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ import numpy as np
 import polars as pl
 import torch
 
+from errors import refuses
 from stratarec.data.dataset.compatibility import settings
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
@@ -29,12 +31,14 @@ from stratarec.data.schema import Schema
 from stratarec.data.sources.parquet import ParquetConfig
 from stratarec.data.splits import SplitConfig
 from stratarec.embedding.checkpoint import saved_rows
+from stratarec.errors import ConfigError
 from stratarec.io.tensors import read_tensors
 from stratarec.planning.plan import Plan
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe, leaves, with_values
 from stratarec.serving.scorer import Scorer
 from stratarec.training import checkpoint
+from stratarec.training.build import new_plan
 from stratarec.training.export.export import export
 from stratarec.training.predict import predict
 from stratarec.training.raw_logs import RawLogs
@@ -101,6 +105,15 @@ def prepared(config: PrepareConfig) -> Dataset:
         return prepare(config)
     shutil.copytree(_prepared(json.dumps(settings(config)), path.name, config), path)
     return Dataset.open(path)
+
+
+def least_gpu_memory(recipe: Recipe, dataset: Dataset, device: torch.device) -> Recipe:
+    """Return a recipe with as little GPU memory for rows as its tables need."""
+    with refuses(ConfigError, "memory.hbm") as caught:
+        new_plan(recipe.with_fields({"memory.hbm": 1, "hot.budget": None}), dataset, device=device)
+    least = re.search(r"memory.hbm to at least (\d+)", str(caught.value))
+    assert least is not None
+    return recipe.with_fields({"memory.hbm": int(least[1]) + int(recipe.hot.budget or 0)})
 
 
 _MADE: dict[tuple[str, str], Path] = {}

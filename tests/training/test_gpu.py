@@ -8,20 +8,27 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import device_jobs
+import numpy as np
 import pytest
 import torch
 
-from recipes import interrupt, last, tiny
+from recipes import interrupt, last, least_gpu_memory, prepared, tiny
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import Interrupted, TrainingError
 from stratarec.io.tensors import read_tensors
 from stratarec.kernels.runtime.accelerator import device_errors, open_device, transfers_of
 from stratarec.planning.machine import card_rates
+from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
+from stratarec.training.build import new_plan
+from stratarec.training.evaluate import score_split
+from stratarec.training.run.open_run import open_run
 from stratarec.training.torch_setup import record
 from stratarec.training.trainer import Trainer
 
@@ -54,10 +61,13 @@ def synchronization_forbidden(device: str) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("rows", ["DRAM", "GPU memory"])
 @pytest.mark.parametrize("name", device_jobs.CASES)
-def test_losses_are_those_of_the_cpu_and_of_a_second_run(name: str, gpu: str) -> None:
+def test_losses_are_those_of_the_cpu_and_of_a_second_run(name: str, rows: str, gpu: str) -> None:
     case = device_jobs.CASES[name]
-    expected, one, other = (device_jobs.losses(case, device, 20) for device in ("cpu", gpu, gpu))
+    expected, one, other = (
+        device_jobs.losses(case, device, 20, device if rows == "GPU memory" else "cpu") for device in ("cpu", gpu, gpu)
+    )
     assert one == other
     # Two steps show forward and backward; later ones amplify rounding: probably where a gradient is zero but for
     # rounding, such as that of a bias under a loss of slates, an adaptive optimizer makes whole steps of it.
@@ -105,6 +115,64 @@ def test_a_run_resumes_on_the_other_device(
     found = read_tensors(last(trained("both", gpu, resume=True)) / "network.safetensors")
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, rtol=1e-4, atol=1e-4)
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "over DRAM": {"memory": {"precision": "fp32"}},
+    "hot batches over int8": {"memory": {"precision": "int8"}, "hot": {"budget": "8KiB", "batches": "proportional"}},
+    "over a log": {"memory": {"precision": "int4", "dram": "1MiB", "block": {"path": "log"}}},
+    "over a mapped file": {"memory": {"precision": "fp16", "dram": "1MiB", "mapped": {"path": "mapped"}}},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_run_with_rows_in_gpu_memory(
+    form: str, gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    device = open_device(gpu)
+    record(device, {name: value for name, value in asdict(card_rates("h100")).items() if type(value) is float})
+
+    def recipe(name: str, on: str) -> Recipe:
+        content = tiny(tmp_path, run=str(tmp_path / name), device=on, max_steps=30, eval_every=10)
+        content["model"] |= {"embedding_dim": 16}
+        return Recipe.from_dict({**content, **(FORMS[form] if on != "cpu" else {})})
+
+    def trained(made: Recipe, *, stop: int = 0, resume: bool = False) -> Path:
+        trainer = Trainer(made, Dataset.open(made.data.path))
+        if stop:
+            interrupt(trainer, stop)
+        with suppress(Interrupted):
+            trainer.train(resume=resume)
+        return Path(made.run)
+
+    made, plain = recipe("gpu", gpu), recipe("cpu", "cpu")
+    dataset = prepared(made.data)
+    if form != "whole":
+        made = least_gpu_memory(made, dataset, device)
+    plan = new_plan(made, dataset, device=device)
+    assert plan is not None
+    assert plan.level0 == "hbm"
+    assert any(placed.tier != "level0" for placed in plan.tables) == (form != "whole")
+    both = replace(made, train=replace(made.train, run=str(tmp_path / "both")))
+    runs = [trained(plain), trained(made)]
+    trained(both, stop=12)
+    runs.append(trained(both, resume=True))
+    logits = []
+    for run, opened_on in product(runs, ("cpu", gpu)):
+        with open_run(run, device=opened_on) as opened:
+            logits.append(
+                score_split(opened.model, opened.dataset, "test", precision="float32", progress=SilentProgress()).logit
+            )
+    # A run that was interrupted has the same bits. Rows in codecs are rounded, which those of the run in DRAM are not.
+    np.testing.assert_array_equal(logits[2], logits[4])
+    np.testing.assert_array_equal(logits[3], logits[5])
+    for one, other in (logits[:2], logits[2:4]):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+    rounded = any(placed.codec.kind != "fp32" for placed in plan.tables)
+    assert np.abs(logits[0] - logits[2]).mean() < (0.3 if rounded else 0.01)
 
 
 def test_too_large_a_batch_is_one_line(gpu: str) -> None:

@@ -41,7 +41,7 @@ export OMP_NUM_THREADS=4
 (wanted doctor && phase doctor 220 doctor.log python3 -m stratarec doctor --gpu cuda
   wanted demo && phase demo 160 demo.log bash "$TOOLS/demo.sh") &
 wanted pytest && phase pytest 300 pytest.log python3 -m pytest tests/training/test_gpu.py tests/embedding/test_device_slots.py -m gpu \
-  -o addopts=--import-mode=importlib -W ignore -p no:cacheprovider -n 4 -q --tb=short -rA --maxfail=60 &
+  -o addopts=--import-mode=importlib -W ignore -p no:cacheprovider -n 8 -q --tb=short -rA --maxfail=60 &
 wanted slots && phase slots 240 slots.log python3 "$TOOLS/slots.py" &
 wait
 unset OMP_NUM_THREADS

@@ -67,15 +67,16 @@ def kernels(processor: int) -> Iterator[tuple[str, Any]]:
     yield "weight_gradient", built(pooling.weight_gradient, 4, **width, K=8, LANES=16)
     yield "mark_runs", built(update.mark_runs, 4, BLOCK=1024)
     yield "list_runs", built(update.list_runs, 4, D=64, BLOCK=1024)
-    yield "sum_parts", built(update.sum_parts, 4, "scale", "sequences", **width, K=8, L=256, BY=4)
+    yield "sum_parts", built(update.sum_parts, 4, "scale", "sequences", **width, K=16, L=64, BY=4)
     for kind in ("rowwise_adagrad", "adam"):
         step = {**width, "K": 8, "LANES": 16, "KIND": rules.KINDS[kind]}
         yield (
             f"update, {kind}",
-            built(update.update, 4, "scale", "sequences", "squares", **step, U=4, L=256, CLOCKED=False, BY=4),
+            built(update.update, 4, "scale", "sequences", "squares", **step, U=4, L=64, CLOCKED=False, BY=4),
         )
-    yield "update with all", built(update.update, 4, "squares", **step, U=4, L=256, CLOCKED=True, BY=1)
-    yield "square norms", built(update.update, 4, **step, U=4, L=256, CLOCKED=False, BY=4)
+    narrow = {**step, "D": 16, "DP": 16, "K": 32}
+    yield "update with all", built(update.update, 4, "squares", **narrow, U=4, L=64, CLOCKED=True, BY=1)
+    yield "square norms", built(update.update, 4, **step, U=4, L=64, CLOCKED=False, BY=4)
     yield "apply_missed_steps", built(update.apply_missed_steps, 4, types={"numbers": FLOATS}, **step)
     yield "initialize", built(random.initialize, 4, **width, K=8, ROW_STATE=True, FULL=0, CLOCKED=False)
     for name, kind, parameters_at, state_at, size in (("fp32", 0, 256, 256, 260), ("int4", 4, 32, 36, 40)):

@@ -68,13 +68,11 @@ def gradient_at(pooled, sequences, at, scale, i, valid, d, inside, BY: tl.conste
     source = tl.load(at + i, valid, 0)
     mask = valid[:, None] & inside[None, :]
     if sequences is not None:
-        other = source < 0
-        apart = tl.multiple_of(tl.where(other, ~source, 0), BY)
-        source = tl.multiple_of(tl.where(other, 0, source), BY)
+        other = (source < 0)[:, None]
+        # Equal to `source` or its complement. Triton 3.6 does not compile a select in place of this for narrow rows.
+        place = tl.multiple_of(source ^ (source >> 63), BY)[:, None] + d[None, :]
         gradient = tl.where(
-            other[:, None],
-            tl.load(sequences + apart[:, None] + d[None, :], mask & other[:, None], 0.0),
-            tl.load(pooled + source[:, None] + d[None, :], mask & ~other[:, None], 0.0),
+            other, tl.load(sequences + place, mask & other, 0.0), tl.load(pooled + place, mask & ~other, 0.0)
         )
     else:
         source = tl.multiple_of(source, BY)

@@ -222,7 +222,7 @@ def _open(
         model = stack.enter_context(temporary_model(reading, dataset, plan, mesh, device))
         checkpoint.load(chosen).load_into(model)
         if maps:
-            model.network.calibration = Calibration(maps)
+            model.network.calibration = Calibration(maps).to(device)
         resources = stack.pop_all()
     best_entry = best(training.evaluations, recipe.train.early_stopping)
     validated = best_entry is not None and best_entry["step"] == training.step
