@@ -76,8 +76,8 @@ def print_result(result: dict[str, Any]) -> None:
 
 
 def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """What names a row first, then its figures; what is the same in all rows apart. Rows may lack some; lists of what
-    has parts itself, such as evaluations, are in the file alone."""
+    """Print names of a row first, then its figures; what is the same in all rows apart. Rows may lack some. Values with
+    parts, such as evaluations, are in the file alone."""
     names = list(dict.fromkeys(name for row in rows for name in row if not _has_parts(row[name])))
     same = [name for name in names if len(rows) > 1 and all(row.get(name) == rows[0].get(name) for row in rows)]
     columns = [name for name in names if name not in same]
@@ -93,7 +93,7 @@ def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _has_parts(value: Any) -> bool:
-    return isinstance(value, list) and any(isinstance(each, dict) for each in value)
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value))
 
 
 def _cell(value: Any) -> str:

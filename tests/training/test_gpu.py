@@ -23,6 +23,7 @@ from stratarec.data.dataset.dataset import Dataset
 from stratarec.errors import Interrupted, TrainingError
 from stratarec.io.tensors import read_tensors
 from stratarec.kernels.runtime.accelerator import device_errors, open_device, transfers_of
+from stratarec.models.device_graph import NetworkGraph
 from stratarec.planning.machine import card_rates
 from stratarec.progress import SilentProgress
 from stratarec.recipe import Recipe
@@ -76,12 +77,22 @@ def test_losses_are_those_of_the_cpu_and_of_a_second_run(name: str, rows: str, g
 
 
 @pytest.mark.parametrize("name", device_jobs.CASES)
+def test_a_graph_has_the_bits_of_single_kernels(name: str, gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = device_jobs.CASES[name]
+    found = device_jobs.losses(case, gpu, 20)
+    monkeypatch.setattr(NetworkGraph, "applies", lambda *given: False)
+    assert found == device_jobs.losses(case, gpu, 20)
+
+
+@pytest.mark.parametrize("name", device_jobs.CASES)
 def test_no_step_waits_but_for_what_it_brings_down(name: str, gpu: str) -> None:
-    # Building a model copies its weights, which blocks the host.
+    # Building a model copies its weights, and the second step captures a graph: both block the host.
     stages = device_jobs.stages_of(device_jobs.CASES[name], gpu)
+    for step in range(2):
+        stages.train(step, device_jobs.batch_of(device_jobs.CASES[name], step))
     transfers_of(open_device(gpu)).wait()
     with synchronization_forbidden(gpu):
-        for step in range(3):
+        for step in range(2, 5):
             stages.train(step, device_jobs.batch_of(device_jobs.CASES[name], step))
 
 

@@ -19,6 +19,7 @@ from stratarec.errors import ConfigError, TrainingError
 from stratarec.kernels.runtime.accelerator import CPU, on_device, transfers_of
 from stratarec.models.calibration import Calibration
 from stratarec.models.config import VectorsConfig
+from stratarec.models.device_graph import NetworkGraph
 from stratarec.models.heads import MMoE, SharedBottom, build_heads
 from stratarec.models.history import History, HistoryWindows, build_pooling
 from stratarec.models.request import Request, Runs, chosen
@@ -233,6 +234,7 @@ class CTRModel(nn.Module):
         super().__init__()
         self.embeddings = embeddings
         self.network = network
+        self._graph = NetworkGraph()
         self.device = CPU
         """Device of the network. Rows of tables are not moved to it: `TierConfig.device` places them."""
 
@@ -256,7 +258,7 @@ class CTRModel(nn.Module):
         prepared : Prepared
             Result of ``embeddings.prepare(request.features)``, if it was computed ahead.
         """
-        return self.network(*self.vectors(batch, request or self.request(batch), prepared))  # type: ignore[no-any-return]
+        return self._graph(self.network, *self.vectors(batch, request or self.request(batch), prepared))
 
     def request(self, batch: Batch) -> Request:
         """Return the ids to look up; each distinct value of a deduplication group appears once."""

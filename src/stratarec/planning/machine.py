@@ -341,7 +341,7 @@ _TOO_OLD = ("t4",)
 """Cards that Triton's kernels do not run on."""
 _LAUNCHES = WorkCosts(step=5e-4, lookup=5e-9)
 """Assumed costs of table work on a card. A group of tables needs about 25 kernel launches; 426,000 lookups took the
-host of an H200 2.1 ms (benchmark `gpu_checks`)."""
+host of an H200 2.1 ms."""
 
 
 def card_rates(name: str) -> DeviceRates:
