@@ -47,6 +47,7 @@ BENCHMARKS = {
     "slates": "benchmarks.slates",
     "small_logs": "benchmarks.small_logs",
     "tiers": "benchmarks.tiers",
+    "tower_blocks": "benchmarks.tower_blocks",
     "tower_quality": "benchmarks.tower_quality",
     "towers": "benchmarks.towers",
     "train": "benchmarks.train",

@@ -49,12 +49,10 @@ def _options(command: argparse.ArgumentParser) -> None:
     towers = command.add_argument_group("towers: partition the features (model.towers.plan) instead of placing tables")
     towers.add_argument("--towers", type=int, metavar="N", help="partition the sparse features into N towers")
     towers.add_argument(
-        "--from", dest="run", metavar="RUN", help="measure interactions in the model of RUN, not in a probe model"
-    )
-    towers.add_argument(
         "--steps",
         type=int,
-        help="training steps of the temporary probe model (default: 200, or those of a run if fewer)",
+        help="largest number of training batches for measuring interactions (default: one pass, or fewer if a pass "
+        "would take minutes)",
     )
     towers.add_argument(
         "--balance",
@@ -150,7 +148,7 @@ def _check_options(args: argparse.Namespace) -> None:
     options = {
         "tables": {"ranks": args.ranks, "output": args.output, "measure": args.measure or None, "report": args.report},
         "towers": {
-            "from": args.run, "steps": args.steps, "balance": args.balance, "write": args.write or None,
+            "steps": args.steps, "balance": args.balance, "write": args.write or None,
             "ranks": args.ranks, "report": args.report,
         },
         "cluster": {
@@ -238,17 +236,17 @@ def _plan_towers(args: argparse.Namespace, recipe: Recipe, dataset: Dataset, ran
     for path, ending in ((args.report, ".html"), (file if args.write else None, ".yaml")):
         if path:
             check_output(Path(path).resolve(), ending)
-    options = {"run": args.run, "steps": args.steps, "balance": args.balance}
+    options = {"steps": args.steps, "balance": args.balance}
     set_options = {name: value for name, value in options.items() if value is not None}
-    request = TowerRequest(towers=args.towers, ranks=ranks, **set_options).on(recipe, dataset)
+    request = TowerRequest(towers=args.towers, ranks=ranks, **set_options)
     with dataset.locked():
         towers = make_towers(recipe, dataset, request, progress_of(args))
     if args.json:
         print_json(towers.to_dict())
     else:
-        print_towers(towers.to_dict(), request.source)
+        print_towers(towers.to_dict())
     if args.report:
-        write_towers_report(Path(args.report), recipe.name, towers.to_dict(), request.source)
+        write_towers_report(Path(args.report), recipe.name, towers.to_dict())
     if args.write:
         lists = [list(features) for features in towers.plan]
         text = yaml.safe_dump(lists, default_flow_style=None, width=float("inf"), allow_unicode=True)

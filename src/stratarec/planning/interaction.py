@@ -1,109 +1,100 @@
-"""Measure how strongly the sparse features of a model interact: a symmetric matrix ``[F, F]`` with a zero diagonal.
+"""Measure how strongly the sparse features of a log interact, with an online probe (`kernels.pair_probe`).
 
-It is measured on a trained model. The vectors of features i and j are replaced by those of another sample. The
-interaction is how much replacing i changes the effect that replacing j has on the logit (a mixed second difference).
-Replacing i is computed exactly and replacing j by the gradient, so a batch costs F + 1 backward passes of the network
-and no lookup. The root mean square over samples is normalized by the interactions of both features with all others
-(`normalized`). The paper on towers (arXiv 2403.00877) instead uses the absolute cosine of the two features' vectors;
-with it, blocks of interacting features in made-up data were never found.
+The interaction of two features is the root mean square of the pair's effect on the logit, as far as samples that the
+probe has not yet learned from confirm it; below 0 if they contradict it. Without interaction it is 0 with a known
+standard error, which is the same for all pairs. Even and odd samples give two measurements, whose errors are
+independent.
 
-Shapes: B samples, F sparse features, D width.
+Shapes: B samples, F sparse features, K codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from stratarec.batch.batch import Batch
-from stratarec.models import CTRModel
+from stratarec.errors import TrainingError
+from stratarec.kernels.pair_probe import new_state, observe
 
 Matrix: TypeAlias = NDArray[np.float64]
 
-
-def feature_keys(model: CTRModel) -> tuple[str, ...]:
-    """Return the sparse features in the order of their vectors in the score's input: unpooled histories come last."""
-    return (*model.embeddings.pooled_keys, *model.network.sequence_keys)
+# Number of codes of a feature's values; with many features fewer, so that the cells of all pairs fit into the bytes.
+_CODES, _CELL_BYTES = 128, 256 << 20
 
 
-def measure(model: CTRModel, batches: Iterable[Batch]) -> Matrix:
-    """Measure interactions, 0 to 1, between the features of a trained model, in the order of `feature_keys`.
+class InteractionProbe:
+    """A model of values and pairs of values that measures interactions between `features` while it learns.
 
-    Parameters
-    ----------
-    batches : iterable of Batch
-        Batches without groups (`Batch.expanded`). A batch of one sample contributes zeros: vectors are exchanged
-        between samples.
+    It learns the first label. The value of a feature with several values in a sample is the first one.
     """
-    training = model.training
-    model.eval()
-    try:
-        parts = [_mixed(model, *_inputs(model, batch)) for batch in batches]
-    finally:
-        model.train(training)
-    sums, samples = np.sum([squares for squares, _ in parts], axis=0), sum(count for _, count in parts)
-    root: Matrix = np.sqrt(sums / max(samples, 1))
-    return normalized((root + root.T) / 2)
+
+    def __init__(self, features: Sequence[str], numbers: int) -> None:
+        self._features = tuple(features)
+        pairs = max(len(features) * (len(features) - 1) // 2, 1)
+        self._codes = min(_CODES, max(2 ** int(math.log2(_CELL_BYTES / 8 / pairs) / 2), 4))
+        self._state = new_state(len(features), self._codes, numbers + 1)
+        self._information, self.samples = 0.0, 0
+        """Sum of p (1 - p) over the measured samples, and their number."""
+
+    def learn(self, batch: Batch, *, pairs: bool = True) -> float:
+        """Measure a batch without groups (`Batch.expanded`), then learn from it; return its mean log loss.
+
+        Raises
+        ------
+        TrainingError
+            If the loss is not finite.
+        """
+        label = (batch.label if batch.label.ndim == 1 else batch.label[:, 0]).double().cpu().numpy()
+        known = ~np.isnan(label)
+        numbers = np.concatenate([batch.dense.double().cpu().numpy(), np.ones((batch.size, 1))], axis=1)
+        codes = self._encode(batch)[known]
+        loss, information = observe(self._state, codes, numbers[known], label[known], pairs=pairs)
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"the loss of the probe is {loss}: a dense feature is not finite; set its transform in data.schema, or "
+                "remove the feature"
+            )
+        if pairs:
+            self._information, self.samples = self._information + information, self.samples + len(codes)
+        return loss / max(len(codes), 1)
+
+    def restart(self) -> None:
+        """Forget the measurements, but not what the model has learned."""
+        self._state.tests[:] = 0
+        self._information, self.samples = 0.0, 0
+
+    def interactions(self) -> Matrix:
+        """Return the interactions ``[F, F]``, with a zero diagonal."""
+        return self._matrix(self._state.tests.sum(0), self._information)
+
+    def halves(self) -> tuple[Matrix, Matrix]:
+        """Return the interactions measured on even and on odd samples."""
+        first, second = (self._matrix(tests, self._information / 2) for tests in self._state.tests)
+        return first, second
+
+    def _matrix(self, tests: Matrix, information: float) -> Matrix:
+        pairs, matrix = np.triu_indices(len(self._features), 1), np.zeros((len(self._features),) * 2)
+        matrix[pairs] = tests[0] / np.sqrt(np.maximum(tests[1] * information, 1e-300))
+        return matrix + matrix.T
+
+    def _encode(self, batch: Batch) -> NDArray[np.int64]:
+        """Return codes ``[B, F]``. The first ids, the most frequent, have their own codes; later ids share codes."""
+        codes = np.zeros((batch.size, len(self._features)), np.int64)
+        for place, name in enumerate(self._features):
+            bags: Any = batch.sparse[name]
+            starts, filled = bags.offsets[:-1].cpu().numpy(), bags.lengths().cpu().numpy() > 0
+            codes[filled, place] = bags.values.cpu().numpy()[starts[filled]] + 1
+        own = self._codes // 2
+        return np.where(codes < own, codes, own + codes % own)
 
 
-def normalized(matrix: Matrix) -> Matrix:
-    """Scale interactions ``[F, F]`` to the range 0 to 1, relative to how strongly both features interact in general.
-
-    A feature that matters much to a model interacts more strongly with every other feature. So each entry is divided by
-    factors s_i and s_j, which are chosen so that every row has a mean of one (Sinkhorn and Knopp 1967). Then x is
-    replaced by x / (1 + x).
-    """
-    count = len(matrix)
-    scale, floor = np.ones(count), 1e-9 * max(float(matrix.max()), 1e-300)
-    positive = np.where(np.eye(count, dtype=bool), 0, np.maximum(matrix, floor))
-    for _ in range(100):
-        scale *= np.sqrt((positive / np.outer(scale, scale)).sum(1) / max(count - 1, 1)) if count > 1 else 1
-    scaled = positive / np.outer(scale, scale)
-    return scaled / (1 + scaled)
-
-
-def _inputs(model: CTRModel, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the inputs of the model's score for a batch: dense ``[B, F_dense]`` and vectors ``[B, F, D]``."""
-    calls: list[tuple[Tensor, Tensor]] = []
-
-    def record(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        calls.append((inputs[0].clone(), inputs[1].float().clone()))
-
-    hook = model.network.score.register_forward_pre_hook(record)
-    try:
-        with torch.no_grad():
-            model(batch)
-    finally:
-        hook.remove()
-    return calls[0]
-
-
-def _mixed(model: CTRModel, dense: Tensor, vectors: Tensor) -> tuple[Matrix, int]:
-    """Return the sums of squared mixed differences ``[F, F]`` over samples, and the number of samples."""
-    # Vectors are replaced by vectors of another sample, so the network sees only vectors that do occur.
-    other = vectors.roll(len(vectors) // 2, 0)
-    change = other - vectors
-    before = _gradient(model.network.score, dense, vectors)
-    rows = []
-    for feature in range(vectors.shape[1]):
-        moved = vectors.clone()
-        moved[:, feature] = other[:, feature]
-        difference = _gradient(model.network.score, dense, moved) - before
-        rows.append((difference * change).sum(2).double().square().sum(0))
-    return torch.stack(rows).cpu().numpy(), len(vectors)
-
-
-def _gradient(score: nn.Module, dense: Tensor, vectors: Tensor) -> Tensor:
-    """Return the gradient of each sample's logit by its vectors, ``[B, F, D]``.
-
-    Samples are independent, so the gradient of the sum of all logits contains these gradients.
-    """
-    with torch.enable_grad():
-        at = vectors.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(score(dense, at, None).float().sum(), at)
-    return gradient
+def rank_correlation(first: Matrix, second: Matrix) -> float:
+    """Return Spearman's correlation of two measurements of the same pairs; 0 if there are fewer than three pairs."""
+    pairs = np.triu_indices(len(first), 1)
+    ranks = np.stack([matrix[pairs].argsort().argsort() for matrix in (first, second)])
+    return float(np.atleast_2d(np.corrcoef(ranks))[0, 1]) if ranks.shape[1] > 2 else 0.0

@@ -1,12 +1,15 @@
 """Choose which sparse features share a tower, as the partitioner of Disaggregated Multi-Tower (arXiv 2403.00877).
 
-Features that interact strongly share a tower. Interactions are converted to distances, distances to points, and points
-to clusters of bounded size, by k-means with an integer program as its assignment step. The bounds on features, bytes
-and lookups hold at the same time. To spread lookups evenly, their bound is first tight and is then raised step by step
-until a partition exists. Features that share a table, or of which one is a history of another, form one *item*, which
-is not divided.
+Features that interact strongly share a tower: the sum of the interactions inside towers, minus the mean interaction of
+all pairs, is largest among the partitions that single moves and swaps reach. The bounds on features, bytes and lookups
+hold at the same time. To spread lookups evenly, their bound is first tight and is then raised step by step until a
+partition exists. Features that share a table, or of which one is a history of another, form one *item*, which is not
+divided.
 
-Shapes: n items or points, K clusters, R resources with bounds in every cluster, d dimensions.
+A partition is verified on samples that it was not made from: the towers of one half of the samples must also have more
+interaction inside in the other half than towers to which the same items are dealt at random.
+
+Shapes: n items, K clusters, R resources with bounds in every cluster.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
@@ -26,42 +28,18 @@ from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 from stratarec.models.tower_config import tied
 from stratarec.planning.candidates import TableSpec
+from stratarec.planning.interaction import rank_correlation
 from stratarec.planning.solve import quiet
 
 Floats: TypeAlias = NDArray[np.float64]
 Labels: TypeAlias = NDArray[np.int64]
 
-_STEPS, _RATE = 500, 0.05
-# Dimensions of the points. In two or three dimensions, clusters cannot all be equally far from each other: blocks of
-# interacting features in made-up data were missed in six cases of eight; with eight dimensions, in one case of four.
-_DIMENSIONS = 8
 _SECONDS = 10
 # The solver stops at this relative distance from the optimum: later steps improve the assignment anyway.
 _GAP = 1e-4
-_ROUNDS = 30
-_STARTS = 6
-# With more items there are too many pairs to try.
-_MOST_IMPROVED = 100
-
-
-def embed(distances: Floats, seed: int) -> Floats:
-    """Return points ``[F, d]`` that are about as far from each other as `distances` says.
-
-    The squared errors are minimized by gradient descent (Adam).
-    """
-    target = torch.from_numpy(distances)
-    points = torch.randn(
-        len(distances), _DIMENSIONS, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
-    points = (points * 0.1).requires_grad_()
-    optimizer = torch.optim.Adam([points], lr=_RATE)
-    for _ in range(_STEPS):
-        optimizer.zero_grad()
-        # The diagonal is 0, where the square root has no finite gradient.
-        actual = ((points[:, None] - points[None]).square().sum(2) + 1e-12).sqrt()
-        (actual - target).square().sum().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return points.detach().cpu().numpy()
+_STARTS = 12
+# Random partitions with which a partition is compared, and the largest share of them that may be as good.
+_CHANCE_DRAWS, _CHANCE = 2000, 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,102 +93,58 @@ def assign(costs: Floats, limits: Limits) -> Labels | None:
     return None if solution.x is None else solution.x.reshape(items, clusters).argmax(1)
 
 
-def balanced_clusters(points: Floats, sizes: Floats, clusters: int, limits: Limits, seed: int) -> Labels | None:
-    """Return a cluster for each point, ``[n]``, so that points are close to the means of their clusters.
+def best_clusters(affinity: Floats, clusters: int, limits: Limits, seed: int) -> Labels | None:
+    """Return a cluster for each item, ``[n]``, so that the affinities inside clusters have a large sum.
 
-    The result is the best of several local optima within `limits`; None if these cannot be met. Points are ``[n, d]``,
-    and squared distances are added.
+    The result is the best of several local optima within `limits`; None if these cannot be met.
 
     Parameters
     ----------
-    sizes : ndarray
-        ``[n]`` weights of the points in sums and means.
+    affinity : ndarray
+        ``[n, n]``, symmetric with a zero diagonal.
     """
     draws = np.random.default_rng(seed)
-    best, least = None, np.inf
+    best, most = None, -np.inf
     for _ in range(_STARTS):
-        labels = _from(_first_centers(points, sizes, clusters, draws), points, sizes, limits)
+        labels = assign(draws.random((len(affinity), clusters)), limits)
         if labels is None:
             return None
-        if len(points) <= _MOST_IMPROVED:
-            labels = _improved(labels, points, sizes, clusters, limits)
-        cost = spread(points, sizes, labels, clusters)
-        if cost < least * (1 - 1e-9):
-            best, least = labels, cost
+        labels = _climb(labels, affinity, clusters, limits)
+        total = inside(affinity, labels)
+        if total > most:
+            best, most = labels, total
     return best
 
 
-def spread(points: Floats, sizes: Floats, labels: Labels, clusters: int) -> float:
-    """Return the sum of squared distances from points to the means of their clusters, weighted by `sizes`."""
-    centers = _centers(points, sizes, labels, clusters)
-    return float((sizes * np.square(points - centers[labels]).sum(1)).sum())
+def inside(affinity: Floats, labels: Labels) -> float:
+    """Return the sum of the affinities of all pairs in the same cluster."""
+    return float(affinity[labels[:, None] == labels].sum()) / 2
 
 
-def _from(centers: Floats, points: Floats, sizes: Floats, limits: Limits) -> Labels | None:
-    """Repeat the two steps of k-means (Lloyd), starting from `centers`, until no item changes its cluster."""
-    labels: Labels | None = None
-    for _ in range(_ROUNDS):
-        assigned = assign(sizes[:, None] * _squares(points, centers), limits)
-        if assigned is None or (labels is not None and (assigned == labels).all()):
-            return assigned
-        labels, centers = assigned, _centers(points, sizes, assigned, len(centers))
-    return labels
-
-
-def _improved(labels: Labels, points: Floats, sizes: Floats, clusters: int, limits: Limits) -> Labels:
-    """Move single items and swap pairs of items, as long as this reduces the distances to the means."""
-    labels, cost = labels.copy(), spread(points, sizes, labels, clusters)
-    for _ in range(_ROUNDS):
-        before = cost
-        for item in range(len(labels)):
-            for trial in _neighbours(labels, item, clusters):
-                now = spread(points, sizes, trial, clusters)
-                if now < cost * (1 - 1e-9) and limits.hold(trial, clusters):
-                    labels, cost = trial, now
-        if cost == before:
-            break
-    return labels
-
-
-def _neighbours(labels: Labels, item: int, clusters: int) -> list[Labels]:
-    """Return all copies of `labels` with one change: `item` moved to another cluster, or swapped with a later item."""
-    neighbours = []
-    for cluster in range(clusters):
-        if cluster != labels[item]:
-            trial = labels.copy()
-            trial[item] = cluster
-            neighbours.append(trial)
-    for other in range(item + 1, len(labels)):
-        if labels[other] != labels[item]:
-            trial = labels.copy()
-            trial[[item, other]] = labels[[other, item]]
-            neighbours.append(trial)
-    return neighbours
-
-
-def _first_centers(points: Floats, sizes: Floats, clusters: int, draws: np.random.Generator) -> Floats:
-    """Draw centers among the points by k-means++ (Arthur and Vassilvitskii 2007).
-
-    The probability of a point is proportional to its squared distance from the nearest center drawn before.
-    """
-    chosen = [int(draws.integers(len(points)))]
-    while len(chosen) < clusters:
-        nearest = sizes * _squares(points, points[chosen]).min(1)
-        total = nearest.sum()
-        chosen.append(int(draws.choice(len(points), p=nearest / total if total > 0 else None)))
-    return points[chosen]
-
-
-def _centers(points: Floats, sizes: Floats, labels: Labels, clusters: int) -> Floats:
-    weight = np.bincount(labels, sizes, clusters)
-    sums = np.stack([np.bincount(labels, sizes * column, clusters) for column in points.T], axis=1)
-    return sums / np.maximum(weight, 1e-300)[:, None]
-
-
-def _squares(points: Floats, centers: Floats) -> Floats:
-    """Return the squared distances ``[n, K]`` from points to centers."""
-    squares: Floats = np.square(points[:, None] - centers[None]).sum(2)
-    return squares
+def _climb(labels: Labels, affinity: Floats, clusters: int, limits: Limits) -> Labels:
+    """Move one item or swap two, whichever adds most to the affinities inside clusters, as long as one adds any."""
+    labels, weights = labels.copy(), limits.weights
+    every, low, high = np.arange(len(labels)), limits.least * (1 - 1e-9), limits.most * (1 + 1e-9)
+    while True:
+        toward = affinity @ np.eye(clusters)[labels]
+        used = np.stack([np.bincount(labels, column, clusters) for column in weights.T], axis=1)
+        own, mine = toward[every, labels], used[labels]
+        move = toward - own[:, None]
+        fits = np.all(used + weights[:, None] <= high, axis=2) & np.all(mine - weights >= low, axis=1)[:, None]
+        move[~fits | (labels[:, None] == np.arange(clusters))] = -np.inf
+        swap = toward[:, labels] - own[:, None]
+        swap = swap + swap.T - 2 * affinity
+        after = mine[:, None] + weights - weights[:, None]
+        fits = np.all((after <= high) & (after >= low), axis=2)
+        swap[~(fits & fits.T) | (labels[:, None] == labels)] = -np.inf
+        if max(move.max(), swap.max()) <= 1e-9 * np.abs(affinity).max():
+            return labels
+        if move.max() >= swap.max():
+            item, cluster = np.unravel_index(move.argmax(), move.shape)
+            labels[item] = cluster
+        else:
+            pair = np.array(np.unravel_index(swap.argmax(), swap.shape))
+            labels[pair] = labels[pair[::-1]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,8 +214,8 @@ def check_bounds(items: Sequence[Item], bounds: TowerBounds) -> None:
     largest = max(items, key=lambda item: len(item.features))
     if len(items) < bounds.towers:
         raise ConfigError(
-            f"{bounds.towers} towers, but only {len(items)} sets of features can be separated: "
-            f"{', '.join(largest.features)} share a table or are a history of one another"
+            f"--towers is {bounds.towers}, expected at most {len(items)}, the number of sets of features that can be "
+            f"separated: {', '.join(largest.features)} share a table or are a history of one another"
         )
     _, most = bounds.features(count)
     if len(largest.features) > most:
@@ -360,8 +294,19 @@ class TowerPlan:
     features: tuple[str, ...]
     """Features in the order of `interaction`."""
     interaction: tuple[tuple[float, ...], ...]
-    """Matrix ``[F, F]`` of values from 0 to 1."""
+    """Matrix ``[F, F]``: root mean square of each pair's effect on the logit."""
     batch_size: int
+    chance: float
+    """Share of random partitions that are as good as the towers, on samples that the towers were not made from."""
+    agreement: float
+    """Rank correlation between the interactions in the two halves of the samples."""
+    samples: int
+    """Number of samples that interactions were measured on."""
+
+    @property
+    def structure(self) -> bool:
+        """Whether interactions inside and between towers differ beyond chance. If not, only costs are balanced."""
+        return self.chance <= _CHANCE
 
     @property
     def plan(self) -> tuple[tuple[str, ...], ...]:
@@ -380,7 +325,9 @@ class TowerPlan:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
         inside, between = (None if np.isnan(value) else value for value in self.inside_and_between)
-        return {**asdict(self), "plan": self.plan, "inside": inside, "between": between}
+        return {
+            **asdict(self), "plan": self.plan, "inside": inside, "between": between, "structure": self.structure,
+        }  # fmt: skip
 
 
 def _mean(values: Floats) -> float:
@@ -388,16 +335,19 @@ def _mean(values: Floats) -> float:
 
 
 def partition(
-    items: Sequence[Item], matrix: Floats, bounds: TowerBounds, *, batch_size: int, seed: int = 0
-) -> TowerPlan:
-    """Partition `items` into towers.
+    items: Sequence[Item], halves: tuple[Floats, Floats], bounds: TowerBounds, *, batch_size: int, samples: int = 0,
+    seed: int = 0,
+) -> TowerPlan:  # fmt: skip
+    """Partition `items` into towers. If no structure is found, only their lookups and bytes are balanced.
 
     Parameters
     ----------
     items : sequence of Item
         Items from `tied_items`.
-    matrix : ndarray
-        ``[F, F]`` interactions of features, from 0 to 1, in the order of the items.
+    halves : pair of ndarray
+        ``[F, F]`` interactions of features in two halves of the samples, in the order of the items.
+    samples : int
+        Number of samples in both halves.
 
     Raises
     ------
@@ -405,12 +355,10 @@ def partition(
         If the bounds cannot be met. The message names the reason.
     """
     check_bounds(items, bounds)
-    sizes = np.array([len(item.features) for item in items], dtype=float)
-    joined = _of_items(matrix, sizes.astype(int))
-    distances = 1 - joined
-    np.fill_diagonal(distances, 0)
-    points = embed(distances, seed)
-    labels = tightest(items, bounds, lambda limits: balanced_clusters(points, sizes, bounds.towers, limits, seed))
+    matrix = (halves[0] + halves[1]) / 2
+    chance = _chance(items, halves, bounds, seed)
+    affinity = _affinity(items, matrix) if chance <= _CHANCE else np.zeros((len(items),) * 2)
+    labels = _labels(items, affinity, bounds, seed)
     members = [[item for item, label in zip(items, labels, strict=True) if label == k] for k in range(bounds.towers)]
     order = {item.features[0]: place for place, item in enumerate(items)}
     towers = (
@@ -426,12 +374,33 @@ def partition(
         features=tuple(name for item in items for name in item.features),
         interaction=tuple(tuple(row) for row in matrix.tolist()),
         batch_size=batch_size,
+        chance=chance,
+        agreement=rank_correlation(*halves),
+        samples=samples,
     )
 
 
-def _of_items(matrix: Floats, sizes: NDArray[np.int64]) -> Floats:
-    """Return the interaction of every two items, ``[items, items]``: the mean over pairs of their features."""
+def _labels(items: Sequence[Item], affinity: Floats, bounds: TowerBounds, seed: int) -> Labels:
+    return tightest(items, bounds, lambda limits: best_clusters(affinity, bounds.towers, limits, seed))
+
+
+def _chance(items: Sequence[Item], halves: tuple[Floats, Floats], bounds: TowerBounds, seed: int) -> float:
+    """Return how often random partitions are as good in one half as the partition that was made from the other half."""
+    first, second = (_affinity(items, half) for half in halves)
+    draws, better = np.random.default_rng(seed), 1
+    pairs = [(test, _labels(items, made, bounds, seed)) for made, test in ((first, second), (second, first))]
+    actual = sum(inside(test, labels) for test, labels in pairs)
+    for _ in range(_CHANCE_DRAWS):
+        order = draws.permutation(len(items))
+        better += sum(inside(test, labels[order]) for test, labels in pairs) >= actual
+    return better / (_CHANCE_DRAWS + 1)
+
+
+def _affinity(items: Sequence[Item], matrix: Floats) -> Floats:
+    """Return ``[n, n]``: the interactions between the features of every two items, minus their mean, added."""
+    sizes = [len(item.features) for item in items]
     member = np.repeat(np.eye(len(sizes)), sizes, axis=1)
-    means: Floats = (member @ matrix @ member.T) / np.outer(sizes, sizes)
-    np.fill_diagonal(means, 0)
-    return means
+    count = len(matrix)
+    added: Floats = member @ (matrix - matrix.sum() / max(count * (count - 1), 1)) @ member.T
+    np.fill_diagonal(added, 0)
+    return added

@@ -25,16 +25,8 @@ _HEADS = ("tower", "features", "bytes", "lookups a batch", "interaction inside",
 _MOST_NAMED = 80
 
 
-def print_towers(content: Content, source: str) -> None:
-    """Print towers on standard output.
-
-    Parameters
-    ----------
-    content : mapping
-        Output of `TowerPlan.to_dict`.
-    source : str
-        Model or probe that interactions were measured on.
-    """
+def print_towers(content: Content) -> None:
+    """Print towers on standard output."""
     console = make_console()
     print_table(console, _HEADS, _rows(content))
     width = min(console.width, 100)
@@ -46,10 +38,14 @@ def print_towers(content: Content, source: str) -> None:
     inside, between = _number(content["inside"]), _number(content["between"])
     console.print()
     console.print(f"interaction of two features: {inside} inside a tower, {between} between towers (mean)")
-    console.print(source)
+    console.print(_verdict(content))
+    console.print(
+        f"interaction: root mean square of a pair's effect on the logit, over {content['samples']:,} samples; rank "
+        f"correlation of two halves of the samples: {content['agreement']:.2f}"
+    )
 
 
-def write_towers_report(path: Path, name: str, content: Content, source: str) -> None:
+def write_towers_report(path: Path, name: str, content: Content) -> None:
     """Write the towers, and the matrix of interactions in their order, as HTML."""
     cards = [
         ("towers", f"{len(content['towers'])}"),
@@ -61,13 +57,23 @@ def write_towers_report(path: Path, name: str, content: Content, source: str) ->
         path,
         "towers.html.jinja",
         title=f"{name}: towers of features",
-        lead=source,
+        lead=_verdict(content),
         cards=cards,
         charts=[_matrix(content)],
         towers=ShownTable(heads=_HEADS, rows=_rows(content)),
         members=ShownTable(heads=("tower", "its features"), rows=named),
         text=("its features",),
     )
+
+
+def _verdict(content: Content) -> str:
+    """Say whether the towers follow interactions, and how sure this is."""
+    share = (
+        f"{content['chance']:.2%} of random towers interact as strongly, on samples that the towers were not made from"
+    )
+    if content["structure"]:
+        return f"structure found: {share}"
+    return f"no structure found, so the towers only balance lookups and bytes: {share}"
 
 
 def _rows(content: Content) -> list[tuple[str, ...]]:

@@ -1,34 +1,32 @@
-"""Partition the features of a recipe into towers by their interactions in a trained model.
+"""Partition the features of a recipe into towers by their interactions.
 
-The model is taken from a run, or it is a *probe*: the recipe's model without towers, which is trained for some steps,
-measured and discarded. Interactions are measured on the validation split, because the model was not trained on it.
+Interactions are measured by an online probe (`planning.interaction`) in at most one pass over the training split. Every
+sample is measured before the probe learns from it, so no sample is set aside. Measurements begin again each time the
+number of samples has doubled, because the first ones are of a probe that has learned little. The probe ends early if
+the interactions of two halves of the samples agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, count, islice
+from itertools import islice
 
-import numpy as np
-
-from stratarec.batch.batch import Batch
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.loading.loader import Loader, LoaderConfig
 from stratarec.errors import ConfigError
-from stratarec.models import CTRModel
 from stratarec.models.base import build_tables
 from stratarec.planning.candidates import describe_tables
-from stratarec.planning.interaction import feature_keys, measure
+from stratarec.planning.interaction import InteractionProbe, Matrix, rank_correlation
 from stratarec.planning.towers import Item, TowerBounds, TowerPlan, check_bounds, partition, tied_items
 from stratarec.progress import Progress, SilentProgress
 from stratarec.recipe import Recipe
-from stratarec.training.build import new_plan, temporary_model
-from stratarec.training.resolve import in_numbers, run_steps
-from stratarec.training.run.open_run import open_run
-from stratarec.training.steps.step import Stages
-from stratarec.training.torch_setup import build_optimizer, torch_settings
+
+# Largest number of terms of pairs, one for each pair in each sample: about a minute of one core.
+_MOST_TERMS = 1 << 29
+# Parts of the steps in which pairs do not take part yet, and after which the halves are compared.
+_VALUES_ONLY, _CHECKS = 1 / 16, (1 / 4, 1 / 2, 1)
+# Rank correlation of the halves above which more samples do not change the towers.
+_STABLE = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +34,9 @@ class TowerRequest:
     """Number of towers, and settings for measuring interactions."""
 
     towers: int
-    run: str = ""
-    """Directory of the run whose model is measured; empty for a probe."""
     steps: int | None = None
-    """Number of steps of a probe. None means 200, or the steps of the recipe if these are fewer, because a model that
-    has memorized its samples says little about its features."""
+    """Largest number of batches for the probe. None means one pass over the training split, or fewer batches if there
+    are so many samples and pairs of features that a pass would take minutes."""
     balance: float = 1.5
     """Allowed ratio between a tower's number of features and the mean, as in `TowerBounds.ratio`."""
     ranks: int = 1
@@ -51,16 +47,11 @@ class TowerRequest:
             raise ConfigError(f"--steps is {self.steps}, expected 1 to 1000000")
 
     def on(self, recipe: Recipe, dataset: Dataset) -> TowerRequest:
-        """Return a copy in which `steps` is set for a probe of this recipe."""
-        if self.steps is not None:
-            return self
-        return replace(self, steps=min(200, run_steps(recipe.train, dataset)))
-
-    @property
-    def source(self) -> str:
-        """Text that describes how interactions are measured. For a probe, `steps` must be set; `on` sets it."""
-        asked = self.run or f"a probe of {self.steps} steps"
-        return f"interaction: how much changing one feature alters the effect of the other on the logit, in {asked}"
+        """Return a copy in which `steps` is set for this recipe, at most the batches of one pass."""
+        batch, features = recipe.train.batch_size, len(dataset.schema.sparse)
+        terms = batch * max(features * (features - 1) // 2, 1)
+        steps = self.steps or max(_MOST_TERMS // terms, 1)
+        return replace(self, steps=min(steps, max(-(-dataset.samples("train") // batch), 1)))
 
 
 def make_towers(
@@ -71,22 +62,42 @@ def make_towers(
     Raises
     ------
     ConfigError
-        If the bounds cannot be met, or the run was trained with towers.
-    CheckpointError, DatasetError
-        If the run does not exist, or was trained on other data.
+        If the bounds cannot be met.
+    TrainingError
+        If the loss of the probe is not finite.
     """
     progress, request = progress or SilentProgress(), request.on(recipe, dataset)
     items, bounds = items_of(recipe, dataset), bounds_of(recipe, request)
     check_bounds(items, bounds)
     assert request.steps is not None
-    with torch_settings(threads=recipe.train.threads, seed=recipe.train.seed):
-        batches = samples(recipe, dataset)
-        with interaction_model(recipe, dataset, request.run, request.steps, progress) as model:
-            keys, matrix = feature_keys(model), measure(model, batches)
-    order = [keys.index(name) for item in items for name in item.features]
-    return partition(
-        items, matrix[np.ix_(order, order)], bounds, batch_size=recipe.train.batch_size, seed=recipe.train.seed
+    features = [name for item in items for name in item.features]
+    halves, samples = _measure(recipe, dataset, features, request.steps, progress)
+    return partition(items, halves, bounds, batch_size=recipe.train.batch_size, samples=samples, seed=recipe.train.seed)
+
+
+def _measure(
+    recipe: Recipe, dataset: Dataset, features: list[str], steps: int, progress: Progress
+) -> tuple[tuple[Matrix, Matrix], int]:
+    """Return the interactions of `features` in two halves of the measured samples, and the number of these samples."""
+    train, probe = recipe.train, InteractionProbe(features, len(dataset.schema.dense))
+    config = LoaderConfig(
+        batch_size=train.batch_size, seed=train.seed, shuffle_row_groups=train.shuffle_row_groups, expand=True
     )
+    checks = {max(int(part * steps), 1) for part in _CHECKS}
+    batches = Loader(dataset, "train", config).batches(0)
+    progress.start("probe", steps, "steps")
+    try:
+        for step, batch in enumerate(islice(batches, steps), 1):
+            loss = probe.learn(batch, pairs=step > steps * _VALUES_ONLY)
+            progress.advance(1, f"loss {loss:.4f}")
+            if step in checks and step < steps:
+                if rank_correlation(*probe.halves()) >= _STABLE:
+                    break
+                probe.restart()
+    finally:
+        batches.close()  # type: ignore[attr-defined]
+        progress.finish()
+    return probe.halves(), probe.samples
 
 
 def items_of(recipe: Recipe, dataset: Dataset) -> list[Item]:
@@ -100,52 +111,3 @@ def bounds_of(recipe: Recipe, request: TowerRequest) -> TowerBounds:
     """Return the limits of each tower, from a recipe and a request."""
     ranks = max(request.ranks // request.towers, 1) if request.towers > 0 else 1
     return TowerBounds(towers=request.towers, ratio=request.balance, dram=recipe.memory.dram, ranks=ranks)
-
-
-# Size and maximum number of the batches on which interactions are measured.
-_SAMPLES, _BATCHES = 1024, 8
-
-
-def samples(recipe: Recipe, dataset: Dataset) -> list[Batch]:
-    """Return batches without groups from the validation split, or from the training split if there is no other."""
-    config = LoaderConfig(batch_size=_SAMPLES, seed=recipe.train.seed, shuffle_row_groups=1, expand=True)
-    split = "valid" if "valid" in dataset.splits and dataset.samples("valid") else "train"
-    batches = Loader(dataset, split, config).batches(0)
-    first = list(islice(batches, _BATCHES))
-    batches.close()  # type: ignore[attr-defined]
-    return first
-
-
-@contextmanager
-def interaction_model(recipe: Recipe, dataset: Dataset, run: str, steps: int, progress: Progress) -> Iterator[CTRModel]:
-    """Yield the model of a run, or, if `run` is empty, a probe that is trained for `steps` steps."""
-    if run:
-        with open_run(run, dataset.path, same_samples=False) as trained:
-            if trained.recipe.model.towers is not None:
-                raise ConfigError(
-                    f"{run} was trained with towers, so interactions between towers cannot be measured: name "
-                    "a run without model.towers, or none"
-                )
-            yield trained.model
-        return
-    bare = in_numbers(replace(recipe, model=replace(recipe.model, towers=None)), dataset, steps)
-    with temporary_model(bare, dataset, new_plan(bare, dataset)) as model:
-        _probe(bare, dataset, model, steps, progress)
-        yield model
-
-
-def _probe(recipe: Recipe, dataset: Dataset, model: CTRModel, steps: int, progress: Progress) -> None:
-    """Train `model`, a probe, for `steps` steps."""
-    train = recipe.train
-    config = LoaderConfig(
-        batch_size=train.batch_size, seed=train.seed, shuffle_row_groups=train.shuffle_row_groups, unit=train.shuffle
-    )
-    stages = Stages(model, build_optimizer(train.dense, model.network), train, Loader(dataset, "train", config))
-    progress.start("probe", steps, "steps")
-    try:
-        endless = chain.from_iterable(stages.read(epoch, 0) for epoch in count())
-        for step, batch in enumerate(islice(endless, steps)):
-            trained = stages.train(step, batch)
-            progress.advance(1, f"loss {trained.loss:.4f}")
-    finally:
-        progress.finish()
