@@ -386,28 +386,32 @@ def _change_log(file: Path, draws: random.Random | None) -> str:
     state = json.loads((file.parents[3] / "state.json").read_text())
     home = next(group["home"] for group in state["tables"]["groups"] if group["name"] == file.parents[1].name)
     block = int(home["block_bytes"])
+    record, tag = int(home["record_bytes"]), int(home["tag_bytes"])
     shape = Shape(
-        block // 8, int(home["per_block"]), int(home["record_bytes"]), int(home["tag_bytes"]) // 4,
-        int(home["segment_blocks"]),
-    )  # fmt: skip
+        block // 8, -(-(2 * tag + record) // 8), int(home["per_block"]), record, tag // 4, int(home["segment_blocks"])
+    )
     words = np.frombuffer(file.read_bytes(), np.uint64).copy()
     said = ""
     if draws is not None:
-        view = words.view(np.uint8).reshape(-1, block)
-        cells = 8 + shape.per_block * int(home["tag_bytes"])
+        cells = words.reshape(-1, block // 8)[:, : shape.per_block * shape.cell_words].reshape(-1, shape.cell_words)
+        view = np.ascontiguousarray(cells).view(np.uint8)
         part = draws.choice(("tags", "tags", "records", "all", "blocks"))
         if part == "blocks":
             words = np.resize(words, len(words) * draws.choice((0, 1, 2)))
             said = f"{len(words)} words"
         elif part == "tags":
-            tags = np.ascontiguousarray(view[:, 8:cells]).view("<u4" if home["tag_bytes"] == 4 else "<u8").copy()
+            tags = np.ascontiguousarray(view[:, tag : 2 * tag]).view("<u4" if tag == 4 else "<u8").copy()
             said = f"tags {_spoil(tags, draws)}"
-            view[:, 8:cells] = tags.view(np.uint8).reshape(len(view), -1)
+            view[:, tag : 2 * tag] = tags.view(np.uint8).reshape(len(view), -1)
         else:
-            end = cells + shape.per_block * shape.record_bytes if part == "records" else block
-            inner = np.ascontiguousarray(view[:, cells if part == "records" else 8 : end])
+            part_of_cell = slice(2 * tag, 2 * tag + record) if part == "records" else slice(tag, None)
+            inner = np.ascontiguousarray(view[:, part_of_cell])
             said = f"{part} {_spoil_records(inner, draws)}"
-            view[:, cells if part == "records" else 8 : end] = inner
+            view[:, part_of_cell] = inner
+        if part != "blocks":
+            words.reshape(-1, block // 8)[:, : shape.per_block * shape.cell_words] = view.view(np.uint64).reshape(
+                len(words) * 8 // block, -1
+            )
     sequence = int(file.stem.split("-")[1])
     seal_blocks(words, shape, len(words) * 8 // block, np.uint64(sequence), 0)
     file.unlink()

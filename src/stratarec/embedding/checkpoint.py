@@ -82,7 +82,7 @@ class RowsHome(_Files):
 class LogHome(_Files):
     """Records of a log store; see `stores.log_layout`."""
 
-    format: Literal[1]
+    format: Literal[2]
     layout: Literal["log"]
     rows: _Positive
     record_bytes: _Small

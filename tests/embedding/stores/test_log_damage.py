@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from errors import refuses
-from store_conformance import assert_same_contents, damage, new_directory, random_records, read_all
+from store_conformance import POISON, assert_same_contents, damage, new_directory, random_records, read_all
 from stratarec.embedding.stores.base import Manifest
 from stratarec.embedding.stores.log import LogRecords
 from stratarec.embedding.stores.log_layout import LogConfig
@@ -39,17 +39,25 @@ def checkpoint(tmp_path: Path) -> tuple[Path, Manifest]:
 
 
 def regions(store: LogRecords, blocks: int) -> list[int]:
-    """Offsets in every region of every block: checksum, tags, records, unused tail; and some between."""
+    """Offsets in every region of every block: checksum, tag, record and padding of cells, unused tail; some between."""
     shape = store.layout.shape
-    tags, records = 8, 8 + shape.per_block * 4
-    tail = records + shape.per_block * shape.record_bytes
-    inside = [0, 7, tags, records - 1, records, records + 1234, tail - 1, tail, 4095]
+    cell, tail = shape.cell_words * 8, shape.per_block * shape.cell_words * 8
+    inside = [0, 3, 4, 7, 8, cell - 3, cell - 1, cell, tail - cell, tail - 1, tail, 4095]
     inside += np.random.default_rng(0).integers(0, 4096, 8).tolist()
     assert tail < 4095, "this layout has no unused tail to damage"
+    assert shape.record_bytes + 8 < cell, "this layout has no padding to damage"
     return [block * 4096 + offset for block in range(blocks) for offset in inside]
 
 
-def test_every_flipped_byte_of_a_segment_is_detected_by_check_and_by_reads(
+def rows_at(store: LogRecords, slot: int, offset: int) -> np.ndarray:
+    """The row whose record is in the cell at an offset of a segment, if any."""
+    shape, (block, inside) = store.layout.shape, divmod(offset, 4096)
+    k = inside // (shape.cell_words * 8)
+    cell = (slot * shape.segment_blocks + block) * shape.per_block + k
+    return np.flatnonzero((store._locations.of_row == cell + 1) & (k < shape.per_block))
+
+
+def test_every_flipped_byte_of_a_segment_is_detected_by_check_and_those_of_records_by_reads(
     checkpoint: tuple[Path, Manifest], tmp_path: Path
 ) -> None:
     directory, manifest = checkpoint
@@ -64,8 +72,14 @@ def test_every_flipped_byte_of_a_segment_is_detected_by_check_and_by_reads(
             where = rf"{re.escape(name)}: block {block} of segment {entry['sequence']} \(offset {block * 4096}\)"
             with pytest.raises(StorageError, match=where):
                 store.check()
-            with pytest.raises(StorageError, match=where):
-                read_all(store)
+            rows = rows_at(store, entry["slot"], offset)
+            for row in rows:
+                with pytest.raises(StorageError, match=where):
+                    store.read(np.array([row]), np.empty((1, RECORD_BYTES), np.uint8))
+            others = np.setdiff1d(np.arange(ROWS), rows)
+            out = np.full((len(others), RECORD_BYTES), POISON, np.uint8)
+            np.testing.assert_array_equal(store.read(others, out), contents[0][others])
+            np.testing.assert_array_equal(out, contents[1][others])
             damage(directory / name, offset, flip=1 << offset % 8)
     store.check()
     assert_same_contents(store, *contents)

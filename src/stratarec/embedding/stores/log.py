@@ -34,14 +34,14 @@ from stratarec.embedding.stores.log_segments import (
 from stratarec.embedding.stores.row_files import DeltaChain, require_same
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.scratch import lock_store
-from stratarec.kernels.blocks import ReadBuffers, ReadRequest, aio, as_bytes, as_tags, cpu, reads
+from stratarec.kernels.blocks import BLOCK_ALIGNMENT, ReadBuffers, ReadRequest, aio, as_bytes, cpu, reads
 
 
 class LogRecords:
     """A `RecordStore` on a block device.
 
     Rows are appended to immutable segment files in large writes. A location of 4 bytes per row (8 if there are too many
-    cells) is kept in DRAM. Reads are direct and parallel, and the checksum of every block is verified. Segments with
+    cells) is kept in DRAM. Reads are direct and parallel, and the checksum of every record is verified. Segments with
     few live rows are rewritten in the background. A checkpoint consists of hard links to the segments and of the
     locations that changed.
 
@@ -84,7 +84,7 @@ class LogRecords:
         self._locations = Locations(layout)
         self._compactor = Compactor(self.segments, self._locations, self._lock)
         self._back = self._compactor.appender
-        self._reader = Reader(layout, self.config.depth)
+        self._reader = Reader(layout, self.config.depth, self.segments.alignment or BLOCK_ALIGNMENT)
 
     # Reading
 
@@ -100,7 +100,7 @@ class LogRecords:
             # open until `close_retired`.
             descriptors, sequences = self.segments.descriptors.copy(), self.segments.sequences.copy()
         if count:
-            # In ascending order, neighbouring cells can share a block or a read.
+            # In ascending order, neighbouring cells can share a read.
             order = np.argsort(cells[:count])
             request = ReadRequest(descriptors, sequences, cells[order], entries[order], rows, out.reshape(-1))
             bad = self._reader.read(request)
@@ -233,7 +233,7 @@ class LogRecords:
 
     @property
     def _identity(self) -> Manifest:
-        return {"format": 1, "layout": "log", **self.layout.identity}
+        return {"format": 2, "layout": "log", **self.layout.identity}
 
     def restore(self, directory: Path, manifest: Manifest) -> None:
         """Restore a checkpoint; segments are linked, and their checksums are verified by later reads and `check`."""
@@ -289,7 +289,7 @@ def _attempt(action: Callable[[], None]) -> NoRoom | None:
     return None
 
 
-# Maximum bytes of neighbouring blocks that one call reads. Larger reads gain nothing if rows are scattered, and `depth`
+# Maximum bytes of neighbouring cells that one call reads. Larger reads gain nothing if rows are scattered, and `depth`
 # buffers of this size count towards the memory budget.
 _BUFFER_BYTES = 16 << 10
 
@@ -306,10 +306,12 @@ class Reader:
         Layout of the segments.
     depth : int
         Reads in flight, each with its own buffer.
+    alignment : int
+        Reads begin and end at multiples of this.
     """
 
-    def __init__(self, layout: BlockLayout, depth: int) -> None:
-        self._layout = layout
+    def __init__(self, layout: BlockLayout, depth: int, alignment: int) -> None:
+        self._layout, self._alignment = layout, alignment
         size = max(_BUFFER_BYTES // layout.block_bytes, 1) * layout.block_bytes
         self.scratch = allocate_bytes(size * depth).view(np.uint64)
         self._buffers = ReadBuffers(
@@ -318,7 +320,6 @@ class Reader:
             addresses=np.zeros(depth, np.int64),
             events=np.zeros(depth * aio.EVENT_WORDS, np.int64),
             words=self.scratch,
-            tags=as_tags(self.scratch),
             data=as_bytes(self.scratch),
         )
         # One thread at a depth of 128 reads as fast as 32 to 64 threads, with less than half of their processor time.
@@ -327,7 +328,7 @@ class Reader:
 
     def read(self, request: ReadRequest) -> int:
         """Read records into ``request.out``; return -1, or a block that failed."""
-        return int(reads.read_cells(self._context, request, self._buffers, self._layout.shape))
+        return int(reads.read_cells(self._context, request, self._buffers, self._alignment, self._layout.shape))
 
     def verify(self, descriptor: int, sequence: int, blocks: int) -> int:
         """Verify all blocks of a segment; return -1, or the block that failed."""

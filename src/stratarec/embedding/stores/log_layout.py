@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stratarec.config.validate import check_finite
 from stratarec.embedding.stores.arrays import allocate_bits, allocate_bytes, clear_bits
 from stratarec.errors import CheckpointError, ConfigError
-from stratarec.kernels.blocks import BLOCK_ALIGNMENT, CHECKSUM_BYTES, Index, Shape
+from stratarec.kernels.blocks import BLOCK_ALIGNMENT, Index, Shape
 
 # Number of segments of a table. It is large, so that the four segments of dead space that compaction tolerates are a
 # small part of the table.
@@ -63,9 +63,9 @@ class BlockLayout:
     rows: int
     record_bytes: int
     tag_bytes: int
-    """Bytes of the row number in a cell: 4, or 8 for many rows."""
+    """Bytes of the row number in a cell, and of its checksum: 4, or 8 for many rows."""
     block_bytes: int
-    """The smallest multiple of 4096 that fits one record."""
+    """The smallest multiple of 4096 that fits one cell."""
     per_block: int
     """Records in a block; no record spans two blocks."""
     segment_blocks: int
@@ -76,7 +76,14 @@ class BlockLayout:
     @property
     def shape(self) -> Shape:
         """The sizes that kernels use."""
-        return Shape(self.block_bytes // 8, self.per_block, self.record_bytes, self.tag_bytes // 4, self.segment_blocks)
+        return Shape(
+            block_words=self.block_bytes // 8,
+            cell_words=_cell_bytes(self.record_bytes, self.tag_bytes) // 8,
+            per_block=self.per_block,
+            record_bytes=self.record_bytes,
+            tag_words=self.tag_bytes // 4,
+            segment_blocks=self.segment_blocks,
+        )
 
     @property
     def location_type(self) -> np.dtype[Any]:
@@ -140,6 +147,10 @@ class BlockLayout:
         return layout
 
 
+def _cell_bytes(record_bytes: int, tag_bytes: int) -> int:
+    return -(-(2 * tag_bytes + record_bytes) // 8) * 8
+
+
 def _narrow(segment_blocks: int, per_block: int) -> int:
     """Return the number of segments that locations of four bytes can address."""
     return (2**32 - 2) // (segment_blocks * per_block)
@@ -154,9 +165,9 @@ def plan_layout(rows: int, record_bytes: int, config: LogConfig) -> BlockLayout:
         If `config` leaves no room for a segment.
     """
     tag_bytes = 4 if rows < 2**32 - 1 else 8
-    cell_bytes = tag_bytes + record_bytes
-    block_bytes = -(-(CHECKSUM_BYTES + cell_bytes) // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT
-    per_block = (block_bytes - CHECKSUM_BYTES) // cell_bytes
+    cell_bytes = _cell_bytes(record_bytes, tag_bytes)
+    block_bytes = -(-cell_bytes // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT
+    per_block = block_bytes // cell_bytes
     buffer_blocks = max(1, config.buffer_bytes // block_bytes)
     all_blocks = max(1, -(-rows // per_block))
     segment = config.segment_bytes // block_bytes or min(all_blocks // _SEGMENTS, _LARGEST_SEGMENT // block_bytes)

@@ -30,7 +30,7 @@ from stratarec.embedding.stores.row_files import link_or_copy
 from stratarec.errors import CheckpointError, StorageError
 from stratarec.io.atomic import make_directory, storage_error
 from stratarec.io.sealed import regular_file_below
-from stratarec.kernels.blocks import BLOCK_ALIGNMENT, Buffer, as_bytes, as_tags, cpu
+from stratarec.kernels.blocks import BLOCK_ALIGNMENT, Buffer, as_bytes, cpu
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -78,7 +78,9 @@ class Segments:
         # Left by a process that died: no checkpoint refers to this directory.
         for path in directory.glob("segment-*.log"):
             path.unlink()
-        if self._direct and not supports_direct(directory):
+        self.alignment = direct_alignment(directory) if self._direct else 0
+        """Reads begin and end at multiples of this: the device's logical block, or 0 without direct reads."""
+        if self._direct and not self.alignment:
             self._direct = 0
             warnings.warn(
                 f"the file system of {directory} does not support direct I/O: reads use the page cache, whose memory "
@@ -218,23 +220,36 @@ class Segments:
         return StorageError(f"{where} is damaged: its checksum does not match; restore a checkpoint")
 
 
-def supports_direct(directory: Path) -> bool:
-    """Whether blocks of files in `directory` can be written and read around the page cache."""
+# Logical blocks of devices. The smallest comes first: a read moves and pins fewer bytes.
+_ALIGNMENTS = (512, BLOCK_ALIGNMENT)
+
+
+def direct_alignment(directory: Path) -> int:
+    """Return the alignment at which files in `directory` can be read around the page cache; 0 if they cannot."""
     path, block = directory / "direct-probe", mmap.mmap(-1, BLOCK_ALIGNMENT)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_DIRECT, 0o600)
         try:
             # Some file systems accept the flag and refuse the first access.
             os.pwrite(descriptor, block, 0)
-            os.preadv(descriptor, [block], 0)
+            return next((size for size in _ALIGNMENTS if _can_read(descriptor, block, size)), 0)
         finally:
             os.close(descriptor)
     except OSError as error:
         # Other errors will be raised for the first segment.
-        return error.errno != errno.EINVAL
+        return 0 if error.errno == errno.EINVAL else BLOCK_ALIGNMENT
     finally:
         path.unlink(missing_ok=True)
-    return True
+
+
+def _can_read(descriptor: int, block: mmap.mmap, size: int) -> bool:
+    with memoryview(block) as view:
+        try:
+            return os.preadv(descriptor, [view[-size:]], BLOCK_ALIGNMENT - size) == size
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return False
 
 
 def open_file(path: Path, flags: int) -> int:
@@ -300,7 +315,7 @@ class Appender:
         self._layout = layout
         self._words = allocate_bytes(layout.buffer_blocks * layout.block_bytes).view(np.uint64)
         self._state = np.zeros(4, np.int64)
-        self.buffer = Buffer(self._state, as_tags(self._words), as_bytes(self._words))
+        self.buffer = Buffer(self._state, self._words, as_bytes(self._words))
         self.slot = -1
 
     def make_room(self) -> None:
@@ -331,7 +346,7 @@ class Appender:
             cpu.seal(words, self._layout.shape, blocks, np.uint64(entry.sequence), entry.blocks)
             self._segments.append(self.slot, words, self._allowance)
             # From here on readers look for these rows in the file, which contains them since the line above. The buffer
-            # is zeroed because the tag of an empty cell is 0.
+            # is zeroed because the tag of an empty cell is 0, and so is the padding of cells.
             with self._lock:
                 words[:] = 0
                 self._segments.bytes_written += words.nbytes
@@ -447,7 +462,7 @@ class Compactor:
         # Damaged blocks are not skipped: their rows would be lost silently when the segment is removed.
         if bad >= 0:
             raise self._segments.damage(entry.slot, first + bad)
-        source = as_tags(words), as_bytes(words), (entry.slot * layout.segment_blocks + first) * per_block
+        source = words, as_bytes(words), (entry.slot * layout.segment_blocks + first) * per_block
         done, cells = 0, blocks * per_block
         while True:
             with self._lock:

@@ -1,13 +1,15 @@
-"""Checksummed blocks of records: packing, verifying, and many direct reads at once.
+"""Checksummed records in blocks: packing, verifying, and many direct reads at once.
 
-A block is `block_words` 64-bit words (a multiple of 4 KiB) of one segment file::
+A block is `block_words` 64-bit words (a multiple of 4 KiB) of one segment file: `per_block` *cells* and zeros. A cell
+is the place of one record, in `cell_words` words::
 
-    | checksum: 8 bytes | tag of each cell: 4 or 8 bytes | records | zeros |
+    | checksum: 4 or 8 bytes | tag: 4 or 8 bytes | record | zeros |
 
-A *cell* is the place of one record. Its tag is the record's row + 1, or 0 if the cell is empty. The checksum covers
-every byte after it. It also depends on the number of the segment and of the block, so a block that is stored in a wrong
-place counts as damaged. Cells are numbered across all segments: cell
-``(slot * segment_blocks + block) * per_block + k``. A *location* is the number of a cell + 1, or 0 for none.
+The tag is the record's row + 1, or 0 if the cell is empty. The checksum covers every byte after it. It also depends on
+the number of the segment and of the cell in it, so a cell that is stored in a wrong place counts as damaged. A record
+can be verified without the rest of its block, so a read needs only the device's logical blocks (often 512 bytes) that
+contain the cell. Cells are numbered across all segments: cell ``(slot * segment_blocks + block) * per_block + k``. A
+*location* is the number of a cell + 1, or 0 for none.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_ALIGNMENT = 4096
-CHECKSUM_BYTES = 8
 
 
 class Shape(NamedTuple):
     """Sizes of blocks and segments, for kernels."""
 
     block_words: int
+    cell_words: int
     per_block: int
     record_bytes: int
     tag_words: int
@@ -39,8 +41,8 @@ class Buffer(NamedTuple):
 
     The last three are counted from the first cell of the segment (`cpu.BASE`, `FIRST`, `NEXT`, `LIMIT`).
     """
-    tags: NDArray[np.uint32]
-    """The blocks as 32-bit words."""
+    words: NDArray[np.uint64]
+    """The blocks as 64-bit words."""
     data: NDArray[np.uint8]
     """The blocks as bytes."""
 
@@ -76,21 +78,15 @@ class ReadBuffers(NamedTuple):
     """Buffers of the reads in flight; each read has one entry, or one equal part, of every array."""
 
     spans: NDArray[np.int64]
-    """``[depth, 4]``: cells and blocks of each read (`reads.FIRST`, `LAST`, `BEGIN`, `BLOCKS`)."""
+    """``[depth, 4]``: cells and bytes of each read (`reads.FIRST`, `LAST`, `BEGIN`, `SIZE`)."""
     requests: NDArray[np.uint64]
     addresses: NDArray[np.int64]
     events: NDArray[np.int64]
     words: NDArray[np.uint64]
     """Memory that the reads write to, page-aligned as direct reads require."""
-    tags: NDArray[np.uint32]
     data: NDArray[np.uint8]
 
 
 def as_bytes(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
     """View 64-bit words as bytes."""
     return words.view(np.uint8)
-
-
-def as_tags(words: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """View 64-bit words as 32-bit words."""
-    return words.view(np.uint32)

@@ -7,88 +7,81 @@ from numba import njit
 
 from stratarec.kernels.bit_rows.cpu import copy_bytes
 from stratarec.kernels.blocks.aio import EVENT_WORDS, collect, prepare, submit
-from stratarec.kernels.blocks.cpu import first_damaged, read_on, record_place, tag_of
+from stratarec.kernels.blocks.cpu import cell_place, is_intact, read_on, record_place, tag_of
 
 U = np.uint64
-# Columns of `ReadBuffers.spans`.
-FIRST, LAST, BEGIN, BLOCKS = 0, 1, 2, 3
+# Columns of `ReadBuffers.spans`. The last two are bytes of the segment file.
+FIRST, LAST, BEGIN, SIZE = 0, 1, 2, 3
+# Cells with at most this many bytes between them share a read: a read costs the processor 2 to 3 us, whatever its size.
+GAP = 4096
 
 
 @njit(nogil=True, cache=True)
-def run_of(cells, first, most, shape, span):
-    """Set `span` to one read: the cells from `first` on that are in up to `most` neighbouring blocks of one segment."""
-    begin = cells[first] // shape.per_block
-    slot = begin // shape.segment_blocks
-    stop, last = begin + 1, first + 1
-    while last < len(cells):
-        block = cells[last] // shape.per_block
-        if block > stop or block - begin >= most or block // shape.segment_blocks != slot:
+def run_of(cells, first, most, alignment, shape, span):
+    """Set `span` to one read: the cells from `first` on that are near each other in one segment, up to `most` bytes."""
+    per_segment = shape.per_block * shape.segment_blocks
+    slot = cells[first] // per_segment
+    begin = cell_place(shape, cells[first] - slot * per_segment) // alignment * alignment
+    last, stop = first, begin
+    while last < len(cells) and cells[last] // per_segment == slot:
+        place = cell_place(shape, cells[last] - slot * per_segment)
+        # Blocks are multiples of every alignment, so a read never goes beyond the last block.
+        end = -(-(place + shape.cell_words * 8) // alignment) * alignment
+        if last > first and (place > stop + GAP or end - begin > most):
             break
-        stop = max(stop, block + 1)
+        stop = max(stop, end)
         last += 1
-    span[FIRST], span[LAST], span[BEGIN], span[BLOCKS] = first, last, begin, stop - begin
-
-
-@njit(nogil=True, cache=True)
-def file_place(span, shape):
-    """Return the slot of the span's segment, and the offset in the segment's file at which the span begins."""
-    slot = span[BEGIN] // shape.segment_blocks
-    return slot, (span[BEGIN] - slot * shape.segment_blocks) * shape.block_words * 8
+    span[FIRST], span[LAST], span[BEGIN], span[SIZE] = first, last, begin, stop - begin
 
 
 @njit(nogil=True, cache=True)
 def take_records(number, got, request, buffers, shape):
-    """Verify the blocks of read `number`, which returned `got` bytes, and copy their records to `request.out`.
+    """Verify the cells of read `number`, which returned `got` bytes, and copy their records to `request.out`.
 
     Returns -1, or the number of a failed block.
     """
-    span, offset = buffers.spans[number], number * (len(buffers.words) // len(buffers.spans))
-    begin, blocks = span[BEGIN], span[BLOCKS]
-    slot = begin // shape.segment_blocks
-    complete = max(got, 0) // (shape.block_words * 8)
-    inside = begin - slot * shape.segment_blocks
-    bad = first_damaged(buffers.words[offset:], shape, min(complete, blocks), request.sequences[slot], inside)
-    if bad < 0 and complete < blocks:
-        bad = complete
-    if bad >= 0:
-        return begin + bad
-    first_block = offset // shape.block_words
+    span, offset = buffers.spans[number], number * (len(buffers.data) // len(buffers.spans))
+    per_segment = shape.per_block * shape.segment_blocks
+    slot = request.cells[span[FIRST]] // per_segment
     for i in range(span[FIRST], span[LAST]):
-        local = request.cells[i] - begin * shape.per_block
-        block = first_block + local // shape.per_block
-        k = local % shape.per_block
-        entry = request.entries[i]
-        # A damaged location may point to an intact block with another row's record.
-        if tag_of(buffers.tags, shape, block, k) != U(request.rows[entry] + 1):
+        cell = request.cells[i] - slot * per_segment
+        local = cell_place(shape, cell) - span[BEGIN]
+        place, entry = offset + local, request.entries[i]
+        if local + shape.cell_words * 8 > got or not is_intact(
+            buffers.words, place >> 3, shape, request.sequences[slot], cell
+        ):
             return request.cells[i] // shape.per_block
-        start = U(record_place(shape, block, k))
+        # A damaged location may point to an intact cell with another row's record.
+        if tag_of(buffers.words, shape, place) != U(request.rows[entry] + 1):
+            return request.cells[i] // shape.per_block
+        start = U(record_place(shape, place))
         copy_bytes(buffers.data, start, request.out, U(entry * shape.record_bytes), U(shape.record_bytes))
     return -1
 
 
 @njit(nogil=True, cache=True)
 def finish_read(number, got, request, buffers, shape):
-    """If read `number` is incomplete, finish it synchronously; verify its blocks and copy their records.
+    """If read `number` is incomplete, finish it synchronously; verify its cells and copy their records.
 
     Returns -1, or the number of a failed block.
     """
     span = buffers.spans[number]
-    slot, offset = file_place(span, shape)
-    size = span[BLOCKS] * shape.block_words * 8
-    if got < size:
-        address = buffers.words.ctypes.data + number * (len(buffers.words) // len(buffers.spans)) * 8
-        got = read_on(request.descriptors[slot], address, size, offset, got)
+    if got < span[SIZE]:
+        slot = request.cells[span[FIRST]] // (shape.per_block * shape.segment_blocks)
+        address = buffers.words.ctypes.data + number * (len(buffers.data) // len(buffers.spans))
+        got = read_on(request.descriptors[slot], address, span[SIZE], span[BEGIN], got)
     return take_records(number, got, request, buffers, shape)
 
 
 @njit(nogil=True, cache=True)
-def read_cells(context, request, buffers, shape):
+def read_cells(context, request, buffers, alignment, shape):
     """Read the records of `request.cells` and copy each to its entry of `request.out`; return -1, or a failed block.
 
-    Each block is read once, neighbouring blocks with one read. Reads that the context does not accept are synchronous.
+    Cells that are near each other are read at once. Reads begin and end at multiples of `alignment`. Reads that the
+    context does not accept are synchronous.
     """
-    depth, size = len(buffers.spans), len(buffers.words) // len(buffers.spans)
-    cells, most = request.cells, size // shape.block_words
+    depth, size = len(buffers.spans), len(buffers.data) // len(buffers.spans)
+    cells, per_segment = request.cells, shape.per_block * shape.segment_blocks
     # `free[waiting:]` are the numbers of unused reads; the other reads are in flight.
     free = np.arange(depth)
     first, waiting, bad = 0, 0, np.int64(-1)
@@ -98,11 +91,11 @@ def read_cells(context, request, buffers, shape):
         while first < len(cells) and bad < 0 and count < depth - waiting:
             number = free[waiting + count]
             span = buffers.spans[number]
-            run_of(cells, first, most, shape, span)
-            slot, offset = file_place(span, shape)
-            address, length = buffers.words.ctypes.data + number * size * 8, span[BLOCKS] * shape.block_words * 8
-            descriptor = request.descriptors[slot]
-            buffers.addresses[count] = prepare(buffers.requests, number, descriptor, address, length, offset)
+            run_of(cells, first, size, alignment, shape, span)
+            descriptor, address = request.descriptors[cells[first] // per_segment], buffers.words.ctypes.data
+            buffers.addresses[count] = prepare(
+                buffers.requests, number, descriptor, address + number * size, span[SIZE], span[BEGIN]
+            )
             first = span[LAST]
             count += 1
         accepted = submit(context, buffers.addresses, count)
