@@ -86,7 +86,7 @@ def test_a_table_in_level_0_has_weights_and_state_alone() -> None:
 def test_a_log_has_locations_in_dram_and_room_for_superseded_records() -> None:
     traffic = BatchDemand(lookups=100, distinct=50, batches=2)
     found = parts(shape(16, "rowwise_adagrad"), 1000, 136, CodecConfig(kind="int8"), home="log", traffic=traffic)
-    record, blocks = 16 + 4 + 4, 7  # 146 cells of 28 bytes and a checksum of 8 in 4096 bytes
+    record, blocks = 16 + 4 + 4, 8  # 128 cells of 32 bytes in 4096
     assert found["dram locations"] == 4000
     assert found["dram bitmaps"] == 125
     assert found["dram staging"] == 2 * 4 * 100 + 60 * (100 + 136 / 16) + 1.25 * record * 50

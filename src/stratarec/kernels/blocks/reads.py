@@ -13,7 +13,8 @@ U = np.uint64
 # Columns of `ReadBuffers.spans`. The last two are bytes of the segment file.
 FIRST, LAST, BEGIN, SIZE = 0, 1, 2, 3
 # Cells with at most this many bytes between them share a read: a read costs the processor 2 to 3 us, whatever its size.
-GAP = 4096
+# With 4096, reading 7,000 of 300,000 records took 1.75 us a record instead of 1.12.
+GAP = 8192
 
 
 @njit(nogil=True, cache=True)
