@@ -27,6 +27,7 @@ BENCHMARKS = {
     "dedup_train": "benchmarks.dedup_train",
     "embedding": "benchmarks.embedding",
     "exchange": "benchmarks.exchange",
+    "first_minute": "benchmarks.first_minute",
     "globo": "benchmarks.globo",
     "host_counts": "benchmarks.host_counts",
     "hot_drift": "benchmarks.hot_drift",

@@ -112,11 +112,13 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
     metrics: dict[str, dict[str, float]] = {}
     older: set[str] = set()
     targets: dict[str, dict[str, float]] = {}
+    limits: dict[str, dict[str, float]] = {}
     processors: dict[str, set[str]] = {}
     for result in found:
         if not result["quick"]:
             metrics.setdefault(result["benchmark"], {}).update(result["metrics"])
             targets.setdefault(result["benchmark"], {}).update(result["config"].get("targets", {}))
+            limits.setdefault(result["benchmark"], {}).update(result["config"].get("limits", {}))
             processors.setdefault(result["benchmark"], set()).add(_processor(result["hardware"]))
             if not _is_of_this_code(result):
                 older.add(result["benchmark"])
@@ -142,7 +144,7 @@ def update_documents(readme: Path, page: Path, picture: Path, results: Path) -> 
             _draw_cluster(result, picture.with_name("cluster_speed.svg"))
     rows = ["| benchmark | metric | value | target |", "| --- | --- | ---: | --- |"]
     rows += [
-        f"| {name} | `{key}` | {value:.4g} | {_judged(value, targets[name].get(key))} |"
+        f"| {name} | `{key}` | {value:.4g} | {_judged(value, targets[name].get(key), limits[name].get(key))} |"
         for name, each in metrics.items() for key, value in each.items()
     ]  # fmt: skip
     note = f"Measured with earlier versions of the code: {', '.join(sorted(older))}."
@@ -220,8 +222,10 @@ def _processor(hardware: Mapping[str, Any]) -> str:
     return f"{name} {'with' if hardware['avx512'] else 'without'} AVX-512"
 
 
-def _judged(value: float, target: float | None) -> str:
-    """A target, and whether it was met, where the result file has one."""
+def _judged(value: float, target: float | None, limit: float | None) -> str:
+    """A target, the least value or the largest (`limit`), and whether it was met, where the result file has one."""
+    if limit is not None:
+        return f"at most {limit:.4g}, {'met' if value <= limit else 'missed'}"
     return "" if target is None else f"{target:.4g}, {'met' if value >= target else 'missed'}"
 
 

@@ -201,6 +201,25 @@ def weigh_tiles(member, lanes, one_block, tasks, weights, width, bags, features,
                 out[i] += factor * product
 
 
+# Loops, because compiling `np.full` and `max` takes 0.7 s. Not a `BODY`, because it returns an array.
+@njit(nogil=True, cache=True)
+def no_faults(threads):
+    """Return -1 for each thread: it has met no id outside its table."""
+    bad = np.empty(threads, np.int64)
+    for member in range(threads):
+        bad[member] = -1
+    return bad
+
+
+@njit(**BODY)
+def last_fault(bad):
+    """Return the largest position of an id outside its table, or -1."""
+    last = np.int64(-1)
+    for position in bad:
+        last = max(last, position)
+    return last
+
+
 @cache
 def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
     """Return the lookups for blocks of `lanes` floats; each is compiled at its first call and cached on disk.
@@ -210,27 +229,27 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
 
     @njit(nogil=True, cache=True)
     def run_pool_singles(team, weights, width, bags, filled, features, output, tile):
-        tasks = Tasks(np.zeros(1, np.int64), tile[0], tile[1], np.full(team.threads, -1))
+        tasks = Tasks(np.zeros(1, np.int64), tile[0], tile[1], no_faults(team.threads))
         args = (lanes, one_block, tasks, weights, width, Bags(*bags), filled, Features(*features), Output(*output))
         run_team(team, pool_singles, args)
-        return tasks.bad.max()
+        return last_fault(tasks.bad)
 
     @njit(nogil=True, cache=True)
     def run_pool_bags(team, weights, width, bags, filled, features, output, tile):
-        tasks = Tasks(np.zeros(1, np.int64), tile[0], tile[1], np.full(team.threads, -1))
+        tasks = Tasks(np.zeros(1, np.int64), tile[0], tile[1], no_faults(team.threads))
         args = (lanes, one_block, tasks, weights, width, Bags(*bags), filled, Features(*features), Output(*output))
         run_team(team, pool_bags, args)
-        return tasks.bad.max()
+        return last_fault(tasks.bad)
 
     @njit(nogil=True, cache=True)
     def run_gather(team, weights, width, values, table, output, tile):
-        tasks = Tasks(np.zeros(1, np.int64), tile, 1, np.full(team.threads, -1))
+        tasks = Tasks(np.zeros(1, np.int64), tile, 1, no_faults(team.threads))
         run_team(team, gather_tiles, (lanes, one_block, tasks, weights, width, values, table, Output(*output)))
-        return tasks.bad.max()
+        return last_fault(tasks.bad)
 
     @njit(nogil=True, cache=True)
     def run_weight_gradient(team, weights, width, bags, features, gradient, tile, out):
-        tasks = Tasks(np.zeros(1, np.int64), tile, 1, np.full(team.threads, -1))
+        tasks = Tasks(np.zeros(1, np.int64), tile, 1, no_faults(team.threads))
         args = (lanes, one_block, tasks, weights, width, Bags(*bags), Features(*features), Output(*gradient), out)
         run_team(team, weigh_tiles, args)
 

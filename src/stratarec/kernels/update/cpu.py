@@ -21,7 +21,7 @@ import numpy as np
 from numba import literally, njit
 from numpy.typing import NDArray
 
-from stratarec.kernels.bags import span
+from stratarec.kernels.bags import BagBatch, GroupLayout, span
 from stratarec.kernels.runtime.team import BODY, run_team, take, team_of
 from stratarec.kernels.runtime.threads import threads_for
 from stratarec.kernels.simd.prefetch import U, ahead_of, prefetch, prefetch_row
@@ -259,7 +259,9 @@ def norm_tables(member, lanes, one_block, counter, width, batch, gradients, work
 
 # Number of lookups ahead whose clocks are prefetched.
 AHEAD = 16
-_CHUNK_ROWS = 256
+# Number of rows of a task of `apply_missed_steps_to_range`.
+_PIECE = 4096
+_PIECE_IDS = np.arange(_PIECE, dtype=np.int32)
 _NO_NUMBERS = np.empty((0, 3), dtype=np.float32)
 
 
@@ -294,19 +296,6 @@ def apply_missed_of_tables(member, lanes, one_block, tasks, width, slots, batch,
             apply_missed_of_feature(lanes, f, part, batch.bags, batch.features, slots, D, rule, missed)
 
 
-@njit(**BODY)
-def apply_missed_of_range(member, lanes, one_block, counter, width, slots, first, last, rule, missed):
-    """Apply missed steps to chunks of the rows ``first:last`` until none is left."""
-    literally(lanes)
-    D = U(lanes if one_block else width)
-    while True:
-        begin = first + take(counter) * _CHUNK_ROWS
-        if begin >= last:
-            break
-        for row in range(U(begin), U(min(begin + _CHUNK_ROWS, last))):
-            apply_missed_to_row(lanes, rule, missed, slots, row, D)
-
-
 @cache
 def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
     """Return the kernels for blocks of `lanes` floats. Each is compiled at its first call and cached on disk."""
@@ -336,19 +325,10 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
         args = (lanes, one_block, tasks, width, Slots(*slots), batch_of(batch), rule_of(rule), MissedSteps(*missed))
         run_team(team, apply_missed_of_tables, args)
 
-    @njit(nogil=True, cache=True)
-    def run_apply_missed_to_range(team, width, slots, first, last, rule, missed):
-        args = (
-            lanes, one_block, np.zeros(1, np.int64), width, Slots(*slots), first, last, rule_of(rule),
-            MissedSteps(*missed),
-        )  # fmt: skip
-        run_team(team, apply_missed_of_range, args)
-
     return SimpleNamespace(
         update=run_update,
         norms=run_norms,
         apply_missed=run_apply_missed,
-        apply_missed_to_range=run_apply_missed_to_range,
     )
 
 
@@ -400,9 +380,18 @@ def apply_missed_steps(slots, layout, bags, missed, workspace):
 
 
 def apply_missed_steps_to_range(slots, width, first, last, missed):
-    kernels(*blocks(width)).apply_missed_to_range(
-        team_of(threads_for(last - first)), width, tuple(slots), first, last, compiled(missed.rule)[0],
-        missed_arrays(missed, width),
+    # Every piece of the range is a table that one feature looks up completely, so that no kernel of its own must be
+    # compiled and loaded.
+    base = np.arange(first, last, _PIECE)
+    none, tables = np.zeros_like(base), np.arange(len(base) + 1)
+    layout = GroupLayout(
+        width=width, base=base, rows=np.minimum(last - base, _PIECE), column=none, mean=none, sequence=none,
+        table_start=tables, table_features=tables[:-1],
+    )  # fmt: skip
+    bags = BagBatch(values=_PIECE_IDS, offsets=None, weights=None, batch=_PIECE, key=none)
+    kernels(*blocks(width)).apply_missed(
+        team_of(threads_for(last - first)), width, tuple(slots), batch_arrays(layout, bags),
+        (tables[:-1], none, none + 1), compiled(missed.rule)[0], missed_arrays(missed, width),
     )  # fmt: skip
 
 
