@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    # Loading libraries creates many objects and little garbage. With Python's usual thresholds, looking for garbage took
-    # 4 to 8 % of the processor time of `prepare` and `predict`.
+    # Loading libraries creates many objects and little garbage. With Python's usual thresholds, looking for garbage
+    # took 4 to 8 % of the processor time of `prepare` and `predict`.
     gc.set_threshold(100_000, 50, 100)
     try:
         from stratarec.cli.run_command import run
