@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from errors import refuses
+from recipes import log_config
 from stratarec.batch.batch import Batch
 from stratarec.batch.jagged import JaggedTensor, KeyedJagged
 from stratarec.data.prepare.prepare import prepare
@@ -72,6 +76,25 @@ def test_a_probe_finds_planted_blocks_and_no_structure_in_other_labels(tmp_path:
     few = make_towers(recipe, dataset, TowerRequest(towers=BLOCKS, steps=4))
     assert not few.structure
     assert few.samples == 1024
+
+
+def test_features_that_share_ids_share_a_tower_with_what_they_interact_with(tmp_path: Path) -> None:
+    draws, samples = np.random.default_rng(0), 20_000
+    values = draws.integers(0, 6, (samples, 6))
+    signs = draws.choice([-1.0, 1.0], (6, 6))[np.arange(6), values]
+    odds = sum(signs[:, i] * signs[:, j] for i, j in ((0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (3, 5)))
+    columns = {name: values[:, place] for place, name in enumerate("abcdef")}
+    # Feature d has lists of values, the first of which counts, or none.
+    columns["d"] = pl.Series([[value, 9] if value else [] for value in values[:, 3].tolist()])
+    frame = pl.DataFrame({"label": (draws.random(samples) < 1 / (1 + np.exp(-odds))).astype(np.uint8), **columns})
+    kinds: dict[str, Any] = {"b": {"vocabulary": "a"}, "d": {"kind": "multi"}}
+    sparse = tuple(SparseFeature(name=name, **kinds.get(name, {})) for name in "abcdef")
+    config = log_config(tmp_path, Schema(label="label", sparse=sparse), frame)
+    recipe, dataset = replace(planted(tmp_path), data=config), prepare(config)
+    plan = make_towers(recipe, dataset, TowerRequest(towers=2))
+    assert same_pairs(plan) == {frozenset("abc"), frozenset("def")}
+    assert plan.inside_and_between[0] > 0.2
+    assert TowerRequest(towers=2, steps=3).on(recipe, dataset).steps == 3
 
 
 @pytest.mark.parametrize("seed", range(4))
