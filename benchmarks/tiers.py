@@ -4,13 +4,17 @@ The DRAM budget is the float32 bytes of the tables (weights and optimizer state)
 the tables within it, int8 at rest. It covers the float32 slots, tags and stamps, the locations of the log, and a second
 cache of encoded rows, and what is used is held against it at the end. Reads of the log are direct, so the page cache
 gives nothing for free. Before timing, every row is written once, so that a miss is a read. Whole training steps, data
-loading included, in alternation.
+loading included, in alternation. `processor_us_per_row` is the processor time of the thread that stages batches,
+over the rows that it fetches.
+
+Then an 8th against what else fits into the same memory (`benchmarks.tier_peers`).
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,9 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.precision_quality import criteo_shape
+from benchmarks.kept import FOLDER, kept
+from benchmarks.precision_quality import RECIPES, criteo_shape
+from benchmarks.registry import import_peer
+from benchmarks.sessions import prepared, recipe
+from benchmarks.tier_peers import MappedPeer, hashed, hashing_delta, use_rocksdb
 from benchmarks.train import EPS, RATE, Side, take_turns, tiered_sides
 from stratarec.data.dataset.dataset import Dataset
+from stratarec.data.prepare.config import PrepareConfig
 from stratarec.embedding import EmbeddingBagConfig, RowOptimizerConfig
 from stratarec.embedding.tables.cached import CachedTables
 from stratarec.embedding.tiers import TierConfig
@@ -74,9 +83,50 @@ def fill(side: Side) -> None:
 def run(quick: bool) -> dict[str, Any]:
     """8 and 37 times the budget, with lookahead, and 8 times without."""
     samples, cap, batch = (800_000, 400_000, QUICK_BATCH) if quick else (6_000_000, 40_000_000, BATCH)
+    import_peer("rocksdict")
+    log = criteo_shape(FOLDER / "tiers" / f"criteo-{samples}", samples, cap)
+    dataset = Dataset.open(log.path)
+    about = {"data": dataset.fingerprint, "width": WIDTH, "batch": batch}
+
+    def part(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        return kept(FOLDER / "tiers" / f"{name}{'-quick' if quick else ''}.json", about, make)
+
+    rows = part("steps", lambda: {"rows": compare_with_dram(dataset, batch, quick)})["rows"]
+    peers = part("peers", lambda: compare_with_peers(log, dataset, batch))
+    quality = compare_with_hashing(quick)
+    tables = dataset.table_rows()
+    speed = {row["tables"]: row["speed"] for row in rows}
+    processor = {row["tables"]: row["processor_us_per_row"] for row in rows[1:]}
+    step = peers["step_ms"]
+    return {
+        "config": {
+            "width": WIDTH,
+            "batch": batch,
+            "tables": tables,
+            "precision": "int8",
+            "state": "bf16",
+            **peers["config"],
+        },
+        "metrics": {
+            "speed_at_8x": speed["8x_lookahead_2"],
+            "speed_at_37x": speed["37x_lookahead_1"],
+            "speed_at_8x_without_lookahead": speed["8x_lookahead_0"],
+            "processor_us_per_row_at_8x": processor["8x_lookahead_2"],
+            "processor_us_per_row_at_37x": processor["37x_lookahead_1"],
+            "ratio_mmap_at_8x": step["mmap"] / step["tiers"],
+            "ratio_rocksdb_at_8x": step["rocksdb"] / step["tiers"],
+            "ratio_hashing_at_8x": step["hashing"] / step["tiers"],
+            "auc_delta_hashing_at_8x": max(each["auc_delta"] for each in quality),
+            **{f"auc_delta_hashing_at_8x_{each['data']}": each["auc_delta"] for each in quality},
+        },
+        "samples": {"rows": rows, "peers_step_ms": step, "auc": quality},
+    }
+
+
+def compare_with_dram(dataset: Dataset, batch: int, quick: bool) -> list[dict[str, Any]]:
+    """Steps with all tables in DRAM, and with parts of their bytes."""
     cells = ((8, 2), (37, 1), (8, 0))
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        dataset = Dataset.open(criteo_shape(Path(folder) / "data", samples, cap).path)
         contenders: dict[str, Any] = {"dram": None}
         for times, lookahead in cells:
             name = f"{times}x_lookahead_{lookahead}"
@@ -86,27 +136,81 @@ def run(quick: bool) -> dict[str, Any]:
             )
         pair = tiered_sides(dataset, WIDTH, batch, contenders)
         for name, side in pair.items():
+            measure_processor(side)
             if name != "dram":
                 fill(side)
-        seconds = take_turns(pair, rounds=4 if quick else 10, stretch=5 if quick else 20, warmup=20 if quick else 100)
+        seconds = take_turns(pair, rounds=4 if quick else 8, stretch=5 if quick else 10, warmup=20 if quick else 50)
         rows = [_row(name, side, median(seconds[name]), median(seconds["dram"])) for name, side in pair.items()]
         budgets = {f"{times}x_lookahead_{lookahead}": float32_bytes(dataset) / times for times, lookahead in cells}
         for row in rows[1:]:
             check_budget(row, budgets[row["tables"]])
         for side in pair.values():
-            side.close()
-            side.model.embeddings.close()  # type: ignore[operator,union-attr]
-        tables = dataset.table_rows()
-    speed = {row["tables"]: row["speed"] for row in rows}
-    return {
-        "config": {"width": WIDTH, "batch": batch, "tables": tables, "precision": "int8", "state": "bf16"},
-        "metrics": {
-            "speed_at_8x": speed["8x_lookahead_2"],
-            "speed_at_37x": speed["37x_lookahead_1"],
-            "speed_at_8x_without_lookahead": speed["8x_lookahead_0"],
-        },
-        "samples": {"rows": rows},
-    }
+            close(side)
+    return rows
+
+
+def measure_processor(side: Side) -> None:
+    """Add up the processor time of the staging of batches in `side.staging_seconds`."""
+    assert isinstance(side.model, CTRModel)
+    side.staging_seconds = spent = [0.0]  # type: ignore[attr-defined]
+    for tables in side.model.embeddings.engine.tables:
+        if isinstance(tables, CachedTables):
+            tables.stage = partial(_measured, tables.stage, spent)  # type: ignore[method-assign]
+
+
+def _measured(stage: Callable[..., Any], spent: list[float], *given: Any) -> Any:
+    began = time.thread_time()
+    try:
+        return stage(*given)
+    finally:
+        spent[0] += time.thread_time() - began
+
+
+def close(side: Any) -> None:
+    """End a side's threads and its stores."""
+    side.close()
+    if isinstance(getattr(side, "model", None), CTRModel):
+        side.model.embeddings.close()
+
+
+def compare_with_peers(log: PrepareConfig, dataset: Dataset, batch: int) -> dict[str, Any]:
+    """Steps with an 8th of the bytes: our tiers, and each alternative; the settings of these."""
+    budget = int(float32_bytes(dataset) / 8)
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        root = Path(folder)
+        contenders = {
+            name: partial(planned, dataset=dataset, times=8, lookahead=2, path=root / name, batch=batch)
+            for name in ("tiers", "rocksdb")
+        }
+        sides: dict[str, Any] = tiered_sides(dataset, WIDTH, batch, contenders)
+        config: dict[str, Any] = {"rocksdb": use_rocksdb(sides["rocksdb"].model, root)}
+        for side in sides.values():
+            fill(side)
+        small = hashed(log, dataset.table_rows(), 8, FOLDER / "tiers" / f"{Path(log.path).name}-hashed")
+        sides |= {"hashing": tiered_sides(Dataset.open(small.path), WIDTH, batch, {"hashing": None})["hashing"]}
+        sides |= {"mmap": MappedPeer(dataset, WIDTH, batch, budget, root)}
+        config |= {"mmap": {"limit_bytes": sides["mmap"].limit_bytes, "budget_bytes": budget}}
+        seconds = take_turns(sides, rounds=4, stretch=5, warmup=20)
+        for side in sides.values():
+            close(side)
+    return {"step_ms": {name: 1e3 * median(each) for name, each in seconds.items()}, "config": config}
+
+
+def compare_with_hashing(quick: bool) -> list[dict[str, Any]]:
+    """Test AUC of hashing on both logs."""
+    samples, cap = (200_000, 100_000) if quick else (1_000_000, 400_000)
+    log = criteo_shape(FOLDER / "tiers" / f"criteo-{samples}", samples, cap)
+    steps = 50 if quick else 1000
+    changes = [
+        "train.batch_size=1024", "memory.lookahead=0", f"train.max_steps={steps}",
+        f"train.dense.schedule.total_steps={steps}", f"train.embedding.schedule.total_steps={steps}",
+    ]  # fmt: skip
+    prepared("globo", "auto")
+    seeds = (1,) if quick else (1, 2)
+    return [
+        hashing_delta("criteo_shape", log, RECIPES / "demo.yaml", [], 8, seeds),
+        hashing_delta("globo", recipe("globo", "auto").data, RECIPES / "globo.yaml", changes, 8, seeds),
+    ]
 
 
 def check_budget(row: dict[str, Any], budget: float) -> None:
@@ -129,4 +233,5 @@ def _row(name: str, side: Side, seconds: float, in_dram: float) -> dict[str, Any
         "dram_mib": model.embeddings.engine.nbytes / 2**20,
         "block_mib": parts.get("home_block", 0) / 2**20,
         "rows_in_a_step": sum(each.rows_in for each in traffic) / steps,
+        "processor_us_per_row": 1e6 * side.staging_seconds[0] / max(sum(each.rows_in for each in traffic), 1),  # type: ignore[attr-defined]
     }
