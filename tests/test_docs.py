@@ -168,11 +168,6 @@ def test_no_page_speaks_of_a_field_that_there_is_not() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_of_ones_own_trains(tmp_path: Path) -> None:
-    assert ran("import own_model\nown_model.main()", tmp_path)
-
-
-@pytest.mark.slow
 def test_the_service_scores(runs: Callable[[int], Path], tmp_path: Path) -> None:
     run = runs(ROWS[0])
     pytest.importorskip("fastapi")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -190,3 +191,11 @@ def test_too_large_a_batch_is_one_line(gpu: str) -> None:
     expected = r"too little memory for batches of 8 samples; batches of 4 fit: set train.batch_size to 4"
     with pytest.raises(TrainingError, match=expected), device_errors(torch.device(gpu), 8, lambda: 4):
         torch.empty(1 << 50, device=gpu)
+
+
+def test_the_notebook_of_a_model_of_ones_own_runs(gpu: str) -> None:
+    cells = json.loads((Path(__file__).parents[2] / "examples" / "own_model.ipynb").read_text())["cells"]
+    names: dict[str, Any] = {}
+    exec("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"), names)
+    assert names["device"] == gpu
+    assert "hbm" in names["model"].embeddings.engine.bytes_by_memory()
