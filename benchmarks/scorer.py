@@ -4,7 +4,9 @@ All begin with raw columns as Python lists and end with probabilities. What stan
 team would write by the export's README.txt: a dictionary for each vocabulary, and rows of NumPy arrays. Their
 dictionaries are made beforehand, take some hundred bytes a value, which a vocabulary that outgrows memory does not
 allow, and nothing is checked on the way. Each uses one thread, as
-a service does that scores several requests at once, and they take turns.
+a service does that scores several requests at once, and they take turns. The scorer computes the network by ONNX
+Runtime, as it does where the extra is installed; `p50_ms_1_torch` is one row without it. `scaling_8` is the speed of
+single rows from eight threads over the speed from one.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -134,22 +137,44 @@ def batches(frame: pl.DataFrame, size: int, count: int) -> list[Columns]:
     return [frame.sample(size, with_replacement=True, seed=seed).to_dict(as_series=False) for seed in range(count)]
 
 
-def single_rows(scorer: Scorer, frame: pl.DataFrame, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of a row, in each kind of frame that it may come in."""
+def single_rows(scorer: Scorer, without: Scorer, frame: pl.DataFrame, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of a row, in each kind of frame that it may come in, and as a dict `without` ONNX Runtime."""
     frames = [frame.sample(1, seed=seed) for seed in range(200)]
     kinds: dict[str, Sequence[Any]] = {
         "dict": [each.to_dict(as_series=False) for each in frames],
         "polars": frames,
         "arrow": [each.to_arrow() for each in frames],
     }
+    kinds["torch"] = kinds["dict"]
     found: dict[str, list[float]] = {name: [] for name in kinds}
     for round_ in range(-50, rounds):
         for name, rows in kinds.items():
+            used = without if name == "torch" else scorer
             began = time.perf_counter()
-            scorer.score(rows[round_ % len(rows)])
+            used.score(rows[round_ % len(rows)])
             if round_ >= 0:
                 found[name].append(1e3 * (time.perf_counter() - began))
     return found
+
+
+def rows_per_second(scorer: Scorer, given: Sequence[Columns], threads: int, calls: int) -> float:
+    """Of single rows that several threads score at once."""
+
+    def score(first: int) -> None:
+        for number in range(first, calls, threads):
+            scorer.score(given[number % len(given)])
+
+    with ThreadPoolExecutor(threads) as pool:
+        began = time.perf_counter()
+        list(pool.map(score, range(threads)))
+        return calls / (time.perf_counter() - began)
+
+
+def scaling(scorer: Scorer, frame: pl.DataFrame, threads: int, rounds: int) -> float:
+    """Rows a second of several threads over those of one; they take turns."""
+    given, calls = batches(frame, 1, 200), 200
+    runs = [[rows_per_second(scorer, given, count, calls) for count in (1, threads)] for _ in range(rounds + 1)]
+    return median(many / one for one, many in runs[1:])
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -160,7 +185,7 @@ def run(quick: bool) -> dict[str, Any]:
         root = Path(folder)
         frame = make_log(root / "log.parquet", 50_000 if quick else 300_000)
         exported = make_export(root, 5 if quick else 50)
-        scorer = Scorer.open(exported)
+        scorer, without = Scorer.open(exported, runtime="onnxruntime"), Scorer.open(exported, runtime="torch")
         # Values that have a row of their own: what the peers do has no tail.
         for name, entry in scorer.manifest.vocabularies.items():
             known = pl.read_parquet(exported / entry.path)["value"][: entry.values]
@@ -170,8 +195,9 @@ def run(quick: bool) -> dict[str, Any]:
             "onnx": Plain(exported, scorer.manifest, onnx_network(exported, threads)),
             "torch": Plain(exported, scorer.manifest, torch_network(exported)),
         }
-        difference = gate(contenders, frame[:2000].to_dict(as_series=False))
-        singles = single_rows(scorer, frame, 100 if quick else 2000)
+        difference = gate({**contenders, "without": without}, frame[:2000].to_dict(as_series=False))
+        singles = single_rows(scorer, without, frame, 100 if quick else 2000)
+        scale = scaling(scorer, frame, 8, 3 if quick else 25)
         rows = [_timed(contenders, batches(frame, size, 8), size, 20 if quick else 200) for size in (1, 100, 1000)]
     ordered = {name: sorted(found) for name, found in singles.items()}
     return {
@@ -179,7 +205,8 @@ def run(quick: bool) -> dict[str, Any]:
         "metrics": {
             "p50_ms_1": median(ordered["dict"]),
             "p99_ms_1": ordered["dict"][len(ordered["dict"]) * 99 // 100],
-            **{f"p50_ms_1_{name}": median(ordered[name]) for name in ("arrow", "polars")},
+            **{f"p50_ms_1_{name}": median(ordered[name]) for name in ("arrow", "polars", "torch")},
+            "scaling_8": scale,
             **{f"ratio_{peer}_{row['batch']}": row[f"{peer}_ms"] / row["ours_ms"]
                for row in rows for peer in ("onnx", "torch")},
             "largest_difference": difference,
