@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
-from serving.test_scorer import FIELDS, MODELS, SPARSE
+from serving.test_scorer import FIELDS, MODELS, SPARSE, content, write_log
 
 from errors import refuses
 from recipes import prepared, tiny
 from stratarec import Scorer
+from stratarec.data.prepare.prepare import prepare
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 from stratarec.models import Network, build_network
@@ -132,6 +134,29 @@ def test_scores_are_those_of_torch(whole: Path) -> None:
     for rows in (1, 2, 100, 1500, 9000):
         given = frame(scorer, rows)
         np.testing.assert_allclose(scorer.score(given), other.score(given), rtol=0, atol=1e-6)
+
+
+def test_torch_computes_histories_of_very_different_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which ONNX Runtime would compute with padding."""
+    write_log(tmp_path / "log.parquet", 300)
+    model = MODELS["dlrm"] | {"history": {"pooling": "target_attention"}}
+    made = content(tmp_path, model, "none", max_steps=5)
+    made["data"]["source"]["schema"]["sparse"] = [*SPARSE[:-1], SPARSE[-1] | {"max_length": 100}]
+    recipe = Recipe.from_dict(made)
+    Trainer(recipe, prepare(recipe.data)).train()
+    with open_run(tmp_path / "run") as trained:
+        export(trained, tmp_path / "export")
+    scorers = [Scorer.open(tmp_path / "export", runtime=name) for name in ("onnxruntime", "torch")]  # type: ignore[arg-type]
+    log = pl.read_parquet(tmp_path / "log.parquet")[:50]
+    calls: list[int] = []
+    run = onnx_network.OnnxNetwork._run
+    monkeypatch.setattr(onnx_network.OnnxNetwork, "_run", lambda *args: (calls.append(1), run(*args))[1])
+    for longest, expected in ((4, 1), (90, 1)):
+        histories = [list(range(longest if row == 7 else row % 3)) for row in range(50)]
+        given = log.with_columns(pl.Series("history", histories, dtype=pl.List(pl.Int64)))
+        one, other = (scorer.score(given) for scorer in scorers)
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+        assert len(calls) == expected
 
 
 def test_several_threads_use_one_scorer(whole: Path) -> None:

@@ -24,6 +24,7 @@ from stratarec.errors import ConfigError, ExportError
 from stratarec.io.names import as_html
 from stratarec.kernels.runtime.threads import within_cores
 from stratarec.models.base import autocast, probabilities
+from stratarec.models.history import History
 from stratarec.models.request import averaged
 from stratarec.serving.export_manifest import ExportManifest
 from stratarec.serving.exported_model import ExportedModel
@@ -34,6 +35,8 @@ Runtime: TypeAlias = Literal["auto", "onnxruntime", "torch"]
 
 # Number of samples that are scored at a time, which limits memory.
 _BATCH = 8192
+# Largest ratio of padded to real events of histories for which ONNX Runtime is used, if there are more than a few.
+_MOST_PADDING, _FEW_EVENTS = 4, 1000
 
 
 class Scorer:
@@ -155,13 +158,21 @@ def _with_runtime(model: ExportedModel, runtime: Runtime) -> ExportedModel:
 
 
 def _logits(model: ExportedModel, dense: Tensor, sparse: KeyedJagged) -> NDArray[np.float32]:
+    pooled, histories = model.tables.look_up(averaged(sparse, model.network.weighted_means))
     # Contexts of torch take 20 us, so they are entered only if torch computes the network.
-    if model.onnx is not None:
-        return model.onnx(dense, *model.tables.look_up(averaged(sparse, model.network.weighted_means)))
+    if model.onnx is not None and not any(map(_is_mostly_padding, histories)):
+        return model.onnx(dense, pooled, histories)
     with torch.no_grad(), within_cores(), autocast(model.manifest.precision):
-        pooled, histories = model.tables.look_up(averaged(sparse, model.network.weighted_means))
         logits: NDArray[np.float32] = model.network(dense, pooled, histories).cpu().numpy()
     return logits
+
+
+def _is_mostly_padding(history: History) -> bool:
+    """Whether padding to the longest history would take longer than ONNX Runtime saves: torch's attention is not
+    padded. For 1,000 histories of 0 to 150 events, 20 on average, ONNX Runtime takes 27 ms and torch 7 ms.
+    """
+    lengths = history.windows.length
+    return len(lengths) * int(lengths.max()) > _MOST_PADDING * len(history.rows) + _FEW_EVENTS
 
 
 def _batches(dense: Tensor, sparse: KeyedJagged) -> Iterator[tuple[Tensor, KeyedJagged]]:
