@@ -1,9 +1,9 @@
 """Measure how strongly the sparse features of a log interact, with an online probe (`kernels.pair_probe`).
 
 The interaction of two features is the root mean square of the pair's effect on the logit, as far as samples that the
-probe has not yet learned from confirm it; below 0 if they contradict it. Without interaction it is 0 with a known
-standard error, which is the same for all pairs. Even and odd samples give two measurements, whose errors are
-independent.
+probe has not yet learned from confirm it; below 0 if they contradict it. Without interaction it has a known standard
+error, the same for all pairs, and a mean of about -0.5 of these errors: gates of other pairs let some noise through.
+Even and odd samples give two measurements, whose errors are independent.
 
 Shapes: B samples, F sparse features, K codes.
 """
