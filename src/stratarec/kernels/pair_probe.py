@@ -10,7 +10,8 @@ A cell's weight counts without the means of its row and its column, which are ef
 is multiplied by a *gate* in [0, 1]: the slope of recent labels on the term. So pairs without interaction add no noise.
 
 A pair is tested on each sample before it learns from the sample. With residual r, including the pair's own term t, and
-w = p (1 - p), the sum of r t has mean 0 and variance sum of w t^2 if the features do not interact and the other terms are right.
+w = p (1 - p), the sum of r t has mean 0 and variance sum of w t^2 if the features do not interact and all other terms
+are right.
 
 Shapes: B samples, F features, P = F (F - 1) / 2 pairs (0, 1), (0, 2), ..., K codes of a feature's values, Q numbers.
 """
