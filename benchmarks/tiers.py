@@ -1,8 +1,8 @@
 """Tables larger than the DRAM given to them, on an append-only log, against the same tables all in DRAM.
 
 The DRAM budget is the float32 bytes of the tables (weights and optimizer state) over 8, and over 37; the planner places
-the tables within it, int8 at rest. It covers the float32 slots, tags and stamps, the locations of the log, and a second
-cache of encoded rows, and what is used is held against it at the end. Reads of the log are direct, so the page cache
+the tables within it, int8 at rest. It covers the float32 slots, tags and stamps, and the locations of the
+log, and what is used is compared with it at the end. Reads of the log are direct, so the page cache
 gives nothing for free. Before timing, every row is written once, so that a miss is a read. Whole training steps, data
 loading included, in alternation. `processor_us_per_row` is the processor time of the thread that stages batches,
 over the rows that it fetches.
