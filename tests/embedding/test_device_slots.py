@@ -30,7 +30,9 @@ def found(call: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("numbers", [(0, 3), (1, 4), (2, 5, 6)], ids=str)
+@pytest.mark.parametrize(
+    "numbers", [(0, 3), *(pytest.param(each, marks=pytest.mark.slow) for each in ((1, 4), (2, 5, 6)))], ids=str
+)
 def test_trainings_have_the_bits_of_slots_in_dram(numbers: tuple[int, ...]) -> None:
     for differing, count in found(f"compare({numbers!r})"):
         assert differing == []
@@ -77,6 +79,7 @@ def test_a_fault_in_a_kernel_shows(fault: str) -> None:
         assert "update: two programs write one address" in shown
 
 
+@pytest.mark.slow
 def test_checkpoints_move_between_dram_and_a_gpu() -> None:
     assert found("crossing()") == [True, True]
 

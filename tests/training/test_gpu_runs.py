@@ -35,6 +35,7 @@ def test_hot_batches_over_int8_homes_have_the_bits_of_dram(tmp_path: Path) -> No
     run("hot_and_rounded", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_doctor_finds_the_same_rows(tmp_path: Path) -> None:
     run("doctor", tmp_path)
 
