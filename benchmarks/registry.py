@@ -47,6 +47,7 @@ BENCHMARKS = {
     "sizes": "benchmarks.sizes",
     "slates": "benchmarks.slates",
     "small_logs": "benchmarks.small_logs",
+    "tier_alternatives": "benchmarks.tier_alternatives",
     "tiers": "benchmarks.tiers",
     "tower_blocks": "benchmarks.tower_blocks",
     "tower_quality": "benchmarks.tower_quality",

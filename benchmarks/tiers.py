@@ -7,7 +7,7 @@ gives nothing for free. Before timing, every row is written once, so that a miss
 loading included, in alternation. `processor_us_per_row` is the processor time of the thread that stages batches,
 over the rows that it fetches.
 
-Then an 8th against what else fits into the same memory (`benchmarks.tier_peers`).
+`benchmarks.tier_alternatives` compares an 8th with what else fits into the same memory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kept import FOLDER, kept
-from benchmarks.precision_quality import RECIPES, criteo_shape
-from benchmarks.registry import import_peer
-from benchmarks.sessions import prepared, recipe
-from benchmarks.tier_peers import MappedPeer, hashed, hashing_delta, use_rocksdb
+from benchmarks.kept import FOLDER
+from benchmarks.precision_quality import criteo_shape
 from benchmarks.train import EPS, RATE, Side, take_turns, tiered_sides
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.prepare.config import PrepareConfig
@@ -80,32 +77,27 @@ def fill(side: Side) -> None:
             tables.store.flush()
 
 
+def criteo(quick: bool) -> tuple[PrepareConfig, Dataset, int]:
+    """Return the log, its data set and the batch size."""
+    samples, cap, batch = (800_000, 400_000, QUICK_BATCH) if quick else (6_000_000, 40_000_000, BATCH)
+    log = criteo_shape(FOLDER / "tiers" / f"criteo-{samples}", samples, cap)
+    return log, Dataset.open(log.path), batch
+
+
 def run(quick: bool) -> dict[str, Any]:
     """8 and 37 times the budget, with lookahead, and 8 times without."""
-    samples, cap, batch = (800_000, 400_000, QUICK_BATCH) if quick else (6_000_000, 40_000_000, BATCH)
-    import_peer("rocksdict")
-    log = criteo_shape(FOLDER / "tiers" / f"criteo-{samples}", samples, cap)
-    dataset = Dataset.open(log.path)
-    about = {"data": dataset.fingerprint, "width": WIDTH, "batch": batch}
-
-    def part(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        return kept(FOLDER / "tiers" / f"{name}{'-quick' if quick else ''}.json", about, make)
-
-    rows = part("steps", lambda: {"rows": compare_with_dram(dataset, batch, quick)})["rows"]
-    peers = part("peers", lambda: compare_with_peers(log, dataset, batch))
-    quality = compare_with_hashing(quick)
-    tables = dataset.table_rows()
+    _, dataset, batch = criteo(quick)
+    rows = compare_with_dram(dataset, batch, quick)
     speed = {row["tables"]: row["speed"] for row in rows}
     processor = {row["tables"]: row["processor_us_per_row"] for row in rows[1:]}
-    step = peers["step_ms"]
     return {
         "config": {
             "width": WIDTH,
             "batch": batch,
-            "tables": tables,
+            "tables": dataset.table_rows(),
             "precision": "int8",
             "state": "bf16",
-            **peers["config"],
+            "targets": {"speed_at_8x": 0.85, "speed_at_37x": 0.68},
         },
         "metrics": {
             "speed_at_8x": speed["8x_lookahead_2"],
@@ -113,13 +105,8 @@ def run(quick: bool) -> dict[str, Any]:
             "speed_at_8x_without_lookahead": speed["8x_lookahead_0"],
             "processor_us_per_row_at_8x": processor["8x_lookahead_2"],
             "processor_us_per_row_at_37x": processor["37x_lookahead_1"],
-            "ratio_mmap_at_8x": step["mmap"] / step["tiers"],
-            "ratio_rocksdb_at_8x": step["rocksdb"] / step["tiers"],
-            "ratio_hashing_at_8x": step["hashing"] / step["tiers"],
-            "auc_delta_hashing_at_8x": max(each["auc_delta"] for each in quality),
-            **{f"auc_delta_hashing_at_8x_{each['data']}": each["auc_delta"] for each in quality},
         },
-        "samples": {"rows": rows, "peers_step_ms": step, "auc": quality},
+        "samples": {"rows": rows},
     }
 
 
@@ -171,46 +158,6 @@ def close(side: Any) -> None:
     side.close()
     if isinstance(getattr(side, "model", None), CTRModel):
         side.model.embeddings.close()
-
-
-def compare_with_peers(log: PrepareConfig, dataset: Dataset, batch: int) -> dict[str, Any]:
-    """Steps with an 8th of the bytes: our tiers, and each alternative; the settings of these."""
-    budget = int(float32_bytes(dataset) / 8)
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        root = Path(folder)
-        contenders = {
-            name: partial(planned, dataset=dataset, times=8, lookahead=2, path=root / name, batch=batch)
-            for name in ("tiers", "rocksdb")
-        }
-        sides: dict[str, Any] = tiered_sides(dataset, WIDTH, batch, contenders)
-        config: dict[str, Any] = {"rocksdb": use_rocksdb(sides["rocksdb"].model, root)}
-        for side in sides.values():
-            fill(side)
-        small = hashed(log, dataset.table_rows(), 8, FOLDER / "tiers" / f"{Path(log.path).name}-hashed")
-        sides |= {"hashing": tiered_sides(Dataset.open(small.path), WIDTH, batch, {"hashing": None})["hashing"]}
-        sides |= {"mmap": MappedPeer(dataset, WIDTH, batch, budget, root)}
-        config |= {"mmap": {"limit_bytes": sides["mmap"].limit_bytes, "budget_bytes": budget}}
-        seconds = take_turns(sides, rounds=4, stretch=5, warmup=20)
-        for side in sides.values():
-            close(side)
-    return {"step_ms": {name: 1e3 * median(each) for name, each in seconds.items()}, "config": config}
-
-
-def compare_with_hashing(quick: bool) -> list[dict[str, Any]]:
-    """Test AUC of hashing on both logs."""
-    samples, cap = (200_000, 100_000) if quick else (1_000_000, 400_000)
-    log = criteo_shape(FOLDER / "tiers" / f"criteo-{samples}", samples, cap)
-    steps = 50 if quick else 1000
-    changes = [
-        "train.batch_size=1024", "memory.lookahead=0", f"train.max_steps={steps}",
-        f"train.dense.schedule.total_steps={steps}", f"train.embedding.schedule.total_steps={steps}",
-    ]  # fmt: skip
-    prepared("globo", "auto")
-    seeds = (1,) if quick else (1, 2)
-    return [
-        hashing_delta("criteo_shape", log, RECIPES / "demo.yaml", [], 8, seeds),
-        hashing_delta("globo", recipe("globo", "auto").data, RECIPES / "globo.yaml", changes, 8, seeds),
-    ]
 
 
 def check_budget(row: dict[str, Any], budget: float) -> None:
