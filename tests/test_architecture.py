@@ -50,7 +50,7 @@ BUDGETS = {
     "distributed": 1_890,
     "serving": 1_210,
     "reporting": 1_925,
-    "models": 2_460,
+    "models": 2_470,
     "hot": 650,
     "data": 7_260,
     "embedding": 4_450,

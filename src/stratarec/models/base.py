@@ -66,6 +66,9 @@ class Score(nn.Module):
 
     config: ClassVar[type[VectorsConfig]]
     """Class of the ``model`` section of a recipe for this model; its `kind` is the name of the model."""
+    captured: ClassVar[bool] = False
+    """Whether training on an NVIDIA GPU uses a CUDA graph. `forward` must then queue the same kernels for all batches
+    of a shape: without copies from the host, waits, random numbers or state."""
     out: nn.Linear | Terms | SharedBottom | MMoE
     """The last layer, or the heads of several labels."""
 
@@ -124,6 +127,11 @@ class Network(nn.Module):
         log(s / w) (Elkan 2001, theorem 2)."""
         self.calibration: Calibration | None = None
         """Map that is applied to the corrected logits; None if no map was fitted."""
+
+    @property
+    def captured(self) -> bool:
+        """Whether training on an NVIDIA GPU uses a CUDA graph, if no batch has histories or shared vectors."""
+        return len(self.labels) == 1 and getattr(self.score, "captured", False)
 
     def set_labels(self, labels: tuple[str, ...], config: VectorsConfig) -> None:
         """Set the labels. For several labels, heads replace the last layer."""

@@ -25,12 +25,14 @@ class NetworkGraph:
     """Calls a network; in training on an NVIDIA GPU as a CUDA graph where its kernels do not depend on the batch.
 
     The first batch of a shape runs without a graph, and the graph is captured at the second: the last batch of an epoch
-    is often smaller. Histories and shared vectors have other sizes in each batch, so they never have a graph.
+    is often smaller. Histories and shared vectors have other sizes in each batch, so they never have a graph. Neither
+    have models without `Score.captured`.
     """
 
     def __init__(self) -> None:
         self._form: Any = None
         self._graph: _Graph | None = None
+        self._captured = False
 
     def __call__(
         self, network: nn.Module, dense: Tensor, pooled: Tensor, histories: Sequence[History], runs: Runs | None
@@ -38,19 +40,23 @@ class NetworkGraph:
         """Return the logits of a batch, as `Network.forward` does."""
         if histories or runs is not None or not self.applies(network, pooled):
             return network(dense, pooled, histories, runs)  # type: ignore[no-any-return]
-        form = dense.shape, pooled.shape, torch.is_autocast_enabled("cuda")
+        form = network, dense.shape, pooled.shape, torch.is_autocast_enabled("cuda")
         if form != self._form:
-            self._form, self._graph = form, None
-            return network(dense, pooled)  # type: ignore[no-any-return]
-        if self._graph is None or not self._graph.is_of(network):
+            self._form, self._graph, self._captured = form, None, _can_be_captured(network)
+        elif self._captured and (self._graph is None or self._graph.has_moved()):
             self._graph = _Graph(network, dense, pooled)
+        if self._graph is None:
+            return network(dense, pooled)  # type: ignore[no-any-return]
         return _Replay.apply(self._graph, dense, pooled, *self._graph.weights)  # type: ignore[no-any-return, no-untyped-call]
 
     def applies(self, network: nn.Module, pooled: Tensor) -> bool:
-        """Whether the network can be captured, and this is a step of its training."""
-        if not (pooled.is_cuda and pooled.requires_grad and network.training and torch.is_grad_enabled()):
-            return False
-        return len(pooled) > 0 and not any(isinstance(layer, _CHANGING) for layer in network.modules())
+        """Whether this is a training step of a network on an NVIDIA GPU."""
+        return pooled.is_cuda and pooled.requires_grad and network.training and torch.is_grad_enabled()
+
+
+def _can_be_captured(network: nn.Module) -> bool:
+    """Whether a network queues the same kernels for all batches of a shape."""
+    return bool(network.captured) and not any(isinstance(layer, _CHANGING) for layer in network.modules())
 
 
 class _Graph:
@@ -83,10 +89,9 @@ class _Graph:
         with torch.cuda.graph(self.backward, **options):
             self.gradients = torch.autograd.grad(logits, inputs, self.gradient, allow_unused=True)
 
-    def is_of(self, network: nn.Module) -> bool:
-        """Whether the weights of a network are still those that the graph reads."""
-        weights = (weight for weight in network.parameters() if weight.requires_grad)
-        return [weight.data_ptr() for weight in weights] == self._addresses
+    def has_moved(self) -> bool:
+        """Whether weights are no longer in the memory that the graph reads."""
+        return [weight.data_ptr() for weight in self.weights] != self._addresses
 
 
 class _Replay(torch.autograd.Function):

@@ -146,6 +146,8 @@ class TowerNetwork(Network):
         numbers the score has as inputs.
     """
 
+    captured = False
+
     def __init__(
         self, config: VectorsConfig, schema: Schema, pooled_keys: tuple[str, ...], build: Build,
         score: Callable[..., Score],

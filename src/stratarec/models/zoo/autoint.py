@@ -44,6 +44,7 @@ class AutoIntScore(Score):
     """logit = b + w · [outputs of the last attention layer, deep(fields)]."""
 
     config: ClassVar = AutoIntConfig
+    captured = True
 
     def __init__(self, config: AutoIntConfig, dense: int, features: int) -> None:
         super().__init__()

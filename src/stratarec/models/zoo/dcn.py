@@ -19,6 +19,7 @@ class DCNv2Score(Score):
     """logit = b + w · [cross(x), deep(x)], or b + w · deep(cross(x)), where x is the concatenation of all inputs."""
 
     config: ClassVar = DCNv2Config
+    captured = True
 
     def __init__(self, config: DCNv2Config, dense: int, features: int, numbers: int = 0) -> None:
         super().__init__()

@@ -18,6 +18,7 @@ class DeepFMScore(Score):
     """logit = b + sum_i w_i x_i + sum over i < j of <v_i, v_j> x_i x_j + w · deep([x_1 v_1, ..., x_n v_n])."""
 
     config: ClassVar = DeepFMConfig
+    captured = True
 
     def __init__(self, config: DeepFMConfig, dense: int, features: int) -> None:
         super().__init__()

@@ -19,6 +19,7 @@ class DLRMScore(Score):
     """logit = b + w · top(bottom(dense), interactions of all vectors); products of shared vectors are computed once."""
 
     config: ClassVar = DLRMConfig
+    captured = True
 
     def __init__(self, config: DLRMConfig, dense: int, features: int, numbers: int = 0) -> None:
         super().__init__()

@@ -41,6 +41,7 @@ class XDeepFMScore(Score):
     """logit = b + sum_i w_i x_i + u · cin([v_1, ..., v_n]) + w · deep([v_1, ..., v_n])."""
 
     config: ClassVar = XDeepFMConfig
+    captured = True
 
     def __init__(self, config: XDeepFMConfig, dense: int, features: int) -> None:
         super().__init__()
