@@ -162,7 +162,7 @@ def test_samples_without_a_label_or_a_value_are_fine() -> None:
     batch = Batch(label=label, dense=torch.zeros(3, 0), sparse=KeyedJagged.from_features(bags))
     assert probe.learn(batch) == pytest.approx(math.log(2), abs=0.1)
     assert probe.samples == 2
-    assert probe.interactions().shape == (2, 2)
+    assert all(half.shape == (2, 2) for half in probe.halves())
 
 
 @pytest.mark.parametrize("seed", range(4))

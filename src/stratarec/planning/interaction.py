@@ -68,12 +68,8 @@ class InteractionProbe:
         self._state.tests[:] = 0
         self._information, self.samples = 0.0, 0
 
-    def interactions(self) -> Matrix:
-        """Return the interactions ``[F, F]``, with a zero diagonal."""
-        return self._matrix(self._state.tests.sum(0), self._information)
-
     def halves(self) -> tuple[Matrix, Matrix]:
-        """Return the interactions measured on even and on odd samples."""
+        """Return the interactions ``[F, F]``, with a zero diagonal, measured on even and on odd samples."""
         first, second = (self._matrix(tests, self._information / 2) for tests in self._state.tests)
         return first, second
 
