@@ -103,11 +103,7 @@ def idle(whole: Recipe, logs: Path, files: list[Path], folder: Path) -> dict[str
     deltas = [other["auc"] - one["auc"] for one, other in zip(*found.values(), strict=True)]
     gone = sum(day["evicted"][item] for day in found["clicked"])
     rows = {name: days[-1]["rows"][item] for name, days in found.items()}
-    return {
-        "auc_delta_idle": mean(deltas[4:]),
-        "rows_idle": (rows["clicked"] - gone) / rows["all"],
-        "days": found,
-    }
+    return {"auc_delta_idle": mean(deltas[4:]), "rows_idle": (rows["clicked"] - gone) / rows["all"], "days": found}
 
 
 def peers(whole: Recipe, logs: Path, files: list[Path], folder: Path, seeds: int, quick: bool) -> dict[str, Any]:

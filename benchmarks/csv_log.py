@@ -87,10 +87,7 @@ def run(quick: bool) -> dict[str, Any]:
         path = Path(folder) / "log.csv"
         write_log(path, QUICK_ROWS if quick else ROWS)
         gate(path)
-        contenders: dict[str, Callable[[int], object]] = {
-            "polars": lambda _: scan(path),
-            "ours": lambda _: read(path),
-        }
+        contenders: dict[str, Callable[[int], object]] = {"polars": lambda _: scan(path), "ours": lambda _: read(path)}
         seconds = alternate(contenders, 3 if quick else ROUNDS)
         processor = {name: processor_seconds(each, 3 if quick else ROUNDS) for name, each in contenders.items()}
         size = path.stat().st_size

@@ -39,9 +39,6 @@ def run(quick: bool) -> dict[str, Any]:
     deltas = [row["auc_deduplicated"] - row["auc_shuffled"] for row in rows]
     return {
         "config": {"recipe": "globo", "history_length": 50, "negatives": 4},
-        "metrics": {
-            "auc_delta_dedup": mean(deltas),
-            "auc_delta_dedup_first_three_seeds": mean(deltas[:3]),
-        },
+        "metrics": {"auc_delta_dedup": mean(deltas), "auc_delta_dedup_first_three_seeds": mean(deltas[:3])},
         "samples": {"rows": rows},
     }

@@ -278,9 +278,7 @@ def run(quick: bool) -> dict[str, Any]:
     source = SyntheticConfig(samples=samples, scale=1.0, max_rows=cap, session_length=1.0, missing=0.0, seed=7)
     with tempfile.TemporaryDirectory() as folder:
         config = PrepareConfig(
-            source=source,
-            path=str(Path(folder) / "data"),
-            vocabulary=VocabularyConfig(min_count=1, tail_buckets=16),
+            source=source, path=str(Path(folder) / "data"), vocabulary=VocabularyConfig(min_count=1, tail_buckets=16)
         )
         dataset = prepare(config)
         rows = [

@@ -266,11 +266,7 @@ def records(count=40_000):
 def main() -> int:
     use_device_slots()
     peak = copy_rate()
-    write(
-        cell="copy",
-        GBps=peak,
-        **MACHINE,
-    )
+    write(cell="copy", GBps=peak, **MACHINE)
     wrong = 0
     for given in CASES:
         if out_of_time(given[0]):

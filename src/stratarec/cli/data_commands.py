@@ -40,11 +40,7 @@ def prepare(args: argparse.Namespace) -> None:
     recipe = Recipe.load(args.recipe, args.overrides)
     with _executor(args.ray) as executor:
         dataset = run(
-            recipe.data,
-            name=recipe.name,
-            overwrite=args.overwrite,
-            progress=progress_of(args),
-            executor=executor,
+            recipe.data, name=recipe.name, overwrite=args.overwrite, progress=progress_of(args), executor=executor
         )
     if args.json:
         print_json(

@@ -346,9 +346,7 @@ def _export_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", help=RUN_HELP)
     command.add_argument("-o", "--output", help="directory of the export (default: export in the run)")
     command.add_argument(
-        "--since",
-        metavar="EXPORT",
-        help="also write the changes since EXPORT to OUTPUT.delta, for Scorer.update",
+        "--since", metavar="EXPORT", help="also write the changes since EXPORT to OUTPUT.delta, for Scorer.update"
     )
     command.add_argument(
         "--program",

@@ -8,15 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stratarec.cli.arguments import (
-    Subcommand,
-    add_json,
-    add_recipe,
-    print_json,
-    print_lines,
-    progress_of,
-    whole_number,
-)
+from stratarec.cli.arguments import Subcommand, add_json, add_recipe, print_json, print_lines, progress_of, whole_number
 from stratarec.errors import ConfigError
 from stratarec.io.names import shell_word, visible
 

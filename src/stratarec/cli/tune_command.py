@@ -5,15 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stratarec.cli.arguments import (
-    Subcommand,
-    add_json,
-    add_recipe,
-    print_json,
-    print_lines,
-    progress_of,
-    whole_number,
-)
+from stratarec.cli.arguments import Subcommand, add_json, add_recipe, print_json, print_lines, progress_of, whole_number
 from stratarec.errors import ConfigError
 from stratarec.io.names import shell_word
 

@@ -160,10 +160,7 @@ def feature_names(schema: Schema) -> tuple[str, ...]:
     sequence.
     """
     free = (feature for feature in schema.sparse if not feature.traits.derived and not feature.weights)
-    return (
-        *(feature.name for feature in free if not feature.beside),
-        *(feature.name for feature in schema.dense),
-    )
+    return (*(feature.name for feature in free if not feature.beside), *(feature.name for feature in schema.dense))
 
 
 def choose_groups(mode: GroupMode, schema: Schema, repeats: Repeats) -> dict[str, tuple[str, ...]] | None:

@@ -141,13 +141,7 @@ class ClickModel:
         return f"ClickModel({', '.join(f'{name}={value!r}' for name, value in params.items())})"
 
     def fit(
-        self,
-        frame: Any,
-        y: Any = None,
-        *,
-        label: str | None = None,
-        valid: Any = None,
-        sample_weight: Any = None,
+        self, frame: Any, y: Any = None, *, label: str | None = None, valid: Any = None, sample_weight: Any = None
     ) -> ClickModel:
         """Train on a frame, and return the model.
 

@@ -282,10 +282,7 @@ def tier_config(plan: Plan, memory: MemoryConfig, name: str, device: str = "cpu"
     """
     tables = {
         placed.table: TableTier(
-            home=placed.tier,
-            codec=placed.codec,
-            cache_rows=placed.cache_rows,
-            hot_rows=placed.hot_rows,
+            home=placed.tier, codec=placed.codec, cache_rows=placed.cache_rows, hot_rows=placed.hot_rows
         )
         for placed in plan.tables
         if placed.tier != "level0"

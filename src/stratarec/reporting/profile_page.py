@@ -46,11 +46,7 @@ def print_profile(profile: Profile) -> None:
 
 
 def write_profile(
-    path: Path,
-    profile: Profile,
-    reuse: Sequence[TableReuse],
-    points: Sequence[Point],
-    hot: HotProfile | None = None,
+    path: Path, profile: Profile, reuse: Sequence[TableReuse], points: Sequence[Point], hot: HotProfile | None = None
 ) -> None:
     """Write the HTML report: duplication, reuse of rows, benefit of hot rows by budget, and the chosen hot rows."""
     write_html(

@@ -287,12 +287,7 @@ def _draw(axes: Axes, name: str, steps: NDArray[np.float64], values: NDArray[np.
 
 SplitFigures = Mapping[str, Mapping[str, Any]]
 """Split -> its metrics, with or without calibration bins."""
-_SPLIT_COLORS = {
-    "validation": SECOND,
-    "validation, corrected": SECOND,
-    "test": ACCENT,
-    "test, uncorrected": MUTED,
-}
+_SPLIT_COLORS = {"validation": SECOND, "validation, corrected": SECOND, "test": ACCENT, "test, uncorrected": MUTED}
 _RELIABILITY_HEADS = ("split", "bin", "samples", "predicted", "observed", INTERVAL)
 
 

@@ -68,10 +68,7 @@ class MeasuredStep:
             stage("updating the network", took("update network")),
         ]
         stages.append(stage("other", step - sum(part.seconds for part in stages)))
-        ahead = [
-            stage("reading batches", took("read")),
-            stage("fetching rows into level 0", took("bring in")),
-        ]
+        ahead = [stage("reading batches", took("read")), stage("fetching rows into level 0", took("bring in"))]
         return cls(seconds=step, total=position["train_seconds"], stages=stages, ahead=ahead)
 
     @property

@@ -125,12 +125,7 @@ def _matrix(content: Content) -> Chart:
     bar = figure.colorbar(image, ax=axes, shrink=0.7)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=TEXT)
-    return Chart(
-        title="How features interact",
-        note="tower after tower; a frame is a tower",
-        figure=figure,
-        wide=True,
-    )
+    return Chart(title="How features interact", note="tower after tower; a frame is a tower", figure=figure, wide=True)
 
 
 def _name(axes: Any, names: Sequence[str]) -> None:

@@ -55,12 +55,7 @@ def identity(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     train = {key: value for key, value in content["train"].items() if key not in free}
     if recipe.hot.separate_batches:  # another order of samples
         train["hot"] = content["hot"]
-    return {
-        "model": content["model"],
-        "train": train,
-        "inputs": dataset.inputs(),
-        "dataset": dataset.fingerprint,
-    }
+    return {"model": content["model"], "train": train, "inputs": dataset.inputs(), "dataset": dataset.fingerprint}
 
 
 def new_plan(recipe: Recipe, dataset: Dataset, ranks: int = 1, device: torch.device = CPU) -> Plan | None:

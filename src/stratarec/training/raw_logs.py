@@ -301,8 +301,7 @@ def typed_schema(dataset: Dataset) -> Schema:
     types: dict[str, ValueType] = {"Int64": "integer", "String": "text", "UInt64": "auto"}
     infos = dataset.vocabularies
     return replace(
-        dataset.schema,
-        sparse=tuple(replace(f, type=types[infos[f.vocabulary].type]) for f in dataset.schema.sparse),
+        dataset.schema, sparse=tuple(replace(f, type=types[infos[f.vocabulary].type]) for f in dataset.schema.sparse)
     )
 
 

@@ -140,9 +140,6 @@ def _other_tails(config: VocabularyConfig, base: Dataset) -> Iterator[str]:
     for name, info in base.vocabularies.items():
         limits = config.limits(name)
         tail = "buckets" if limits.kind == "hash" else "tail_buckets"
-        for field, mine, theirs in (
-            ("kind", limits.kind, info.kind),
-            (tail, getattr(limits, tail), info.tail_buckets),
-        ):
+        for field, mine, theirs in (("kind", limits.kind, info.kind), (tail, getattr(limits, tail), info.tail_buckets)):
             if mine != theirs:
                 yield f"data.vocabulary.{field} of {name!r} is {mine!r}, but {theirs!r} in {_FIELD}, {base.path}"

@@ -17,16 +17,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stratarec.data.column_names import (
-    PLACE,
-    ROW,
-    SPLIT,
-    TIME,
-    WEIGHT,
-    column,
-    label_names,
-    weights_of,
-)
+from stratarec.data.column_names import PLACE, ROW, SPLIT, TIME, WEIGHT, column, label_names, weights_of
 from stratarec.data.dataset.row_group import Encoded, GroupValues, WindowValues, coverage, sample_keys, slices
 from stratarec.data.dedup_groups import Repeats, as_before
 from stratarec.data.hashing import stable_hash
@@ -87,9 +78,7 @@ class Partition:
         before = np.searchsorted(position[positive], position, side="left")
         first = np.searchsorted(position[positive], user * span, side="left")
         return EventWindows(
-            events=frame[feature.of][positive],
-            start=np.maximum(first, before - feature.max_length),
-            stop=before,
+            events=frame[feature.of][positive], start=np.maximum(first, before - feature.max_length), stop=before
         )
 
     def labels(self, split: int) -> list[tuple[int, int]]:

@@ -454,11 +454,7 @@ class AvazuSource(CsvSource):
         self, config: AvazuConfig, on_bad_row: OnBadRow, block_bytes: int = BLOCK_BYTES, view: View | None = None
     ) -> None:
         csv_config = CsvConfig(
-            paths=config.paths,
-            schema=_AVAZU_COLUMNS,
-            format="csv",
-            quote="",
-            max_line_bytes=config.max_line_bytes,
+            paths=config.paths, schema=_AVAZU_COLUMNS, format="csv", quote="", max_line_bytes=config.max_line_bytes
         )
         raw_view = None if view is None else replace(view, schema=_AVAZU_COLUMNS)
         super().__init__(csv_config, on_bad_row, block_bytes, raw_view)

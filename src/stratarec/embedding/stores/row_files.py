@@ -229,12 +229,7 @@ class DeltaChain:
             return False
 
     def save(
-        self,
-        directory: Path,
-        previous: Path | None,
-        array: Rows,
-        written: RowSelection,
-        changed: RowSelection,
+        self, directory: Path, previous: Path | None, array: Rows, written: RowSelection, changed: RowSelection
     ) -> list[dict[str, Any]]:
         """Write to `directory` the files from which `array` can be restored; return the list of files, base first.
 

@@ -325,11 +325,7 @@ def kernels(lanes: int, one_block: bool) -> SimpleNamespace:
         args = (lanes, one_block, tasks, width, Slots(*slots), batch_of(batch), rule_of(rule), MissedSteps(*missed))
         run_team(team, apply_missed_of_tables, args)
 
-    return SimpleNamespace(
-        update=run_update,
-        norms=run_norms,
-        apply_missed=run_apply_missed,
-    )
+    return SimpleNamespace(update=run_update, norms=run_norms, apply_missed=run_apply_missed)
 
 
 def update(slots, layout, bags, gradients, rule, missed, workspace):
