@@ -203,6 +203,34 @@ def _entries(config: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(config)
 
 
+def check_ranges(config: Any, where: str, **intervals: str) -> None:
+    """Refuse numbers outside their intervals.
+
+    Parameters
+    ----------
+    where : str
+        Prefix of the field in the message, such as ``train.dense.``.
+    intervals : str
+        Interval of each field, such as ``[1, inf)`` or ``(0, 1]``. None is in every interval.
+
+    Raises
+    ------
+    ConfigError
+        If a number is NaN or outside; the message names the field, its value and the interval.
+    """
+    for name, interval in intervals.items():
+        value = getattr(config, name)
+        least, most = (float(limit) for limit in interval[1:-1].split(","))
+        if value is None or (least < value < most) or (value, "[") == (least, interval[0]):
+            continue
+        if (value, "]") != (most, interval[-1]):
+            limits = f"{'at least' if interval[0] == '[' else 'more than'} {least:g}"
+            if most < math.inf:
+                limits += f" and {'at most' if interval[-1] == ']' else 'less than'} {most:.15g}"
+            limits = limits if math.isfinite(value) else f"a finite number of {limits}"
+            raise ConfigError(f"{where}{name} is {value}, expected {limits}")
+
+
 _SEEDS = 1 << 63
 
 

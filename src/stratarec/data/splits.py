@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.config.validate import check_seed
+from stratarec.config.validate import check_ranges, check_seed
 from stratarec.data.column_names import FILE, ROW
 from stratarec.data.durations import PER_SECOND, as_text, in_unit
 from stratarec.data.hashing import stable_hash, unit_interval
@@ -55,8 +55,7 @@ class SplitConfig:
                 raise ConfigError(f"data.split.{name} is {value!r}, expected file name patterns")
         if self.by == "fraction" and float(self.valid) + float(self.test) >= 1:  # type: ignore[arg-type]
             raise ConfigError("data.split.valid and data.split.test leave nothing to train on; lower one of them")
-        if not 0 < self.negatives <= 1:
-            raise ConfigError(f"data.split.negatives is {self.negatives}, expected a share above 0 and at most 1")
+        check_ranges(self, "data.split.", negatives="(0, 1]")
         check_seed(self.seed, "data.split.seed")
 
     def asks_for(self, split: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from stratarec.config.validate import check_ranges
 from stratarec.errors import ConfigError
 
 WireKind = Literal["fp32", "fp16", "bf16", "int8"]
@@ -42,10 +43,7 @@ class DistributedConfig:
     """Format of the network's gradients between ranks; they are added in float32."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.timeout <= 86_400:
-            raise ConfigError(f"distributed.timeout is {self.timeout}, expected 1 to 86400 seconds")
-        if self.hosts is not None and self.hosts < 1:
-            raise ConfigError(f"distributed.hosts is {self.hosts}, expected at least 1")
+        check_ranges(self, "distributed.", timeout="[1, 86400]", hosts="[1, inf)")
 
     def by_towers(self, towers: int, hosts: int, *, modules: bool = True) -> bool:
         """Return whether the exchange is ``sptt`` for a model with `towers` towers on `hosts` hosts.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_type_hints
 
+from stratarec.config.validate import check_ranges
 from stratarec.errors import ConfigError
 
 
@@ -41,12 +41,9 @@ class EmbeddingBagConfig:
     """Set if the table is a part of a larger table of the same name, whose initial values and noise it uses."""
 
     def __post_init__(self) -> None:
-        if self.num_embeddings < 1:
-            raise ConfigError(f"table {self.name!r}: num_embeddings is {self.num_embeddings}, expected at least 1")
-        if self.embedding_dim < 1:
-            raise ConfigError(f"table {self.name!r}: embedding_dim is {self.embedding_dim}, expected at least 1")
-        if not 0 <= self.initial < math.inf:
-            raise ConfigError(f"table {self.name!r}: initial is {self.initial}, expected a finite number of 0 or more")
+        check_ranges(
+            self, f"table {self.name!r}: ", num_embeddings="[1, inf)", embedding_dim="[1, inf)", initial="[0, inf)"
+        )
         if self.pooling not in ("sum", "mean"):
             raise ConfigError(f"table {self.name!r}: pooling is {self.pooling!r}, expected 'sum' or 'mean'")
         if self.part is not None:

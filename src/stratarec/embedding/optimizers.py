@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from stratarec.config.validate import check_finite
+from stratarec.config.validate import check_ranges
 from stratarec.errors import ConfigError, TrainingError
 
 if TYPE_CHECKING:  # recipes are read without torch and Numba
@@ -85,27 +85,20 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         if self.kind not in SCHEDULES:
             raise ConfigError(f"schedule.kind is {self.kind!r}, expected one of {', '.join(SCHEDULES)}")
-        check_finite(self, "schedule.")
-        if self.warmup_steps < 0:
-            raise ConfigError(f"schedule.warmup_steps is {self.warmup_steps}, expected 0 or more")
-        if not 0 <= self.warmup_share < 1:
-            raise ConfigError(f"schedule.warmup_share is {self.warmup_share}, expected 0 or more and less than 1")
+        check_ranges(
+            self, "schedule.", warmup_steps="[0, inf)", warmup_share="[0, 1)", total_steps="[0, inf)",
+            final_factor="[0, 1]", power="(0, inf)",
+        )  # fmt: skip
         if self.warmup_share and self.warmup_steps:
             raise ConfigError(
                 f"schedule.warmup_share is {self.warmup_share} and schedule.warmup_steps is {self.warmup_steps}: set "
                 "only one of them"
             )
-        if self.total_steps < 0:
-            raise ConfigError(f"schedule.total_steps is {self.total_steps}, expected 0 or more")
         if self.kind != "constant" and 0 < self.total_steps <= self.warmup_steps:
             raise ConfigError(
                 f"schedule.total_steps is {self.total_steps}, expected more than warmup_steps "
                 f"({self.warmup_steps}) for a {self.kind} schedule"
             )
-        if not 0 <= self.final_factor <= 1:
-            raise ConfigError(f"schedule.final_factor is {self.final_factor}, expected 0 to 1")
-        if not self.power > 0:
-            raise ConfigError(f"schedule.power is {self.power}, expected more than 0")
 
     @property
     def follows_run(self) -> bool:
@@ -180,16 +173,10 @@ class RowOptimizerConfig:
                 f"optimizer.rows is all, but {self.kind} without optimizer.weight_decay does not change rows that a "
                 "batch lacks: set optimizer.weight_decay, or set optimizer.rows to batch"
             )
-        check_finite(self, "optimizer.")
-        if not self.learning_rate >= 0:
-            raise ConfigError(f"optimizer.learning_rate is {self.learning_rate}, expected 0 or more")
-        if not self.eps > 0:
-            raise ConfigError(f"optimizer.eps is {self.eps}, expected more than 0")
-        if not self.weight_decay >= 0:
-            raise ConfigError(f"optimizer.weight_decay is {self.weight_decay}, expected 0 or more")
-        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
-            if not 0 <= beta < 1:
-                raise ConfigError(f"optimizer.{name} is {beta}, expected 0 <= {name} < 1")
+        check_ranges(
+            self, "optimizer.", learning_rate="[0, inf)", eps="(0, inf)", weight_decay="[0, inf)", beta1="[0, 1)",
+            beta2="[0, 1)",
+        )  # fmt: skip
 
     @property
     def row_state(self) -> str:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from stratarec.config.validate import check_ranges
 from stratarec.embedding.config import CachePolicy, CodecConfig
 from stratarec.errors import ConfigError
 
@@ -36,10 +37,7 @@ class TableTier:
     """Number of hot rows: the first rows of the table, which have permanent slots in addition to the cache."""
 
     def __post_init__(self) -> None:
-        if self.cache_rows < 1:
-            raise ConfigError(f"cache_rows is {self.cache_rows}, expected at least 1")
-        if self.hot_rows < 0:
-            raise ConfigError(f"hot_rows is {self.hot_rows}, expected 0 or more")
+        check_ranges(self, "", cache_rows="[1, inf)", hot_rows="[0, inf)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +62,7 @@ class TierConfig:
     """Number of batches that are staged ahead in training."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.ways <= 256:
-            raise ConfigError(f"ways is {self.ways}, expected 1 to 256")
+        check_ranges(self, "", ways="[1, 256]")
         for home, path in (("mapped", self.mapped_path), ("log", self.log_path)):
             named = [name for name, tier in self.tables.items() if tier.home == home]
             if named and path is None:

@@ -5,11 +5,11 @@ Recipes import the modules of settings, which need neither torch nor Numba: both
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from stratarec.config.validate import check_ranges
 from stratarec.errors import ConfigError
 from stratarec.models.tower_config import TowersConfig
 
@@ -41,9 +41,7 @@ class HistoryConfig:
     """Number of attention heads per block; must divide the embedding width."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "heads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.history.{name} is {getattr(self, name)}, expected at least 1")
+        check_ranges(self, "model.history.", layers="[1, inf)", heads="[1, inf)")
         check_sizes("history.attention_mlp", self.attention_mlp, least=1)
 
 
@@ -64,8 +62,7 @@ class HeadsConfig:
     def __post_init__(self) -> None:
         check_sizes("heads.tower_mlp", self.tower_mlp)
         check_sizes("heads.expert_mlp", self.expert_mlp, least=1)
-        if self.experts < 1:
-            raise ConfigError(f"model.heads.experts is {self.experts}, expected at least 1")
+        check_ranges(self, "model.heads.", experts="[1, inf)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +74,9 @@ class VectorsConfig:
     first_order: ClassVar[bool] = False
     """Whether a row has, after its vector, a first-order weight."""
     layer_counts: ClassVar[tuple[str, ...]] = ()
-    """Names of the fields that set a number of layers; exports limit these numbers."""
+    """Names of the fields that set a number of layers, at least 1; exports limit these numbers."""
+    needed_layers: ClassVar[tuple[str, ...]] = ()
+    """Names of the fields with hidden sizes that must not be empty."""
     default_overrides: ClassVar[Mapping[str, Any]] = {}
     """Field of a recipe, such as ``train.embedding.kind`` -> default value for this model."""
     embedding_dim: int = 16
@@ -113,15 +112,14 @@ class VectorsConfig:
     """Whether the model supports only one label."""
 
     def __post_init__(self) -> None:
-        if self.embedding_dim < 1:
-            raise ConfigError(f"model.embedding_dim is {self.embedding_dim}, expected at least 1")
-        if not 0 <= self.initial_rows < math.inf:
-            raise ConfigError(f"model.initial_rows is {self.initial_rows}, expected a finite number of 0 or more")
+        counts = dict.fromkeys(("embedding_dim", *self.layer_counts), "[1, inf)")
+        check_ranges(self, "model.", initial_rows="[0, inf)", dropout="[0, 1)", **counts)
         for name, width in self.embedding_dims.items():
             if width < 1:
                 raise ConfigError(f"model.embedding_dims.{name} is {width}, expected at least 1")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"model.dropout is {self.dropout}, expected 0 or more and less than 1")
+        for name, sizes in vars(self).items():
+            if name.endswith(("_mlp", "_layers")) and isinstance(sizes, list | tuple):
+                check_sizes(name, sizes, least=name in self.needed_layers)
 
     def mlp(self, inputs: int, sizes: Sequence[int], *, last: int | None = None) -> MLP:
         """Return an `MLP` with the dropout and batch normalization settings of this model."""

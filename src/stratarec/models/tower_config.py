@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stratarec.config.validate import check_finite
+from stratarec.config.validate import check_ranges
 from stratarec.data.schema import Schema
 from stratarec.errors import ConfigError
 
@@ -29,16 +29,12 @@ class TowersConfig:
     """Number of cross layers in each tower of a dcnv2."""
 
     def __post_init__(self) -> None:
-        check_finite(self, "model.towers.")
-        if not 1 <= self.compression <= 1024:
-            raise ConfigError(f"model.towers.compression is {self.compression:g}, expected 1 to 1024")
+        check_ranges(self, "model.towers.", compression="[1, 1024]", cross_layers="[1, inf)")
         if len(self.plan) < 2:
             raise ConfigError(f"model.towers.plan has {len(self.plan)} towers, expected at least two lists of features")
         for number, features in enumerate(self.plan):
             if not features:
                 raise ConfigError(f"model.towers.plan: tower {number} has no features")
-        if self.cross_layers < 1:
-            raise ConfigError(f"model.towers.cross_layers is {self.cross_layers}, expected at least 1")
 
     @property
     def plain(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from pydantic import BeforeValidator
 
 from stratarec.config.units import parse_bytes
-from stratarec.config.validate import check_finite
+from stratarec.config.validate import check_ranges
 from stratarec.embedding.config import CachePolicy, CodecConfig, CodecKind
 from stratarec.errors import ConfigError
 
@@ -91,11 +91,7 @@ class CacheConfig:
             raise ConfigError(
                 f"memory.cache.policy is {self.policy!r}, expected one of {', '.join(get_args(CachePolicy))}"
             )
-        check_finite(self, "memory.cache.")
-        if self.fraction is not None and not 0 < self.fraction <= 1:
-            raise ConfigError(f"memory.cache.fraction is {self.fraction}, expected more than 0 and at most 1")
-        if not 1 <= self.ways <= 256:
-            raise ConfigError(f"memory.cache.ways is {self.ways}, expected 1 to 256")
+        check_ranges(self, "memory.cache.", fraction="(0, 1]", ways="[1, 256]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +133,7 @@ class MemoryConfig:
             if precision not in get_args(Precision):
                 where = f"memory.precision.{table}" if table else "memory.precision"
                 raise ConfigError(f"{where} is {precision!r}, expected one of {', '.join(get_args(Precision))}")
-        if not 0 <= self.lookahead <= MOST_AHEAD:
-            raise ConfigError(f"memory.lookahead is {self.lookahead}, expected 0 to {MOST_AHEAD}")
+        check_ranges(self, "memory.", lookahead=f"[0, {MOST_AHEAD}]")
         if self.block and self.mapped and self.block.path == self.mapped.path:
             raise ConfigError(f"memory.block.path and memory.mapped.path are both {self.block.path!r}; name two")
 

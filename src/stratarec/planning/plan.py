@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import pydantic
 
 from stratarec.config.units import format_bytes
+from stratarec.config.validate import check_ranges
 from stratarec.embedding.config import CachePolicy, CodecConfig
 from stratarec.embedding.tiers import MEMORY_NAMES, TableTier, TierConfig
 from stratarec.errors import ConfigError, DatasetError
@@ -81,9 +82,8 @@ class TablePlacement:
 
     def __post_init__(self) -> None:
         cached = self.tier != "level0"
-        for name, least in (("rows", 1), ("width", 1), ("cache_rows", 1), ("ways", int(cached))):
-            if getattr(self, name) < least:
-                raise ConfigError(f"table {self.table!r}: {name} is {getattr(self, name)}, expected at least {least}")
+        counts = dict.fromkeys(("rows", "width", "cache_rows"), "[1, inf)")
+        check_ranges(self, f"table {self.table!r}: ", **counts, ways=f"[{int(cached)}, inf)")
         # A cache has at least one set and one overflow set. Apart from that, it need not be larger than its table.
         most = 2 * max(self.rows, self.ways)
         if self.cache_rows > most:
@@ -145,13 +145,7 @@ class Plan:
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or not 0 <= self.lookahead <= MOST_AHEAD:
-            raise ConfigError(
-                f"batch_size is {self.batch_size} and lookahead {self.lookahead}, expected at least 1 and 0 to "
-                f"{MOST_AHEAD}"
-            )
-        if not 1 <= self.ranks <= _MOST_RANKS:
-            raise ConfigError(f"ranks is {self.ranks}, expected 1 to {_MOST_RANKS}")
+        check_ranges(self, "", batch_size="[1, inf)", lookahead=f"[0, {MOST_AHEAD}]", ranks=f"[1, {_MOST_RANKS}]")
         names = [placed.table for placed in self.tables]
         if len(set(names)) != len(names):
             raise ConfigError(f"a table is placed twice in {', '.join(names)}")

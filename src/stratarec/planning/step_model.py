@@ -38,6 +38,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
+from stratarec.config.validate import check_ranges
 from stratarec.distributed.config import WireKind
 from stratarec.distributed.wire import Wire
 from stratarec.embedding.config import CodecConfig
@@ -174,8 +175,7 @@ class ExchangeModel:
     """Width of a tower's vectors together, divided by the width of its module's output; 1 without modules."""
 
     def __post_init__(self) -> None:
-        if not self.compression >= 1:
-            raise ConfigError(f"exchange.compression is {self.compression:g}, expected 1 or more")
+        check_ranges(self, "exchange.", compression="[1, inf)")
         if self.kind == "flat" and self.compression != 1:
             raise ConfigError(
                 f"exchange.compression is {self.compression:g}, expected 1: only exchange by towers (sptt) compresses"

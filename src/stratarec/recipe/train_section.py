@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from stratarec.config.validate import check_directory, check_finite, check_seed
+from stratarec.config.validate import check_directory, check_finite, check_ranges, check_seed
 from stratarec.data.dataset.row_group import Unit
 from stratarec.embedding.optimizers import RowOptimizerConfig, ScheduleConfig
 from stratarec.errors import ConfigError
@@ -39,10 +39,7 @@ class DenseOptimizerConfig:
     """Factor on the learning rate over steps."""
 
     def __post_init__(self) -> None:
-        check_finite(self, "train.dense.")
-        for name in ("learning_rate", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"train.dense.{name} is {getattr(self, name)}, expected 0 or more")
+        check_ranges(self, "train.dense.", learning_rate="[0, inf)", weight_decay="[0, inf)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +52,7 @@ class EarlyStoppingConfig:
     """Metric to improve, of the first label if there are several. Log loss depends on calibration, AUC does not."""
 
     def __post_init__(self) -> None:
-        if self.patience < 0:
-            raise ConfigError(f"train.early_stopping.patience is {self.patience}, expected 0 or more")
+        check_ranges(self, "train.early_stopping.", patience="[0, inf)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +69,7 @@ class PlateauConfig:
     """Metric to improve, of the first label if there are several."""
 
     def __post_init__(self) -> None:
-        check_finite(self, "train.plateau.")
-        if self.patience < 0:
-            raise ConfigError(f"train.plateau.patience is {self.patience}, expected 0 or more")
-        for name in ("factor", "min_factor"):
-            if not 0 < getattr(self, name) < 1:
-                raise ConfigError(
-                    f"train.plateau.{name} is {getattr(self, name)}, expected more than 0 and less than 1"
-                )
+        check_ranges(self, "train.plateau.", patience="[0, inf)", factor="(0, 1)", min_factor="(0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +81,7 @@ class AverageConfig:
     average. Rows of tables are not averaged."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise ConfigError(f"train.average.decay is {self.decay}, expected 0 or more and less than 1")
+        check_ranges(self, "train.average.", decay="[0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +96,7 @@ class CheckpointConfig:
     """Number of recent checkpoints to keep. The best checkpoint is kept in addition."""
 
     def __post_init__(self) -> None:
-        check_finite(self, "train.checkpoint.")
-        for name, least in (("every_steps", 0), ("every_minutes", 0), ("keep", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"train.checkpoint.{name} is {getattr(self, name)}, expected at least {least}")
+        check_ranges(self, "train.checkpoint.", every_steps="[0, inf)", every_minutes="[0, inf)", keep="[1, inf)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,12 +204,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_finite(self, "train.")
-        for name, least in (
-            ("batch_size", 1), ("epochs", 1), ("max_steps", 0), ("threads", 0), ("clip_norm", 0), ("eval_every", 0),
-            ("log_every", 1), ("shuffle_row_groups", 1), ("portions", 1),
-        ):  # fmt: skip
-            if getattr(self, name) < least:
-                raise ConfigError(f"train.{name} is {getattr(self, name)}, expected at least {least}")
+        counts = ("batch_size", "epochs", "log_every", "shuffle_row_groups", "portions")
+        check_ranges(self, "train.", **dict.fromkeys(counts, "[1, inf)"), threads=f"[0, {_MOST_THREADS}]")
+        check_ranges(self, "train.", max_steps="[0, inf)", clip_norm="[0, inf)", eval_every="[0, inf)")
         if self.clip_rows and not self.clip_norm:
             raise ConfigError(
                 "train.clip_rows is true, but train.clip_norm is 0: set it to the norm to scale gradients to"
@@ -236,8 +218,6 @@ class TrainConfig:
             )
         if self.loss.by:
             self._check_slates()
-        if self.threads > _MOST_THREADS:
-            raise ConfigError(f"train.threads is {self.threads}, expected at most {_MOST_THREADS}")
         check_seed(self.seed, "train.seed")
         for label, factor in self.loss_weights.items():
             if factor < 0:

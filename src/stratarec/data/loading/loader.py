@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stratarec.batch.batch import Batch
-from stratarec.config.validate import check_seed
+from stratarec.config.validate import check_ranges, check_seed
 from stratarec.data.dataset.dataset import Dataset
 from stratarec.data.dataset.row_group import SlateKey, Unit
 from stratarec.data.dataset.row_group_reader import RowGroupReader
@@ -187,9 +187,8 @@ class LoaderConfig:
     """Seed of the order of samples, together with the number of the epoch."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "shuffle_row_groups", "parallel_readers", "prefetch_batches"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"loader.{name} is {getattr(self, name)}, expected at least 1")
+        counts = ("batch_size", "shuffle_row_groups", "parallel_readers", "prefetch_batches")
+        check_ranges(self, "loader.", **dict.fromkeys(counts, "[1, inf)"))
         if self.parallel_readers > self.batch_size:
             raise ConfigError(
                 f"loader.parallel_readers is {self.parallel_readers}, expected at most loader.batch_size, which is "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stratarec.config.validate import check_directory
+from stratarec.config.validate import check_directory, check_ranges
 from stratarec.data.dedup_groups import GroupMode
 from stratarec.data.sources import OnBadRow, SourceConfig
 from stratarec.data.splits import SplitConfig
@@ -37,8 +37,7 @@ class PrepareConfig:
     read them. They take 0.1 to 0.6 bytes per sample."""
 
     def __post_init__(self) -> None:
-        if self.shard_samples < 1:
-            raise ConfigError(f"data.shard_samples is {self.shard_samples}, expected at least 1")
+        check_ranges(self, "data.", shard_samples="[1, inf)")
         if not self.path:
             raise ConfigError("data.path is empty; set it to a directory for the prepared data set")
         check_directory(self.path, "data.path")

@@ -35,7 +35,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.config.validate import check_seed
+from stratarec.config.validate import check_ranges, check_seed
 from stratarec.data.click_memory import ITEM, PARTS, TIME, ClickMemory, read_click_memory
 from stratarec.data.column_names import FILE, column
 from stratarec.data.columns.converter import BadRows, Converter, OnBadRow
@@ -102,10 +102,7 @@ class ClicksConfig:
     """Seed of the negatives."""
 
     def __post_init__(self) -> None:
-        if self.negatives < 1:
-            raise ConfigError(f"data.source.negatives is {self.negatives}, expected at least 1")
-        if self.history_length < 0:
-            raise ConfigError(f"data.source.history_length is {self.history_length}, expected 0 or more")
+        check_ranges(self, "data.source.", negatives="[1, inf)", history_length="[0, inf)")
         check_seed(self.seed, "data.source.seed")
         for place, name in enumerate(self.contexts):
             if name in (self.item, *_DERIVED) or name in self.contexts[:place]:

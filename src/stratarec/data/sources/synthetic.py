@@ -20,11 +20,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from stratarec.config.validate import check_finite, check_seed
+from stratarec.config.validate import check_ranges, check_seed
 from stratarec.data.columns.converter import OnBadRow
 from stratarec.data.schema import DenseFeature, Schema, SparseFeature
 from stratarec.data.sources.base import ALL_CHUNKS, Chunk, ChunkShare
-from stratarec.errors import ConfigError
 from stratarec.kernels.random import mix_array
 
 CRITEO_ROWS = (
@@ -75,20 +74,11 @@ class SyntheticConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_finite(self, "data.source.")
-        for name, fine, expected in (
-            ("samples", self.samples >= 1, "at least 1"),
-            ("scale", 0 < self.scale <= 100, "more than 0, at most 100"),
-            ("max_rows", self.max_rows >= 0, "0 or more"),
-            ("click_rate", 0 < self.click_rate < 1, "between 0 and 1"),
-            ("signal", self.signal >= 0, "0 or more"),
-            ("session_length", self.session_length >= 1, "at least 1"),
-            ("session_keep", 0 <= self.session_keep <= 1, "0 to 1"),
-            ("missing", 0 <= self.missing < 1, "0 to below 1"),
-            ("blocks", 0 <= self.blocks <= _MOST_BLOCKS, f"0 to {_MOST_BLOCKS}, blocks of two features or more"),
-        ):
-            if not fine:
-                raise ConfigError(f"data.source.{name} is {getattr(self, name)}, expected {expected}")
+        check_ranges(
+            self, "data.source.", samples="[1, inf)", scale="(0, 100]", max_rows="[0, inf)", click_rate="(0, 1)",
+            signal="[0, inf)", session_length="[1, inf)", session_keep="[0, 1]", missing="[0, 1)",
+            blocks=f"[0, {_MOST_BLOCKS}]",
+        )  # fmt: skip
         check_seed(self.seed, "data.source.seed")
 
     def table_rows(self) -> tuple[int, ...]:

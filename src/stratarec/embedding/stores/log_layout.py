@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stratarec.config.validate import check_finite
+from stratarec.config.validate import check_ranges
 from stratarec.embedding.stores.arrays import allocate_bits, allocate_bytes, clear_bits
 from stratarec.errors import CheckpointError, ConfigError
 from stratarec.kernels.blocks import BLOCK_ALIGNMENT, Index, Shape
@@ -40,12 +40,10 @@ class LogConfig:
     """Maximum ratio of file bytes to the bytes that live rows need; four segments more are always allowed."""
 
     def __post_init__(self) -> None:
-        check_finite(self, "log.")
-        for name, least in (("segment_bytes", 0), ("buffer_bytes", 4096), ("depth", 1), ("budget_bytes", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"log.{name} is {getattr(self, name)}, expected at least {least}")
-        if self.most_amplification < 1.1:
-            raise ConfigError(f"log.most_amplification is {self.most_amplification}, expected at least 1.1")
+        check_ranges(
+            self, "log.", segment_bytes="[0, inf)", buffer_bytes="[4096, inf)", depth="[1, inf)",
+            budget_bytes="[0, inf)", most_amplification="[1.1, inf)",
+        )  # fmt: skip
 
 
 # A log compacts if it exceeds 1.5 times its live blocks by more than four segments. A segment is a 64th of the records,

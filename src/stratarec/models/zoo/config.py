@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
 
+from stratarec.config.validate import check_ranges
 from stratarec.errors import ConfigError
-from stratarec.models.config import HistoryConfig, VectorsConfig, check_sizes
+from stratarec.models.config import HistoryConfig, VectorsConfig
 
 # Defaults for rows with a first-order weight. The gradients of this weight are many times larger than the gradients of
 # the vector, and would determine a learning rate that is shared by all weights of the row.
@@ -37,8 +37,6 @@ class DLRMConfig(VectorsConfig):
         super().__post_init__()
         if self.interaction == "cat" and self.towers is not None:
             raise ConfigError("model.towers requires model.interaction dot; remove model.towers, or set dot")
-        check_sizes("bottom_mlp", self.bottom_mlp)
-        check_sizes("top_mlp", self.top_mlp)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +56,7 @@ class DCNv2Config(VectorsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes("deep_mlp", self.deep_mlp)
-        if self.cross_layers < 1:
-            raise ConfigError(f"model.cross_layers is {self.cross_layers}, expected at least 1")
-        if self.low_rank < 0:
-            raise ConfigError(f"model.low_rank is {self.low_rank}, expected 0 or more")
+        check_ranges(self, "model.", low_rank="[0, inf)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +92,11 @@ class WideDeepConfig(VectorsConfig):
     """Sizes of a Wide & Deep network."""
 
     kind: Literal["wide_deep"] = "wide_deep"
+    needed_layers: ClassVar = ("deep_mlp",)
     first_order: ClassVar[bool] = True
     default_overrides: ClassVar = FIRST_ORDER
     deep_mlp: tuple[int, ...] = (512, 256)
     """Hidden sizes of the deep network."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("deep_mlp", self.deep_mlp, least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,15 +104,12 @@ class DeepFMConfig(VectorsConfig):
     """Sizes of a DeepFM."""
 
     kind: Literal["deepfm"] = "deepfm"
+    needed_layers: ClassVar = ("deep_mlp",)
     first_order: ClassVar[bool] = True
     default_overrides: ClassVar = FIRST_ORDER
     initial_rows: float = MULTIPLIED
     deep_mlp: tuple[int, ...] = (512, 256)
     """Hidden sizes of the deep network."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("deep_mlp", self.deep_mlp, least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,15 +120,11 @@ class XDeepFMConfig(VectorsConfig):
     first_order: ClassVar[bool] = True
     default_overrides: ClassVar = FIRST_ORDER
     initial_rows: float = MULTIPLIED
+    needed_layers: ClassVar = ("cin_layers", "deep_mlp")
     cin_layers: tuple[int, ...] = (64, 64)
     """Number of feature maps of each layer of the compressed interaction network."""
     deep_mlp: tuple[int, ...] = (512, 256)
     """Hidden sizes of the deep network."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("cin_layers", self.cin_layers, least=1)
-        check_sizes("deep_mlp", self.deep_mlp, least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +148,7 @@ class AutoIntConfig(VectorsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes("deep_mlp", self.deep_mlp)
-        for name in ("attention_layers", "attention_dim", "attention_heads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}, expected at least 1")
+        check_ranges(self, "model.", attention_dim="[1, inf)")
         if self.attention_dim % self.attention_heads:
             raise ConfigError(
                 f"model.attention_heads is {self.attention_heads}, which does not divide attention_dim "
@@ -197,12 +178,7 @@ class MaskNetConfig(VectorsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes("deep_mlp", self.deep_mlp)
-        for name in ("blocks", "block_width"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}, expected at least 1")
-        if not 0 < self.reduction < math.inf:
-            raise ConfigError(f"model.reduction is {self.reduction}, expected a finite number of more than 0")
+        check_ranges(self, "model.", block_width="[1, inf)", reduction="(0, inf)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +187,7 @@ class FinalMLPConfig(VectorsConfig):
 
     kind: Literal["finalmlp"] = "finalmlp"
     layer_counts: ClassVar = ("fusion_heads",)
+    needed_layers: ClassVar = ("first_mlp", "second_mlp")
     first_mlp: tuple[int, ...] = (512,)
     """Hidden sizes of the first network."""
     second_mlp: tuple[int, ...] = (512,)
@@ -228,13 +205,11 @@ class FinalMLPConfig(VectorsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("first_mlp", "second_mlp"):
-            check_sizes(name, getattr(self, name), least=1)
-            if self.fusion_heads < 1 or getattr(self, name)[-1] % self.fusion_heads:
+            if getattr(self, name)[-1] % self.fusion_heads:
                 raise ConfigError(
                     f"model.fusion_heads is {self.fusion_heads}, expected a divisor of the last size of {name}, "
                     f"{getattr(self, name)[-1]}"
                 )
-        check_sizes("gate_mlp", self.gate_mlp)
         if self.gate_vectors == "own" and not self.gate_features:
             raise ConfigError(
                 "model.gate_vectors is own, but model.gate_features is empty: add features, or set gate_vectors to "
@@ -257,14 +232,11 @@ class DINConfig(VectorsConfig):
     """Sizes of a deep interest network."""
 
     kind: Literal["din"] = "din"
+    needed_layers: ClassVar = ("deep_mlp",)
     history: HistoryConfig = field(default_factory=partial(HistoryConfig, pooling="target_attention"))
     """Pooling of histories and sequences, by default target attention."""
     deep_mlp: tuple[int, ...] = (200, 80)
     """Hidden sizes of the deep network."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_sizes("deep_mlp", self.deep_mlp, least=1)
 
 
 MemberKind = Literal["plain", "dropout", "field_dropout", "narrow", "slow"]
@@ -276,6 +248,7 @@ class EnsembleConfig(VectorsConfig):
 
     kind: Literal["ensemble"] = "ensemble"
     layer_counts: ClassVar[tuple[str, ...]] = ("members",)
+    needed_layers: ClassVar = ("member_mlp",)
     one_label: ClassVar[bool] = True
     embedding_dim: int = 8
     """D, width of a member's vectors."""
@@ -295,10 +268,7 @@ class EnsembleConfig(VectorsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes("member_mlp", self.member_mlp, least=1)
-        for name in ("members", "bins"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} is {getattr(self, name)}, expected at least 1")
+        check_ranges(self, "model.", bins="[1, inf)")
         if not self.member_kinds:
             raise ConfigError("model.member_kinds is empty, expected at least one kind, such as plain")
         if self.batch_norm:
